@@ -7,7 +7,6 @@ adds up in an order fixed by position. It does not know the tiles' arithmetic.
 from dataclasses import replace
 
 import torch
-import triton
 from torch import Tensor
 
 from pyllm_kernels.cards import card_of
@@ -15,6 +14,7 @@ from pyllm_kernels.gpu.attention_decode import decode_attention
 from pyllm_kernels.gpu.attention_prefill import prefill_attention
 from pyllm_kernels.gpu.attention_tasks import make_tasks
 from pyllm_kernels.gpu.attention_tuning import DecodeTile, PrefillTile, decode_tile, prefill_tile
+from pyllm_kernels.integers import next_power_of_2
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, AttentionTasks
 
 
@@ -46,6 +46,6 @@ def paged_attention(
 
 
 def _tiles(shape: AttentionShape, device: torch.device) -> tuple[PrefillTile, DecodeTile]:
-    card, padded = card_of(device), max(triton.next_power_of_2(shape.head_dim), 16)
+    card, padded = card_of(device), max(next_power_of_2(shape.head_dim), 16)
     element_size, cache_size = shape.dtype.itemsize, (shape.cache_dtype or shape.dtype).itemsize
     return prefill_tile(card, padded, element_size), decode_tile(card, padded, element_size, cache_size)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pyllm_kernels.gpu.attention_tile import LOG2_E, add_sinks, attend
 from pyllm_kernels.gpu.attention_tuning import DecodeTile
+from pyllm_kernels.integers import ceil_div, next_power_of_2
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata
 
 # What one program of the merge has in registers at once: splits times columns, and no more splits than that.
@@ -40,7 +41,7 @@ def decode_attention(
     _, heads, head_dim = query.shape
     _, block_size, kv_heads, _ = key_cache.shape
     num_shares = tasks.shares.shape[0]
-    block_d = max(triton.next_power_of_2(head_dim), 16)
+    block_d = max(next_power_of_2(head_dim), 16)
     # A share has two splits at most that need a merge: of a row that comes from the share before, and of one that goes
     # on in the share behind.
     split_outputs = torch.empty((2 * num_shares, heads, head_dim), dtype=torch.float32, device=query.device)
@@ -73,7 +74,7 @@ def decode_attention(
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        BLOCK_M=max(triton.next_power_of_2(heads // kv_heads), 16),  # `tl.dot` takes no fewer than 16 rows.
+        BLOCK_M=max(next_power_of_2(heads // kv_heads), 16),  # `tl.dot` takes no fewer than 16 rows.
         BLOCK_N=tile.block_n,
         BLOCK_D=block_d,
         num_warps=tile.num_warps,
@@ -82,9 +83,9 @@ def decode_attention(
     )
     # A row in one share needs no merge, and a row of one tile is never cut.
     if metadata.max_sequence_length > tile.block_n:
-        block_splits = min(triton.next_power_of_2(num_shares), _MERGED_SPLITS)
+        block_splits = min(next_power_of_2(num_shares), _MERGED_SPLITS)
         block_columns = min(block_d, max(_MERGED_NUMBERS // block_splits, 16))
-        _merge_kernel[(heads, num_shares, triton.cdiv(head_dim, block_columns))](
+        _merge_kernel[(heads, num_shares, ceil_div(head_dim, block_columns))](
             split_outputs,
             log_sums,
             metadata.query_starts,

@@ -15,6 +15,7 @@ from torch import Tensor
 from pyllm_kernels.gpu.attention_tasks import queries_of_tile
 from pyllm_kernels.gpu.attention_tile import LOG2_E, add_sinks, attend
 from pyllm_kernels.gpu.attention_tuning import PrefillTile
+from pyllm_kernels.integers import next_power_of_2
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape
 
 
@@ -57,9 +58,9 @@ def prefill_attention(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         BLOCK_Q=queries_of_tile(shape, tile),
-        BLOCK_M=max(tile.block_m, triton.next_power_of_2(heads // kv_heads)),
+        BLOCK_M=max(tile.block_m, next_power_of_2(heads // kv_heads)),
         BLOCK_N=tile.block_n,
-        BLOCK_D=max(triton.next_power_of_2(head_dim), 16),
+        BLOCK_D=max(next_power_of_2(head_dim), 16),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=True,

@@ -16,6 +16,7 @@ from torch import Tensor
 from pyllm_kernels.cards import Card
 from pyllm_kernels.decode_shares import ROW_TILES, count_shares
 from pyllm_kernels.gpu.attention_tuning import DecodeTile, PrefillTile
+from pyllm_kernels.integers import ceil_div, next_power_of_2
 from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, AttentionTasks
 
 _TILES_AT_ONCE = 128
@@ -48,7 +49,7 @@ def make_tasks(
 def queries_of_tile(shape: AttentionShape, tile: PrefillTile) -> int:
     """Whole query tokens in a tile, each with all the heads that share a KV head."""
     group = shape.heads // shape.kv_heads
-    return int(max(tile.block_m, triton.next_power_of_2(group)) // group)
+    return int(max(tile.block_m, next_power_of_2(group)) // group)
 
 
 def _num_shares(shape: AttentionShape, decode: DecodeTile, card: Card) -> int:
@@ -74,7 +75,7 @@ def _empty_tasks(
 
 def _fill_tiles(tiles: Tensor, metadata: AttentionMetadata, block_q: int) -> None:
     max_tiles = tiles.shape[0]
-    _tiles_kernel[(triton.cdiv(max_tiles, _TILES_AT_ONCE),)](
+    _tiles_kernel[(ceil_div(max_tiles, _TILES_AT_ONCE),)](
         metadata.query_starts,
         tiles,
         metadata.slots.shape[0],

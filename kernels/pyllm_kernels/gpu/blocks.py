@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyllm_kernels.integers import ceil_div
+
 _BLOCK = 512
 
 
@@ -16,7 +18,7 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
     if key_cache.element_size() == 1:  # Bytes are bytes: nothing is converted.
         key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     block_elements = key_cache[0].numel()
-    grid = (triton.cdiv(block_elements, _BLOCK),)
+    grid = (ceil_div(block_elements, _BLOCK),)
     _copy_blocks_kernel[grid](
         key_cache,
         value_cache,

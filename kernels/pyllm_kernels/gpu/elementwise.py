@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyllm_kernels.integers import ceil_div
+
 _BLOCK = 1024
 
 
@@ -14,7 +16,7 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
     tokens, width = x.shape
     size = width // 2 if gated else width
     output = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
-    grid = (tokens, triton.cdiv(size, _BLOCK))
+    grid = (tokens, ceil_div(size, _BLOCK))
     _activation_kernel[grid](
         x, output, x.stride(0), KIND=kind, GATED=gated, SIZE=size, BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=True
     )
@@ -23,14 +25,14 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
 
 def add_bias(x: Tensor, bias: Tensor) -> Tensor:
     rows, size = x.shape
-    grid = (rows, triton.cdiv(size, _BLOCK))
+    grid = (rows, ceil_div(size, _BLOCK))
     _add_bias_kernel[grid](x, bias, x.stride(0), SIZE=size, BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=True)
     return x
 
 
 def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
     rows, size = x.shape
-    grid = (rows, triton.cdiv(size, _BLOCK))
+    grid = (rows, ceil_div(size, _BLOCK))
     cap_value, is_capped = (1.0, False) if cap is None else (cap, True)
     _scale_and_cap_kernel[grid](
         x, x.stride(0), factor, cap_value, CAPPED=is_capped, SIZE=size, BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=True

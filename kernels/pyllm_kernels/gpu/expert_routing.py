@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.experts import Router
+from pyllm_kernels.integers import next_power_of_2
 
 _PAIRS_AT_ONCE = 1024
 _EXPERTS_A_WARP = 256
@@ -45,7 +46,7 @@ def choose_experts(logits: Tensor, router: Router) -> Choice:
     shape = (tokens, router.active)
     experts = torch.empty(shape, dtype=torch.int32, device=logits.device)
     weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    block = triton.next_power_of_2(num_experts)
+    block = next_power_of_2(num_experts)
     _choose_kernel[(tokens,)](
         logits,
         experts,
@@ -82,7 +83,7 @@ def align_block_size(experts: Tensor, router: Router, block_m: int) -> Blocks:
         FIRST=router.first,
         COUNT=router.count,
         BLOCK_M=block_m,
-        BLOCK_EXPERTS=triton.next_power_of_2(router.count),
+        BLOCK_EXPERTS=next_power_of_2(router.count),
         CHUNK=_PAIRS_AT_ONCE,
         num_warps=4,
         enable_fp_fusion=True,

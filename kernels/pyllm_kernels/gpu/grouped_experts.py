@@ -33,6 +33,7 @@ from pyllm_kernels.gpu.linear_tile import (
 )
 from pyllm_kernels.gpu.linear_w4a16 import w4a16_block_k, w4a16_sums
 from pyllm_kernels.gpu.linear_w8a8 import has_integer_dot, quantise_rows, w8a8_sums, w8a8_tile
+from pyllm_kernels.integers import ceil_div
 from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, dtype_name
 from pyllm_kernels.quantised_shapes import check_w8a8, fp8_block, fp8_scale_block, w4a16_group_size
 from pyllm_kernels.reference import ACTIVATIONS
@@ -64,7 +65,7 @@ def experts(
     gate = _Gate(matrices.gate, kind, matrices.gate_bias, matrices.up_bias)
     activated = _grouped_product(x, matrices.up, router.count, step, gate)
     results = _grouped_product(activated, matrices.down, router.count, step)
-    _weighted_sum_kernel[(tokens, triton.cdiv(hidden, _COLUMNS_AT_ONCE))](
+    _weighted_sum_kernel[(tokens, ceil_div(hidden, _COLUMNS_AT_ONCE))](
         results,
         matrices.down_bias,
         choice.experts,
@@ -168,7 +169,7 @@ def _tile(x: Tensor, router: Router, matrices: ExpertMatrices, card: Card, batch
     formats = {matrix.format for matrix in (matrices.gate, matrices.up, matrices.down)}
     if "int8" in formats and not has_integer_dot(card):
         return w8a8_tile(0, has_dot=False)
-    rows_an_expert = triton.cdiv(len(x) * router.active, router.num_experts)
+    rows_an_expert = ceil_div(len(x) * router.active, router.num_experts)
     return float_tile(has_tensor_cores(x, card), rows_an_expert, 0, batch_invariant)
 
 
@@ -201,7 +202,7 @@ def _grouped_product(x: Tensor, packed: PackedLinear, count: int, step: _Step, g
     is_quantised = any(matrix.format == "int8" for matrix in matrices)
     kind = None if gate is None else gate.kind
     clamp = (kind.limit, kind.alpha) if isinstance(kind, ClampedSwiglu) else None
-    _grouped_kernel[(num_blocks * triton.cdiv(out_features, tile.block_n),)](
+    _grouped_kernel[(num_blocks * ceil_div(out_features, tile.block_n),)](
         (x, *(quantise_rows(x) if is_quantised else (None, None))),
         _elements(packed),
         None if gate is None else _elements(gate.matrix),

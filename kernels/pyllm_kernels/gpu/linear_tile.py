@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.cards import Card, card_of
+from pyllm_kernels.integers import ceil_div
 
 _ROWS_OF_A_GROUP = 8
 _OLDEST_TENSOR_CORES = 80  # of those that Triton compiles for
@@ -60,7 +61,7 @@ def output_of(x: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:
 
 def grid_of(output: Tensor, tile: Tile) -> tuple[int]:
     tokens, out_features = output.shape
-    return (triton.cdiv(tokens, tile.block_m) * triton.cdiv(out_features, tile.block_n),)
+    return (ceil_div(tokens, tile.block_m) * ceil_div(out_features, tile.block_n),)
 
 
 def options_of(tile: Tile) -> dict[str, int | bool]:

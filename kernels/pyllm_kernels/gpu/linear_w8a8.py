@@ -20,6 +20,7 @@ from pyllm_kernels.gpu.linear_tile import (
     rows_and_outputs,
     store_block,
 )
+from pyllm_kernels.integers import next_power_of_2
 from pyllm_kernels.quantised_shapes import check_w8a8
 
 _QUANTISED_AT_ONCE = 1024
@@ -61,7 +62,7 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
         integers,
         scales,
         IN_FEATURES=in_features,
-        BLOCK=min(triton.next_power_of_2(in_features), _QUANTISED_AT_ONCE),
+        BLOCK=min(next_power_of_2(in_features), _QUANTISED_AT_ONCE),
         num_warps=4,
         enable_fp_fusion=False,
     )

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyllm_kernels.integers import next_power_of_2
+
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return _norm(x, weight, epsilon, centred=False)
@@ -34,7 +36,7 @@ def add_layer_norm(
 def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
     tokens, hidden = x.shape
     total = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     _add_kernel[(tokens,)](
         x,
         residual,
@@ -53,7 +55,7 @@ def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
 def _norm(x: Tensor, weight: Tensor, epsilon: float, centred: bool) -> Tensor:
     tokens, hidden = x.shape
     normed = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     _norm_kernel[(tokens,)](
         x,
         weight,
@@ -75,7 +77,7 @@ def _add_norm(
     tokens, hidden = x.shape
     normed = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     total = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
-    block = triton.next_power_of_2(hidden)
+    block = next_power_of_2(hidden)
     _add_norm_kernel[(tokens,)](
         x,
         residual,

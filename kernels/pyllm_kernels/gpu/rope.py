@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyllm_kernels.integers import next_power_of_2
 from pyllm_kernels.metadata import KVScales, QKNorm
 
 _UNSCALED = KVScales()
@@ -56,10 +57,10 @@ def rope_and_kv_write(
         HEAD_DIM=head_dim,
         HALF=rotary_size // 2,
         REST=head_dim - rotary_size,
-        BLOCK_HEADS=triton.next_power_of_2(heads),
-        BLOCK_KV_HEADS=triton.next_power_of_2(kv_heads),
-        BLOCK_HALF=triton.next_power_of_2(max(rotary_size // 2, 1)),
-        BLOCK_REST=triton.next_power_of_2(max(head_dim - rotary_size, 1)),
+        BLOCK_HEADS=next_power_of_2(heads),
+        BLOCK_KV_HEADS=next_power_of_2(kv_heads),
+        BLOCK_HALF=next_power_of_2(max(rotary_size // 2, 1)),
+        BLOCK_REST=next_power_of_2(max(head_dim - rotary_size, 1)),
         num_warps=4,
         enable_fp_fusion=True,
     )

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyllm_kernels.integers import next_power_of_2
+
 # The parts of a row that a program loads at once, each of LANES logits, and the warps that hold a lane a thread.
 _LANES, _PARTS, _WARPS = 1024, 4, 32
 _CHUNK = 4096
@@ -29,7 +31,7 @@ def sample(
     if not len(rows):
         return tokens
     vocabulary = logits.shape[1]
-    lanes = min(_LANES, triton.next_power_of_2(vocabulary))
+    lanes = min(_LANES, next_power_of_2(vocabulary))
     _sample_kernel[(len(rows),)](
         logits,
         temperature,
@@ -43,7 +45,7 @@ def sample(
         VOCABULARY=vocabulary,
         LANES=lanes,
         PARTS=_PARTS,
-        CHUNK=min(_CHUNK, triton.next_power_of_2(vocabulary)),
+        CHUNK=min(_CHUNK, next_power_of_2(vocabulary)),
         num_warps=max(1, lanes * _WARPS // _LANES),
         enable_fp_fusion=True,
     )
