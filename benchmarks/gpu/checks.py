@@ -21,7 +21,6 @@ from pyllm_kernels import (
     edit_logits,
     logprobs,
     reference,
-    select,
 )
 from torch import Tensor
 
@@ -65,13 +64,6 @@ class Result:
     dtype: str
     ok: bool
     error: float | str
-
-
-def run(device: torch.device, dtypes: list[torch.dtype], *, float8: bool, small: bool = False) -> Iterator[Result]:
-    """All checks, in each dtype."""
-    for dtype in dtypes:
-        setting = Setting(select("triton", device), select("reference", device), device, dtype, small)
-        yield from judge(setting, checks(setting, float8))
 
 
 def checks(setting: Setting, float8: bool) -> Checks:

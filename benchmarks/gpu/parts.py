@@ -144,7 +144,7 @@ def traces(setting: Setting) -> Iterator[Line]:
 def measured(setting: Setting) -> Iterator[Line]:
     """The yardstick and every figure."""
     bench = measured_bench(setting.device, setting.dtypes[0])
-    yield {"name": "gpu.figures", "ok": emit_parts(parts(bench, setting.float8))}
+    yield {"name": "gpu.figures", "ok": emit_parts(figure_parts(bench, setting.float8))}
 
 
 def tuned(setting: Setting) -> Iterator[Line]:
@@ -206,7 +206,7 @@ def measured_bench(device: torch.device, dtype: torch.dtype) -> Bench:
     return Bench(select("triton", device), device, dtype, timer, Yardstick(bandwidth, matrix_rate))
 
 
-def parts(bench: Bench, float8: bool) -> Iterator[Part]:
+def figure_parts(bench: Bench, float8: bool) -> Iterator[Part]:
     """Every figure by its name, in the order of the table; what fails in one leaves the others."""
     for case, decode in figures.DECODES.items():
         yield f"decode_attention {case}", partial(figures.decode_attention, bench, {case: decode})

@@ -125,7 +125,7 @@ def _stream(address: str, server: int, kill_after: int) -> tuple[str, bool]:
 
 
 def _kill_worker(server: int) -> bool:
-    """Kill the worker among the processes below the server."""
+    """Kill the worker among the processes below the server, without psutil, which a card's machine may not have."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():

@@ -108,18 +108,14 @@ def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) ->
             f"[tokens, {packed.layout.in_features}]"
         )
     _check_on_cpu("x", x)
-    stride: int | None = out_features
     if out is None:
         out = graph.empty((tokens, out_features), x.dtype)
-    elif out.shape == (tokens, out_features) and out.dtype is x.dtype and out.is_cpu:
-        stride = _stride(out)
-    else:
-        stride = None
-    if stride is None:
+    elif out.shape != (tokens, out_features) or out.dtype is not x.dtype or not out.is_cpu or _stride(out) is None:
         raise ValueError(
             f"out is {out.dtype} {list(out.shape)} on {out.device} with strides {out.stride()}: give {x.dtype} "
             f"[{tokens}, {out_features}] on the CPU, with rows contiguous and apart"
         )
+    stride = _stride(out) or out_features
     packed.layout.run(x.data_ptr(), tokens, packed.data.data_ptr(), out.data_ptr(), stride)
     graph.keep(x, packed.data, out)
     return out

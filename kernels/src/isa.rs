@@ -66,9 +66,9 @@ impl Isa {
         self == Self::Portable
     }
 
-    /// Whether what it adds is faster than what is there without. Intel's AVX-512 takes two cycles for the dot products
-    /// of bfloat16 that two multiplications in float32 do in one: 50 against 75 billion products a second and core of
-    /// Sapphire Rapids.
+    /// Whether this level is faster than the one below. Intel's AVX-512 needs two cycles for a dot product of bfloat16,
+    /// and one for the two multiplications in float32 that do the same: 50 against 75 billion products a second and core
+    /// of Sapphire Rapids.
     #[cfg(target_arch = "x86_64")]
     fn is_worthwhile(self) -> bool {
         self != Self::Avx512Bf16 || std::arch::x86_64::__cpuid(0).ebx != u32::from_le_bytes(*b"Genu")

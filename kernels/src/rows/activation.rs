@@ -129,7 +129,7 @@ impl<X: Storage> Activate<'_, X> {
 }
 
 impl Kind {
-    /// No closure computes it: a closure is a function that is compiled without the vector's instructions.
+    /// Not a closure: where one is not inlined, it is compiled without the vector's instructions.
     #[inline(always)]
     fn of<V: Vector>(self, gate: V, up: V) -> V {
         match self {

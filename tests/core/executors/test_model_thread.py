@@ -11,7 +11,7 @@ LATEST = 30  # seconds
 
 
 class OnDevice:
-    """A step that a device computes until it is told to end."""
+    """A step that stays on the device until `ended` is set."""
 
     def __init__(self, number: int, error: Exception | None = None) -> None:
         self._number, self._error = number, error
