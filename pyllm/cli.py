@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from pyllm import __version__
+from pyllm.config.api_keys import Role
 from pyllm.config.options import (
     SIZES,
     WORDS,
@@ -94,7 +95,10 @@ def make_parser() -> argparse.ArgumentParser:
     keygen.set_defaults(run=_keygen)
 
     apikey = commands.add_parser("apikey", allow_abbrev=False, help="make an API key, shown once, and its entry")
-    apikey.add_argument("name", metavar="NAME")
+    apikey.add_argument("name", metavar="NAME", help="whose key it is: the tenant of its requests")
+    apikey.add_argument(
+        "--role", choices=get_args(Role), default="user", help="admin: may also use the routes below /admin"
+    )
     apikey.set_defaults(run=_apikey)
 
     replay = commands.add_parser("replay", allow_abbrev=False, help="repeat a recording of --scheduler-recording")
@@ -146,7 +150,7 @@ def _keygen(options: argparse.Namespace) -> int:
 def _apikey(options: argparse.Namespace) -> int:
     from pyllm.config.api_keys import new_key
 
-    key, entry = new_key(options.name)
+    key, entry = new_key(options.name, options.role)
     print(f"key, shown only now: {key}")
     print(f'entry for "keys" of the file that --api-key-file names: {entry}')
     return 0

@@ -1,4 +1,4 @@
-from .api_keys import Allowance, ApiKey, KeyRing, new_key, read_api_keys
+from .api_keys import Allowance, ApiKey, KeyRing, Role, new_key, read_api_keys
 from .options import (
     DEFAULT_CPU_KV_CACHE_BYTES,
     SIZES,
@@ -44,6 +44,7 @@ __all__ = [
     "ParallelConfig",
     "Quantization",
     "RecoveryConfig",
+    "Role",
     "SchedulerConfig",
     "ServerConfig",
     "SharedConfig",

@@ -12,7 +12,7 @@ import secrets
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -24,6 +24,8 @@ VARIABLE = "PYLLM_API_KEY"
 VARIABLE_NAME = "default"
 
 Limit = Annotated[int, Meta(ge=0, le=1 << 53)]
+# An admin may also use what shows or changes more than its own: the routes below /admin.
+Role = Literal["user", "admin"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     name: Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    role: Role = "user"
     max_requests_per_minute: Limit | None = None
     max_tokens_per_minute: Limit | None = None
     max_concurrent_requests: Limit | None = None
@@ -64,6 +67,11 @@ class KeyRing:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
+    @property
+    def has_admin(self) -> bool:
+        """Whether one of them is an admin's."""
+        return any(key.role == "admin" for _, key in self._keys)
+
     def find(self, presented: bytes) -> ApiKey | None:
         """The entry of a key. The time it takes does not depend on which one it is, nor on how much of it is right."""
         digest = hashlib.sha256(presented).digest()
@@ -74,14 +82,14 @@ class KeyRing:
         return found
 
 
-def new_key(name: str) -> tuple[str, str]:
+def new_key(name: str, role: Role = "user") -> tuple[str, str]:
     """A fresh key, and its entry for the file.
 
     Raises:
         ConfigError: the name is empty, too long, or has control characters.
     """
     key = f"sk-{secrets.token_urlsafe(32)}"
-    entry = {"name": name, "sha256": _hash(key)}
+    entry = {"name": name, "sha256": _hash(key), **({} if role == "user" else {"role": role})}
     try:
         msgspec.convert(entry, ApiKey)
     except msgspec.ValidationError as error:

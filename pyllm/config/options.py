@@ -343,10 +343,21 @@ class ServerConfig(_Config, frozen=True):
     allowed_origins: Annotated[
         tuple[str, ...], Meta(description="origins whose pages may use the server (CORS): https://a.com,... or *")
     ] = ()
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="names that requests may have in their Host header: llm.example.com,...; default: any, but "
+            "without keys and on a loopback address only local ones for requests of a browser"
+        ),
+    ] = ()
     api_key_file: Annotated[
         str,
         Meta(description="JSON or TOML file of API keys, made by `pyllm apikey NAME`; PYLLM_API_KEY may hold one, too"),
     ] = ""
+    admin_on_loopback: Annotated[
+        bool,
+        Meta(description="open the routes below /admin to programs of this machine without a key of the role admin"),
+    ] = False
     max_requests_per_minute: Annotated[
         int, Meta(description="most requests a minute of each key or tenant; 0: no limit", ge=0)
     ] = 0
@@ -455,6 +466,8 @@ def _read(name: str, value: Any) -> Any:
         return _parse_object(name, value)
     if name == "allowed_origins" and isinstance(value, str):
         return parse_origins(value)
+    if name == "allowed_hosts" and isinstance(value, str):
+        return parse_hosts(value)
     if name == "tool_call_parser" and isinstance(value, str):
         plugins.find_entry_point("tool parser", value, plugins.TOOL_PARSERS, TOOL_CALL_PARSERS)
     if name == "reasoning_parser" and isinstance(value, str):
@@ -528,6 +541,19 @@ def parse_origins(text: str) -> tuple[str, ...]:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,]+", origin):
             raise ConfigError(f"{origin!r} is not an origin; write for example https://a.com (no path), or *")
     return tuple(origins)
+
+
+def parse_hosts(text: str) -> tuple[str, ...]:
+    """Names from `llm.example.com,10.0.0.1`, without scheme and port.
+
+    Raises:
+        ConfigError: one of them is no name or address.
+    """
+    hosts = [host.strip() for host in text.split(",")]
+    for host in hosts:
+        if not re.fullmatch(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:]+\]?", host):
+            raise ConfigError(f"{host!r} is not a host; write for example llm.example.com (no scheme, no port)")
+    return tuple(host.strip("[]") for host in hosts)
 
 
 def is_rust(config: DeviceConfig, device: str, dtypes: Set[str]) -> bool:

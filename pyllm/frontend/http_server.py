@@ -145,7 +145,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # Nothing here looks at the client's address.
+                proxy_headers=False,  # A header must not make a client one of this machine.
                 ssl_context_factory=None if tls is None else lambda config, default: tls,
                 headers=[("server", "pyllm")],
                 backlog=BACKLOG,

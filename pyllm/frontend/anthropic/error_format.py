@@ -10,6 +10,7 @@ from pyllm.frontend.http.failure import Failure
 # `overloaded_error` has the status 529 there; clients of both kinds and proxies know 503.
 _TYPES = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
@@ -42,7 +43,7 @@ class AnthropicError(Struct):
 _ERROR = ResponseSpec(AnthropicError, generate_examples=False)
 
 # What `/openapi.json` says that a route may answer besides its own.
-ERROR_RESPONSES = dict.fromkeys((400, 401, 404, 408, 413, 415, 429, 500, 503), _ERROR)
+ERROR_RESPONSES = dict.fromkeys((400, 401, 403, 404, 408, 413, 415, 429, 500, 503), _ERROR)
 
 
 def error_response(failure: Failure, request_id: str = "") -> AnthropicError:

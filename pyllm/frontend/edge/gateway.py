@@ -14,6 +14,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from pyllm.config.api_keys import Allowance
 from pyllm.errors import PyllmError
 from pyllm.frontend.edge.body import BODY_PATIENCE, BoundedBody, check_body_size
+from pyllm.frontend.edge.browser_origin import BrowserOrigin, is_local_program
 from pyllm.frontend.edge.cors import Cors
 from pyllm.frontend.edge.error_answer import Headers, render_error
 from pyllm.frontend.edge.rate_limit_headers import budget_headers
@@ -26,6 +27,9 @@ from pyllm.frontend.requests.server_state import ServerState
 
 # Routes that need no key: who looks whether a server is well has none.
 PROBES = frozenset({"/health", "/health/live", "/health/ready", "/health_generate"})
+# Methods that change or start something.
+UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+ADMIN = "/admin/"
 # What a body may be said to be in: what JSON is in, and a part of it.
 CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii"})
 # The route whose answers are kept, by their ids.
@@ -41,6 +45,8 @@ class Gateway:
         self._state = state
         self._keys = state.keys
         self._cors = Cors(server.allowed_origins)
+        self._browser = BrowserOrigin(server.allowed_origins, server.allowed_hosts, "" if server.uds else server.host)
+        self._admin_on_loopback = server.admin_on_loopback
         self._body_patience = body_patience
         self._max_body_bytes = server.max_request_body_bytes
         self._timeout = server.request_timeout or None
@@ -74,7 +80,7 @@ class Gateway:
             await _answer(answer, 204, self._cors.preflight(), b"")
             return
         try:
-            self._admit(scope["path"], head, context)
+            self._admit(scope, head, context)
             if scope["method"] == "HEAD":
                 # As GET; the server leaves the body out, by a scope of its own.
                 scope = cast("Scope", {**scope, "method": "GET"})
@@ -87,18 +93,11 @@ class Gateway:
             if context.ticket is not None:
                 context.ticket.release()
 
-    def _admit(self, path: str, head: RequestHeaders, context: RequestContext) -> None:
-        if path in PROBES:
+    def _admit(self, scope: Scope, head: RequestHeaders, context: RequestContext) -> None:
+        if scope["path"] in PROBES:
             return
-        if self._keys:
-            presented = head.key
-            key = self._keys.find(presented) if presented else None
-            if key is None:
-                asked = "Incorrect API key provided." if presented else "You didn't provide an API key."
-                raise AuthenticationError(f"{asked} Send one as 'Authorization: Bearer KEY'.")
-            context.tenant, context.allowance = key.name, key.allowance(self._allowance)
-        else:
-            context.tenant = head.tenant
+        self._browser.check_host(head)
+        self._identify(scope, head, context)
         context.timeout = least_timeout(head.timeout, self._timeout)
         context.trace = head.trace
         context.idempotency_key = head.idempotency_key
@@ -109,6 +108,23 @@ class Gateway:
         if head.charset not in CHARSETS:
             raise MediaTypeError(f"The charset {head.charset!r:.80} is not supported; send the body in UTF-8.")
         check_body_size(head.content_length, self._max_body_bytes)
+
+    def _identify(self, scope: Scope, head: RequestHeaders, context: RequestContext) -> None:
+        """Find out whose request it is, and what that allows."""
+        presented = head.key
+        key = self._keys.find(presented) if presented else None
+        is_local_admin = self._admin_on_loopback and key is None and is_local_program(scope, head)
+        if is_local_admin or (key is not None and key.role == "admin"):
+            context.role = "admin"
+        if key is not None:
+            context.tenant, context.allowance = key.name, key.allowance(self._allowance)
+        elif not self._keys:
+            if scope["method"] in UNSAFE:
+                self._browser.check_page(head)
+            context.tenant = head.tenant
+        elif presented or not (is_local_admin and scope["path"].startswith(ADMIN)):
+            asked = "Incorrect API key provided." if presented else "You didn't provide an API key."
+            raise AuthenticationError(f"{asked} Send one as 'Authorization: Bearer KEY'.")
 
     def _headers(self, context: RequestContext, head: RequestHeaders, body: BoundedBody) -> Headers:
         headers = self._cors.headers(head.origin) if self._cors.enabled else []

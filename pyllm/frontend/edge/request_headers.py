@@ -17,12 +17,17 @@ _WANTED = frozenset({
     b"content-encoding",
     b"content-length",
     b"content-type",
+    b"forwarded",
+    b"host",
     b"idempotency-key",
     b"last-event-id",
     b"origin",
+    b"sec-fetch-site",
     b"traceparent",
     b"tracestate",
     b"x-api-key",
+    b"x-forwarded-for",
+    b"x-forwarded-host",
     b"x-request-id",
     TENANT_HEADER.encode(),
     TIMEOUT_HEADER.encode(),
@@ -92,6 +97,26 @@ class RequestHeaders:
     def origin(self) -> bytes | None:
         """The page that a browser sends the request for."""
         return self._headers.get(b"origin")
+
+    @property
+    def host(self) -> str:
+        """The name and port that the client has connected to, in small letters; empty where it does not say."""
+        return self._text(b"host").lower()
+
+    @property
+    def forwarded_host(self) -> str:
+        """What `host` was before a proxy; a page of another site cannot have a browser send it."""
+        return self._text(b"x-forwarded-host").lower()
+
+    @property
+    def is_forwarded(self) -> bool:
+        """Whether a proxy has passed it on, and says so."""
+        return not self._headers.keys().isdisjoint((b"forwarded", b"x-forwarded-for", b"x-forwarded-host"))
+
+    @property
+    def is_from_own_page(self) -> bool:
+        """Whether a browser says that the page is of this server, or that no page sends it; no page can say so."""
+        return self._headers.get(b"sec-fetch-site") in (b"same-origin", b"none")
 
     @property
     def idempotency_key(self) -> bytes | None:

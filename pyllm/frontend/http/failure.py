@@ -72,6 +72,10 @@ class AuthenticationError(PyllmError):
     """No API key, or one that this server does not know."""
 
 
+class ForbiddenError(PyllmError):
+    """What whoever asks may not do: a route of admins, or what a page of another site has a browser send."""
+
+
 class RateLimitError(PyllmError):
     """An account has had its share of `kind`, requests or tokens. Without a `retry_after`, in seconds, it is final."""
 
@@ -155,6 +159,7 @@ _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (UnsupportedThreadError, 400, "thread_unsupported_request"),
     (RequestError, 400, None),
     (AuthenticationError, 401, "invalid_api_key"),
+    (ForbiddenError, 403, "permission_denied"),
     (DeadlineError, 408, "request_timeout"),
     (RateLimitError, 429, "rate_limit_exceeded"),
     (QueueFullError, 503, "queue_full"),

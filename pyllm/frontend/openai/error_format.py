@@ -8,7 +8,7 @@ from pyllm.frontend.openai.protocol import ErrorBody, ErrorResponse
 _ERROR = ResponseSpec(ErrorResponse, generate_examples=False)
 
 # What `/openapi.json` says that a route may answer besides its own: one with a body, and one without.
-ERROR_RESPONSES = dict.fromkeys((400, 401, 404, 408, 413, 415, 422, 429, 500, 503), _ERROR)
+ERROR_RESPONSES = dict.fromkeys((400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503), _ERROR)
 LOOKUP_ERROR_RESPONSES = dict.fromkeys((401, 404, 429, 500, 503), _ERROR)
 
 

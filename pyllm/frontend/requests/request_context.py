@@ -13,7 +13,7 @@ import msgspec
 from litestar import Request
 from litestar.types import Scope
 
-from pyllm.config.api_keys import Allowance
+from pyllm.config.api_keys import Allowance, Role
 from pyllm.errors import RequestError
 from pyllm.frontend.http.event_ids import Position
 from pyllm.frontend.http.ignored_fields import RequestFields
@@ -46,6 +46,7 @@ class RequestContext(msgspec.Struct):
 
     request_id: str
     tenant: str = ""
+    role: Role = "user"
     timeout: float | None = None
     arrival: float = msgspec.field(default_factory=time.monotonic)
     allowance: Allowance = Allowance()
