@@ -158,6 +158,7 @@ class Scheduler:
         beam_width: int = 0,
         length_penalty: float = 1.0,
         pooling: str = "none",
+        name: str = "",
     ) -> None:
         """Queue a request. `(client, request)` names it: uint32, uint64, never used again.
 
@@ -330,6 +331,23 @@ class Scheduler:
 
         `num_tokens` is its share of the last step; if that is 0, `reason` says why. Raises `SchedulerError` if there is
         no such request.
+        """
+    def requests(self, limit: int) -> list[dict[str, Any]]:
+        """All requests that live, in the order in which they came, then the last 1,000 that have ended, latest first.
+
+        Each has `client`, `request`, `name`, `tenant`, `priority`, `num_samples`, `num_prompt_tokens`,
+        `num_output_tokens` (of all samples), `num_cached_tokens` (of the prompt, found in the prefix cache when it was
+        first admitted), `num_blocks` (on the device, shared ones included), `num_preemptions`, and in the seconds of
+        `schedule`'s clock `arrival`, `scheduled_at` (None: no step has computed any of it) and `ended_at`. `finish` is
+        how its last sample ended (stop, length, abort or deadline), None while it lives; then `samples` are as
+        `explain` has them.
+        """
+    def block_owners(self) -> dict[str, Any]:
+        """Whose the blocks of the device are: `tenants` (a number by name), `pinned`, `in_transit` and `free`.
+
+        The numbers add up to all blocks. One that several requests of a tenant share counts once. Pinned are those that
+        no request uses; in transit are copies that end with the steps in flight, and blocks that a load writes to.
+        Takes time with the blocks in use.
         """
     def decisions(self, limit: int) -> list[dict[str, Any]]:
         """What the last steps decided, oldest first: at most `limit`, and 1,024. Those that planned nothing count, too.

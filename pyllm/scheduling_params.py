@@ -7,6 +7,7 @@ import msgspec
 from pyllm.sampling_params import check
 
 MAX_CACHE_SALT_CHARACTERS = 1024
+MAX_NAME_CHARACTERS = 256
 _NOT_IN_SALTS = frozenset("@/\\\0")  # vLLM's
 
 
@@ -16,7 +17,7 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     `priority`: lower runs earlier, as in vLLM. `tenant`: on whose account the request runs; tenants share no cached
     blocks, and neither do requests with different ones of `cache_salt`. `timeout`: seconds after which it ends
     unfinished, with the finish reason `deadline`. `ttft_target` and `tpot_target`: seconds to the first token, and from
-    token to token, that are wanted.
+    token to token, that are wanted. `name`: the request's in reports (`EngineClient.requests`); nothing depends on it.
 
     Raises:
         RequestError: a value is out of its range; the text has the value and the range.
@@ -28,12 +29,15 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ttft_target: float | None = None
     tpot_target: float | None = None
     cache_salt: str = ""
+    name: str = ""
 
     def __post_init__(self) -> None:
         check("priority", self.priority, -(2**31) <= self.priority < 2**31, "from -2**31 to 2**31 - 1")
         allowed = f"at most {MAX_CACHE_SALT_CHARACTERS} characters, none of them @, /, \\ or NUL"
         is_allowed = len(self.cache_salt) <= MAX_CACHE_SALT_CHARACTERS and not _NOT_IN_SALTS & set(self.cache_salt)
         check("cache_salt", "another text", is_allowed, allowed)  # It is a secret, so the error does not have it.
+        size = len(self.name)
+        check("name", size, size <= MAX_NAME_CHARACTERS, f"at most {MAX_NAME_CHARACTERS} characters")
         for name in ("timeout", "ttft_target", "tpot_target"):
             seconds = getattr(self, name)
             if seconds is not None:

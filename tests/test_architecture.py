@@ -40,7 +40,7 @@ REPEATED = {
     "logprobs": "log-probabilities, from the sampler to an API",
     "messages": "the messages of a connection",
     "protocol": "the structs of an API's bodies",
-    "routes": "an API's routes",
+    "routes": "the routes of an API",
 }
 
 

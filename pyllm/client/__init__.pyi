@@ -4,12 +4,13 @@ from .core_connection import Condition, ConnectionCounts
 from .embedding import Embedding, EmbeddingOutput, EmbeddingRequestOutput
 from .logprobs import Logprob, LogprobEntries, chosen, extended, likeliest
 from .prompt_tokens import PromptTokens, known_tokens
-from .reports import Decision, SampleReport
+from .reports import BlockOwners, Decision, RequestReport, SampleReport, TenantReport
 from .streams import OutputSink
 from .submission import check_dimensions, refuse_input, refuse_prompt, room_for_output
 from .token_reader import TokenDelta
 
 __all__ = [
+    "BlockOwners",
     "Condition",
     "ConnectionCounts",
     "Decision",
@@ -21,8 +22,10 @@ __all__ = [
     "LogprobEntries",
     "OutputSink",
     "PromptTokens",
+    "RequestReport",
     "SampleReport",
     "StartTimes",
+    "TenantReport",
     "TokenDelta",
     "check_dimensions",
     "chosen",

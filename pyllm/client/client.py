@@ -17,7 +17,7 @@ from pyllm.client.core_connection import Condition, ConnectionCounts, CoreConnec
 from pyllm.client.embedding import Embedding, EmbeddingReader, EmbeddingReceiver, EmbeddingSink
 from pyllm.client.pending_calls import Calls
 from pyllm.client.prompt_tokens import Prompt, pack_tokens
-from pyllm.client.reports import Decision, KVEvents, SampleReport, TenantReport
+from pyllm.client.reports import BlockOwners, Decision, KVEvents, RequestReport, SampleReport, TenantReport
 from pyllm.client.running_requests import RunningRequests
 from pyllm.client.streams import OutputSink
 from pyllm.client.submission import prepare, prepare_embedding
@@ -278,6 +278,16 @@ class EngineClient:
         if wire_id is None:
             raise RequestError(f"request {request} has ended, or is not of this client", "request")
         return await self._ask(list[SampleReport], "explain", wire_id)
+
+    async def requests(self, limit: int = 2000) -> list[RequestReport]:
+        """All clients' requests: those that live, in the order in which they came, then the last 1,000 that have ended,
+        latest first. At most `limit`, and 2,000.
+        """
+        return await self._ask(list[RequestReport], "requests", limit)
+
+    async def block_owners(self) -> BlockOwners:
+        """Whose the blocks of the device are."""
+        return await self._ask(BlockOwners, "block_owners")
 
     async def decisions(self, limit: int = 100) -> list[Decision]:
         """What the last steps decided, oldest first; the core keeps the last 1,024."""

@@ -20,6 +20,48 @@ class SampleReport(msgspec.Struct, frozen=True):
     hold: str | None = None
 
 
+class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A request of any client, live or ended.
+
+    `client` and `request` name it in the core, `name` is `SchedulingParams.name`, of a server's request its id.
+    `num_output_tokens` are those of all samples, `num_cached_tokens` those of the prompt that the prefix cache had,
+    `num_blocks` those that it has on the device, shared ones included.
+
+    `age` is seconds since it came, `scheduled_age` since a step first computed any of it, `ended_age` since it ended,
+    each None if that has not happened. `finish` is stop, length, abort or deadline; then `samples` is empty.
+    """
+
+    client: int
+    request: int
+    name: str
+    tenant: str
+    priority: int
+    num_samples: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+    num_blocks: int
+    num_preemptions: int
+    age: float
+    scheduled_age: float | None
+    ended_age: float | None
+    finish: str | None
+    samples: list[SampleReport]
+
+
+class BlockOwners(msgspec.Struct, frozen=True):
+    """How many blocks of the device belong to whom; the numbers add up to all blocks.
+
+    `tenants`: to requests of a tenant, by its name. `pinned`: to pins, while no request uses them. `in_transit`: to
+    copies of steps in flight and to loads. `free`: to nobody; the prefix cache may still know their contents.
+    """
+
+    tenants: dict[str, int]
+    pinned: int
+    in_transit: int
+    free: int
+
+
 class Decision(msgspec.Struct, frozen=True):
     """What one step decided, `now` by the core's clock, in seconds.
 

@@ -157,6 +157,7 @@ def _scheduled(submit: Submit, scheduling: SchedulingParams) -> Submit:
         timeout=scheduling.timeout,
         ttft_target=scheduling.ttft_target,
         tpot_target=scheduling.tpot_target,
+        name=scheduling.name,
     )
 
 

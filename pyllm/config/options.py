@@ -460,14 +460,11 @@ def _read(name: str, value: Any) -> Any:
         return _in_bytes(value, SIZES[name])
     if name in WORDS and isinstance(value, str):
         return (value,) if value else ()
-    if name == "tenant_weights" and isinstance(value, str):
-        return parse_weights(value)
     if name == "override_generation_config" and isinstance(value, str):
         return _parse_object(name, value)
-    if name == "allowed_origins" and isinstance(value, str):
-        return parse_origins(value)
-    if name == "allowed_hosts" and isinstance(value, str):
-        return parse_hosts(value)
+    parsers = {"tenant_weights": parse_weights, "allowed_origins": parse_origins, "allowed_hosts": parse_hosts}
+    if name in parsers and isinstance(value, str):
+        return parsers[name](value)
     if name == "tool_call_parser" and isinstance(value, str):
         plugins.find_entry_point("tool parser", value, plugins.TOOL_PARSERS, TOOL_CALL_PARSERS)
     if name == "reasoning_parser" and isinstance(value, str):

@@ -20,6 +20,7 @@ FIXED = ("max_num_seqs", "scheduler_recording", "async_scheduling", "num_specula
 LIVE = tuple(name for name in SchedulerConfig.__struct_fields__ if name not in FIXED)  # what `reconfigure` changes
 LEAST_BUDGET = 16  # tokens of a step, below which it is not lowered for want of memory
 MAX_EVENTS = 10_000  # in one reply
+MAX_REQUESTS = 2_000  # in one reply
 EVENT_BYTES = 128  # more than an event takes besides its tokens
 
 Event = tuple[str, bytes, bytes | None, bytes, str, int]
@@ -38,9 +39,15 @@ class Calls:
     """Answers calls; `policy` is the one of another package that `reconfigure` may exchange."""
 
     def __init__(
-        self, scheduler: Scheduler, config: EngineConfig, policy: Policy | None, stats: Callable[[], dict[str, int]]
+        self,
+        scheduler: Scheduler,
+        config: EngineConfig,
+        policy: Policy | None,
+        stats: Callable[[], dict[str, int]],
+        clock: Callable[[], float],
     ) -> None:
         self.policy = policy
+        self._clock = clock
         self._scheduler = scheduler
         self._config = config
         self._settings = config.scheduler
@@ -48,6 +55,8 @@ class Calls:
         self._methods: dict[str, Callable[..., Any]] = {
             "stats": self._get_stats,
             "explain": self._explain,
+            "requests": self._requests,
+            "block_owners": self._block_owners,
             "decisions": self._decisions,
             "tenants": self._tenants,
             "reconfigure": self._reconfigure,
@@ -91,6 +100,17 @@ class Calls:
     def _explain(self, client: int, request: int) -> list[dict[str, Any]]:
         """Where each sample of a request of this client's stands, and why; see `Scheduler.explain`."""
         return self._scheduler.explain(client, request)
+
+    def _requests(self, client: int, limit: int = MAX_REQUESTS) -> list[dict[str, Any]]:
+        """All clients' requests, see `Scheduler.requests`; times are seconds before now. At most `limit`, and 2,000."""
+        del client
+        now = self._clock()
+        return [_with_ages(report, now) for report in self._scheduler.requests(min(limit, MAX_REQUESTS))]
+
+    def _block_owners(self, client: int) -> dict[str, Any]:
+        """Whose the blocks of the device are; see `Scheduler.block_owners`."""
+        del client
+        return self._scheduler.block_owners()
 
     def _decisions(self, client: int, limit: int = 100) -> list[dict[str, Any]]:
         """What the last steps decided, those with nothing to do included, oldest first: at most `limit`, and 1,024."""
@@ -166,6 +186,15 @@ class Calls:
     def _check_events(self) -> None:
         if not self._config.cache.enable_kv_cache_events:
             raise RequestError("the engine keeps no events: start it with enable_kv_cache_events")
+
+
+def _with_ages(report: dict[str, Any], now: float) -> dict[str, Any]:
+    """A report whose times are how long ago they were: clocks differ between processes."""
+    scheduled_at, ended_at = report.pop("scheduled_at"), report.pop("ended_at")
+    report["age"] = now - report.pop("arrival")
+    report["scheduled_age"] = None if scheduled_at is None else now - scheduled_at
+    report["ended_age"] = None if ended_at is None else now - ended_at
+    return report
 
 
 def _checked(call: Callable[..., Any], *args: Any) -> tuple[Any, ...]:

@@ -102,6 +102,7 @@ class Inbox:
                 min_tokens=submit.min_tokens,
                 stop_token_ids=submit.stop_token_ids,
                 sampling=self._encoder.encode(submit.sampling),
+                name=submit.name,
                 outputs=[(output.tokens, output.finished) for output in submit.outputs],
                 arrival=now - submit.age,
                 deadline=None if submit.timeout is None else now + submit.timeout,

@@ -69,7 +69,7 @@ class EngineCore:
         self._recording = recording
         self._on_crash = on_crash
         self._clients = Clients(sender, self._take_deltas, scheduler.drop_client)
-        self._calls = Calls(scheduler, config, policy, self.stats)
+        self._calls = Calls(scheduler, config, policy, self.stats, clock)
         memory = bytearray(step_trace.size(config.scheduler.max_num_seqs)) if memory is None else memory
         self._in_flight = StepsInFlight(
             scheduler, executor, clock=clock, memory=memory, epoch=ready.epoch, token_seconds=token_seconds

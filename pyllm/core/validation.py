@@ -21,6 +21,7 @@ from pyllm.sampling_params import (
     check,
     check_length_penalty,
 )
+from pyllm.scheduling_params import MAX_NAME_CHARACTERS
 from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
 
 MAX_AGE = 1e9  # seconds that a request may have waited already
@@ -37,6 +38,8 @@ def check_submit(submit: Submit, model: ModelInfo, logits_processors: Collection
         RequestError: the text names the field.
     """
     check("age", submit.age, 0 <= submit.age < MAX_AGE, f"from 0 to {MAX_AGE:g} seconds")
+    size = len(submit.name)
+    check("name", size, size <= MAX_NAME_CHARACTERS, f"at most {MAX_NAME_CHARACTERS} characters")
     if submit.adapter:
         raise RequestError(f"adapter {submit.adapter!r}: adapters are not supported", "adapter")
     check_length_penalty(submit.length_penalty)

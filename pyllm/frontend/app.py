@@ -13,6 +13,7 @@ from litestar.types import ASGIApp
 
 from pyllm import __version__
 from pyllm.errors import PyllmError
+from pyllm.frontend.admin.routes import admin_routes
 from pyllm.frontend.answers.idempotency import Idempotency
 from pyllm.frontend.anthropic.routes import count_tokens_route, messages_route
 from pyllm.frontend.edge.answer_headers import AnswerHeaders
@@ -117,6 +118,7 @@ def create_app(state: ServerState) -> ASGIApp:
             tokenizer_info_route(state),
             *health_routes(state),
             *server_info_routes(state),
+            admin_routes(state),
             version,
             show_metrics,
             show_document,

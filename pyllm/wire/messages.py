@@ -179,6 +179,7 @@ class Submit(Message, frozen=True):
     beam_width: int = 0  # 0: no beam search; else n is the same number
     length_penalty: float = 1.0
     num_losses: int = 0  # cores in a row that were lost with this request, each after fewer than `CLEARING_TOKENS`
+    name: str = ""  # as logs and reports have it; need not be unique
 
 
 class Abort(Message, frozen=True):

@@ -215,6 +215,7 @@ class ScriptedCore(FakeCore):
         self.running: dict[tuple[int, int], tuple[Submit, list[int], int]] = {}
         self.stats = dict.fromkeys(STATS, 0) | {"num_blocks": 32, "num_used_blocks": 8, "num_preemptions": 3}
         self.stats |= {"prefix_queries": 100, "prefix_hits": 40}
+        self.replies: dict[str, Any] = {}  # to calls of other names
         self.on_stats: Callable[[], dict[str, int]] = dict  # what is else to be told, when it is asked
         self._scheduled = False
 
@@ -237,6 +238,8 @@ class ScriptedCore(FakeCore):
             case Call(_, number, "stats"):
                 running = {"num_running": len({key[0] for key in self.running})}
                 self.say(Reply(number, True, self.stats | running | self.on_stats()))
+            case Call(_, number, method) if method in self.replies:
+                self.say(Reply(number, True, self.replies[method]))
             case Call(_, number, method):
                 self.say(Reply(number, False, f"unknown method {method!r}"))
 

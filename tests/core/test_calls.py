@@ -105,9 +105,8 @@ async def test_a_setting_that_cannot_be_changes_nothing(changes: Any, text: str)
 @pytest.mark.parametrize(("block_size", "least"), [(4, 16), (64, 64)])
 async def test_steps_become_smaller_down_to_a_bound_until_a_client_says_otherwise(block_size: int, least: int) -> None:
     engine = Engine(block_size=block_size, max_num_batched_tokens=100)
-    calls = Calls(
-        engine.scheduler, engine_config({"block_size": block_size, "max_num_batched_tokens": 100}), None, dict
-    )
+    config = engine_config({"block_size": block_size, "max_num_batched_tokens": 100})
+    calls = Calls(engine.scheduler, config, None, dict, lambda: 0.0)
     assert [calls.halve_budget() for _ in range(5)][-1] is False
     assert calls.answer(0, "reconfigure", ({},))["max_num_batched_tokens"] == least
     engine.submit(1, list(range(100)))
@@ -220,3 +219,33 @@ async def test_wrong_arguments_are_answered_and_the_core_goes_on(
     engine.submit(1, [5])
     await engine.run_dry()
     assert engine.outputs() == {1: ([6, 7, 8, 9], FinishCode.LENGTH)}
+
+
+async def test_requests_of_all_clients_with_their_ages() -> None:
+    engine = Engine(max_num_seqs=1)
+    engine.receive(Hello(VERSION), b"other")
+    engine.submit(1, [1, 5], max_tokens=2, name="cmpl-1", age=3.0)
+    engine.submit(2, [2, 5], max_tokens=2, tenant="acme")
+    await engine.core.step()
+    running, waiting = engine.call("requests", identity=b"other").value
+    assert (running["name"], running["samples"][0]["state"], running["ended_age"]) == ("cmpl-1", "running", None)
+    assert (waiting["tenant"], waiting["samples"][0]["reason"], waiting["scheduled_age"]) == ("acme", "slots", None)
+    assert running["age"] - waiting["age"] == pytest.approx(3.0, abs=1e-3)
+    await engine.run_dry()
+    latest, first = engine.call("requests").value
+    assert [(report["request"], report["finish"], report["samples"]) for report in (latest, first)] == [
+        (2, "length", []),
+        (1, "length", []),
+    ]
+    assert 0 <= latest["ended_age"] <= first["ended_age"] <= first["age"]
+    assert len(engine.call("requests", 1).value) == 1
+
+
+async def test_blocks_have_owners() -> None:
+    engine = Engine()
+    engine.submit(1, list(range(9)), max_tokens=3, tenant="acme")
+    await engine.core.step()
+    owners = engine.call("block_owners").value
+    assert owners["tenants"].keys() == {"acme"}
+    total = sum(owners["tenants"].values()) + owners["pinned"] + owners["in_transit"] + owners["free"]
+    assert total == engine.core.stats()["num_blocks"]

@@ -9,7 +9,7 @@ from collections.abc import Awaitable
 from typing import Any, cast
 
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from pyllm.config.api_keys import Allowance
 from pyllm.errors import PyllmError
@@ -119,7 +119,7 @@ class Gateway:
         if key is not None:
             context.tenant, context.allowance = key.name, key.allowance(self._allowance)
         elif not self._keys:
-            if scope["method"] in UNSAFE:
+            if cast("HTTPScope", scope)["method"] in UNSAFE:
                 self._browser.check_page(head)
             context.tenant = head.tenant
         elif presented or not (is_local_admin and scope["path"].startswith(ADMIN)):

@@ -52,6 +52,13 @@ class UnknownResponseError(RequestError):
         super().__init__(f"There is no stored response {response_id!r:.200}; it may have left the store.")
 
 
+class UnknownRequestError(RequestError):
+    """A request that does not run, and has not ended not long ago."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"No request {name!r:.200} runs here, and none of the last 1,000 that ended had this id.")
+
+
 class MediaTypeError(RequestError):
     """A body that is not announced as JSON."""
 
@@ -152,6 +159,7 @@ def decoding_error(error: Exception) -> RequestError:
 _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (UnknownModelError, 404, "model_not_found"),
     (UnknownResponseError, 404, "response_not_found"),
+    (UnknownRequestError, 404, "request_not_found"),
     (MediaTypeError, 415, "unsupported_media_type"),
     (IdempotencyConflictError, 422, "idempotency_conflict"),
     (BodyTooLargeError, 413, "request_too_large"),

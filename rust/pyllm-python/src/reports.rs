@@ -1,6 +1,8 @@
 //! What the scheduler tells of itself, as Python's own types. Knows no scheduling.
 
-use pyllm_scheduler::{Decision, DeltaColumns, Explanation, KvEvent, Load, Reason, Replay, Tier};
+use pyllm_scheduler::{
+    BlockOwners, Decision, DeltaColumns, Explanation, KvEvent, Load, Reason, Replay, RequestReport, Tier,
+};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
@@ -57,6 +59,37 @@ pub(crate) fn explanation<'py>(py: Python<'py>, explanation: &Explanation) -> Py
     report.set_item("num_tokens", explanation.num_tokens)?;
     report.set_item("num_computed", explanation.num_computed)?;
     report.set_item("num_known", explanation.num_known)?;
+    Ok(report)
+}
+
+pub(crate) fn request<'py>(py: Python<'py>, request: &RequestReport) -> PyResult<Bound<'py, PyDict>> {
+    let numbers = [
+        ("num_samples", request.num_samples),
+        ("num_prompt_tokens", request.num_prompt_tokens),
+        ("num_output_tokens", request.num_output_tokens),
+        ("num_cached_tokens", request.num_cached_tokens),
+        ("num_blocks", request.num_blocks),
+        ("num_preemptions", request.num_preemptions),
+    ];
+    let samples = request.samples.iter().map(|sample| explanation(py, sample));
+    let report = numbers.into_py_dict(py)?;
+    report.set_item("client", request.client.0)?;
+    report.set_item("request", request.id.0)?;
+    report.set_item("name", &request.name)?;
+    report.set_item("tenant", &request.tenant)?;
+    report.set_item("priority", request.priority)?;
+    report.set_item("arrival", request.arrival)?;
+    report.set_item("scheduled_at", request.scheduled_at)?;
+    report.set_item("ended_at", request.ended.map(|(at, _)| at))?;
+    report.set_item("finish", request.ended.map(|(_, finish)| finish.name()))?;
+    report.set_item("samples", samples.collect::<PyResult<Vec<_>>>()?)?;
+    Ok(report)
+}
+
+pub(crate) fn block_owners<'py>(py: Python<'py>, owners: &BlockOwners) -> PyResult<Bound<'py, PyDict>> {
+    let numbers = [("pinned", owners.pinned), ("in_transit", owners.in_transit), ("free", owners.free)];
+    let report = numbers.into_py_dict(py)?;
+    report.set_item("tenants", (&owners.tenants).into_py_dict(py)?)?;
     Ok(report)
 }
 

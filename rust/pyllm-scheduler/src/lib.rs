@@ -86,4 +86,4 @@ pub use plan::{ALIGNMENT, Plan, SECTIONS};
 pub use recorder::Input;
 pub use replay::{Replay, replay};
 pub use request::{Finish, Output, Pooling, Request};
-pub use scheduler::{Decision, Explanation, Load, Reason, Scheduler, Stats, TenantService};
+pub use scheduler::{BlockOwners, Decision, Explanation, Load, Reason, RequestReport, Scheduler, Stats, TenantService};

@@ -15,6 +15,8 @@ pub struct Request {
     pub client: ClientId,
     /// The client's name for it.
     pub id: RequestId,
+    /// Its name for people, as logs have it; nothing here depends on it.
+    pub name: String,
     /// Token ids below `Config::vocab_size`, at least one.
     pub prompt: Vec<i32>,
     /// Samples, from 1 to `Request::MAX_SAMPLES` and `Config::max_num_seqs`.
@@ -96,10 +98,11 @@ pub struct Output {
 }
 
 /// How a sample ended; the numbers go over the wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Finish {
     /// It goes on.
+    #[default]
     None = 0,
     /// By a stop token.
     Stop = 1,
@@ -111,6 +114,20 @@ pub enum Finish {
     Error = 4,
     /// By its deadline.
     Deadline = 5,
+}
+
+impl Finish {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Abort => "abort",
+            Self::Error => "error",
+            Self::Deadline => "deadline",
+        }
+    }
 }
 
 impl Request {

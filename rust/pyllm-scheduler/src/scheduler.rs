@@ -16,6 +16,7 @@ mod preemption;
 mod prompt_logprobs;
 mod ranking;
 mod recording;
+mod request_reports;
 mod settings;
 mod speculation;
 mod starts;
@@ -41,10 +42,11 @@ use crate::policy::{Policy, policy};
 use crate::queue::{Queue, QueueKey};
 use crate::recorder::{Input, Recorder};
 use crate::request::{Finish, Request};
-use crate::sequence::{Beam, Chain, LiveRequest, Sample, Sequence, State};
+use crate::sequence::{Beam, Chain, EndedSamples, LiveRequest, Sample, Sequence, State};
 
 pub use explain::{Decision, Explanation, Reason};
 pub use loads::Load;
+pub use request_reports::{BlockOwners, RequestReport};
 pub use stats::{Stats, TenantService};
 
 /// Decides what every step computes. See the crate's page for the rules.
@@ -78,6 +80,7 @@ pub struct Scheduler {
     output_lengths: OutputLengths,
     counters: Stats, // its gauges stay 0
     decisions: explain::Decisions,
+    ended: VecDeque<RequestReport>, // the last ones, oldest first
     num_inputs: u64,
     recorder: Option<Recorder>,
     // Working space, kept between calls for its memory alone.
@@ -154,6 +157,7 @@ impl Scheduler {
             output_lengths: OutputLengths::new(),
             counters: Stats::default(),
             decisions: explain::Decisions::default(),
+            ended: VecDeque::new(),
             num_inputs: 0,
             recorder: None,
             draft: Draft::new(config.kv_groups.len(), config.max_num_seqs),
@@ -196,6 +200,8 @@ impl Scheduler {
             [] => (vec![Sample::Unforked; request.n as usize], request.n),
             _ => (vec![Sample::Finished; request.n as usize], num_unfinished),
         };
+        let ended_tokens = outputs.iter().filter(|output| output.finished).map(|output| output.tokens.len() as u32);
+        let ended = EndedSamples { num_output_tokens: ended_tokens.sum(), ..EndedSamples::default() };
         let has_output = outputs.iter().any(|output| !output.tokens.is_empty());
         let expected_output = request.max_tokens.min(self.output_lengths.mean().ceil() as u32);
         let deadline = request.deadline;
@@ -216,6 +222,8 @@ impl Scheduler {
             expected_output,
             scheduled_at: None,
             has_output,
+            num_preemptions: 0,
+            ended,
         };
         let key = self.requests.insert(live);
         self.request_keys.insert(name, key);
@@ -260,9 +268,10 @@ impl Scheduler {
         let keys: Vec<_> = owned.map(|(key, _)| key).collect();
         for key in keys {
             for sequence in live_sequences(&self.requests[key]) {
+                self.requests[key].note_ended(&self.sequences[sequence]);
                 self.remove_sequence(sequence);
             }
-            self.remove_request(key);
+            self.remove_request(key, Finish::Abort);
         }
         self.forget_ended();
         self.outbox.remove(client);
@@ -487,7 +496,7 @@ impl Scheduler {
             recorder.record_finish(live.request.id, sample, finish, offset);
         }
         self.hand_over(key, sample);
-        self.end_sample(key, sample);
+        self.end_sample(key, sample, finish);
         true
     }
 
@@ -504,16 +513,17 @@ impl Scheduler {
     }
 
     /// Removes a sample's sequence, and with the last sample the request. The caller tidies `running`.
-    fn end_sample(&mut self, key: Key<LiveRequest>, sample: u32) {
+    fn end_sample(&mut self, key: Key<LiveRequest>, sample: u32, finish: Finish) {
         let live = &mut self.requests[key];
         let ended = std::mem::replace(&mut live.samples[sample as usize], Sample::Finished);
         live.num_unfinished -= 1;
         let is_last = live.num_unfinished == 0;
         if let Sample::Live(sequence) = ended {
+            live.note_ended(&self.sequences[sequence]);
             self.remove_sequence(sequence);
         }
         if is_last {
-            self.remove_request(key);
+            self.remove_request(key, finish);
         }
     }
 
@@ -528,9 +538,10 @@ impl Scheduler {
         self.sequences.remove(key);
     }
 
-    fn remove_request(&mut self, key: Key<LiveRequest>) {
+    fn remove_request(&mut self, key: Key<LiveRequest>, finish: Finish) {
         self.end_isolation_of(key);
         if let Some(live) = self.requests.remove(key) {
+            self.keep_report(&live, finish);
             self.request_keys.remove(&(live.request.client, live.request.id));
             if let Some(deadline) = live.request.deadline {
                 self.deadlines.remove(&(ranking::ordered(deadline), live.serial));

@@ -31,9 +31,24 @@ pub(crate) struct LiveRequest {
     pub(crate) scheduled_at: Option<f64>,
     /// Whether its client has output of it, be it of a core before this one.
     pub(crate) has_output: bool,
+    pub(crate) num_preemptions: u32,
+    pub(crate) ended: EndedSamples,
+}
+
+/// What the samples of a request had that have ended.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct EndedSamples {
+    pub(crate) num_output_tokens: u32,
+    pub(crate) num_cached_tokens: u32,
 }
 
 impl LiveRequest {
+    /// A sample ends, whose sequence this was.
+    pub(crate) fn note_ended(&mut self, sequence: &Sequence) {
+        self.ended.num_output_tokens += sequence.output.len() as u32;
+        self.ended.num_cached_tokens = self.ended.num_cached_tokens.max(sequence.cached_tokens.unwrap_or(0));
+    }
+
     /// Whether blocks that others have computed serve it.
     pub(crate) fn shares_prefix(&self, config: &Config) -> bool {
         config.enable_prefix_caching && !self.request.needs_whole_prompt()

@@ -9,7 +9,7 @@ use crate::output::deltas::Delta;
 use crate::output::logprobs::{LogprobEntries, LogprobView, Logprobs};
 use crate::policy::OUTPUT_COST;
 use crate::request::Finish;
-use crate::sequence::{Beam, LiveRequest, Sample, Sequence, State};
+use crate::sequence::{Beam, EndedSamples, LiveRequest, Sample, Sequence, State};
 
 use super::{Gives, Scheduler, Step, live_sequences};
 
@@ -125,10 +125,12 @@ impl Scheduler {
     fn answer(&mut self, name: Key<LiveRequest>, last: Key<Sequence>) {
         let cached_tokens = self.sequences[last].cached_tokens.unwrap_or(0);
         let mut found = self.requests[name].search.take().map_or(Vec::new(), BeamSearch::answer).into_iter();
+        let (mut num_output_tokens, mut last_finish) = (0, Finish::Stop);
         for sample in 0..self.requests[name].samples.len() as u32 {
             let live = &self.requests[name];
             let (path, finish) = found.next().map_or((Path::default(), Finish::Stop), |one| (one.path, one.finish));
             let num_tokens = path.tokens.len();
+            (num_output_tokens, last_finish) = (num_output_tokens + num_tokens as u32, finish);
             let starts = (0..=num_tokens as i32).collect();
             let entries = LogprobEntries { starts, ids: path.tokens, values: path.logprobs, ranks: path.ranks };
             let delta = Delta {
@@ -153,6 +155,7 @@ impl Scheduler {
         for key in live_sequences(&self.requests[name]) {
             self.remove_sequence(key);
         }
-        self.remove_request(name);
+        self.requests[name].ended = EndedSamples { num_output_tokens, num_cached_tokens: cached_tokens };
+        self.remove_request(name, last_finish);
     }
 }

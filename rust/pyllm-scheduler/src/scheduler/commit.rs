@@ -116,7 +116,7 @@ impl Scheduler {
             recorder.record_finish(live.request.id, sample, Finish::Stop, 0);
         }
         self.tell_start(name);
-        self.end_sample(name, sample);
+        self.end_sample(name, sample, Finish::Stop);
         true
     }
 
@@ -195,7 +195,7 @@ impl Scheduler {
             if let Some(recorder) = &mut self.recorder {
                 recorder.record_finish(self.requests[request].request.id, sample, finish, length);
             }
-            self.end_sample(request, sample);
+            self.end_sample(request, sample, finish);
         }
         finish != Finish::None
     }

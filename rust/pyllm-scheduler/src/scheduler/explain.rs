@@ -173,7 +173,7 @@ impl Scheduler {
         Ok(samples.map(|(index, sample)| self.explain_sample(live, index as u32, *sample)).collect())
     }
 
-    fn explain_sample(&self, live: &LiveRequest, sample: u32, place: Sample) -> Explanation {
+    pub(super) fn explain_sample(&self, live: &LiveRequest, sample: u32, place: Sample) -> Explanation {
         let finished = Explanation {
             sample,
             state: "finished",

@@ -99,6 +99,7 @@ impl Scheduler {
     /// Takes blocks and slot from a running sequence, which the caller has removed from `running`, and queues it.
     pub(super) fn preempt(&mut self, key: Key<Sequence>) {
         self.counters.num_preemptions += 1;
+        self.requests[self.sequences[key].request].num_preemptions += 1;
         let copies = if self.should_swap(key) { self.swap_out(key) } else { None };
         let num_computed = self.sequences[key].num_computed;
         self.vacate(key);

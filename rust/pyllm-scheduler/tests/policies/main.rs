@@ -16,6 +16,7 @@ mod isolation;
 mod endings;
 mod switching;
 mod reasons;
+mod reports;
 mod recordings;
 
 mod cases;

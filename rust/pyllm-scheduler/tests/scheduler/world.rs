@@ -191,6 +191,11 @@ impl World {
         assert_eq!(stats.num_loading, num_awaited as u64);
         let waiting: u64 = self.scheduler.tenants().iter().map(|tenant| tenant.num_waiting).sum();
         assert_eq!(waiting, stats.num_waiting);
+        let owners = self.scheduler.block_owners();
+        let owned = owners.tenants.values().sum::<u32>() + owners.pinned + owners.in_transit + owners.free;
+        assert_eq!(u64::from(owned), stats.num_blocks);
+        let reports = self.scheduler.requests();
+        assert_eq!(reports.iter().filter(|report| report.ended.is_none()).count() as u64, stats.num_requests);
         let events = self.scheduler.take_events(usize::MAX);
         self.subscriber.hear(&events, &self.config);
         self.subscriber.compare(&self.scheduler.snapshot(), &stats);

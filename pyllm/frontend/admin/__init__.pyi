@@ -1,0 +1,5 @@
+from .routes import admin_routes
+
+__all__ = [
+    "admin_routes",
+]

@@ -1,0 +1,151 @@
+"""`/admin`: requests of all clients with what they wait for, blocks by owner, tenants, decisions, live settings."""
+
+from collections.abc import Awaitable
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from litestar import Request, Router, get, patch
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, QueryParameter
+
+from pyllm.client.reports import BlockOwners, Decision, RequestReport, TenantReport
+from pyllm.errors import EngineDeadError
+from pyllm.frontend.http.failure import ForbiddenError, UnknownRequestError, decoding_error
+from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
+from pyllm.frontend.requests.request_context import context_in
+from pyllm.frontend.requests.server_state import ServerState
+
+T = TypeVar("T")
+
+Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=2000)]
+
+_FORBIDDEN = {403: LOOKUP_ERROR_RESPONSES[404], 400: LOOKUP_ERROR_RESPONSES[404]}
+_LOOKUP_ERRORS: dict[int, ResponseSpec] = {**LOOKUP_ERROR_RESPONSES, **_FORBIDDEN}
+
+
+class RequestList(msgspec.Struct):
+    """`GET /admin/requests`: those that live, in the order in which they came, then those that have ended."""
+
+    data: list[RequestReport]
+
+
+class BlockReport(msgspec.Struct):
+    """`GET /admin/blocks`. `cached` of the blocks, in use or free, have contents that the prefix cache knows."""
+
+    num_blocks: int
+    block_size: int
+    owners: BlockOwners
+    cached: int
+    num_host_blocks: int
+    free_host: int
+    cached_host: int
+    prefix_queries: int
+    prefix_hits: int
+    host_prefix_hits: int
+
+
+class TenantList(msgspec.Struct):
+    """`GET /admin/tenants`: what each has had under the policy `fair`."""
+
+    data: list[TenantReport]
+
+
+class DecisionList(msgspec.Struct):
+    """`GET /admin/decisions`: what the last steps decided, oldest first."""
+
+    data: list[Decision]
+
+
+def admin_routes(state: ServerState) -> Router:
+    """The routes, for one server."""
+    client = state.client
+
+    @get(
+        "/requests", summary="All requests and what each waits for; also the last that ended", responses=_LOOKUP_ERRORS
+    )
+    async def list_requests(limit: Limit = 100) -> RequestList:
+        return RequestList(await _in_time(client.requests(limit)))
+
+    @get("/requests/{name:str}", summary="The requests of one id", responses=_LOOKUP_ERRORS)
+    async def show_request(name: FromPath[str]) -> RequestList:
+        found = [report for report in await _in_time(client.requests()) if report.name == name]
+        if not found:
+            raise UnknownRequestError(name)
+        return RequestList(found)
+
+    @get("/blocks", summary="Whose the blocks of the KV cache are", responses=_LOOKUP_ERRORS)
+    async def show_blocks() -> BlockReport:
+        owners, stats = await _in_time(client.block_owners()), await _in_time(client.stats())
+        return BlockReport(
+            num_blocks=stats["num_blocks"],
+            block_size=client.model.block_size,
+            owners=owners,
+            cached=stats["num_cached_blocks"],
+            num_host_blocks=stats["num_host_blocks"],
+            free_host=stats["num_free_host_blocks"],
+            cached_host=stats["num_cached_host_blocks"],
+            prefix_queries=stats["prefix_queries"],
+            prefix_hits=stats["prefix_hits"],
+            host_prefix_hits=stats["host_prefix_hits"],
+        )
+
+    @get("/tenants", summary="What each tenant has had, and what waits", responses=_LOOKUP_ERRORS)
+    async def list_tenants() -> TenantList:
+        return TenantList(await _in_time(client.tenants()))
+
+    @get("/decisions", summary="What the last steps decided", responses=_LOOKUP_ERRORS)
+    async def list_decisions(limit: Limit = 100) -> DecisionList:
+        return DecisionList(await _in_time(client.decisions(limit)))
+
+    @get("/config", summary="The settings that can change while the engine runs", responses=_LOOKUP_ERRORS)
+    async def show_config() -> dict[str, Any]:
+        return await _in_time(client.reconfigure())
+
+    @patch("/config", summary="Change some of them; all stay where one is refused", responses=ERROR_RESPONSES)
+    async def change_config(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        # No struct: the core knows which settings there are, and says so.
+        try:
+            changes = msgspec.json.decode(await request.body(), type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise decoding_error(error) from None
+        return await _in_time(client.call("reconfigure", changes))
+
+    def admins_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+        del handler
+        if context_in(connection.scope).role != "admin":
+            raise ForbiddenError(_refusal(state.keys.has_admin))
+
+    return Router(
+        "/admin",
+        guards=[admins_only],
+        route_handlers=[
+            list_requests,
+            show_request,
+            show_blocks,
+            list_tenants,
+            list_decisions,
+            show_config,
+            change_config,
+        ],
+    )
+
+
+def _refusal(has_admin: bool) -> str:
+    if has_admin:
+        return "Only keys of the role admin may use this route."
+    make = "make one with `pyllm apikey NAME --role admin`"
+    return f"No key has the role admin: {make}, or start the server with --admin-on-loopback."
+
+
+async def _in_time(answer: Awaitable[T]) -> T:
+    """What the core says.
+
+    Raises:
+        EngineDeadError: it does not say, in time or at all.
+    """
+    try:
+        return await answer
+    except TimeoutError:
+        raise EngineDeadError("the engine core did not answer in time") from None

@@ -1,0 +1,134 @@
+//! All requests at once, those included that ended not long ago, and whose the blocks are: for whoever looks at the
+//! whole engine. Nothing here is part of a decision.
+
+use std::collections::BTreeMap;
+
+use crate::ids::{BlockId, ClientId, RequestId};
+use crate::request::Finish;
+use crate::sequence::{LiveRequest, Sample};
+
+use super::{Explanation, Scheduler};
+
+const MAX_ENDED: usize = 1000;
+
+/// A request that lives, or has ended.
+#[derive(Clone, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the names say it; times are of `Scheduler::schedule`'s clock")]
+pub struct RequestReport {
+    pub client: ClientId,
+    pub id: RequestId,
+    pub name: String,
+    pub tenant: String,
+    pub priority: i32,
+    pub num_samples: u32,
+    pub num_prompt_tokens: u32,
+    /// Of all samples together.
+    pub num_output_tokens: u32,
+    /// Of the prompt, those that the prefix cache had when it was first admitted.
+    pub num_cached_tokens: u32,
+    /// On the device, those that it shares included.
+    pub num_blocks: u32,
+    pub num_preemptions: u32,
+    pub arrival: f64,
+    /// When a step first computed any of it.
+    pub scheduled_at: Option<f64>,
+    /// When it ended, and how its last sample did.
+    pub ended: Option<(f64, Finish)>,
+    /// Where each sample stands; empty once it has ended.
+    pub samples: Vec<Explanation>,
+}
+
+/// How many blocks of the device belong to whom. The parts add up to all blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockOwners {
+    /// In use by requests of one tenant, by the tenant's name.
+    pub tenants: BTreeMap<String, u32>,
+    /// In use by nobody, but kept by pins.
+    pub pinned: u32,
+    /// Copies that end with the steps in flight, and what a load writes to.
+    pub in_transit: u32,
+    /// In use by nobody: with contents that the prefix cache knows, or empty.
+    pub free: u32,
+}
+
+impl Scheduler {
+    /// The requests that live, in the order in which they came, and the last 1,000 that have ended, latest first.
+    pub fn requests(&self) -> Vec<RequestReport> {
+        let mut live: Vec<_> = self.requests.iter().map(|(_, live)| live).collect();
+        live.sort_unstable_by_key(|live| live.serial);
+        live.into_iter().map(|live| self.report(live)).chain(self.ended.iter().rev().cloned()).collect()
+    }
+
+    /// Whose the blocks are. Takes time with the blocks in use.
+    pub fn block_owners(&self) -> BlockOwners {
+        let mut owners = BlockOwners { free: self.cache.num_free(), ..BlockOwners::default() };
+        let mut seen = vec![false; self.config.num_blocks as usize];
+        for (_, live) in self.requests.iter() {
+            let blocks = super::live_sequences(live).into_iter().flat_map(|key| &self.sequences[key].chains);
+            for block in blocks.flat_map(|chain| &chain.blocks) {
+                if !std::mem::replace(&mut seen[block.0 as usize], true) {
+                    *owners.tenants.entry(live.request.tenant.clone()).or_default() += 1;
+                }
+            }
+        }
+        for block in self.cache.free_blocks() {
+            seen[block.0 as usize] = true;
+        }
+        for (block, _) in seen.iter().enumerate().filter(|(_, seen)| !**seen) {
+            if self.cache.pinned_references(BlockId(block as u32)) > 0 {
+                owners.pinned += 1;
+            } else {
+                owners.in_transit += 1;
+            }
+        }
+        owners
+    }
+
+    pub(super) fn keep_report(&mut self, live: &LiveRequest, finish: Finish) {
+        if self.ended.len() == MAX_ENDED {
+            self.ended.pop_front();
+        }
+        self.ended.push_back(RequestReport {
+            ended: Some((self.now.max(live.request.arrival), finish)),
+            ..RequestReport::of_ended_samples(live)
+        });
+    }
+
+    fn report(&self, live: &LiveRequest) -> RequestReport {
+        let mut report = RequestReport::of_ended_samples(live);
+        for (index, &sample) in live.samples.iter().enumerate() {
+            report.samples.push(self.explain_sample(live, index as u32, sample));
+            if let Sample::Live(key) = sample {
+                let sequence = &self.sequences[key];
+                report.num_output_tokens += sequence.output.len() as u32;
+                report.num_cached_tokens = report.num_cached_tokens.max(sequence.cached_tokens.unwrap_or(0));
+                report.num_blocks += sequence.num_blocks();
+            }
+        }
+        report
+    }
+}
+
+impl RequestReport {
+    /// Without what only live sequences know.
+    fn of_ended_samples(live: &LiveRequest) -> Self {
+        let request = &live.request;
+        Self {
+            client: request.client,
+            id: request.id,
+            name: request.name.clone(),
+            tenant: request.tenant.clone(),
+            priority: request.priority,
+            num_samples: request.n,
+            num_prompt_tokens: request.prompt.len() as u32,
+            num_output_tokens: live.ended.num_output_tokens,
+            num_cached_tokens: live.ended.num_cached_tokens,
+            num_blocks: 0,
+            num_preemptions: live.num_preemptions,
+            arrival: request.arrival,
+            scheduled_at: live.scheduled_at,
+            ended: None,
+            samples: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,150 @@
+"""Who may use the routes of admins, and what they show."""
+
+import hashlib
+from typing import Any
+
+import msgspec
+import pytest
+
+from pyllm.client.reports import RequestReport
+from pyllm.config.api_keys import ApiKey, KeyRing, Role, new_key
+from pyllm.config.options import ServerConfig
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.messages import Call, Submit
+from tests.frontend.serving import answering, in_process
+
+USER, ADMIN = new_key("user")[0], new_key("admin")[0]
+LOCAL = {"host": "127.0.0.1:8000"}  # httpx's transport names 127.0.0.1 as the client
+
+REPORT = RequestReport(
+    client=1,
+    request=2,
+    name="cmpl-7",
+    tenant="acme",
+    priority=0,
+    num_samples=1,
+    num_prompt_tokens=5,
+    num_output_tokens=3,
+    num_cached_tokens=0,
+    num_blocks=1,
+    num_preemptions=0,
+    age=1.5,
+    scheduled_age=1.0,
+    ended_age=0.5,
+    finish="stop",
+    samples=[],
+)
+REPLIES = {
+    "requests": [msgspec.to_builtins(REPORT)],
+    "block_owners": {"tenants": {"acme": 8}, "pinned": 0, "in_transit": 0, "free": 24},
+    "tenants": [("acme", 4, 0)],
+    "decisions": [],
+    "reconfigure": {"watermark": 0.5},
+}
+ROUTES = ("requests", "requests/cmpl-7", "blocks", "tenants", "decisions", "config")
+
+
+def ring(*entries: tuple[str, Role]) -> KeyRing:
+    return KeyRing([
+        ApiKey(name=role, sha256=hashlib.sha256(key.encode()).hexdigest(), role=role) for key, role in entries
+    ])  # fmt: skip
+
+
+BOTH = ring((USER, "user"), (ADMIN, "admin"))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_only_admins_may(tokenizer: Tokenizer, route: str) -> None:
+    core = answering(tokenizer, "ok")
+    core.replies = REPLIES
+    async with in_process(core, tokenizer, keys=BOTH) as frontend:
+        get = frontend.http.get
+        assert (await get(f"/admin/{route}")).status_code == 401
+        refused = await get(f"/admin/{route}", headers=bearer(USER))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
+        assert "role admin" in refused.json()["error"]["message"]
+        assert core.sent(Call) == []
+        assert (await get(f"/admin/{route}", headers=bearer(ADMIN))).status_code == 200
+        assert (
+            await frontend.http.post("/v1/completions", json={"prompt": "x"}, headers=bearer(ADMIN))
+        ).status_code == 200
+
+
+@pytest.mark.parametrize(("keys", "headers"), [(KeyRing(), {}), (ring((USER, "user")), bearer(USER))])
+async def test_without_an_admins_key_they_are_closed(
+    tokenizer: Tokenizer, keys: KeyRing, headers: dict[str, str]
+) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer, keys=keys) as frontend:
+        refused = await frontend.http.get("/admin/requests", headers={**headers, **LOCAL})
+    assert refused.status_code == 403
+    assert "--admin-on-loopback" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("keys", [KeyRing(), ring((USER, "user"))])
+@pytest.mark.parametrize(
+    ("headers", "is_open"),
+    [
+        (LOCAL, True),
+        ({"host": "evil.com"}, False),
+        ({**LOCAL, "x-forwarded-for": "10.0.0.1"}, False),
+        ({**LOCAL, "origin": "https://evil.com"}, False),
+    ],
+)
+async def test_they_may_be_open_to_this_machine(
+    tokenizer: Tokenizer, keys: KeyRing, headers: dict[str, str], is_open: bool
+) -> None:
+    core = answering(tokenizer, "ok")
+    core.replies = REPLIES
+    server = ServerConfig(admin_on_loopback=True)
+    async with in_process(core, tokenizer, keys=keys, server=server) as frontend:
+        response = await frontend.http.get("/admin/requests", headers=headers)
+        assert (response.status_code == 200) is is_open
+        # The other routes want a key all the same.
+        version = await frontend.http.get("/version", headers=headers)
+        assert version.status_code == (401 if keys else 200)
+
+
+async def test_pages_of_other_sites_cannot_start_anything(tokenizer: Tokenizer) -> None:
+    core = answering(tokenizer, "ok")
+    async with in_process(core, tokenizer) as frontend:
+        body = b'{"prompt": "x"}'  # without a content type, so a browser asks for no leave
+        refused = await frontend.http.post("/v1/completions", content=body, headers={"origin": "https://evil.com"})
+        assert refused.status_code == 403
+        assert core.sent(Submit) == []
+        assert (await frontend.http.post("/v1/completions", content=body, headers=LOCAL)).status_code == 200
+
+
+async def test_what_they_show(tokenizer: Tokenizer) -> None:
+    core = answering(tokenizer, "ok")
+    core.replies = REPLIES
+    async with in_process(core, tokenizer, keys=BOTH) as frontend:
+
+        async def show(route: str) -> Any:
+            return (await frontend.http.get(f"/admin/{route}", headers=bearer(ADMIN))).json()
+
+        (listed,) = (await show("requests?limit=7"))["data"]
+        assert (listed["name"], listed["finish"], listed["age"]) == ("cmpl-7", "stop", 1.5)
+        assert core.sent(Call)[-1].args == (7,)
+        assert (await show("requests/cmpl-7"))["data"] == [listed]
+        assert (await show("requests/cmpl-8"))["error"]["code"] == "request_not_found"
+        blocks = await show("blocks")
+        assert (blocks["num_blocks"], blocks["owners"]["tenants"], blocks["prefix_hits"]) == (32, {"acme": 8}, 40)
+        assert (await show("tenants"))["data"] == [["acme", 4, 0]]
+        assert (await show("decisions"))["data"] == []
+        assert (await show("requests?limit=0"))["error"]["type"] == "invalid_request_error"
+
+
+async def test_settings_change_by_their_names(tokenizer: Tokenizer) -> None:
+    core = answering(tokenizer, "ok")
+    core.replies = REPLIES
+    async with in_process(core, tokenizer, keys=BOTH) as frontend:
+        changed = await frontend.http.patch("/admin/config", json={"watermark": 0.5}, headers=bearer(ADMIN))
+        assert (changed.status_code, changed.json()) == (200, {"watermark": 0.5})
+        assert core.sent(Call)[-1].args == ({"watermark": 0.5},)
+        del core.replies["reconfigure"]
+        refused = await frontend.http.patch("/admin/config", json={"self": 1}, headers=bearer(ADMIN))
+        assert refused.status_code == 400
