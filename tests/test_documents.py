@@ -16,7 +16,7 @@ PATH = re.compile(r"`([\w./-]+(?:/[\w-]+|/|\.(?:py|pyi|rs|md|toml)))`")
 LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]+))?\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 # Flags of other programs that these documents name.
-OTHERS = {"--api-key"}
+OTHERS = {"--role", "--api-key"}
 
 
 def test_documents_are_found() -> None:

@@ -72,3 +72,4 @@ class ApiConfig(_ProcessConfig, frozen=True):
     shared: SharedConfig = SharedConfig()
     state_address: str = ""
     api_keys: tuple[ApiKey, ...] = ()
+    flight_recorder_dir: str = ""  # where records of crashes are

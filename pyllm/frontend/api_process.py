@@ -6,6 +6,7 @@ The heavy imports are inside the functions, so that the parent hears of this pro
 import asyncio
 import gc
 import logging
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from pyllm.errors import GivenUpError, PyllmError
 from pyllm.frontend.shared.messages import QUEUE_REASONS
 from pyllm.supervision.burst_logger import BurstLogger
 from pyllm.supervision.parent_link import ParentLink, attach
+from pyllm.supervision.process_samples import ProcessSampler, load_nvml
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 
 if TYPE_CHECKING:
@@ -86,6 +88,8 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
         shared=shared,
         tracer=tracer,
         parent_silence=lambda: parent.parent_silence,
+        sampler=ProcessSampler(os.getppid(), nvml=load_nvml()),
+        crash_folder=config.flight_recorder_dir,
     )
     parent.enter("opening the server")
     server = HttpServer(state, config.server.shutdown_timeout, parent.started)

@@ -90,7 +90,9 @@ def create_app(state: ServerState) -> ASGIApp:
         except (PyllmError, TimeoutError):
             stats = {}
         totals = await state.shared.totals(state.metrics.counted())
-        return Response(state.metrics.expose(stats, totals, state.condition()), media_type=metrics.CONTENT_TYPE)
+        samples = await asyncio.to_thread(state.sampler.sample)
+        text = state.metrics.expose(stats, totals, state.condition(), samples.processes)
+        return Response(text, media_type=metrics.CONTENT_TYPE)
 
     @cache
     def document() -> bytes:

@@ -56,6 +56,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             served_model_name=engine.model.served_model_name,
             shared=shared,
             api_keys=api_keys,
+            flight_recorder_dir=engine.recovery.flight_recorder_dir,
             state_address=state.bind if count > 1 else "",
         )
         limits = ProcessLimits(ready_timeout=server.ready_timeout, max_restarts=engine.recovery.max_restarts)

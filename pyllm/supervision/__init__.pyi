@@ -1,6 +1,6 @@
 from .burst_logger import BurstLogger
 from .child_process import ChildProcess, end
-from .flight_recorder import FlightRecorder, config_json, resolve_folder
+from .flight_recorder import CrashRecord, FlightRecorder, config_json, list_records, resolve_folder
 from .memory import Memory, host_memory, is_out_of_memory, return_freed_memory
 from .memory_pressure import MemoryPressure
 from .parent_link import (
@@ -13,6 +13,7 @@ from .parent_link import (
     die_with_parent,
     keep_exit_codes,
 )
+from .process_samples import ProcessSample, ProcessSampler, Samples, load_nvml
 from .restart_budget import WINDOW, RestartBudget
 from .server_processes import STOP_GRACE, supervise
 from .start_progress import show_progress
@@ -27,12 +28,16 @@ __all__ = [
     "WINDOW",
     "BurstLogger",
     "ChildProcess",
+    "CrashRecord",
     "FlightRecorder",
     "Memory",
     "MemoryPressure",
     "ParentLink",
     "ProcessLimits",
+    "ProcessSample",
+    "ProcessSampler",
     "RestartBudget",
+    "Samples",
     "StepTrace",
     "SupervisedProcess",
     "attach",
@@ -43,6 +48,8 @@ __all__ = [
     "host_memory",
     "is_out_of_memory",
     "keep_exit_codes",
+    "list_records",
+    "load_nvml",
     "resolve_folder",
     "return_freed_memory",
     "show_progress",

@@ -4,6 +4,7 @@ only.
 Does not know what a crash is: its callers make the parts, and leave prompts and secrets out.
 """
 
+import contextlib
 import logging
 import os
 import re
@@ -24,6 +25,7 @@ MAX_BYTES = 4 << 20
 MAX_NAME = 80  # characters of a file's name
 
 # How a record's folder is named, with a dot before it while it is being written. Nothing else is ever removed.
+_STAMP = "%Y%m%dT%H%M%S.%fZ"
 _RECORD = re.compile(r"\.?\d{8}T\d{6}\.\d{6}Z-")
 # Fields of the configuration that are secret, and those that would only be long.
 _SECRET_FIELDS = frozenset({"sha256"})
@@ -34,6 +36,28 @@ logger = logging.getLogger(__name__)
 
 def _utc_now() -> datetime:
     return datetime.now(UTC)
+
+
+class CrashRecord(msgspec.Struct, frozen=True):
+    """A record that was kept: its folder's name, when it was made (ISO 8601, UTC), of what, and bytes by file."""
+
+    folder: str
+    time: str
+    name: str
+    files: dict[str, int]
+
+
+def list_records(folder: Path) -> list[CrashRecord]:
+    """The records that are in a folder, latest first; none where it cannot be read."""
+    records = []
+    for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []:
+        if _RECORD.match(path.name) and not path.name.startswith("."):
+            stamp, _, rest = path.name.partition("-")
+            with contextlib.suppress(OSError):  # Another process may be removing it.
+                files = {file.name: file.stat().st_size for file in sorted(path.iterdir())}
+                time = datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)
+                records.append(CrashRecord(path.name, time.isoformat(), rest.rpartition("-")[0], files))
+    return records
 
 
 class FlightRecorder:
@@ -64,7 +88,7 @@ class FlightRecorder:
 
     def _write(self, name: str, parts: Mapping[str, bytes]) -> Path:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stamp = self._clock().strftime("%Y%m%dT%H%M%S.%fZ")
+        stamp = self._clock().strftime(_STAMP)
         # Private, and nobody else's, as its last letters are random: so is then its name without the dot.
         hidden = Path(tempfile.mkdtemp(prefix=f".{stamp}-{_file_name(name)}-", dir=self._folder))
         try:

@@ -21,7 +21,7 @@ from pyllm.config import process_config
 from pyllm.config.api_keys import ApiKey
 from pyllm.config.options import ServerConfig
 from pyllm.errors import ConfigError
-from pyllm.supervision.flight_recorder import FlightRecorder, config_json, default_folder, resolve_folder
+from pyllm.supervision.flight_recorder import FlightRecorder, config_json, default_folder, list_records, resolve_folder
 from tests.frontend.api_config import api_config
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -47,6 +47,17 @@ def test_a_record_is_a_private_folder_of_plain_files(tmp_path: Path) -> None:
     assert contents(record) == {"report.json": b"{}", "core-0.log": b"end"}
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, record, *record.iterdir())]
     assert modes == [0o700, 0o700, 0o600, 0o600]
+
+
+def test_records_are_listed_latest_first(tmp_path: Path) -> None:
+    assert list_records(tmp_path / "not there") == []
+    recorder = FlightRecorder(tmp_path, clock=ticking())
+    recorder.record("core 0", {"report.json": b"{}"})
+    recorder.record("worker-0-1", {"log": b"end"})
+    (tmp_path / "notes").mkdir()
+    latest, first = list_records(tmp_path)
+    assert (latest.name, latest.files, latest.time) == ("worker-0-1", {"log": 3}, "2026-01-02T03:04:06+00:00")
+    assert (first.name, first.files, first.folder[:9]) == ("core-0", {"report.json": 2}, "20260102T")
 
 
 def test_no_name_leads_out_of_the_folder_nor_to_another_part(tmp_path: Path) -> None:

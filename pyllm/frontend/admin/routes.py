@@ -1,10 +1,12 @@
-"""`/admin`: requests of all clients with what they wait for, blocks by owner, tenants, decisions, live settings."""
+"""`/admin`: requests of all clients and what they wait for, blocks by owner, processes, crashes, live settings."""
 
+import asyncio
 from collections.abc import Awaitable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from litestar import Request, Router, get, patch
+from litestar import Request, Response, Router, get, patch, route
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
@@ -16,6 +18,8 @@ from pyllm.frontend.http.failure import ForbiddenError, UnknownRequestError, dec
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.request_context import context_in
 from pyllm.frontend.requests.server_state import ServerState
+from pyllm.supervision.flight_recorder import CrashRecord, list_records
+from pyllm.supervision.process_samples import Samples
 
 T = TypeVar("T")
 
@@ -44,6 +48,12 @@ class BlockReport(msgspec.Struct):
     prefix_queries: int
     prefix_hits: int
     host_prefix_hits: int
+
+
+class CrashList(msgspec.Struct):
+    """`GET /admin/crashes`: the records that are kept, latest first."""
+
+    data: list[CrashRecord]
 
 
 class TenantList(msgspec.Struct):
@@ -91,6 +101,14 @@ def admin_routes(state: ServerState) -> Router:
             host_prefix_hits=stats["host_prefix_hits"],
         )
 
+    @get("/processes", summary="What each process and each card does", responses=_LOOKUP_ERRORS)
+    async def show_processes() -> Samples:
+        return await asyncio.to_thread(state.sampler.sample)
+
+    @get("/crashes", summary="Records of the last crashes", responses=_LOOKUP_ERRORS)
+    async def list_crashes() -> CrashList:
+        return CrashList(await asyncio.to_thread(list_records, Path(state.crash_folder)) if state.crash_folder else [])
+
     @get("/tenants", summary="What each tenant has had, and what waits", responses=_LOOKUP_ERRORS)
     async def list_tenants() -> TenantList:
         return TenantList(await _in_time(client.tenants()))
@@ -114,7 +132,8 @@ def admin_routes(state: ServerState) -> Router:
 
     def admins_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         del handler
-        if context_in(connection.scope).role != "admin":
+        is_asked_for_methods = connection.scope["method"] == "OPTIONS"
+        if not is_asked_for_methods and context_in(connection.scope).role != "admin":
             raise ForbiddenError(_refusal(state.keys.has_admin))
 
     return Router(
@@ -124,12 +143,21 @@ def admin_routes(state: ServerState) -> Router:
             list_requests,
             show_request,
             show_blocks,
+            show_processes,
+            list_crashes,
             list_tenants,
             list_decisions,
+            _tell_methods,
             show_config,
             change_config,
         ],
     )
+
+
+# Litestar's own would tell the methods of whichever handler of this path came first.
+@route("/config", http_method="OPTIONS", sync_to_thread=False, include_in_schema=False)
+def _tell_methods() -> Response[None]:
+    return Response(None, status_code=204, headers={"Allow": "GET, OPTIONS, PATCH"})
 
 
 def _refusal(has_admin: bool) -> str:

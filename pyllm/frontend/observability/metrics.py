@@ -8,7 +8,8 @@ import math
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -30,6 +31,7 @@ from pyllm.frontend.observability.histogram import (
 from pyllm.frontend.shared.messages import LIMIT_REASONS, QUEUE_REASONS, REASONS
 from pyllm.frontend.shared.totals import Row, decode_row, encode_row
 from pyllm.frontend.text.encoding_threads import EncodingCounts
+from pyllm.supervision.process_samples import ProcessSample
 from pyllm.wire.messages import FinishCode, ModelInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4"  # the charset is appended by the framework
@@ -116,6 +118,7 @@ class Metrics(Collector):
         self._labels = {"model_name": model_name, "engine": "0"}
         self._stats: Stats = {}
         self._condition = Condition(True)
+        self._processes: Sequence[ProcessSample] = ()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -131,7 +134,9 @@ class Metrics(Collector):
             row.extend(_numbers(getattr(self, name)))
         return encode_row(Row(row.tobytes(), self.ignored_fields.counts))
 
-    def expose(self, stats: Stats, totals: bytes, condition: Condition) -> bytes:
+    def expose(
+        self, stats: Stats, totals: bytes, condition: Condition, processes: Sequence[ProcessSample] = ()
+    ) -> bytes:
         """Prometheus' text. `totals` are the sums of all rows of `counted`, `condition` is that of this process.
 
         `stats` are the core's; what is not in them, as where it does not answer, is left out.
@@ -142,13 +147,14 @@ class Metrics(Collector):
         numbers = iter(array("d", total.numbers))
         for name in COUNTED:
             setattr(shown, name, _filled(getattr(shown, name), numbers))
-        shown._stats, shown._condition = stats, condition
+        shown._stats, shown._condition, shown._processes = stats, condition, processes
         return generate_latest(shown._registry)
 
     def collect(self) -> Iterator[Metric]:
         """Every family: the core's first, where it answered, then what was counted here."""
         if self._stats:
             yield from self._collect_core(self._stats)
+        yield from self._collect_processes(self._processes)
         yield self._gauge(OURS, "ready", "1 while requests are worked on.", self._condition.ready)
         yield self._gauge(OURS, "stalled", "1 while work waits and no step is completed.", self._condition.stalled)
         connection = self.connection
@@ -243,6 +249,20 @@ class Metrics(Collector):
         )
         info.add_metric([*self._labels.values(), *configuration.values()], 1)
         yield info
+
+    def _collect_processes(self, processes: Sequence[ProcessSample]) -> Iterator[Metric]:
+        """By their titles: several of one, as spares are, count together."""
+        memory, cpu, devices = Counter[str](), dict[str, float](), Counter[str]()
+        for process in processes:
+            memory[process.name] += process.memory_bytes
+            cpu[process.name] = cpu.get(process.name, 0.0) + process.cpu_seconds
+            if process.device_bytes is not None:
+                devices[process.name] += process.device_bytes
+        if memory:
+            yield self._gauges(OURS, "process_memory_bytes", "PSS of a process.", "process", memory)
+            yield self._counters(OURS, "process_cpu_seconds", "CPU time of a process.", "process", cpu)
+        if devices:
+            yield self._gauges(OURS, "process_device_bytes", "Its memory on all cards.", "process", devices)
 
     def _gauge(self, prefix: str, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=list(self._labels))

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 from collections.abc import Callable, Sequence
 
 from pyllm.checkpoint.generation_config import SamplingDefaults
@@ -22,6 +23,7 @@ from pyllm.frontend.shared.shared_state import SharedState
 from pyllm.frontend.text.prompt_encoder import PromptEncoder
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.supervision.process_samples import ProcessSampler
 from pyllm.wire.heartbeat import SILENCE
 
 Fail = Callable[[PyllmError], None]
@@ -38,7 +40,8 @@ class ServerState:
     request gets that leaves it out.
 
     `keys` are those that it takes, and `shared` counts what all API processes let in: without it nothing is bounded.
-    `parent_silence` gives the seconds since the parent's last sign of life.
+    `parent_silence` gives the seconds since the parent's last sign of life, `sampler` what the server's processes take;
+    records of crashes are in `crash_folder`.
     """
 
     def __init__(
@@ -55,6 +58,8 @@ class ServerState:
         shared: Shared | None = None,
         tracer: Tracer | None = None,
         parent_silence: Callable[[], float] = lambda: 0.0,
+        sampler: ProcessSampler | None = None,
+        crash_folder: str = "",
     ) -> None:
         self.client = client
         self.server = server
@@ -70,6 +75,8 @@ class ServerState:
         self.metrics = Metrics(model_name, client.model, connection=client.counts)
         self.prompts = PromptEncoder(tokenizer, chat_template, client.model, self.metrics.encoding)
         self.chat = ChatPreprocessor(self.prompts, tokenizer, chat_template, server)
+        self.sampler = sampler or ProcessSampler(os.getpid())
+        self.crash_folder = crash_folder
         self.keep_alive = KeepAlive(server.sse_keep_alive_interval)
         self.draining = False
         self._parent_silence = parent_silence

@@ -1,6 +1,7 @@
 """Who may use the routes of admins, and what they show."""
 
 import hashlib
+import os
 from typing import Any
 
 import msgspec
@@ -41,7 +42,7 @@ REPLIES = {
     "decisions": [],
     "reconfigure": {"watermark": 0.5},
 }
-ROUTES = ("requests", "requests/cmpl-7", "blocks", "tenants", "decisions", "config")
+ROUTES = ("requests", "requests/cmpl-7", "blocks", "processes", "crashes", "tenants", "decisions", "config")
 
 
 def ring(*entries: tuple[str, Role]) -> KeyRing:
@@ -133,6 +134,9 @@ async def test_what_they_show(tokenizer: Tokenizer) -> None:
         assert (await show("requests/cmpl-8"))["error"]["code"] == "request_not_found"
         blocks = await show("blocks")
         assert (blocks["num_blocks"], blocks["owners"]["tenants"], blocks["prefix_hits"]) == (32, {"acme": 8}, 40)
+        (process,) = (await show("processes"))["processes"]
+        assert (process["pid"], process["device_bytes"]) == (os.getpid(), None)
+        assert (await show("crashes"))["data"] == []
         assert (await show("tenants"))["data"] == [["acme", 4, 0]]
         assert (await show("decisions"))["data"] == []
         assert (await show("requests?limit=0"))["error"]["type"] == "invalid_request_error"

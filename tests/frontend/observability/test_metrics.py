@@ -8,6 +8,7 @@ from pyllm.frontend.observability.histogram import Histogram, token_bounds
 from pyllm.frontend.observability.metrics import COUNTED, Metrics
 from pyllm.frontend.shared.totals import Totals
 from pyllm.frontend.text.encoding_threads import EncodingCounts
+from pyllm.supervision.process_samples import ProcessSample
 from tests.client.fake_core import MODEL
 from tests.client.fake_core import STATS as NAMES
 
@@ -285,3 +286,24 @@ def test_what_a_core_does_not_count_is_left_out() -> None:
     stats = {name: value for name, value in STATS.items() if name != "num_recoveries"}
     assert STATS.keys() - stats.keys() == {"num_recoveries"}
     assert "pyllm:recoveries_total" not in exposed(Metrics("tiny", MODEL), stats)
+
+
+def test_processes_count_by_their_titles() -> None:
+    def process(name: str, pid: int, device_bytes: int | None = None) -> ProcessSample:
+        return ProcessSample(
+            name=name, pid=pid, memory_bytes=10, cpu_seconds=0.5, num_threads=1, age=1.0, device_bytes=device_bytes
+        )
+
+    metrics = Metrics("tiny", MODEL)
+    processes = [process("pyllm::spare", 1), process("pyllm::spare", 2), process("pyllm::worker-0-0", 3, 7)]
+    text = metrics.expose({}, metrics.counted(), Condition(True), processes).decode()
+    values = {
+        (sample.name, sample.labels["process"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if "process" in sample.labels
+    }
+    assert values["pyllm:process_memory_bytes", "pyllm::spare"] == 20
+    assert values["pyllm:process_cpu_seconds_total", "pyllm::worker-0-0"] == 0.5
+    assert values["pyllm:process_device_bytes", "pyllm::worker-0-0"] == 7
+    assert "process_memory" not in metrics.expose({}, metrics.counted(), Condition(True)).decode()

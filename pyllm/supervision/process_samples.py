@@ -1,0 +1,150 @@
+"""What each process of a server takes: memory, CPU time, and memory of NVIDIA cards. Read from /proc and, where
+nvidia-ml-py is installed, from the driver. Knows no roles: a process goes by its title.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+FRESH = 1.0  # seconds in which samples are not taken again
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PROC = Path("/proc")
+
+
+class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One process. `memory_bytes` is its PSS: what it shares with others is divided among them.
+
+    `cpu_seconds` are those of all its threads since it was started, `age` seconds ago. `device_bytes` are those on all
+    cards together, None where the driver does not say.
+    """
+
+    name: str
+    pid: int
+    memory_bytes: int
+    cpu_seconds: float
+    num_threads: int
+    age: float
+    device_bytes: int | None = None
+
+
+class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One card: bytes in use by anybody, and the share of the last second, 0 to 1, in which it computed."""
+
+    name: str
+    index: int
+    used_bytes: int
+    total_bytes: int
+    utilization: float
+
+
+class Samples(msgspec.Struct, frozen=True):
+    """All processes of a server, in the order in which they were started, and all cards of the machine."""
+
+    processes: list[ProcessSample]
+    devices: list[DeviceSample]
+
+
+class ProcessSampler:
+    """Samples `root` and its descendants. Takes some milliseconds a process: call it from a thread."""
+
+    def __init__(
+        self,
+        root: int,
+        proc: Path = _PROC,
+        nvml: Any | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root = root
+        self._proc = proc
+        self._nvml = nvml
+        self._clock = clock
+        self._taken = Samples([], [])
+        self._taken_at = -FRESH
+
+    def sample(self) -> Samples:
+        """What is so now, or was so less than a second ago. A process that ends meanwhile is left out."""
+        now = self._clock()
+        if now - self._taken_at >= FRESH:
+            devices, bytes_of = _devices(self._nvml) if self._nvml is not None else ([], None)
+            found = [sample for pid in self._descendants() if (sample := self._process(pid, bytes_of)) is not None]
+            self._taken = Samples(sorted(found, key=lambda sample: -sample.age), devices)
+            self._taken_at = now
+        return self._taken
+
+    def _descendants(self) -> Iterator[int]:
+        children: dict[int, list[int]] = {}
+        for entry in self._proc.iterdir():
+            if entry.name.isdecimal():
+                with suppress(OSError, ValueError, IndexError):
+                    children.setdefault(int(_stat(entry)[1]), []).append(int(entry.name))
+        pending = [self._root]
+        while pending:
+            pid = pending.pop()
+            yield pid
+            pending += children.get(pid, ())
+
+    def _process(self, pid: int, bytes_of: dict[int, int] | None) -> ProcessSample | None:
+        folder = self._proc / str(pid)
+        try:
+            stat = _stat(folder)
+            uptime = float((self._proc / "uptime").read_text().split()[0])
+            title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            return ProcessSample(
+                name=title[:80],
+                pid=pid,
+                memory_bytes=_pss(folder),
+                cpu_seconds=(int(stat[11]) + int(stat[12])) / _TICKS,
+                num_threads=int(stat[17]),
+                age=max(0.0, uptime - int(stat[19]) / _TICKS),
+                device_bytes=None if bytes_of is None else bytes_of.get(pid, 0),
+            )
+        except (OSError, ValueError, IndexError):
+            return None
+
+
+def load_nvml() -> Any | None:
+    """nvidia-ml-py, initialised; None where it is not installed, or there is no driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def _stat(folder: Path) -> list[str]:
+    """The fields of `/proc/PID/stat` from the state on, which is the third: a name may have spaces and brackets."""
+    return (folder / "stat").read_text().rpartition(") ")[2].split()
+
+
+def _pss(folder: Path) -> int:
+    for line in (folder / "smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def _devices(nvml: Any) -> tuple[list[DeviceSample], dict[int, int] | None]:
+    """The cards, and the bytes of each process by its id; what a card does not tell is left out."""
+    devices, bytes_of = [], dict[int, int]()
+    for index in range(nvml.nvmlDeviceGetCount()):
+        with suppress(nvml.NVMLError):
+            card = nvml.nvmlDeviceGetHandleByIndex(index)
+            memory = nvml.nvmlDeviceGetMemoryInfo(card)
+            name = nvml.nvmlDeviceGetName(card)
+            busy = nvml.nvmlDeviceGetUtilizationRates(card).gpu / 100
+            devices.append(
+                DeviceSample(name=name, index=index, used_bytes=memory.used, total_bytes=memory.total, utilization=busy)
+            )
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(card):
+                bytes_of[process.pid] = bytes_of.get(process.pid, 0) + (process.usedGpuMemory or 0)
+    return devices, bytes_of if devices else None
