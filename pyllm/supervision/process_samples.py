@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+MAX_NAME = 80
 FRESH = 1.0  # seconds in which samples are not taken again
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -94,9 +95,10 @@ class ProcessSampler:
         try:
             stat = _stat(folder)
             uptime = float((self._proc / "uptime").read_text().split()[0])
-            title = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            # Titled ones are one word; of one that starts the program alone, as its arguments differ each time.
+            title = (folder / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace").strip()
             return ProcessSample(
-                name=title[:80],
+                name=title.rpartition("/")[2][:MAX_NAME],
                 pid=pid,
                 memory_bytes=_pss(folder),
                 cpu_seconds=(int(stat[11]) + int(stat[12])) / _TICKS,

@@ -28,9 +28,11 @@ def test_the_descendants_of_one_process(tmp_path: Path) -> None:
     add(tmp_path, 11, 10, "pyllm::core-0", started=20 * ticks)
     add(tmp_path, 12, 11, "pyllm::worker-0-0", started=30 * ticks)
     add(tmp_path, 13, 1, "another")
+    add(tmp_path, 15, 10, "/usr/bin/python3\0-m\0pyllm", started=40 * ticks)
     (tmp_path / "14").mkdir()  # It has ended since the folder was read.
-    serve, core, worker = ProcessSampler(10, tmp_path).sample().processes
+    serve, core, worker, spare = ProcessSampler(10, tmp_path).sample().processes
     assert [serve.name, core.name, worker.name] == ["pyllm::serve", "pyllm::core-0", "pyllm::worker-0-0"]
+    assert spare.name == "python3"
     assert (serve.pid, serve.memory_bytes, serve.num_threads, serve.age) == (10, 7 << 10, 3, 90.0)
     assert serve.cpu_seconds == 200 / ticks
     assert serve.device_bytes is None
