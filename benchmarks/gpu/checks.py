@@ -82,6 +82,7 @@ def checks(setting: Setting, float8: bool) -> Checks:
         "experts": (_experts, None),
         "experts_rows_alone": (_experts_rows_alone, BITWISE),
         "copy_blocks": (_copy_blocks, BITWISE),
+        "stage_blocks": (_stage_blocks, BITWISE),
         "edit_logits": (_edit_logits, BITWISE),
         "logprobs": (_logprobs, 1e-5),
         "sampling": (_sampling, BITWISE),
@@ -361,6 +362,18 @@ def _copy_blocks(setting: Setting) -> Pairs:
         kernels.copy_blocks(changed[0], changed[1], copies)
         outcomes.append(changed)
     return [(outcomes[0], outcomes[1])]
+
+
+def _stage_blocks(setting: Setting) -> Pairs:
+    cache, staged = setting.randn(3, 2, 5, 16, 2, 64), setting.randn(2, 3, 2, 16, 2, 64)
+    blocks = torch.tensor([4, 9, 9, 1], dtype=torch.int32, device=setting.device)[::3]
+    outcomes = []
+    for kernels in (setting.triton, setting.reference):
+        gathered, changed = torch.zeros_like(staged), cache.clone()
+        kernels.gather_blocks(cache, gathered, blocks)
+        kernels.scatter_blocks(changed, staged, blocks)
+        outcomes.append((gathered, changed))
+    return list(zip(*outcomes, strict=True))
 
 
 def _sampling(setting: Setting) -> Pairs:

@@ -106,6 +106,11 @@ def launch_rope(target: Target, hidden: torch.Tensor, positions: torch.Tensor) -
     keys, values = caches[0]
     rope.rope_and_kv_write(query, key, key, positions, cos_sin, positions, keys, values)
     blocks.copy_blocks(keys, values, positions.view(-1, 2))
+    cache = torch.stack((keys, values))[None]
+    for start in range(2):  # The ids of blocks begin anywhere.
+        swaps = positions[start : start + 3]
+        blocks.gather_blocks(cache, cache[:, :, :1].movedim(2, 0), swaps[::3])
+        blocks.scatter_blocks(cache, cache[:, :, :1].movedim(2, 0), swaps[::3])
     for keys_of_dtype, values_of_dtype in caches:
         tables = positions, cos_sin, positions
         rope.rope_and_kv_write(query, key, key, *tables, keys_of_dtype, values_of_dtype, head_norm)

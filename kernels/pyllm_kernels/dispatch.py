@@ -160,6 +160,8 @@ class Kernels:
     paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, AttentionLayer], Tensor]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
     swap_blocks: Callable[[Tensor, Tensor, Tensor], None]
+    gather_blocks: Callable[[Tensor, Tensor, Tensor], None]
+    scatter_blocks: Callable[[Tensor, Tensor, Tensor], None]
 
 
 @functools.cache
@@ -444,6 +446,21 @@ def swap_blocks(cache: Tensor, host_blocks: Tensor, swaps: Tensor) -> None:
     select("auto", cache.device).swap_blocks(cache, host_blocks, swaps)
 
 
+def gather_blocks(cache: Tensor, staged: Tensor, blocks: Tensor) -> None:
+    """Copy some blocks of the cache, all layers of each, to where each of them lies together.
+
+    - cache [layers, 2, num_blocks, *block], the keys and the values of each layer.
+    - staged [n, layers, 2, *block], of cache's dtype and contiguous.
+    - blocks int32 [n] of any stride, the block of the cache that each of staged is to hold.
+    """
+    select("auto", cache.device).gather_blocks(cache, staged, blocks)
+
+
+def scatter_blocks(cache: Tensor, staged: Tensor, blocks: Tensor) -> None:
+    """The reverse of `gather_blocks`: from staged to the cache. No block may be there twice."""
+    select("auto", cache.device).scatter_blocks(cache, staged, blocks)
+
+
 def edit_logits(
     logits: Tensor,
     rows: Tensor,
@@ -505,6 +522,8 @@ def _reference() -> Kernels:
         paged_attention=reference.paged_attention,
         copy_blocks=reference.copy_blocks,
         swap_blocks=reference.swap_blocks,
+        gather_blocks=reference.gather_blocks,
+        scatter_blocks=reference.scatter_blocks,
     )
 
 
@@ -580,4 +599,6 @@ def _triton(device_type: str) -> Kernels:
         paged_attention=attention.paged_attention,
         copy_blocks=blocks.copy_blocks,
         swap_blocks=reference.swap_blocks,  # ...and Triton has nothing to add to a copy over PCIe.
+        gather_blocks=blocks.gather_blocks,
+        scatter_blocks=blocks.scatter_blocks,
     )

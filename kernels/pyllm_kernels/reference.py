@@ -248,6 +248,14 @@ def swap_blocks(cache: Tensor, host_blocks: Tensor, swaps: Tensor) -> None:
             cache[:, :, device].copy_(host_blocks[host], non_blocking=True)
 
 
+def gather_blocks(cache: Tensor, staged: Tensor, blocks: Tensor) -> None:
+    staged.view(torch.uint8).copy_(cache.view(torch.uint8).index_select(2, blocks).movedim(2, 0))
+
+
+def scatter_blocks(cache: Tensor, staged: Tensor, blocks: Tensor) -> None:
+    cache.view(torch.uint8).index_copy_(2, blocks.long(), staged.view(torch.uint8).movedim(0, 2))
+
+
 def edit_logits(
     logits: Tensor,
     rows: Tensor,

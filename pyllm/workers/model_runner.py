@@ -45,6 +45,7 @@ from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_bl
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 from pyllm.workers.step.staging import HostCopy, to_device
+from pyllm.workers.step.swap_stream import staging_bytes
 from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
 
 
@@ -208,6 +209,9 @@ class ModelRunner:
         if self._kv_cache is not None:
             raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
         self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement.device, self._groups)
+        if num_host_blocks:  # Before graphs are captured: they take a share of the memory that is left.
+            self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels, self._clock)
+            self._swap_seconds = self._host_pool.time_swaps()
         self._forward = self._forward_pass(self._kv_cache)
         # In parallel with the first steps: neither a start nor a recovery waits for it.
         threading.Thread(target=self._kv_cache.take_pages, name="take-pages", daemon=True).start()
@@ -217,9 +221,6 @@ class ModelRunner:
                 self.capture(CudaCapture())
         elif self._may_capture and self._is_rust_only():
             self._forward.capture_step()
-        if num_host_blocks:
-            self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels, self._clock)
-            self._swap_seconds = self._host_pool.time_swaps()
 
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
@@ -268,7 +269,7 @@ class ModelRunner:
         if len(batch.host.swaps):
             if self._host_pool is None:
                 raise ProtocolError("the plan swaps blocks, but there is no host pool: kv_offloading_size is 0")
-            self._host_pool.swap(batch.host.swaps.reshape(-1, 3))
+            self._host_pool.swap(batch.host.swaps.reshape(-1, 3), batch.device.swaps.view(-1, 3))
         if len(batch.host.block_copies):
             copies = batch.device.block_copies.view(-1, 2)
             for keys, values in self._kv_cache.memory:
@@ -367,7 +368,7 @@ class ModelRunner:
         return self._forward
 
     def _free_device_bytes(self) -> int:
-        """The share of a GPU by `gpu_memory_utilization`, minus the memory in use and the peak of a full step."""
+        """The share of a GPU by `gpu_memory_utilization`, minus memory in use, the peak of a full step, and staging."""
         device = self._placement.device
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -376,7 +377,8 @@ class ModelRunner:
         peak = torch.cuda.max_memory_allocated(device) - before
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
-        return int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak
+        staging = staging_bytes(self._num_host_blocks, self._block_bytes)
+        return int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak - staging
 
 
 class RunningStep:

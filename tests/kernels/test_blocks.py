@@ -1,4 +1,4 @@
-"""Block copies and swaps against Python lists of blocks."""
+"""Block copies, swaps and staging against Python lists of blocks."""
 
 import pytest
 import torch
@@ -97,3 +97,23 @@ def test_swaps_whole_blocks_of_all_layers(
 def test_swaps_go_out_first_and_then_come_in(backend: str, swaps: list[tuple[int, int, int]]) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     check_swaps(select(backend, device), swaps, (2, 2, 1, 4), torch.float32, device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(2, 16, 3, 64), (3, 1, 2, 5)], ids=str)
+@pytest.mark.parametrize("wanted", [[], [4], [5, 0, 3]], ids=str)
+def test_blocks_are_staged_and_put_back(
+    kernels: Kernels, wanted: list[int], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    num_layers, *block = shape
+    cache = torch.randn((num_layers, 2, NUM_BLOCKS, *block)).to(dtype).view(torch.uint8)
+    staged = torch.randn((len(wanted), num_layers, 2, *block)).to(dtype).view(torch.uint8)
+    # As in a plan: a column of the swaps.
+    blocks = torch.tensor([[0, number, 9] for number in wanted], dtype=torch.int32, device=device).view(-1, 3)[:, 1]
+    on_device, gathered = cache.to(device), torch.zeros_like(staged, device=device)
+    kernels.gather_blocks(on_device.view(dtype), gathered.view(dtype), blocks)
+    assert torch.equal(gathered.cpu(), cache[:, :, wanted].movedim(2, 0))
+    kernels.scatter_blocks(on_device.view(dtype), staged.to(device).view(dtype), blocks)
+    expected = cache.clone()
+    expected[:, :, wanted] = staged.movedim(0, 2)
+    assert torch.equal(on_device.cpu(), expected)

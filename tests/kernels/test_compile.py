@@ -23,6 +23,7 @@ KERNELS = {
     "_scale_and_cap_kernel",
     "_rope_and_kv_write_kernel",
     "_copy_blocks_kernel",
+    "_stage_blocks_kernel",
     "_linear_kernel",
     "_w4a16_kernel",
     "_quantise_rows_kernel",

@@ -8,6 +8,7 @@ import json
 import sys
 from collections import Counter
 
+import numpy as np
 import torch
 import triton
 from pyllm_kernels import AttentionShape, Kernels, select
@@ -29,8 +30,10 @@ from pyllm.workers.step.batch import PlanBuffer
 from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
+from pyllm.workers.step.swap_stream import SwapStream
 from pyllm.workers.warm_up import launch_every_kernel
 from tests.plans import Planner, Row
+from tests.workers.step.fake_streams import FakeStreams
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 64
@@ -77,6 +80,10 @@ def main(folder: str) -> None:
     kernels = select("triton", "cuda")
     forward, kv_cache, slots = make_forward(folder, kernels, torch.float16)
     launch_every_kernel(forward, kernels, kv_cache, sample_by_kernel)
+    host_blocks = torch.empty((4, *kv_cache.memory.movedim(2, 0).shape[1:]), dtype=kv_cache.memory.dtype)
+    stream = SwapStream(kv_cache.memory, host_blocks, kernels, 2, FakeStreams())
+    swaps = np.array([(way, block, block) for way in (0, 1) for block in range(3)], np.int32)
+    stream.swap(swaps[::3], torch.from_numpy(swaps[::3]))
     at_start = compiled()
 
     planner, plans = Planner(NUM_BLOCKS), PlanBuffer(CPU)
@@ -104,6 +111,7 @@ def main(folder: str) -> None:
         copies = torch.zeros((len(rows), 2), dtype=torch.int32)
         for keys, values in kv_cache.memory:
             kernels.copy_blocks(keys, values, copies)
+        stream.swap(swaps, torch.from_numpy(swaps))
     print(json.dumps({"at_start": at_start, "in_steps": compiled() - at_start}))
 
 

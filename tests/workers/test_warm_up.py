@@ -33,7 +33,8 @@ def test_no_step_waits_for_a_compilation(tmp_path: Path, family: str, kernels: t
     )
     assert process.returncode == 0, process.stderr
     report = json.loads(process.stdout)
-    common = ("_sample_kernel", "_copy_blocks_kernel", "_tiles_kernel", "_prefill_kernel", "_merge_kernel")
+    blocks = ("_copy_blocks_kernel", "_stage_blocks_kernel")
+    common = ("_sample_kernel", *blocks, "_tiles_kernel", "_prefill_kernel", "_merge_kernel")
     for kernel in (*common, *kernels):
         assert report["at_start"][kernel] > 0
     assert report["in_steps"] == {}

@@ -5,6 +5,7 @@ from .kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 from .position_tables import PositionTables
 from .slots import Slots
 from .staging import HostCopy, to_device
+from .swap_stream import staging_bytes
 
 __all__ = [
     "Array",
@@ -25,5 +26,6 @@ __all__ = [
     "Slots",
     "gather",
     "host_blocks_of_rank",
+    "staging_bytes",
     "to_device",
 ]

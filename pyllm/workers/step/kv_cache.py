@@ -24,6 +24,8 @@ from pyllm.families.kv_layout import KVGroup, layers_of_group
 from pyllm.families.spec import ModelSpec
 from pyllm.supervision.memory import Memory, host_memory
 from pyllm.workers.step.batch import IntArray
+from pyllm.workers.step.staging import to_device
+from pyllm.workers.step.swap_stream import SwapStream, staged_blocks
 
 logger = logging.getLogger(__name__)
 
@@ -112,8 +114,8 @@ class HostPool:
     """Room for `num_blocks` blocks of a cache in host memory, and the moves between the two.
 
     `memory` is [num_blocks, layers, 2, block_size, kv_heads, head_dim]: unlike in the cache, all layers of a block lie
-    together, so that a block crosses PCIe in one copy. It is pinned if the cache is on a GPU; on a CPU it takes memory
-    when it is first written.
+    together, so that a block crosses PCIe in one copy, and a run of blocks as well. It is pinned if the cache is on a
+    GPU, whose `SwapStream` does the moves; on a CPU it takes memory when it is first written.
     """
 
     def __init__(
@@ -125,14 +127,19 @@ class HostPool:
         self._kernels = kernels
         num_layers, keys_and_values, _, *block = cache.memory.shape
         self.memory = torch.empty((num_blocks, num_layers, keys_and_values, *block), dtype=cache.memory.dtype)
+        self._stream: SwapStream | None = None
         if cache.memory.device.type == "cuda":
             self._pin()
+            num_staged = staged_blocks(num_blocks, self.memory[0].nbytes)
+            self._stream = SwapStream(cache.memory, self.memory, kernels, num_staged)
 
-    def swap(self, swaps: IntArray) -> None:
-        """Do a plan's `swaps`, int32 [swaps, 3]: first the blocks that go out, then those that come in.
+    def swap(self, swaps: IntArray, on_device: Tensor) -> None:
+        """Do a plan's swaps: the blocks that go out, then those that come in.
+
+        - swaps int32 [swaps, 3], of (direction, device block, host block); on_device is the same on the device.
 
         Raises:
-            ProtocolError: a direction or a block that does not exist.
+            ProtocolError: a direction or a block that does not exist, or one comes in before another goes out.
         """
         limits = (2, self._cache.num_blocks, self.num_blocks)
         wrong = ((swaps < 0) | (swaps >= limits)).any(axis=1)
@@ -141,16 +148,22 @@ class HostPool:
                 f"the plan has the swap {swaps[wrong][0].tolist()} (direction, device block, host block), but there "
                 f"are {limits[1]} device blocks, {limits[2]} host blocks, and the directions 0 and 1"
             )
-        self._kernels.swap_blocks(self._cache.memory, self.memory, torch.from_numpy(swaps))
+        if (np.diff(swaps[:, 0]) < 0).any():
+            raise ProtocolError("the plan has a swap from the host before one to it")
+        if self._stream is None:
+            self._kernels.swap_blocks(self._cache.memory, self.memory, on_device)
+        else:
+            self._stream.swap(swaps, on_device)
 
     def time_swaps(self) -> float:
         """Measure the seconds for one block to go out and come in again. Only for an empty pool."""
         num_swaps = min(_TIMED_SWAPS, self._cache.num_blocks, self.num_blocks)
         swaps = np.array([(way, block, block) for way in (0, 1) for block in range(num_swaps)], np.int32)
+        on_device = to_device(torch.from_numpy(swaps), self._cache.memory.device)
         seconds = []
         for _ in range(_TIMED_ROUNDS):
             started = self._clock()
-            self.swap(swaps)
+            self.swap(swaps, on_device)
             if self._cache.memory.device.type == "cuda":
                 torch.cuda.synchronize(self._cache.memory.device)
             seconds.append(self._clock() - started)

@@ -17,6 +17,7 @@ from pyllm.errors import ConfigError, ProtocolError
 from pyllm.supervision.memory import Memory
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.step.batch import IntArray
 from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 
 CPU = torch.device("cpu")
@@ -77,13 +78,19 @@ def host_pool(
     return cache, HostPool(cache, num_host_blocks, select("reference", CPU), clock)
 
 
+def swaps(moves: list[list[int]]) -> tuple[IntArray, torch.Tensor]:
+    """Of a plan, on the host and on the device."""
+    array = np.array(moves, np.int32)
+    return array, torch.from_numpy(array)
+
+
 def test_a_host_pool_keeps_blocks_while_the_cache_is_used_for_others() -> None:
     cache, pool = host_pool(num_blocks=5, num_host_blocks=2)
     assert pool.memory.nbytes * 5 == cache.memory.nbytes * 2
     kept = [(keys[3].clone(), values[3].clone()) for keys, values in cache.memory]
-    pool.swap(np.array([[0, 3, 1]], np.int32))
+    pool.swap(*swaps([[0, 3, 1]]))
     cache.memory.zero_()
-    pool.swap(np.array([[0, 4, 0], [1, 2, 1]], np.int32))
+    pool.swap(*swaps([[0, 4, 0], [1, 2, 1]]))
     for (keys, values), (kept_keys, kept_values) in zip(cache.memory, kept, strict=True):
         assert torch.equal(keys[2], kept_keys)
         assert torch.equal(values[2], kept_values)
@@ -95,7 +102,15 @@ def test_a_swap_of_a_block_that_does_not_exist_is_refused_and_nothing_moves(swap
     cache, pool = host_pool(num_blocks=5, num_host_blocks=2)
     before = cache.memory.clone()
     with pytest.raises(ProtocolError, match=rf"{re.escape(str(swap))} .* 5 device blocks, 2 host blocks"):
-        pool.swap(np.array([[1, 4, 1], swap], np.int32))
+        pool.swap(*swaps([[1, 4, 1], swap]))
+    assert torch.equal(cache.memory, before)
+
+
+def test_swaps_in_the_wrong_order_are_refused() -> None:
+    cache, pool = host_pool(num_blocks=5, num_host_blocks=2)
+    before = cache.memory.clone()
+    with pytest.raises(ProtocolError, match="a swap from the host before one to it"):
+        pool.swap(*swaps([[0, 1, 0], [1, 4, 1], [0, 2, 1]]))
     assert torch.equal(cache.memory, before)
 
 
