@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyllm_kernels import Kernels, select
 from torch import Tensor
@@ -97,6 +97,7 @@ def are_equal(some: list[Tensor], others: list[Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
 
 
+@settings(max_examples=60)
 @given(steps=STEPS, order=st.lists(st.integers(0, 5), min_size=1, max_size=30), num_staged=st.integers(1, 3))
 def test_any_order_that_the_events_allow_gives_the_same_bytes(
     steps: list[Step], order: list[int], num_staged: int
@@ -140,6 +141,12 @@ def test_what_comes_in_is_copied_beside_the_step_before() -> None:
     streams = FakeStreams()
     in_flight(streams, [Step([(0, 0)], [], [0]), Step([], [(1, 1)], [])], copies_first)
     assert streams.log == ["gather_blocks", "copy_", "copy_", "forward", "scatter_blocks", "forward"]
+
+
+def test_what_comes_in_waits_for_what_goes_out_to_the_same_host_block() -> None:
+    streams = FakeStreams()
+    in_flight(streams, [Step([(0, 1)], [(2, 1)], [0])], steps_first)
+    assert streams.log == ["gather_blocks", "copy_", "copy_", "scatter_blocks", "forward"]
 
 
 def test_host_blocks_that_follow_one_another_are_one_copy() -> None:

@@ -40,8 +40,10 @@ impl PendingSwaps {
         self.ins.iter().find(|swap| swap.1 == device).map(|swap| swap.0)
     }
 
-    /// The outs, then the ins.
+    /// The outs, then the ins, each by host block: a worker copies host blocks that follow one another at once.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Swap> {
+        self.outs.sort_unstable_by_key(|swap| swap.1);
+        self.ins.sort_unstable();
         let outs = self.outs.drain(..).map(|(device, host)| Swap::Out { device, host });
         outs.chain(self.ins.drain(..).map(|(host, device)| Swap::In { host, device }))
     }

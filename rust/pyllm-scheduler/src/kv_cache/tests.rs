@@ -430,7 +430,11 @@ impl World {
     fn plan(&mut self) {
         let swaps: Vec<_> = self.cache.drain_swaps().collect();
         assert!(!self.cache.has_swaps());
-        assert!(swaps.is_sorted_by_key(|swap| matches!(swap, Swap::In { .. })), "outs come before ins");
+        let place = |swap: &Swap| match *swap {
+            Swap::Out { host, .. } => (false, host),
+            Swap::In { host, .. } => (true, host),
+        };
+        assert!(swaps.is_sorted_by_key(place), "outs come before ins, each by host block");
         let (mut devices, mut hosts) = (BTreeSet::new(), BTreeSet::new());
         for swap in swaps {
             match swap {
