@@ -96,9 +96,12 @@ def check(setting: Setting, names: Sequence[str]) -> int:
 def steps(setting: Setting) -> Iterator[Line]:
     """A worker's steps, none of which may make the host wait."""
     from benchmarks.gpu import worker_steps
+    from benchmarks.gpu.swaps import same_bytes
 
     runner = worker_steps.loaded_runner(setting.model(), setting.device, setting.dtype)
     yield from worker_steps.steps_without_waiting(runner, setting.on_card)
+    for result in checks.judge(setting.of(torch.float32), {"swaps": (same_bytes, checks.BITWISE)}):
+        yield {"name": "gpu.check.swaps", "ok": result.ok, "error": result.error}
 
 
 def graphs(setting: Setting) -> Iterator[Line]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, select
 from torch import Tensor
 
-from benchmarks.gpu import checks, figures, graphs, llama, served, worker_steps
+from benchmarks.gpu import checks, figures, graphs, llama, served, swaps, worker_steps
 from benchmarks.gpu.figures import Bench, Yardstick
 from benchmarks.gpu.part_processes import RAISED, run_checks, run_parts
 from benchmarks.gpu.parts import Setting, emit_parts, figure_parts, precisions
@@ -175,6 +176,14 @@ def test_tokens_are_the_same_with_graphs_and_without(tmp_path: Path) -> None:
     ((with_graphs, without),) = graphs.same_tokens(setting, write_tiny_model(tmp_path))
     assert len(with_graphs) == sum(graphs.LENGTHS)
     assert torch.equal(with_graphs, without)
+
+
+def test_swaps_beside_steps_leave_the_same_bytes() -> None:
+    setting = checks.Setting(select("triton", CPU), select("reference", CPU), CPU, torch.float32, small=True)
+    pairs = swaps.same_bytes(setting)
+    assert all(torch.equal(actual, expected) for actual, expected in pairs)
+    changed = [not torch.equal(one, other) for (one, _), (other, _) in pairwise(pairs[:-1])]
+    assert sum(changed) > len(changed) // 2
 
 
 def test_a_step_of_the_model_is_one_pass() -> None:
