@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 from litestar import Request, Response, Router, get, patch, route
@@ -11,6 +11,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, QueryParameter
+from litestar.types import HTTPScope
 
 from pyllm.client.reports import BlockOwners, Decision, RequestReport, TenantReport
 from pyllm.errors import EngineDeadError
@@ -132,7 +133,7 @@ def admin_routes(state: ServerState) -> Router:
 
     def admins_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         del handler
-        is_asked_for_methods = connection.scope["method"] == "OPTIONS"
+        is_asked_for_methods = cast("HTTPScope", connection.scope)["method"] == "OPTIONS"
         if not is_asked_for_methods and context_in(connection.scope).role != "admin":
             raise ForbiddenError(_refusal(state.keys.has_admin))
 
