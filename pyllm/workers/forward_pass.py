@@ -158,7 +158,11 @@ class ForwardPass:
         """
         if self._step_graph is not None and len(rows) <= self._limits.max_num_seqs:
             return self._step_graph.logits(hidden, rows)
-        return self._model.logits(hidden[rows])
+        return self.head(hidden[rows])
+
+    def head(self, hidden: Tensor) -> Tensor | None:
+        """Logits of all of some hidden states, op by op; on a GPU a graph can hold it."""
+        return self._model.logits(hidden)
 
     def compute_largest(self) -> Tensor | None:
         """Compute the largest step, with the whole budget of tokens; returns logits for every slot."""
@@ -214,7 +218,7 @@ class ForwardPass:
         tables = [torch.zeros_like(group.block_tables) for group in self._groups]
         nowhere = np.full((len(self._groups), rows.num_tokens), -1, np.int32)
         hidden = self._compute(rows, tables, np.zeros(rows.num_tokens, np.int32), nowhere)
-        return self._model.logits(hidden[: self._limits.max_num_seqs])
+        return self.head(hidden[: self._limits.max_num_seqs])
 
     def _rows(self, query_lengths: list[int], sequence_lengths: list[int], slots: list[int]) -> AttentionBatch:
         starts = np.cumsum([0, *query_lengths], dtype=np.int32)

@@ -36,8 +36,10 @@ from pyllm.workers.loaders.progress import ProgressReader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.sampling.pooling import Pooler
 from pyllm.workers.sampling.prompt_logprobs import score_prompts
+from pyllm.workers.sampling.sampler import sample_on_device
 from pyllm.workers.sampling.sampling_slots import SamplingSlots
 from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
+from pyllm.workers.sampling_graphs import DeviceSampler, SamplingGraphs, graph_bytes
 from pyllm.workers.step.attention_batch import AttentionGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.forward_context import AttentionHook
@@ -95,6 +97,7 @@ class ModelRunner:
         self._plans = PlanBuffer(device, num_groups=len(groups))
         self._kv_cache: KVCache | None = None
         self._forward: ForwardPass | None = None
+        self._sampling_graphs: SamplingGraphs | None = None
         self._host_pool: HostPool | None = None
         self._swap_seconds = 0.0
         self._methods: dict[str, Callable[..., Any]] = {
@@ -223,12 +226,21 @@ class ModelRunner:
             self._forward.capture_step()
 
     @torch.inference_mode()
-    def capture(self, capture: Capture) -> None:
-        """Capture the forward pass of steps of some sizes, for steps to replay; call it after `allocate`."""
-        placement = self._placement
-        self._ready().capture_steps(
-            capture, lambda: CaptureBudget(capture, self._clock, placement.group, placement.device)
-        )
+    def capture(self, capture: Capture, sample: DeviceSampler = sample_on_device) -> None:
+        """Capture forward pass and sampling of steps of some sizes, for steps to replay; call it after `allocate`."""
+        placement, forward = self._placement, self._ready()
+        if placement.group.size == 1:  # First, as logits take the most memory.
+            self._sampling_graphs = SamplingGraphs(
+                forward.head,
+                sample,
+                self._slots,
+                self._token_sampler,
+                max_num_seqs=self._engine.scheduler.max_num_seqs,
+                hidden_size=self._spec.hidden_size,
+                dtype=placement.dtype,
+            )
+            self._sampling_graphs.capture(capture)
+        forward.capture_steps(capture, lambda: CaptureBudget(capture, self._clock, placement.group, placement.device))
 
     def swap_seconds(self) -> float:
         """Measured seconds to move one block to the host and back; 0 without a host pool."""
@@ -282,6 +294,10 @@ class ModelRunner:
         pooled = self._pooler.select(batch, hidden, slots.pooling) if group.rank == 0 else None
         if not len(rows := batch.host.logits_rows):
             return Draw(step, batch, prompts=prompts, pooled=pooled)
+        captured = self._sampling_graphs
+        if captured is not None and (draw := captured.draw(step, batch, hidden)) is not None:
+            draw.prompts, draw.pooled = prompts, pooled
+            return draw
         # Samples of one request are drawn from the same position, whose logits are computed once.
         forks = bool((rows[1:] == rows[:-1]).any())
         positions, rows = np.unique(rows, return_inverse=True) if forks else (rows, np.arange(len(rows)))
@@ -368,8 +384,8 @@ class ModelRunner:
         return self._forward
 
     def _free_device_bytes(self) -> int:
-        """The share of a GPU by `gpu_memory_utilization`, minus memory in use, the peak of a full step, and staging."""
-        device = self._placement.device
+        """What `gpu_memory_utilization` leaves beside memory in use, the peak of a full step, swaps and sampling graphs."""
+        device, scheduler = self._placement.device, self._engine.scheduler
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         self.run_largest_step()
@@ -377,8 +393,12 @@ class ModelRunner:
         peak = torch.cuda.max_memory_allocated(device) - before
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
-        staging = staging_bytes(self._num_host_blocks, self._block_bytes)
-        return int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak - staging
+        room = int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak
+        room -= staging_bytes(self._num_host_blocks, self._block_bytes)
+        if self._may_capture and self._placement.group.size == 1:
+            spec, dtype = self._spec, self._placement.dtype
+            room -= graph_bytes(scheduler.max_num_seqs, spec.hidden_size, spec.vocab_size, dtype)
+        return room
 
 
 class RunningStep:

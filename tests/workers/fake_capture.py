@@ -79,6 +79,11 @@ class _Graph:
                 if before.data_ptr() != now.data_ptr():
                     before.copy_(now)
 
+    def num_bytes(self) -> int:
+        """The memory that the graph has taken."""
+        parts = [part for launch in self.launches for part in _tensors(launch.output) if isinstance(part, Tensor)]
+        return sum({_memory(part): part.untyped_storage().nbytes() for part in parts}.values())
+
     def _hold(self, tensor: Tensor) -> Any:
         """What a launch keeps of a tensor: the whole of it, where the graph owns its memory."""
         return _Outside.of(tensor) if _memory(tensor) in self._outside else tensor
@@ -100,6 +105,7 @@ class FakeCapture:
         self._warm_up = warm_up
         self.replays: list[int] = []
         self.launches: list[int] = []
+        self.num_bytes: list[int] = []
         self._outputs: list[Tensor] = []
         self._recording: _Graph | None = None
         self._is_launching = False
@@ -113,6 +119,7 @@ class FakeCapture:
             output = compute()
         gc.collect()
         self.launches.append(len(graph.launches))
+        self.num_bytes.append(graph.num_bytes())
         self._outputs.append(output)
 
         def replay() -> None:
@@ -127,9 +134,9 @@ class FakeCapture:
     def launching(self, kernels: Kernels) -> Kernels:
         """Kernels each of which is one launch."""
         ops = {field.name: getattr(kernels, field.name) for field in fields(kernels)}
-        return replace(kernels, **{name: self._launched(op) for name, op in ops.items() if callable(op)})
+        return replace(kernels, **{name: self.launched(op) for name, op in ops.items() if callable(op)})
 
-    def _launched(self, op: Callable[..., Any]) -> Callable[..., Any]:
+    def launched(self, op: Callable[..., Any]) -> Callable[..., Any]:
         def launch(*arguments: Any, **keywords: Any) -> Any:
             if self._recording is None or self._is_launching:
                 return op(*arguments, **keywords)

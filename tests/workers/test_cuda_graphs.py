@@ -36,13 +36,14 @@ class Recorder:
     """Stands where CUDA records: what is replayed is computed anew, into the same memory."""
 
     def __init__(self) -> None:
-        self.replays: list[int] = []
+        self.replays: list[int] = []  # sizes of passes, whose output has a line a token
+        self.draws: list[int] = []  # and of samplings
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         output = compute()
 
         def replay() -> None:
-            self.replays.append(len(output))
+            (self.replays if output.dim() == 2 else self.draws).append(len(output))
             output.copy_(compute())
 
         return output, replay
@@ -255,6 +256,7 @@ def test_replayed_steps_give_the_tokens_and_the_cache_of_computed_ones(
         run(runner, planner.step(Row(2, [-1])))
         caches.append(hook.memory)
     assert recorder.replays == [32, 4, 4, 4, 2]
+    assert recorder.draws == [4, 4, 4, 4, 1, 1]
     assert tokens[0] == tokens[1]
     torch.testing.assert_close(caches[1], caches[0], atol=1e-5, rtol=1e-5)
 
@@ -295,6 +297,7 @@ def test_a_backend_that_plans_on_the_host_plans_each_replay(
         tokens.append(columns)
     assert tokens[0] == tokens[1]
     assert recorder.replays == [16] + [4] * 20
+    assert recorder.draws == [4] * 21
 
 
 def test_hooks_are_passed_by_all_the_same(recorded: tuple[ModelRunner, Recorder]) -> None:

@@ -1,6 +1,6 @@
 from .pooling import Pooler
 from .prompt_logprobs import score_prompts
-from .sampler import SamplingRows, sample
+from .sampler import SamplingRows, sample, sample_on_device
 from .sampling_slots import SamplingSlots
 from .token_sampler import Draw, TokenSampler
 
@@ -11,5 +11,6 @@ __all__ = [
     "SamplingSlots",
     "TokenSampler",
     "sample",
+    "sample_on_device",
     "score_prompts",
 ]

@@ -21,7 +21,7 @@ _CPU_ROWS_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The parameters of each row of logits, on the host, so that the branches below cost a GPU no wait."""
+    """The parameters of each row of logits; on the host where code below branches, so that a GPU's need no wait."""
 
     temperature: Tensor  # float32 [rows], 0: greedy
     top_k: Tensor  # int32 [rows], 0: off
@@ -75,17 +75,22 @@ def sample_by_torch(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, 
 
 def sample_by_kernel(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
     """Like `sample`, by the Triton kernel: one launch for all rows, without waiting for it."""
-    from pyllm_kernels.gpu import sampling
-
     if rows is None:
         rows = torch.arange(len(uniforms), device=logits.device)
     # As one copy: the integers travel as the bits of floats.
     numbers = (parameters.temperature, parameters.top_p, parameters.min_p, parameters.top_k.view(torch.float32))
     packed = to_device(torch.stack(numbers), logits.device)
     temperature, top_p, min_p = packed[:3]
-    return sampling.sample(
-        logits, temperature, packed[3].view(torch.int32), top_p, min_p, uniforms, rows.to(torch.int32)
-    )
+    on_device = SamplingRows(temperature, packed[3].view(torch.int32), top_p, min_p)
+    return sample_on_device(logits, on_device, uniforms, rows.to(torch.int32))
+
+
+def sample_on_device(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor) -> Tensor:
+    """Like `sample_by_kernel`, with everything on the device, `rows` int32: a graph can hold it."""
+    from pyllm_kernels.gpu import sampling
+
+    numbers = parameters.temperature, parameters.top_k, parameters.top_p, parameters.min_p
+    return sampling.sample(logits, *numbers, uniforms, rows)
 
 
 def _argmax(logits: Tensor, parameters: SamplingRows, uniforms: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from pyllm.wire.messages import Sampled
 from pyllm.workers.grammar.token_masks import PATIENCE, Mask
 from pyllm.workers.sampling.logprobs import LogprobRows, PromptLogprobs, columns
 from pyllm.workers.sampling.pooling import PooledRows
-from pyllm.workers.sampling.sampler import sample
+from pyllm.workers.sampling.sampler import SamplingRows, sample
 from pyllm.workers.sampling.sampling_slots import Constraint, SamplingSlots
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.staging import HostCopy, to_device
@@ -122,6 +122,19 @@ class TokenSampler:
             chosen = tokens[self._tensor(positions)]
             draw.logprobs = self._logprobs(logits, rows[positions].astype(np.int32), chosen, wanted[positions])
         return tokens, draw
+
+    def plain_rows(self, batch: Batch) -> SamplingRows | None:
+        """The parameters of each sampled position; None if a row changes logits or wants log-probabilities."""
+        host = batch.host
+        slots = np.repeat(host.slots, np.diff(host.sampled_starts))
+        if self._slots.has_state[host.slots].any() or (self._slots.num_logprobs[slots] >= 0).any():
+            return None
+        return self._slots.rows(slots)
+
+    def drawn(self, step: int, batch: Batch, tokens: Tensor) -> Draw:
+        """The draw of plain rows whose tokens are chosen already, int32 [S] on the device, -1 if none could be."""
+        draw = self._last = Draw(step, batch, HostCopy(tokens))
+        return draw
 
     def prompt_part(self, logits: Tensor, tokens: Ints, num_top: int) -> LogprobRows:
         """Log-probabilities of prompt tokens [M], from the logits [M, vocab_size] of the positions before them."""

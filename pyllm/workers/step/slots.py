@@ -15,13 +15,16 @@ from pyllm.workers.step.staging import to_device
 class Slots:
     """`max_num_seqs` slots of at most `max_blocks` blocks in each group of layers.
 
-    `block_tables` is int32 [groups * max_num_seqs, max_blocks], one group after another.
+    `block_tables` is int32 [groups * max_num_seqs, max_blocks], one group after another. `nobody` stands for no slot
+    where a graph writes tokens.
     """
 
     def __init__(self, max_num_seqs: int, max_blocks: int, device: torch.device, num_groups: int = 1) -> None:
         self._first_rows = np.arange(num_groups, dtype=np.int32) * max_num_seqs
         self.block_tables = torch.zeros((num_groups * max_num_seqs, max_blocks), dtype=torch.int32, device=device)
-        self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self.nobody = max_num_seqs
+        self._kept = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
+        self.last_tokens = self._kept[:-1]
 
     def apply(self, batch: Batch) -> None:
         """Apply the plan before its forward pass: slot copies, then block-table changes."""
@@ -53,6 +56,20 @@ class Slots:
         ends = batch.host.sampled_starts[1:]
         rows = np.flatnonzero(np.diff(batch.host.sampled_starts))
         _assign(self.last_tokens, batch.host.slots[rows], sampled, ends[rows] - 1)
+
+    def keepers(self, batch: Batch) -> npt.NDArray[np.int32]:
+        """The slot that keeps the token of each sampled position, the row's last one; of others `nobody`."""
+        starts = batch.host.sampled_starts
+        if len(batch.host.uniforms) == len(batch.host.slots) and bool((starts[1:] > starts[:-1]).all()):
+            return batch.host.slots  # As in every decode.
+        keepers = np.full(len(batch.host.uniforms), self.nobody, np.int32)
+        rows = np.flatnonzero(np.diff(starts))
+        keepers[starts[1:][rows] - 1] = batch.host.slots[rows]
+        return keepers
+
+    def keep(self, keepers: Tensor, sampled: Tensor) -> None:
+        """Like `remember`, from the device alone, so that a graph can hold it: `keepers` is int32 [positions], too."""
+        self._kept[keepers] = sampled
 
 
 def _assign(

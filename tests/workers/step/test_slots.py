@@ -68,3 +68,17 @@ def test_unknown_tokens_are_the_last_ones_sampled(slots: Slots) -> None:
     assert slots.known_tokens(second).tolist() == [22, 7, 8, 40]
     assert second.host.tokens.tolist() == [-1, 7, 8, -1]
     np.testing.assert_array_equal(second.host.positions, [3, 1, 2, 2])
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=NUM_SLOTS), st.integers(0, 2))
+def test_a_graph_keeps_the_tokens_that_are_remembered(numbers: list[int], padding: int) -> None:
+    planner = Planner()
+    rows = [Row(slot, [1], (0.5,) * number) for slot, number in reversed(list(enumerate(numbers)))]
+    for row in rows:
+        planner.start(row.slot)
+    plan, sampled = step(planner, *rows), torch.arange(100, 100 + sum(numbers), dtype=torch.int32)
+    host, device = Slots(NUM_SLOTS, NUM_BLOCKS, CPU), Slots(NUM_SLOTS, NUM_BLOCKS, CPU)
+    host.remember(plan, sampled)
+    keepers = np.pad(device.keepers(plan), (0, padding), constant_values=device.nobody)
+    device.keep(torch.from_numpy(keepers), torch.cat((sampled, torch.full((padding,), 9, dtype=torch.int32))))
+    assert device.last_tokens.tolist() == host.last_tokens.tolist()
