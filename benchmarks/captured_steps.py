@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,12 @@ from benchmarks.record import Record, percentiles
 from pyllm.workers.cuda_graphs import CaptureBudget
 from pyllm.workers.forward_pass import ForwardPass, Limits
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.sampling.sampler import sample_by_kernel, sample_on_device
+from pyllm.workers.sampling.sampling_slots import SamplingSlots
+from pyllm.workers.sampling.token_sampler import TokenSampler
+from pyllm.workers.sampling_graphs import SamplingGraphs
 from pyllm.workers.step.batch import Batch, PlanBuffer
+from pyllm.workers.step.slots import Slots
 from tests.plans import Planner, Row
 from tests.tiny_model import write_tiny_model
 from tests.workers.compile_steps import make_forward
@@ -32,6 +38,7 @@ LAYERS, ROWS, TOKENS = 32, 64, 512
 LIMITS = Limits(max_num_seqs=ROWS, max_num_batched_tokens=TOKENS, max_model_len=TOKENS)
 CPU = torch.device("cpu")
 REPETITIONS = 200
+VOCABULARY = 290
 
 
 class NoReplay:
@@ -53,13 +60,13 @@ def run() -> Iterator[Record]:
 
 @torch.inference_mode()
 def figures(folder: str) -> Iterator[Record]:
-    """A step with a prompt's chunk and one of decodes alone, captured and eager.
+    """A step with a prompt's chunk and one of decodes alone, captured and eager: the pass, then head and sampling.
 
     The layers are narrow, as their products are computed here and not on a GPU.
     """
-    sizes = {"heads": 2, "kv_heads": 1, "hidden_size": 32, "intermediate_size": 32}
+    sizes = {"heads": 2, "kv_heads": 1, "hidden_size": 32, "intermediate_size": 32, "vocab_size": VOCABULARY}
     model = write_tiny_model(Path(folder) / "model", layers=LAYERS, **sizes)
-    forward, _, _ = make_forward(model, select("triton", "cuda"), torch.float32, LIMITS)
+    forward, _, slots = make_forward(model, select("triton", "cuda"), torch.float32, LIMITS)
     planner = Planner(num_blocks=ROWS * TOKENS // 16)
     for slot in range(ROWS):
         planner.start(slot)
@@ -70,6 +77,12 @@ def figures(folder: str) -> Iterator[Record]:
     }
     batches = {kind: PlanBuffer(CPU).load(step.counts, frame) for kind, (step, frame) in steps.items()}
     eager = {kind: seconds(forward, batch) for kind, batch in batches.items()}
+    sampling_slots = SamplingSlots(ROWS, VOCABULARY, None)
+    sampler = TokenSampler(sampling_slots, CPU)
+    graphs = SamplingGraphs(
+        forward.head, sample_on_device, slots, sampler, max_num_seqs=ROWS, hidden_size=32, dtype=torch.float32
+    )
+    graphs.capture(NoReplay())
     forward.capture_steps(NoReplay(), lambda: CaptureBudget(NoReplay(), time.perf_counter, RankGroup(), CPU))
     for kind, batch in batches.items():
         case: dict[str, int | str] = {"rows": batch.num_rows, "tokens": batch.num_tokens}
@@ -77,11 +90,34 @@ def figures(folder: str) -> Iterator[Record]:
         record = percentiles(f"captured_steps.{kind}_eager", eager[kind], **case)
         record["of_products"] = round(statistics.median(products(batch.num_tokens)) * 1e6, 1)
         yield record
+        hidden = forward.hidden(batch)
+        yield percentiles(f"captured_steps.{kind}_sampling", timed(partial(graphs.draw, 0, batch, hidden)), **case)
+        by_ops = timed(partial(sample_by_ops, forward, slots, sampler, batch, hidden))
+        record = percentiles(f"captured_steps.{kind}_sampling_eager", by_ops, **case)
+        record["of_products"] = round(statistics.median(head_product(batch.num_rows)) * 1e6, 1)
+        yield record
+
+
+def sample_by_ops(forward: ForwardPass, slots: Slots, sampler: TokenSampler, batch: Batch, hidden: Tensor) -> None:
+    """Head, sampling and what the slots keep, as a runner does it on a GPU without a graph."""
+    logits = forward.logits(hidden, batch.device.logits_rows)
+    parameters = sampler.plain_rows(batch)
+    assert logits is not None
+    assert parameters is not None
+    tokens = sample_by_kernel(logits, parameters, batch.device.uniforms)
+    sampler.drawn(0, batch, tokens)
+    slots.remember(batch, tokens.clamp(min=0))
 
 
 def seconds(forward: ForwardPass, batch: Batch) -> list[float]:
     """Of each forward pass, after some that compile."""
     return timed(lambda: forward.hidden(batch))
+
+
+def head_product(num_rows: int) -> list[float]:
+    """Seconds of the head alone."""
+    hidden, weight = torch.ones(num_rows, 32), torch.ones(VOCABULARY, 32)
+    return timed(partial(torch.nn.functional.linear, hidden, weight))
 
 
 def products(num_tokens: int) -> list[float]:

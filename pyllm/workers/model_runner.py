@@ -384,7 +384,7 @@ class ModelRunner:
         return self._forward
 
     def _free_device_bytes(self) -> int:
-        """What `gpu_memory_utilization` leaves beside memory in use, the peak of a full step, swaps and sampling graphs."""
+        """What `gpu_memory_utilization` leaves beside memory in use, the peak of a step, swaps and sampling graphs."""
         device, scheduler = self._placement.device, self._engine.scheduler
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
