@@ -237,6 +237,9 @@ class ParallelConfig(_Config, frozen=True):
     distributed_executor_backend: Annotated[
         ExecutorBackend, Meta(description="mp: a process for each rank; uni: the core's process runs the model")
     ] = "mp"
+    disable_custom_all_reduce: Annotated[
+        bool, Meta(description="between GPUs, add up by NCCL alone, and share no memory")
+    ] = False
 
 
 class DeviceConfig(_Config, frozen=True):

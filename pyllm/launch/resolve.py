@@ -177,11 +177,7 @@ def _check_transformers(config: EngineConfig, checkpoint: Checkpoint) -> None:
 
 def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -> None:
     """Refuse what torch computes, in an order that depends on the batch."""
-    chosen, ranks = config.device, config.parallel.tensor_parallel_size
-    if device == "cuda" and ranks > 1:
-        raise ConfigError(
-            f"batch_invariant on GPUs runs one rank, not {ranks}: the order in which NCCL adds depends on the batch"
-        )
+    chosen = config.device
     ours = "triton" if device == "cuda" else "cpu"
     for name, value in (("kernel_backend", chosen.kernel_backend), ("attention_backend", chosen.attention_backend)):
         if value not in {"auto", ours}:

@@ -179,13 +179,14 @@ class CudaCapture:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch gives streams no types.
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        # Compute once before: no graph may hold compilations and the workspaces of libraries.
+        # Compute once before: no graph may hold compilations, workspaces of libraries or NCCL's first connections.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             compute()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # In the default mode, a call of any other thread can end the capture: NCCL's watchdog looks at past events.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             output = compute()
         return output, graph.replay
 

@@ -115,12 +115,19 @@ def load(
     from pyllm.workers.layers.rank_group import RankGroup
     from pyllm.workers.model_runner import ModelRunner
 
-    ranks = config.engine.parallel.tensor_parallel_size
+    engine = config.engine
     transformers = config.checkpoint.spec.transformers
-    set_threads(config.engine, torch_computes=transformers is not None and transformers.torch_computes)
+    set_threads(engine, torch_computes=transformers is not None and transformers.torch_computes)
     sum_in_float32()
     enter("joining ranks")
-    group = RankGroup.join(config.rank, ranks, worker_device(config), config.rendezvous)
+    group = RankGroup.join(
+        config.rank,
+        engine.parallel.tensor_parallel_size,
+        worker_device(config),
+        config.rendezvous,
+        batch_invariant=engine.device.batch_invariant,
+        only_nccl=engine.parallel.disable_custom_all_reduce,
+    )
     enter("loading weights")
     runner = ModelRunner(config, group)
     runner.load(advance)

@@ -75,6 +75,9 @@ class _Graph:
         for launch in self.launches:
             arguments, keywords = _mapped(_found, launch.arguments), _mapped(_found, launch.keywords)
             again = launch.function(*arguments, **keywords)
+            for part in again if isinstance(again, tuple) else (again,):
+                if isinstance(part, torch.ScriptObject):  # A collective between CPUs. GPUs wait by their streams.
+                    part.wait()
             for before, now in zip(_tensors(_mapped(_found, launch.output)), _tensors(again), strict=True):
                 if before.data_ptr() != now.data_ptr():
                     before.copy_(now)

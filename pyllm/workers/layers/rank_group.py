@@ -10,48 +10,73 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyllm.workers.layers.one_shot_all_reduce import OneShotAllReduce
+
 
 class RankGroup:
-    """Rank `rank` of `size`, with NCCL between GPUs and gloo between CPUs."""
+    """Rank `rank` of `size`, with NCCL between GPUs and gloo between CPUs.
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
+    A CUDA graph can hold every collective, if it was called once before with the same shape: NCCL connects ranks at the
+    first call. With `in_rank_order` a sum depends on nothing else; without, on the tensor's size, too.
+    """
+
+    def __init__(
+        self, rank: int = 0, size: int = 1, *, in_rank_order: bool = True, one_shot: OneShotAllReduce | None = None
+    ) -> None:
         self.rank = rank
         self.size = size
+        self._in_rank_order = in_rank_order
+        self._one_shot = one_shot
 
     @classmethod
-    def join(cls, rank: int, size: int, device: torch.device, rendezvous: str) -> Self:
-        """Wait until all ranks of this node have arrived at `rendezvous`, an init_method of torch.distributed."""
-        if size > 1:
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-            else:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            backend = "nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=size)
-        return cls(rank, size)
+    def join(
+        cls,
+        rank: int,
+        size: int,
+        device: torch.device,
+        rendezvous: str,
+        *,
+        batch_invariant: bool = False,
+        only_nccl: bool = False,
+    ) -> Self:
+        """Wait until all ranks of this node have arrived at `rendezvous`, an init_method of torch.distributed.
+
+        With `batch_invariant` GPUs add up as CPUs do, in rank order; with `only_nccl` they share no memory.
+        """
+        if size == 1:
+            return cls(rank, size)
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(device)
+        else:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("nccl" if on_gpu else "gloo", init_method=rendezvous, rank=rank, world_size=size)
+        # In gloo's own reduction, a row's sum would depend on the size of the tensor.
+        in_rank_order = not on_gpu or batch_invariant
+        one_shot = None if in_rank_order or only_nccl else OneShotAllReduce.join(rank, size, device)
+        return cls(rank, size, in_rank_order=in_rank_order, one_shot=one_shot)
 
     def sum(self, part: Tensor) -> Tensor:
-        """The sum of all ranks' tensors, on every rank.
-
-        On a CPU it adds in rank order: in gloo's own reduction, a row's sum would depend on the size of the tensor.
-        """
+        """The sum of all ranks' tensors, on every rank; it may be written into `part`."""
         if self.size == 1:
             return part
-        if part.is_cuda:
-            dist.all_reduce(part)
-            return part
-        total, *others = self.gather(part)
-        for other in others:
-            total += other
-        return total
+        if self._in_rank_order:
+            total, *others = self.gather(part)
+            for other in others:
+                total += other
+            return total
+        if self._one_shot is not None and self._one_shot.takes(part):
+            return self._one_shot.sum(part)
+        dist.all_reduce(part)
+        return part
 
     def gather(self, part: Tensor) -> list[Tensor]:
-        """All ranks' tensors in rank order, on every rank."""
+        """All ranks' tensors in rank order, on every rank: views of one."""
         if self.size == 1:
             return [part]
-        parts = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for _ in range(self.size)]
-        dist.all_gather(parts, part.contiguous())
-        return parts
+        whole = torch.empty((self.size * len(part), *part.shape[1:]), dtype=part.dtype, device=part.device)
+        dist.all_gather_into_tensor(whole, part.contiguous())
+        return list(torch.split(whole, len(part)))
 
     def concatenate(self, part: Tensor) -> Tensor | None:
         """All ranks' tensors [rows, columns] side by side in rank order, on rank 0; None on the others."""
