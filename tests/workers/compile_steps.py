@@ -41,19 +41,27 @@ LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=512)
 
 
 def make_forward(
-    folder: str, kernels: Kernels, dtype: torch.dtype, limits: Limits = LIMITS, batch_invariant: bool = False
+    folder: str,
+    kernels: Kernels,
+    dtype: torch.dtype,
+    limits: Limits = LIMITS,
+    batch_invariant: bool = False,
+    *,
+    group: RankGroup | None = None,
 ) -> tuple[ForwardPass, KVCache, Slots]:
-    """The model of a folder, over a cache of its own."""
+    """The model of a folder, or a rank's share of it, over a cache of its own."""
+    group = RankGroup() if group is None else group
     checkpoint = read_checkpoint(folder)
     spec = checkpoint.spec
-    model = Decoder(spec, Placement(RankGroup(), dtype, CPU, kernels))
+    model = Decoder(spec, Placement(group, dtype, CPU, kernels))
     model.load(weight_reader(checkpoint, TensorTable(checkpoint)))
     groups = kv_groups(spec, limits.max_model_len, hybrid=True)
     num_blocks = max(NUM_BLOCKS, limits.max_num_seqs * limits.max_model_len // 16 * len(groups))
-    kv_cache = KVCache(KVCacheShape.of(spec, 16, 1, dtype, groups), num_blocks, CPU, groups)
+    cache_shape = KVCacheShape.of(spec, 16, group.size, dtype, groups)
+    kv_cache = KVCache(cache_shape, num_blocks, CPU, groups)
     slots = Slots(limits.max_num_seqs, limits.max_model_len // 16, CPU, len(groups))
-    attention = spec.attention
-    shape = AttentionShape(attention.heads, attention.kv_heads, attention.head_size, dtype)
+    heads = spec.attention.heads // group.size
+    shape = AttentionShape(heads, cache_shape.num_kv_heads, spec.attention.head_size, dtype)
     forward = ForwardPass(
         model,
         kernels=kernels,

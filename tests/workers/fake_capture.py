@@ -109,6 +109,7 @@ class FakeCapture:
         self.replays: list[int] = []
         self.launches: list[int] = []
         self.num_bytes: list[int] = []
+        self.collectives: list[list[str]] = []  # of each graph
         self._outputs: list[Tensor] = []
         self._recording: _Graph | None = None
         self._is_launching = False
@@ -123,6 +124,8 @@ class FakeCapture:
         gc.collect()
         self.launches.append(len(graph.launches))
         self.num_bytes.append(graph.num_bytes())
+        names = [getattr(launch.function, "_schema", None) for launch in graph.launches]
+        self.collectives.append([schema.name[6:] for schema in names if schema and schema.name.startswith("c10d::")])
         self._outputs.append(output)
 
         def replay() -> None:

@@ -23,8 +23,8 @@ _VECTOR_BYTES = 16
 class OneShotAllReduce:
     """All-reduce of less than `limit` bytes.
 
-    `memory` is uint8; every rank can read that of all others. `add_up(part, out)` adds up all ranks' `part`, which is in
-    that memory, and is over when no rank reads it any longer.
+    `memory` is uint8; every rank can read that of all others. `add_up(part, out)` adds up all ranks' `part`, which is
+    in that memory, and is over when no rank reads it any longer.
     """
 
     def __init__(self, memory: Tensor, add_up: Callable[[Tensor, Tensor], object]) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from pyllm.wire.messages import Sampling
 from tests.plans import Planner, Row
@@ -60,3 +61,25 @@ def test_each_rank_holds_a_third(model: str, ranks: list[dict[str, Any]]) -> Non
 def test_an_edited_share_of_one_rank_changes_the_output_of_all(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["edited"] != ranks[0]["tokens"]
     assert ranks[0]["edited"] == ranks[1]["edited"] == ranks[2]["edited"]
+
+
+def test_graphs_hold_every_collective_of_the_forward_pass(ranks: list[dict[str, Any]]) -> None:
+    """The embedding's and two a layer: small ones in one launch, those of a mixed step not."""
+    for rank in ranks:
+        assert rank["captured"] == rank["eager"] == ranks[0]["eager"]
+        assert rank["replays"] == [16, 16] + [2] * 8
+        # The largest decode step first, then the smaller one and the mixed one. In one launch gloo gathers.
+        assert rank["collectives"] == [["_allgather_base_"] * 5] * 2 + [["allreduce_"] * 5]
+
+
+def test_sums_are_in_rank_order_and_those_in_one_launch_are_the_same(ranks: list[dict[str, Any]]) -> None:
+    first, *others = (torch.tensor(rank["own"]).bfloat16() for rank in ranks)
+    for other in others:
+        first += other  # Rounds after each addition.
+    for rank in ranks:
+        for name in ("in order", "one shot"):
+            rows, alone = rank["sums"][name]
+            assert rows == first.tolist()
+            assert alone == first[7:8].tolist()
+        torch.testing.assert_close(torch.tensor(rank["sums"]["reduced"][0]), first.float(), atol=0.05, rtol=0.01)
+        assert rank["sums"]["reduced"][0] != first.tolist(), "so gloo adds in rank order, and proves nothing of NCCL"
