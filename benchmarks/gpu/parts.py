@@ -150,6 +150,13 @@ def measured(setting: Setting) -> Iterator[Line]:
     yield {"name": "gpu.figures", "ok": emit_parts(figure_parts(bench, setting.float8))}
 
 
+def all_reduces(setting: Setting) -> Iterator[Line]:
+    """Sums between cards, if there are several."""
+    from benchmarks.gpu import all_reduce
+
+    yield from all_reduce.all_reduces(torch.cuda.device_count() if setting.on_card else 0)
+
+
 def tuned(setting: Setting) -> Iterator[Line]:
     """Other tiles."""
     yield from tune.tune(measured_bench(setting.device, setting.dtypes[0]))
@@ -167,6 +174,7 @@ PARTS: dict[str, Callable[[Setting], Iterator[Any]]] = {
     "load": load,
     "traces": traces,
     "figures": measured,
+    "all-reduce": all_reduces,
     "tune": tuned,
 }
 

@@ -27,7 +27,7 @@ class CudaTimer:
             function()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog is another thread.
             function()
         graph.replay()
         seconds = []

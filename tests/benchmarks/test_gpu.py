@@ -14,11 +14,12 @@ import torch
 from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, select
 from torch import Tensor
 
-from benchmarks.gpu import checks, figures, graphs, llama, served, swaps, worker_steps
+from benchmarks.gpu import all_reduce, checks, figures, graphs, llama, served, swaps, worker_steps
 from benchmarks.gpu.figures import Bench, Yardstick
 from benchmarks.gpu.part_processes import RAISED, run_checks, run_parts
-from benchmarks.gpu.parts import Setting, emit_parts, figure_parts, precisions
+from benchmarks.gpu.parts import PARTS, Setting, emit_parts, figure_parts, precisions
 from benchmarks.gpu.timing import copy_bandwidth, copy_size, matrix_rate
+from pyllm.workers.layers.rank_group import RankGroup
 from tests.tiny_model import write_tiny_model
 
 CPU = torch.device("cpu")
@@ -133,6 +134,33 @@ def test_the_other_figures_run() -> None:
     assert [figure["met"] for figure in sampled] == [False] * 4
     assert [figure["value"] for figure in figures.logits_ops(small, rows=2, vocabulary=300, edits=7)] == [1.0, 1.0]
     assert len(list(figures.decode_attention_float8(small, {"1x20": (1, 20, None)}))) == 1
+
+
+class Doubling(RankGroup):
+    """A rank of two that have the same numbers."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__(0, 2)
+        self._by = by
+
+    def sum(self, part: Tensor) -> Tensor:
+        return part * self._by
+
+
+@pytest.mark.parametrize(("by", "ok"), [(2, True), (2.5, False)])
+def test_an_all_reduce_is_timed_and_checked_by_size(by: float, ok: bool) -> None:
+    groups = {"in_rank_order": Doubling(2), "one_shot": Doubling(by)}
+    first, second = all_reduce.by_size(groups, FakeTimer(5e-6), CPU, (16, 64))
+    name = {"name": "gpu.all_reduce", "ranks": 2, "in_rank_order": 5.0, "one_shot": 5.0, "ok": ok}
+    assert first == name | {"bytes": 16}
+    assert second["bytes"] == 64
+    (alone,) = all_reduce.by_size({"in_rank_order": Doubling(2)}, FakeTimer(1e-6), CPU, (16,))
+    assert "ok" not in alone
+
+
+def test_one_card_reduces_nothing(tmp_path: Path) -> None:
+    (line,) = PARTS["all-reduce"](Setting("cpu", tmp_path, small=True))
+    assert line == {"name": "gpu.all_reduce", "value": "not measured", "why": "it takes 2 cards, and torch sees 0"}
 
 
 def test_the_yardstick_counts_both_ways_of_a_copy() -> None:

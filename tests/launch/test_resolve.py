@@ -78,6 +78,13 @@ def test_tokens_are_guessed_where_that_changes_no_bit(model: str, options: dict[
     assert config.scheduler.num_speculative_tokens == expected
 
 
+def test_ranks_on_gpus_may_be_batch_invariant(model: str) -> None:
+    options = {"model": model, "tensor_parallel_size": 3, "batch_invariant": True, "disable_custom_all_reduce": True}
+    config, _ = resolve_config(engine_config(options), probe_model, lambda: [A100] * 3)
+    assert (config.device.device, config.device.batch_invariant) == ("cuda", True)
+    assert config.parallel.disable_custom_all_reduce
+
+
 def test_what_was_asked_for_stays(model: str) -> None:
     options = {"model": model, "device": "cpu", "dtype": "bfloat16", "max_model_len": 100, "async_scheduling": False}
     config, _ = resolve_config(engine_config(options | {"served_model_name": "mine"}))

@@ -33,16 +33,16 @@ class OneShotAllReduce:
         self.limit = memory.nbytes
 
     @classmethod
-    def join(cls, rank: int, size: int, device: torch.device) -> Self | None:
+    def join(cls, rank: int, size: int, device: torch.device, limit: int | None = None) -> Self | None:
         """Share memory among all ranks, each of which must call this; None on all of them if one cannot.
 
         It takes torch's symmetric memory: what each rank allocates is mapped by all others (CUDA's virtual memory).
-        The log says what was chosen.
+        The log says what was chosen. `limit`: bytes; by default what suits so many ranks.
         """
         made, obstacle = None, obstacle_between(rank, size, torch.cuda.can_device_access_peer, _links)
         if _is_everywhere(not obstacle, device):  # Otherwise the others would wait for this rank.
             try:
-                made = cls._share(size, device)
+                made = cls._share(_limit(size) if limit is None else limit, device)
                 if not made._adds_up(rank, size):
                     obstacle = "GPUs read other numbers from each other's memory than were written there"
             except RuntimeError as error:
@@ -56,10 +56,10 @@ class OneShotAllReduce:
         return made
 
     @classmethod
-    def _share(cls, size: int, device: torch.device) -> Self:
+    def _share(cls, num_bytes: int, device: torch.device) -> Self:
         import torch.distributed._symmetric_memory as symmetric_memory  # It imports Triton, which CPUs do without.
 
-        memory = symmetric_memory.empty(_limit(size), dtype=torch.uint8, device=device)
+        memory = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
         group = dist.group.WORLD
         assert group is not None, "the ranks have not been joined"
         symmetric_memory.rendezvous(memory, group)
