@@ -80,7 +80,14 @@ def figures(folder: str) -> Iterator[Record]:
     sampling_slots = SamplingSlots(ROWS, VOCABULARY, None)
     sampler = TokenSampler(sampling_slots, CPU)
     graphs = SamplingGraphs(
-        forward.head, sample_on_device, slots, sampler, max_num_seqs=ROWS, hidden_size=32, dtype=torch.float32
+        forward.head,
+        sample_on_device,
+        slots,
+        sampler,
+        max_num_seqs=ROWS,
+        hidden_size=32,
+        dtype=torch.float32,
+        group=RankGroup(),
     )
     graphs.capture(NoReplay())
     forward.capture_steps(NoReplay(), lambda: CaptureBudget(NoReplay(), time.perf_counter, RankGroup(), CPU))

@@ -229,17 +229,17 @@ class ModelRunner:
     def capture(self, capture: Capture, sample: DeviceSampler = sample_on_device) -> None:
         """Capture forward pass and sampling of steps of some sizes, for steps to replay; call it after `allocate`."""
         placement, forward = self._placement, self._ready()
-        if placement.group.size == 1:  # First, as logits take the most memory.
-            self._sampling_graphs = SamplingGraphs(
-                forward.head,
-                sample,
-                self._slots,
-                self._token_sampler,
-                max_num_seqs=self._engine.scheduler.max_num_seqs,
-                hidden_size=self._spec.hidden_size,
-                dtype=placement.dtype,
-            )
-            self._sampling_graphs.capture(capture)
+        self._sampling_graphs = SamplingGraphs(
+            forward.head,
+            sample,
+            self._slots,
+            self._token_sampler,
+            max_num_seqs=self._engine.scheduler.max_num_seqs,
+            hidden_size=self._spec.hidden_size,
+            dtype=placement.dtype,
+            group=placement.group,
+        )
+        self._sampling_graphs.capture(capture)  # First, as logits take the most memory.
         forward.capture_steps(capture, lambda: CaptureBudget(capture, self._clock, placement.group, placement.device))
 
     def swap_seconds(self) -> float:
@@ -395,9 +395,10 @@ class ModelRunner:
         free, total = torch.cuda.mem_get_info(device)
         room = int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak
         room -= staging_bytes(self._num_host_blocks, self._block_bytes)
-        if self._may_capture and self._placement.group.size == 1:
-            spec, dtype = self._spec, self._placement.dtype
-            room -= graph_bytes(scheduler.max_num_seqs, spec.hidden_size, spec.vocab_size, dtype)
+        if self._may_capture:
+            spec, placement = self._spec, self._placement
+            sizes = scheduler.max_num_seqs, spec.hidden_size, spec.vocab_size
+            room -= graph_bytes(*sizes, placement.dtype, placement.group)
         return room
 
 

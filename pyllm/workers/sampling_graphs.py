@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyllm.workers.cuda_graphs import Capture, decode_buckets
+from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.sampling.sampler import SamplingRows
 from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
 from pyllm.workers.step.batch import Batch
@@ -31,7 +32,8 @@ DeviceSampler = Callable[[Tensor, SamplingRows, Tensor, Tensor], Tensor]
 class SamplingGraphs:
     """Captured heads and samplers for up to `max_num_seqs` positions, all over one set of buffers.
 
-    `head` takes hidden states [rows, hidden_size] of `dtype`, and gives logits.
+    `head` takes hidden states [rows, hidden_size] of `dtype`, and gives logits on rank 0 of the group, which sends the
+    tokens to the others. All ranks must capture, and draw each step alike.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class SamplingGraphs:
         max_num_seqs: int,
         hidden_size: int,
         dtype: torch.dtype,
+        group: RankGroup,
     ) -> None:
+        self._group = group
         self._head = head
         self._sample = sample
         self._slots = slots
@@ -89,9 +93,12 @@ class SamplingGraphs:
         lines = self._lines(size)
         temperature, top_p, min_p, uniforms = lines[_FIRST_FLOATS:].view(torch.float32)
         logits = self._head(self._hidden[:size])
-        assert logits is not None, "only a single rank captures its sampling"
-        parameters = SamplingRows(temperature, lines[1], top_p, min_p)
-        tokens = self._sample(logits, parameters, uniforms, self._rows[:size])
+        if logits is None:
+            tokens = torch.empty(size, dtype=torch.int32, device=lines.device)
+        else:
+            parameters = SamplingRows(temperature, lines[1], top_p, min_p)
+            tokens = self._sample(logits, parameters, uniforms, self._rows[:size])
+        self._group.broadcast(tokens)
         self._slots.keep(lines[0], tokens.clamp(min=0))
         return tokens
 
@@ -107,7 +114,9 @@ class SamplingGraphs:
         lines[1:, num_positions:] = 0
 
 
-def graph_bytes(max_num_seqs: int, hidden_size: int, vocab_size: int, dtype: torch.dtype) -> int:
-    """What the graphs take: the logits of the largest size, in the pool, and the buffers."""
-    most = decode_buckets(max_num_seqs)[-1].rows
-    return most * ((hidden_size + vocab_size) * dtype.itemsize + 4 * (_LINES + 1))
+def graph_bytes(max_num_seqs: int, hidden_size: int, vocab_size: int, dtype: torch.dtype, group: RankGroup) -> int:
+    """What the graphs take on a rank: the logits of the largest size, in the pool, and the buffers."""
+    most, share = decode_buckets(max_num_seqs)[-1].rows, -(-vocab_size // group.size)
+    # Rank 0 of several gathers the shares, and joins them.
+    num_logits = share if group.size == 1 or group.rank else share * (1 + 2 * group.size)
+    return most * ((hidden_size + num_logits) * dtype.itemsize + 4 * (_LINES + 1))

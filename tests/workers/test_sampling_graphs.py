@@ -16,6 +16,7 @@ from torch import Tensor
 from pyllm.wire.messages import Sampled, Sampling, Step
 from pyllm.workers.cuda_graphs import decode_buckets
 from pyllm.workers.forward_pass import Limits
+from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.sampling.sampler import SamplingRows, sample_by_kernel, sample_on_device
 from pyllm.workers.sampling.sampling_slots import SamplingSlots
 from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
@@ -69,6 +70,7 @@ class Engine:
             max_num_seqs=num_slots,
             hidden_size=HIDDEN_SIZE,
             dtype=torch.float32,
+            group=RankGroup(),
         )
         self.graphs.capture(capture)
 
@@ -172,8 +174,13 @@ def test_a_row_that_needs_more_is_left_to_the_ops(engine: Engine, capture: FakeC
     planner.start(0, GREEDY)
     planner.start(1, Sampling(**NEEDS_MORE[name]), ([1], []))
     num_replays = len(capture.replays)
-    assert engine.draw(load(*planner.step(Row(0, [1]), Row(1, [1])))) is None
+    batch = load(*planner.step(Row(0, [1]), Row(1, [1])))
+    assert engine.draw(batch) is None
     assert len(capture.replays) == num_replays
+    # A rank that does not sample must come to the same answer, or it waits for the others forever.
+    other = TokenSampler(SamplingSlots(NUM_SLOTS, VOCABULARY, None), CPU)
+    other.follow(batch)
+    assert other.plain_rows(batch) is None
     assert engine.draw(load(*planner.step(Row(0, [1])))) is not None
     planner.start(1)
     assert engine.draw(load(*planner.step(Row(0, [1]), Row(1, [1])))) is not None
@@ -186,9 +193,17 @@ def test_the_memory_of_the_graphs_is_known_beforehand() -> None:
     assert len(capture.num_bytes) == len(decode_buckets(24))
     assert capture.num_bytes == sorted(capture.num_bytes, reverse=True)
     buffers = engine.hidden.element_size() * 24 * HIDDEN_SIZE
-    known = graph_bytes(24, HIDDEN_SIZE, VOCABULARY, torch.float32)
+    known = graph_bytes(24, HIDDEN_SIZE, VOCABULARY, torch.float32, RankGroup())
     # Beside the logits a graph has its tokens, and again without what is negative.
     assert known - 24 * 4 * 8 <= buffers + capture.num_bytes[0] <= known
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "num_logits"), [(0, 1, 60), (0, 4, 15 + 60 + 60), (3, 4, 15), (0, 7, 9 + 126)]
+)
+def test_the_first_of_several_ranks_has_room_for_all_logits_twice(rank: int, ranks: int, num_logits: int) -> None:
+    none = graph_bytes(24, HIDDEN_SIZE, 0, torch.float32, RankGroup(rank, ranks))
+    assert graph_bytes(24, HIDDEN_SIZE, VOCABULARY, torch.float32, RankGroup(rank, ranks)) - none == 24 * 4 * num_logits
 
 
 @torch.inference_mode()
@@ -198,7 +213,7 @@ def test_bodies_and_sampling_share_the_memory_of_graphs(tmp_path: Path) -> None:
     body, slots = both.captured.forward, both.captured.slots
     sampler = TokenSampler(SamplingSlots(4, 290, no_grammars), CPU)
     size = {"max_num_seqs": 4, "hidden_size": 48, "dtype": torch.float32}
-    graphs = SamplingGraphs(body.head, both.capture.launched(sample_by_rust), slots, sampler, **size)
+    graphs = SamplingGraphs(body.head, both.capture.launched(sample_by_rust), slots, sampler, **size, group=RankGroup())
     graphs.capture(both.capture)
     for slot in range(4):
         both.planner.start(slot)

@@ -55,7 +55,8 @@ class SamplingSlots:
 
     def __init__(self, num_slots: int, vocab_size: int, grammars: Callable[[], Grammars] | None) -> None:
         self.states = LogitsStates(num_slots, vocab_size)
-        self.has_state = np.zeros(num_slots, bool)
+        self.changes_logits = np.zeros(num_slots, bool)
+        self.has_state = np.zeros(num_slots, bool)  # the same, on the rank that samples
         self.num_logprobs = np.full(num_slots, -1, np.int32)
         self.is_constrained = np.zeros(num_slots, bool)
         self.pooling = np.zeros(num_slots, np.int8)
@@ -122,6 +123,7 @@ class SamplingSlots:
             self._top_k[slot] = max(sampling.top_k, 0)
             self._top_p[slot] = sampling.top_p
             self._min_p[slot] = sampling.min_p
+            self.changes_logits[slot] = sampling.changes_logits
             self.num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
             self.prompts.pop(slot, None)
             self.pooling[slot] = POOLING_CODES[sampling.pooling]
@@ -183,7 +185,8 @@ class SamplingSlots:
 
     def _copy(self, pairs: Ints) -> None:
         """Copy slots in the order of the pairs, as one gather: each destination takes its source's original value."""
-        tables = (self._temperature, self._top_k, self._top_p, self._min_p, self.num_logprobs)
+        parameters = (self._temperature, self._top_k, self._top_p, self._min_p)
+        tables = (*parameters, self.num_logprobs, self.changes_logits)
         sources, destinations = gather(pairs)
         any_state = bool(self.has_state.any())  # the former owners of destinations included
         for table in (*tables, self.has_state, self.is_constrained, self.pooling):

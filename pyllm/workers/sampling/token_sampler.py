@@ -124,10 +124,13 @@ class TokenSampler:
         return tokens, draw
 
     def plain_rows(self, batch: Batch) -> SamplingRows | None:
-        """The parameters of each sampled position; None if a row changes logits or wants log-probabilities."""
+        """The parameters of each sampled position; None if a row changes logits or wants log-probabilities.
+
+        All ranks come to the same answer.
+        """
         host = batch.host
         slots = np.repeat(host.slots, np.diff(host.sampled_starts))
-        if self._slots.has_state[host.slots].any() or (self._slots.num_logprobs[slots] >= 0).any():
+        if self._slots.changes_logits[host.slots].any() or (self._slots.num_logprobs[slots] >= 0).any():
             return None
         return self._slots.rows(slots)
 

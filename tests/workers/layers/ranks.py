@@ -5,7 +5,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from pyllm_kernels import select
+from pyllm_kernels import cpu, select
 from torch import Tensor
 
 from pyllm.config.process_config import WorkerConfig
@@ -14,6 +14,8 @@ from pyllm.workers.cuda_graphs import CaptureBudget
 from pyllm.workers.forward_pass import Limits
 from pyllm.workers.layers.one_shot_all_reduce import OneShotAllReduce
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.sampling import Draw, SamplingRows, SamplingSlots, TokenSampler
+from pyllm.workers.sampling_graphs import SamplingGraphs, graph_bytes
 from pyllm.workers.step.batch import PlanBuffer
 from pyllm.workers.worker_process import load
 from tests.workers.compile_steps import make_forward
@@ -63,7 +65,7 @@ def _run_rank(config: WorkerConfig, steps: Steps, num_blocks: int, edited: bool,
             list(runner.model.matrices())[-1].data.view(torch.float32).mul_(0.5)
     answer["edited"] = [run(runner, step) for step in steps]
     with torch.inference_mode():
-        connection.send(answer | _forwards(config, steps) | _sums(config.rank))
+        connection.send(answer | _captured(config, steps) | _sums(config.rank))
     torch.distributed.destroy_process_group()
 
 
@@ -83,25 +85,45 @@ def _groups(rank: int) -> dict[str, RankGroup]:
     }
 
 
-def _forwards(config: WorkerConfig, steps: Steps) -> dict[str, Any]:
-    """Greedy tokens of the same steps op by op, and by graphs that hold all ops and collectives, as on GPUs."""
-    group, capture = _groups(config.rank)["one shot"], FakeCapture()
-    kernels = select("reference", CPU)
-    answer: dict[str, Any] = {}
-    for name, ops in (("eager", kernels), ("captured", capture.launching(kernels))):
-        forward, _, slots = make_forward(config.engine.model.model, ops, torch.float32, LIMITS, group=group)
-        if name == "captured":
-            forward.capture_steps(capture, lambda: CaptureBudget(capture, lambda: 0.0, group, CPU))
-        plans, answer[name] = PlanBuffer(CPU), []
-        for step, frame in steps:
-            batch = plans.load(step.counts, frame)
-            slots.apply(batch)
-            logits = forward.logits(forward.hidden(batch), batch.device.logits_rows)
-            rows = len(batch.host.logits_rows)
-            tokens = torch.zeros(rows, dtype=torch.int32) if logits is None else logits.argmax(-1).int()
-            slots.remember(batch, group.broadcast(tokens))
-            answer[name].append(tokens.tolist())
-    return answer | {"replays": capture.replays, "collectives": capture.collectives}
+def _captured(config: WorkerConfig, steps: Steps) -> dict[str, Any]:
+    """The tokens of the same steps by graphs that hold all ops and collectives, as on GPUs."""
+    group, capture, limits = _groups(config.rank)["one shot"], FakeCapture(), LIMITS
+    kernels, spec = capture.launching(select("reference", CPU)), config.checkpoint.spec
+    forward, _, slots = make_forward(config.engine.model.model, kernels, torch.float32, limits, group=group)
+    sampler = TokenSampler(SamplingSlots(limits.max_num_seqs, spec.vocab_size, None), CPU)
+    graphs = SamplingGraphs(
+        forward.head,
+        capture.launched(_sample),
+        slots,
+        sampler,
+        max_num_seqs=limits.max_num_seqs,
+        hidden_size=spec.hidden_size,
+        dtype=torch.float32,
+        group=group,
+    )
+    graphs.capture(capture)
+    forward.capture_steps(capture, lambda: CaptureBudget(capture, lambda: 0.0, group, CPU))
+    plans, tokens = PlanBuffer(CPU), []
+    for step, frame in steps:
+        batch = plans.load(step.counts, frame)
+        slots.apply(batch)
+        hidden = forward.hidden(batch)
+        sampler.follow(batch)
+        draw = graphs.draw(step.step, batch, hidden) if len(batch.host.logits_rows) else Draw(step.step, batch)
+        assert draw is not None
+        tokens.append(draw.tokens.wait().tolist())
+    known = graph_bytes(limits.max_num_seqs, spec.hidden_size, spec.vocab_size, torch.float32, group)
+    return {
+        "captured": tokens,
+        "replays": capture.replays,
+        "collectives": capture.collectives,
+        "bytes": (capture.num_bytes[0], known - limits.max_num_seqs * spec.hidden_size * 4),
+    }
+
+
+def _sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor) -> Tensor:
+    numbers = parameters.temperature, parameters.top_k, parameters.top_p, parameters.min_p
+    return cpu.sample(logits, *numbers, uniforms, rows)
 
 
 def _sums(rank: int) -> dict[str, Any]:
