@@ -45,8 +45,8 @@ class OneShotAllReduce:
                 made = cls._share(_limit(size) if limit is None else limit, device)
                 if not made._adds_up(rank, size):
                     obstacle = "GPUs read other numbers from each other's memory than were written there"
-            except RuntimeError as error:
-                obstacle = str(error).partition("\n")[0]
+            except Exception as error:  # noqa: BLE001 - torch may still change what is called there; NCCL does without
+                obstacle = f"{type(error).__name__}: {error}".partition("\n")[0]
             if not _is_everywhere(not obstacle, device):
                 made = None
         if obstacle:
