@@ -39,16 +39,27 @@ class OneShotAllReduce:
         It takes torch's symmetric memory: what each rank allocates is mapped by all others (CUDA's virtual memory).
         The log says what was chosen. `limit`: bytes; by default what suits so many ranks.
         """
-        made, obstacle = None, obstacle_between(rank, size, torch.cuda.can_device_access_peer, _links)
-        if _is_everywhere(not obstacle, device):  # Otherwise the others would wait for this rank.
+        num_bytes = _limit(size) if limit is None else limit
+        obstacle = obstacle_between(rank, size, torch.cuda.can_device_access_peer, _links)
+        return cls.agreed(obstacle, lambda: cls._share(num_bytes, device), rank, size, device)
+
+    @classmethod
+    def agreed(
+        cls, obstacle: str, share: Callable[[], Self], rank: int, size: int, device: torch.device
+    ) -> Self | None:
+        """What `share` gives, on all ranks or none: none has an obstacle, can share, and adds up what is right."""
+        made = None
+        # Before each step all agree to take it, as one rank would wait forever for another that does not.
+        if _is_everywhere(not obstacle, device):
             try:
-                made = cls._share(_limit(size) if limit is None else limit, device)
-                if not made._adds_up(rank, size):
-                    obstacle = "GPUs read other numbers from each other's memory than were written there"
+                made = share()
             except Exception as error:  # noqa: BLE001 - torch may still change what is called there; NCCL does without
                 obstacle = f"{type(error).__name__}: {error}".partition("\n")[0]
-            if not _is_everywhere(not obstacle, device):
-                made = None
+        is_shared = _is_everywhere(made is not None, device)
+        if made is not None and is_shared and not made._adds_up(rank, size):
+            obstacle = "GPUs read other numbers from each other's memory than were written there"
+        if not is_shared or not _is_everywhere(not obstacle, device):
+            made = None
         if obstacle:
             logger.info("all-reduces take NCCL, whatever their size: %s", obstacle)
         elif made is not None and rank == 0:

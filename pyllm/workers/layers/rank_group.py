@@ -3,6 +3,7 @@
 Knows no layer. With one rank nothing is joined, and every collective returns its input.
 """
 
+import logging
 import os
 from typing import Self
 
@@ -11,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyllm.workers.layers.one_shot_all_reduce import OneShotAllReduce
+
+logger = logging.getLogger(__name__)
 
 
 class RankGroup:
@@ -53,6 +56,10 @@ class RankGroup:
         dist.init_process_group("nccl" if on_gpu else "gloo", init_method=rendezvous, rank=rank, world_size=size)
         # In gloo's own reduction, a row's sum would depend on the size of the tensor.
         in_rank_order = not on_gpu or batch_invariant
+        if on_gpu and rank == 0 and (in_rank_order or only_nccl):
+            logger.info(
+                "all-reduces %s", "gather, and add in rank order" if in_rank_order else "take NCCL, as configured"
+            )
         one_shot = None if in_rank_order or only_nccl else OneShotAllReduce.join(rank, size, device)
         return cls(rank, size, in_rank_order=in_rank_order, one_shot=one_shot)
 

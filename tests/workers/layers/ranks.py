@@ -65,7 +65,7 @@ def _run_rank(config: WorkerConfig, steps: Steps, num_blocks: int, edited: bool,
             list(runner.model.matrices())[-1].data.view(torch.float32).mul_(0.5)
     answer["edited"] = [run(runner, step) for step in steps]
     with torch.inference_mode():
-        connection.send(answer | _captured(config, steps) | _sums(config.rank))
+        connection.send(answer | _captured(config, steps) | _sums(config.rank) | _shared(config.rank))
     torch.distributed.destroy_process_group()
 
 
@@ -133,3 +133,24 @@ def _sums(rank: int) -> dict[str, Any]:
         name: [group.sum(part.clone()).tolist() for part in (own, own[7:8])] for name, group in _groups(rank).items()
     }
     return {"own": own.tolist(), "sums": found}
+
+
+def _shared(rank: int) -> dict[str, Any]:
+    """Whether memory is shared, by what is wrong with rank 1."""
+    size, in_order = torch.distributed.get_world_size(), RankGroup(rank, torch.distributed.get_world_size())
+
+    def outcome(wrong: str) -> bool:
+        wrong = wrong if rank == 1 else ""
+
+        def add_up(part: Tensor, out: Tensor) -> None:
+            out.copy_(in_order.sum(part)).add_(wrong == "reads other numbers")
+
+        def share() -> OneShotAllReduce:
+            if wrong == "cannot share":
+                raise RuntimeError(wrong)
+            return OneShotAllReduce(torch.empty(1 << 13, dtype=torch.uint8), add_up)
+
+        obstacle = wrong if wrong == "has no link" else ""
+        return OneShotAllReduce.agreed(obstacle, share, rank, size, CPU) is not None
+
+    return {"shared": {wrong: outcome(wrong) for wrong in ("", "has no link", "cannot share", "reads other numbers")}}

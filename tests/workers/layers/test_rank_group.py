@@ -86,3 +86,10 @@ def test_sums_are_in_rank_order_and_those_in_one_launch_are_the_same(ranks: list
             assert alone == first[7:8].tolist()
         torch.testing.assert_close(torch.tensor(rank["sums"]["reduced"][0]), first.float(), atol=0.05, rtol=0.01)
         assert rank["sums"]["reduced"][0] != first.tolist(), "so gloo adds in rank order, and proves nothing of NCCL"
+
+
+def test_memory_is_shared_by_all_ranks_or_none(ranks: list[dict[str, Any]]) -> None:
+    """One that went on alone would wait forever."""
+    for rank in ranks:
+        expected = {"": True, "has no link": False, "cannot share": False, "reads other numbers": False}
+        assert rank["shared"] == expected
