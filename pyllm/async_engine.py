@@ -6,9 +6,12 @@ Composes supervised processes, client and tokenizer; decides nothing itself.
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from copy import copy
 from types import TracebackType
 from typing import Any
+
+import msgspec
 
 from pyllm.client.client import EngineClient
 from pyllm.client.embedding import EmbeddingOutput, EmbeddingRequestOutput
@@ -17,7 +20,9 @@ from pyllm.client.reports import Decision, SampleReport
 from pyllm.client.submission import refuse_input
 from pyllm.config.options import ServerConfig, engine_config
 from pyllm.config.process_config import CoreConfig
-from pyllm.errors import EngineDeadError, PyllmError, RequestError
+from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
+from pyllm.frontend.observability.metrics import Metrics, RequestMetrics
+from pyllm.frontend.observability.summary import RecentRequests, Summary
 from pyllm.frontend.text.outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from pyllm.frontend.text.prompt_encoder import PromptEncoder
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
@@ -25,8 +30,11 @@ from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config
+from pyllm.measured_sink import MeasuredSink
+from pyllm.metrics_snapshot import Metric, read_families
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
+from pyllm.supervision.process_samples import ProcessSample, ProcessSampler, load_nvml
 from pyllm.supervision.server_processes import STOP_GRACE
 from pyllm.supervision.start_progress import show_progress
 from pyllm.supervision.supervised_process import SupervisedProcess
@@ -35,8 +43,32 @@ from pyllm.wire.sockets import SocketFolder
 # An engine inside an application has the server's time limits.
 LIMITS = ServerConfig()
 
-Prompt = str | Sequence[int]
+# As in vLLM, a dict has `prompt` or `prompt_token_ids`, and perhaps a `cache_salt`.
+Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = dict[str, Any]
+
+
+class Rendering(msgspec.Struct, frozen=True, kw_only=True):
+    """How a conversation becomes a prompt; names and defaults are vLLM's.
+
+    `tools` are descriptions of functions for the template, `chat_template_kwargs` other variables that it looks at;
+    `chat_template` is the source of another template. With `continue_final_message`, and `add_generation_prompt` off,
+    the model goes on with the last message.
+    """
+
+    chat_template: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: Sequence[dict[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the template finds beside the messages."""
+        return {**(self.chat_template_kwargs or {}), **({} if self.tools is None else {"tools": self.tools})}
+
+
+RENDERING = Rendering()
 
 
 class AsyncEngine:
@@ -60,6 +92,9 @@ class AsyncEngine:
         self._prompts: PromptEncoder | None = None
         self._request_ids = itertools.count()
         self._processors: dict[str, RequestProcessor] = {}
+        self._recent = RecentRequests()
+        self._metrics: Metrics | None = None
+        self._nvml = load_nvml() if self._config.device.device != "cpu" else None
 
     async def __aenter__(self) -> "AsyncEngine":
         await self.start()
@@ -129,7 +164,7 @@ class AsyncEngine:
     async def generate(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         priority: int | None = None,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
@@ -142,7 +177,11 @@ class AsyncEngine:
             RequestError: the request cannot run.
             EngineDeadError: the engine was given up: the core or its workers died too often.
         """
-        async with self._running(prompt, params, request_id, scheduling.with_priority(priority)) as (fold, changed):
+        scheduling = scheduling.with_priority(priority)
+        async with self._running(prompt, sampling_params, request_id, scheduling.with_priority(priority)) as (
+            fold,
+            changed,
+        ):
             finished = False
             while not finished:
                 await changed.wait()
@@ -154,13 +193,17 @@ class AsyncEngine:
     async def complete(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         priority: int | None = None,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> RequestOutput:
         """The finished output alone; as `generate` otherwise."""
-        async with self._running(prompt, params, request_id, scheduling.with_priority(priority)) as (fold, changed):
+        scheduling = scheduling.with_priority(priority)
+        async with self._running(prompt, sampling_params, request_id, scheduling.with_priority(priority)) as (
+            fold,
+            changed,
+        ):
             while not fold.finished:
                 await changed.wait()
                 changed.clear()
@@ -169,24 +212,42 @@ class AsyncEngine:
     async def chat(
         self,
         messages: Sequence[Message],
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         priority: int | None = None,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        *,
+        rendering: Rendering = RENDERING,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """`generate` for a conversation, rendered by the model's chat template.
+        """`generate` for a conversation, rendered by the model's chat template, or as `Rendering` says.
 
         Raises:
-            RequestError: the model has no template, or its template refuses the messages; else as `generate`.
+            RequestError: the model has no template, or the template refuses the messages; else as `generate`.
         """
-        prompt = await self._encoder().encode_chat(messages)
-        async with contextlib.aclosing(self.generate(prompt, params, request_id, priority, scheduling)) as outputs:
+        prompt = await self.encode_chat(messages, rendering)
+        outputs = self.generate(prompt, sampling_params, request_id, priority, scheduling)
+        async with contextlib.aclosing(outputs):
             async for output in outputs:
                 yield output
 
-    async def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    async def encode_chat(self, messages: Sequence[Message], rendering: Rendering = RENDERING) -> list[int]:
         """The token ids of a conversation, rendered by the model's chat template; raises as `chat` does."""
-        return (await self._encoder().encode_chat(messages)).tolist()
+        template = None
+        if rendering.chat_template is not None:
+            try:
+                template = await asyncio.to_thread(
+                    ChatTemplate.of_request, rendering.chat_template, self._chat_template
+                )
+            except ConfigError as error:
+                raise RequestError(str(error), "chat_template") from None
+        tokens = await self._encoder().encode_chat(
+            messages,
+            rendering.add_generation_prompt,
+            rendering.continue_final_message,
+            variables=rendering.variables,
+            template=template,
+        )
+        return tokens.tolist()
 
     async def embed(
         self,
@@ -204,9 +265,9 @@ class AsyncEngine:
             RequestError, EngineDeadError: as `generate`; the prompt may fill the context.
         """
         client = self._connected()
-        check_prompt(prompt)
+        prompt, scheduling = read_prompt(prompt, scheduling.with_priority(priority))
         (tokens,) = await self._encoder().encode([prompt], too_long=refuse_input, name="input")
-        embedding = await client.embed(tokens, scheduling.with_priority(priority), dimensions)
+        embedding = await client.embed(tokens, scheduling, dimensions)
         name = f"request-{next(self._request_ids)}"
         return EmbeddingRequestOutput(
             name, EmbeddingOutput(embedding.values.tolist()), tokens.tolist(), embedding.cached_tokens
@@ -221,6 +282,21 @@ class AsyncEngine:
     async def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters."""
         return await self._connected().stats()
+
+    async def get_metrics(self) -> list[Metric]:
+        """Every metric of `GET /metrics`, as structs, in the form of vLLM's `LLM.get_metrics`."""
+        stats, samples = await self.stats(), await asyncio.to_thread(self._sample_processes)
+        metrics, condition = self._metrics, self._connected().condition()
+        assert metrics is not None
+        shown = metrics.shown(stats, metrics.counted(), condition, samples)
+        return read_families(shown.collect())
+
+    async def get_summary(self, window: float = 60.0) -> Summary:
+        """Throughput, latencies, hit rates and memory of the last `window` seconds."""
+        stats, samples = await self.stats(), await asyncio.to_thread(self._sample_processes)
+        devices = [sample.device_bytes for sample in samples if sample.device_bytes is not None]
+        memory = sum(sample.memory_bytes for sample in samples)
+        return self._recent.summary(window, stats, memory, sum(devices) if devices else None)
 
     async def explain(self, request_id: str) -> list[SampleReport]:
         """Where each sample of a request that runs here stands, and why it is not further.
@@ -266,8 +342,9 @@ class AsyncEngine:
     async def _running(
         self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, scheduling: SchedulingParams
     ) -> AsyncIterator[tuple[OutputFold, asyncio.Event]]:
-        client, params = self._connected(), params or self.get_default_sampling_params()
-        check_prompt(prompt)
+        client, params = self._connected(), copy(params or self.get_default_sampling_params())
+        params.validate()
+        prompt, scheduling = read_prompt(prompt, scheduling)
         text = prompt if isinstance(prompt, str) else None
         (tokens,) = await self._encoder().encode([prompt])
         params = await resolve_texts_aside(params, self.tokenizer)
@@ -276,8 +353,9 @@ class AsyncEngine:
             raise RequestError(f"request {name!r} is running already; give each request an id of its own", "request_id")
         changed = asyncio.Event()
         fold = OutputFold(name, text, tokens.tolist(), params, changed.set)
-        request = Request(tokens, params, scheduling)
-        processor = self._processors[name] = RequestProcessor(client, self.tokenizer, request, fold)
+        request = Request(tokens, params, msgspec.structs.replace(scheduling, name=name))
+        sink = MeasuredSink(fold, self._recent.follow(len(tokens), params.n), self._measured(len(tokens), params.n))
+        processor = self._processors[name] = RequestProcessor(client, self.tokenizer, request, sink)
         try:
             yield fold, changed
         finally:
@@ -287,7 +365,17 @@ class AsyncEngine:
     async def _connect(self) -> None:
         address, *_ = await asyncio.gather(*(process.start(self._lose) for process in self._processes))
         self._client = await EngineClient.connect(address)
-        self._prompts = PromptEncoder(self.tokenizer, self._chat_template, self._client.model)
+        model = self._client.model
+        self._metrics = Metrics(model.name, model, connection=self._client.counts)
+        self._prompts = PromptEncoder(self.tokenizer, self._chat_template, model, self._metrics.encoding)
+
+    def _measured(self, num_prompt_tokens: int, num_samples: int) -> RequestMetrics:
+        assert self._metrics is not None, "it is there from the connection on"
+        return self._metrics.request(num_prompt_tokens, num_samples)
+
+    def _sample_processes(self) -> list[ProcessSample]:
+        pids = [process.process.pid for process in self._processes if process.process is not None]
+        return [sample for pid in pids for sample in ProcessSampler(pid, nvml=self._nvml).sample().processes]
 
     def _lose(self, reason: BaseException) -> None:
         """The core, or the fork server that it needs, is gone for good."""
@@ -308,9 +396,27 @@ class AsyncEngine:
         return self._client
 
 
-def check_prompt(prompt: Prompt) -> None:
-    """Refuse with a RequestError what is neither a text nor a sequence of token ids."""
+def read_prompt(prompt: Prompt, scheduling: SchedulingParams) -> tuple[str | Sequence[int], SchedulingParams]:
+    """A prompt as text or token ids, and the scheduling parameters with what a prompt of vLLM's form says of them.
+
+    Raises:
+        RequestError: it is neither a text, nor token ids, nor a dict with one of these.
+    """
+    if isinstance(prompt, Mapping):
+        given: dict[str, Any] = dict(prompt)
+        salt = given.pop("cache_salt", None)
+        if salt is not None:
+            scheduling = msgspec.structs.replace(scheduling, cache_salt=salt)
+        content = given.pop("prompt_token_ids", None)
+        text = given.pop("prompt", None)
+        content = text if content is None else content
+        if content is None or given:
+            names = ", ".join(map(repr, given)) or "nothing"
+            has = "prompt or prompt_token_ids, and perhaps cache_salt"
+            raise RequestError(f"a prompt that is a dict has {has}; this one has also {names}", "prompt")
+        prompt = content
     if isinstance(prompt, str | PromptTokens):
-        return
+        return prompt, scheduling
     if not isinstance(prompt, Sequence) or not all(isinstance(token, int) for token in prompt):
         raise RequestError(f"a prompt is a text or a list of token ids, not {prompt!r:.80}", "prompt")
+    return prompt, scheduling

@@ -2,17 +2,20 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from pyllm.async_engine import AsyncEngine, Message, Prompt
+from pyllm.async_engine import AsyncEngine, Message, Prompt, Rendering
 from pyllm.client.embedding import EmbeddingRequestOutput
 from pyllm.errors import EngineDeadError, RequestError
+from pyllm.frontend.observability.summary import Summary
 from pyllm.frontend.text.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from pyllm.frontend.text.outputs import RequestOutput
 from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.metrics_snapshot import Metric
+from pyllm.prompt_progress import PromptProgress, UseTqdm
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
@@ -62,44 +65,81 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: Params = None,
+        sampling_params: Params = None,
+        *,
+        use_tqdm: UseTqdm = True,
         priority: Priority = None,
         scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> list[RequestOutput]:
         """The finished outputs, in the order of the prompts, which run together.
 
-        A prompt is a text or token ids; the others are one for all, or one for each. `priority`, vLLM's argument, is
-        that of `scheduling` under its own name.
+        A prompt is a text, token ids, or a dict with one of these; the others are one for all, or one for each.
+        `priority`, vLLM's argument, is that of `scheduling` under its own name. `use_tqdm` shows a bar, or makes the
+        bar's object when it is called as `tqdm.tqdm` is.
 
         Raises:
             RequestError: one of the requests cannot run; none of them is left running.
             EngineDeadError: the engine was given up: the core or its workers died too often.
         """
         batch = _batch(prompts)
-        return self._run(self._complete(batch, _requests(len(batch), params, priority, scheduling)))
+        requests = _requests(len(batch), sampling_params, priority, scheduling)
+        with PromptProgress(len(batch), use_tqdm) as progress:
+            return self._run(self._complete(batch, requests, progress))
 
-    def chat(
+    def chat(  # noqa: PLR0917 - in vLLM's order
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        params: Params = None,
+        sampling_params: Params = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
         priority: Priority = None,
         scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> list[RequestOutput]:
-        """`generate` for one conversation, or several, rendered by the model's chat template."""
-        batch: Sequence[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
-        return self._run(self._complete_chats(batch, _requests(len(batch), params, priority, scheduling)))
+        """`generate` for one conversation, or several, rendered by the model's chat template.
 
-    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
+        `Rendering` explains what concerns the template. Contents are texts, so `chat_template_content_format` changes
+        nothing; there are no adapters, so `lora_request` must be None.
+        """
+        if lora_request is not None:
+            raise RequestError("adapters are not supported: leave lora_request out", "lora_request")
+        if chat_template_content_format not in ("auto", "string", "openai"):
+            text = f"chat_template_content_format is auto, string or openai, not {chat_template_content_format!r:.80}"
+            raise RequestError(text, "chat_template_content_format")
+        rendering = Rendering(
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        batch: Sequence[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
+        requests = _requests(len(batch), sampling_params, priority, scheduling)
+        with PromptProgress(len(batch), use_tqdm) as progress:
+            return self._run(self._complete_chats(batch, requests, rendering, progress))
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
+    ) -> list[BeamSearchOutput]:
         """The best sequences that a beam search finds for each prompt; they run together. Raises as `generate` does."""
         batch = _batch(prompts)
         requests = _requests(len(batch), params.sampling(), None, DEFAULT_SCHEDULING)
-        found = self._run(self._complete(batch, requests))
+        with PromptProgress(len(batch), use_tqdm) as progress:
+            found = self._run(self._complete(batch, requests, progress))
         decode = partial(self.tokenizer.decode, skip_special_tokens=False)
         return [beam_search_output(each, params, decode) for each in found]
 
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: UseTqdm = True,
         priority: Priority = None,
         scheduling: Scheduling = DEFAULT_SCHEDULING,
         dimensions: int | None = None,
@@ -112,7 +152,21 @@ class LLM:
             DeadlineError: the `timeout` of one passed.
         """
         batch = _batch(prompts)
-        return self._run(self._embed(batch, _requests(len(batch), None, priority, scheduling), dimensions))
+        requests = _requests(len(batch), None, priority, scheduling)
+        with PromptProgress(len(batch), use_tqdm) as progress:
+            return self._run(self._embed(batch, requests, dimensions, progress))
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._engine.tokenizer
+
+    def get_metrics(self) -> list[Metric]:
+        """Every metric of `GET /metrics`, as structs."""
+        return self._run(self._engine.get_metrics())
+
+    def get_summary(self, window: float = 60.0) -> Summary:
+        """Throughput, latencies, hit rates and memory of the last `window` seconds."""
+        return self._run(self._engine.get_summary(window))
 
     def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters."""
@@ -135,24 +189,40 @@ class LLM:
         self._thread.join()
         self._loop.close()
 
-    async def _complete(self, prompts: Sequence[Prompt], requests: Sequence[_Request]) -> list[RequestOutput]:
-        return await _together(
-            self._engine.complete(prompt, params, scheduling=scheduling)
-            for prompt, (params, scheduling) in zip(prompts, requests, strict=True)
-        )
+    async def _complete(
+        self, prompts: Sequence[Prompt], requests: Sequence[_Request], progress: PromptProgress
+    ) -> list[RequestOutput]:
+        async def complete(prompt: Prompt, request: _Request) -> RequestOutput:
+            params, scheduling = request
+            output = await self._engine.complete(prompt, params, scheduling=scheduling)
+            progress.add(len(output.prompt_token_ids), sum(len(one.token_ids) for one in output.outputs))
+            return output
+
+        return await _together(map(complete, prompts, requests))
 
     async def _embed(
-        self, prompts: Sequence[Prompt], requests: Sequence[_Request], dimensions: int | None
+        self,
+        prompts: Sequence[Prompt],
+        requests: Sequence[_Request],
+        dimensions: int | None,
+        progress: PromptProgress,
     ) -> list[EmbeddingRequestOutput]:
-        return await _together(
-            self._engine.embed(prompt, scheduling=scheduling, dimensions=dimensions)
-            for prompt, (_, scheduling) in zip(prompts, requests, strict=True)
-        )
+        async def embed(prompt: Prompt, request: _Request) -> EmbeddingRequestOutput:
+            output = await self._engine.embed(prompt, scheduling=request[1], dimensions=dimensions)
+            progress.add(len(output.prompt_token_ids), 0)
+            return output
+
+        return await _together(map(embed, prompts, requests))
 
     async def _complete_chats(
-        self, conversations: Sequence[Sequence[Message]], requests: Sequence[_Request]
+        self,
+        conversations: Sequence[Sequence[Message]],
+        requests: Sequence[_Request],
+        rendering: Rendering,
+        progress: PromptProgress,
     ) -> list[RequestOutput]:
-        return await self._complete([await self._engine.encode_chat(messages) for messages in conversations], requests)
+        prompts = [await self._engine.encode_chat(messages, rendering) for messages in conversations]
+        return await self._complete(prompts, requests, progress)
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         if self._loop.is_closed():
@@ -176,7 +246,7 @@ async def _together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result
 
 
 def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
 

@@ -6,9 +6,12 @@ The same core, client and detokenizer as everywhere, over an in-memory endpoint;
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
-from pyllm.async_engine import Prompt, check_prompt
+import msgspec
+
+from pyllm.async_engine import Prompt, read_prompt
 from pyllm.client.client import EngineClient
 from pyllm.config.options import ParallelConfig, engine_config
 from pyllm.config.process_config import CoreConfig
@@ -75,12 +78,14 @@ class LLMEngine:
         self._check_open()
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} is running already", "request_id")
-        params = resolve_texts(params or self._default_params, self.tokenizer)
-        check_prompt(prompt)
+        params = copy(params or self._default_params)
+        params.validate()
+        params = resolve_texts(params, self.tokenizer)
+        prompt, scheduling = read_prompt(prompt, scheduling.with_priority(priority))
         text = prompt if isinstance(prompt, str) else None
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         fold = OutputFold(request_id, text, tokens, params, lambda: self._changed.add(request_id))
-        request = Request(tokens, params, scheduling.with_priority(priority))
+        request = Request(tokens, params, msgspec.structs.replace(scheduling, name=request_id))
         processor = RequestProcessor(self._client, self.tokenizer, request, fold)
         self._requests[request_id] = processor, fold
         if fold.failure is not None:

@@ -87,7 +87,7 @@ class ResolvedConstraint(StructuredOutputsParams, frozen=True, kw_only=True):
         check_grammar(self.grammar, "grammar")
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Names, meanings and defaults are vLLM's.
 
     `temperature` 0 is greedy, and then `top_k`, `top_p` and `min_p` have no effect. `top_k` 0 or -1 is off.
@@ -103,6 +103,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     With a `beam_width` the output is that of a beam search, and `n` must be the same number. The candidates are chosen
     by the model's log-probabilities alone, so any `temperature` and `seed` are accepted and have no effect.
+
+    Attributes may be changed until a request is made of it, which checks them again.
 
     Raises:
         RequestError: a value is out of its range; the text has the value and the range.
@@ -136,6 +138,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Check all values; raises as the constructor does."""
         check("n", self.n, 1 <= self.n <= MAX_SAMPLES, f"from 1 to {MAX_SAMPLES}")
         check("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "from 0 to 100")
         check("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")

@@ -1,14 +1,17 @@
 """Each way into the engine, with the embedded model; and the examples, as a reader would run them."""
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from tqdm import tqdm
 
 from pyllm import LLM, AsyncEngine, EngineClient, LLMEngine, SamplingParams
 from pyllm.client.client import EngineClient as Client
@@ -31,6 +34,68 @@ def test_llm_says_paris_in_every_precision(dtype: str) -> None:
         assert two.outputs[0].text
         assert llm.generate(FRANCE, GREEDY)[0].outputs[0].text == one.outputs[0].text
         assert llm.chat([{"role": "user", "content": "Hi"}], GREEDY)[0].finished
+
+
+def test_llm_has_vllms_keywords() -> None:
+    bars: list[Any] = []
+
+    def bar(**options: Any) -> Any:
+        bars.append(tqdm(**options, file=io.StringIO()))
+        return bars[-1]
+
+    with LLM() as llm:
+        params = llm.get_default_sampling_params()
+        params.temperature, params.max_tokens = 0.0, 4
+        (output,) = llm.generate({"prompt": FRANCE}, params, use_tqdm=bar)
+        assert output.outputs[0].text.startswith(" Paris")
+        assert (bars[0].n, bars[0].total) == (1, 1)
+        ids = llm.get_tokenizer().encode(FRANCE)
+        (same,) = llm.generate(prompts=[{"prompt_token_ids": ids}], sampling_params=params, use_tqdm=False)
+        assert same.outputs[0].token_ids == output.outputs[0].token_ids
+        template = "{% for message in messages %}{{ message.content }}{{ suffix }}{% endfor %}"
+        (chat,) = llm.chat(
+            [{"role": "user", "content": "The capital of"}],
+            params,
+            False,
+            chat_template=template,
+            chat_template_kwargs={"suffix": " France is"},
+        )
+        assert chat.outputs[0].token_ids == output.outputs[0].token_ids
+        weather = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+        shown = "{{ tools[0].function.name }}"
+        (tools,) = llm.chat([{"role": "user", "content": "x"}], params, tools=[weather], chat_template=shown)
+        assert llm.get_tokenizer().decode(tools.prompt_token_ids) == "get_weather"
+        begun = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "I"}]
+        (more,) = llm.chat(begun, params, add_generation_prompt=False, continue_final_message=True)
+        assert llm.get_tokenizer().decode(more.prompt_token_ids).endswith("I")
+        params.top_p = 2.0
+        with pytest.raises(RequestError, match="top_p"):
+            llm.generate(FRANCE, params)
+        with pytest.raises(RequestError, match="adapters"):
+            llm.chat(begun, GREEDY, True, "adapter")
+        summary = llm.get_summary()
+        assert summary.num_requests == 5
+        assert summary.time_to_first_token.count == 5
+        assert 0 < summary.time_to_first_token.p50 <= summary.end_to_end.max
+        assert summary.memory_bytes > 100 << 20
+        metrics = {metric.name: metric for metric in llm.get_metrics() if not metric.labels.get("finished_reason")}
+        assert metrics["vllm:generation_tokens"].value == 20
+        assert metrics["vllm:time_to_first_token_seconds"].count == 5
+
+
+async def test_a_cancelled_task_ends_its_request_beside_another_engine() -> None:
+    async with AsyncEngine() as one, AsyncEngine() as other:
+        endless = SamplingParams(max_tokens=5000, ignore_eos=True)
+        task = asyncio.create_task(one.complete(FRANCE, endless))
+        while not (await one.stats())["num_running"]:
+            pass
+        assert (await other.stats())["num_requests"] == 0
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while (await one.stats())["num_requests"]:
+            pass
+        assert (await other.complete(FRANCE, GREEDY)).outputs[0].text.startswith(" Paris")
 
 
 def test_llm_refuses_what_cannot_run_and_goes_on() -> None:

@@ -141,6 +141,12 @@ class Metrics(Collector):
 
         `stats` are the core's; what is not in them, as where it does not answer, is left out.
         """
+        return generate_latest(self.shown(stats, totals, condition, processes)._registry)
+
+    def shown(
+        self, stats: Stats, totals: bytes, condition: Condition, processes: Sequence[ProcessSample] = ()
+    ) -> "Metrics":
+        """The metrics whose `collect` gives all of this."""
         shown = Metrics(self._labels["model_name"], self._model, self.clock)
         total = decode_row(totals)
         shown.ignored_fields.counts = total.named
@@ -148,7 +154,7 @@ class Metrics(Collector):
         for name in COUNTED:
             setattr(shown, name, _filled(getattr(shown, name), numbers))
         shown._stats, shown._condition, shown._processes = stats, condition, processes
-        return generate_latest(shown._registry)
+        return shown
 
     def collect(self) -> Iterator[Metric]:
         """Every family: the core's first, where it answered, then what was counted here."""
