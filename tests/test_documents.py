@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,40 @@ def anchors(document: Path) -> set[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_in_documents_compiles(document: Path) -> None:
-    for block in re.findall(r"^```python\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL):
+    for block in blocks(document):
         compile(block, document.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_programs_in_documents_have_the_types_that_they_need(tmp_path: Path) -> None:
+    programs = [ROOT / "examples" / path.name for path in sorted((ROOT / "examples").glob("*.py"))]
+    for document in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
+        for block in blocks(document):
+            if "import " in block:  # The others are parts of a program.
+                path = tmp_path / f"block_{len(programs)}.py"
+                path.write_text(block if is_module(block) else f"async def main():\n{textwrap.indent(block, '    ')}")
+                programs.append(path)
+    assert len(programs) > 12
+    command = [sys.executable, "-m", "mypy", "--config-file", "", "--ignore-missing-imports", "--scripts-are-modules"]
+    run = subprocess.run(
+        [*command, "--follow-imports", "silent", "--check-untyped-defs", *programs],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert run.returncode == 0, run.stdout
+
+
+def blocks(document: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def is_module(block: str) -> bool:
+    try:
+        compile(block, "block", "exec")
+    except SyntaxError:  # It awaits outside of a function.
+        return False
+    return True
 
 
 def test_the_page_of_flags_is_current() -> None:
