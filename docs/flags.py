@@ -5,21 +5,22 @@ import argparse
 from pyllm.cli import make_parser
 
 TOPICS = {
-    "server": "The HTTP server",
-    "model": "The model and its precision",
-    "cache": "The KV cache",
-    "scheduler": "Scheduling",
-    "parallel": "Processes",
-    "device": "Devices and kernels",
-    "recovery": "Recovery",
-    "headless": "A headless core: `pyllm core`",
+    "ServerConfig": "The HTTP server",
+    "ModelConfig": "The model and its precision",
+    "CacheConfig": "The KV cache",
+    "SchedulerConfig": "Scheduling",
+    "ParallelConfig": "Processes",
+    "DeviceConfig": "Devices and kernels",
+    "RecoveryConfig": "Recovery",
+    "HeadlessConfig": "A headless core: `pyllm core`",
 }
 
 _HEAD = """# Flags
 
 `pyllm serve` takes the flags of all tables but the last; `pyllm core` those of the last and of the engine. `LLM`,
 `AsyncEngine` and `LLMEngine` take the engine's as keywords, with underscores. Names are vLLM's where vLLM has the
-thing."""
+thing; [all flags of vLLM](vllm-flags.md). Numbers may be 8k (8,000) or 8K (8,192). `pyllm serve --config FILE` reads
+flags from a YAML file."""
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
     print(_HEAD)
     shown = set()
     for command in ("serve", "core"):
-        for group in _parser(command)._action_groups:
+        for group in make_parser(command)._action_groups:
             if group.title in TOPICS and group.title not in shown:
                 shown.add(group.title)
                 print(f"\n## {TOPICS[group.title]}\n\n| flag | default | |\n|---|---|---|")
@@ -35,22 +36,14 @@ def main() -> None:
                     print(_row(action))
 
 
-def _parser(command: str) -> argparse.ArgumentParser:
-    commands = next(action for action in make_parser()._actions if action.choices)
-    parser = dict(commands.choices or {})[command]
-    assert isinstance(parser, argparse.ArgumentParser)
-    return parser
-
-
 def _row(action: argparse.Action) -> str:
     text, _, default = (action.help or "").partition(" (default: ")
     default = default.removesuffix(")")
     if isinstance(action, argparse.BooleanOptionalAction):
         flag, default = " / ".join(action.option_strings), "on" if default == "True" else "off"
-    elif action.choices:
-        flag = f"{action.option_strings[0]} {{{','.join(action.choices)}}}"
     else:
-        flag = f"{action.option_strings[0]} {action.metavar}"
+        value = f"{{{','.join(action.choices)}}}" if action.choices else action.metavar
+        flag = f"{', '.join(reversed(action.option_strings))} {value}"
     flag, text = flag.replace("|", "\\|"), text.replace("|", "\\|").replace("<", "&lt;")
     return f"| `{flag}` | {f'`{default}`' if default else ''} | {text} |"
 

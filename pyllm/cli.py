@@ -1,56 +1,152 @@
-"""The command line: `pyllm serve`, `core`, `pull`, `models`, `rm` and more. Flags come from `config/options.py`."""
+"""The command line: finds the command, reads its arguments, runs it. The commands are in `pyllm/commands`."""
 
 import argparse
-import json
+import importlib
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from pyllm import __version__
-from pyllm.config.api_keys import Role
-from pyllm.config.options import (
-    SIZES,
-    WORDS,
-    EngineConfig,
-    HeadlessConfig,
-    ServerConfig,
-    config_part,
-    engine_config,
-    option_names,
-)
+from pyllm.commands.command_line import expand, split_config
+from pyllm.commands.command_parser import CommandParser, nearest
 from pyllm.errors import ConfigError, PyllmError
 
-HUB_NAME_HELP = "owner/repo, owner/repo:Q4_K_M, owner/repo@revision or owner/repo/file.gguf"
-MODEL_HELP = f"GGUF file, Hugging Face folder, or a model of the hub: {HUB_NAME_HELP}"
+
+class Command(msgspec.Struct, frozen=True):
+    """A command: its module has `add_arguments(parser)` and `run(options)`, which gives the exit code.
+
+    It may have `PARSER`, a class of its own, and `TAKES_CONFIG`. `help` is its line in the list of commands.
+    """
+
+    module: str
+    help: str
+
+
+COMMANDS: Mapping[str, Command] = {
+    "serve": Command("pyllm.commands.serve", "a model over HTTP: OpenAI's API and Anthropic's"),
+    "core": Command("pyllm.commands.core", "a headless core for EngineClient, without HTTP"),
+    "models": Command("pyllm.commands.models", "list the models on this machine"),
+    "pull": Command("pyllm.commands.pull", "download a model of the Hugging Face hub"),
+    "rm": Command("pyllm.commands.rm", "delete a downloaded model"),
+    "keygen": Command("pyllm.commands.keygen", "make CURVE keys for tcp://"),
+    "apikey": Command("pyllm.commands.apikey", "make an API key, shown once, and its entry"),
+    "replay": Command("pyllm.commands.replay", "repeat a recording of the scheduler"),
+}
+SHELLS = ("bash", "zsh", "tcsh")
+EXAMPLES = """examples:
+  pyllm serve                                   the embedded model on http://127.0.0.1:8000
+  pyllm serve Qwen/Qwen3-0.6B --port 8001       a model of the Hugging Face hub
+  pyllm models                                  what is on this machine
+  pyllm --print-completion bash > ~/.local/share/bash-completion/completions/pyllm
+
+pyllm COMMAND --help says more."""
 
 _STDERR_FILENO = 2
+_FAILED, _USAGE_ERROR = 1, 2
 _INTERRUPTED = 130  # what a shell gives a command that SIGINT ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and give its exit code; a usage error exits with 2, any other error of ours prints and gives 1."""
+    """Run a command and give its exit code: 2 for what was wrongly asked, 1 for any other error of ours."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["_child"]:
         from pyllm.launch import entrypoints
 
         return entrypoints.child_main(arguments[1], *map(int, arguments[2:]))
     _open_standard_files()
-    if arguments[:1] and arguments[0].startswith("--") and arguments[0] not in ("--help", "--version"):
-        arguments.insert(0, "serve")  # `python -m pyllm --model X`, as people are used to
-    options = make_parser().parse_args(arguments)
     try:
-        code: int = options.run(options)
+        return _run(arguments)
+    except ConfigError as error:
+        print(f"pyllm: {error}", file=sys.stderr)
+        return _USAGE_ERROR
     except PyllmError as error:
         print(f"pyllm: {error}", file=sys.stderr)
-        return 1
+        return _FAILED
+    except BrokenPipeError:  # Who read our output has enough, as `head` does.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _FAILED
     except KeyboardInterrupt:  # Before a server runs, which takes the signal itself: mostly during a download.
         print("pyllm: interrupted", file=sys.stderr)
         return _INTERRUPTED
+
+
+def make_parser(name: str) -> CommandParser:
+    """The parser of one command."""
+    module = importlib.import_module(COMMANDS[name].module)
+    kind: type[CommandParser] = getattr(module, "PARSER", CommandParser)
+    text = COMMANDS[name].help
+    return _with_arguments(kind(prog=f"pyllm {name}", description=f"{text[:1].upper()}{text[1:]}."), module)
+
+
+def _run(arguments: list[str]) -> int:
+    top = _top_parser()
+    if arguments[:1] and arguments[0].startswith("--") and arguments[0].split("=")[0] not in top.flags():
+        arguments.insert(0, "serve")  # `python -m pyllm --model X`, as people are used to
+    if not arguments or arguments[0].startswith("-"):
+        options = top.read(arguments)
+        if options.print_completion:
+            print(_completion(options.print_completion), flush=True)
+            return 0
+        top.error("name a command; pyllm --help lists them")
+    name, *rest = arguments
+    if name not in COMMANDS:
+        top.error(f"there is no command {name!r}{nearest(name, COMMANDS)} (pyllm --help lists all)")
+    module = importlib.import_module(COMMANDS[name].module)
+    code: int = module.run(_read(make_parser(name), rest, getattr(module, "TAKES_CONFIG", False)))
     return code
+
+
+def _read(parser: CommandParser, arguments: Sequence[str], takes_config: bool) -> argparse.Namespace:
+    """The options; those of a file of `--config` first, so that the command line replaces them."""
+    if not takes_config:
+        return parser.read(expand(arguments))
+    file, settings, words = split_config(expand(arguments))
+    options = None
+    if file:
+        parser.source = file
+        options = parser.read(expand(settings))
+        parser.source = ""
+        for name, value in vars(options).items():
+            if isinstance(value, list):
+                setattr(options, name, tuple(value))
+    return parser.read(words, options)
+
+
+def _top_parser() -> CommandParser:
+    parser = CommandParser(
+        prog="pyllm", usage="pyllm COMMAND [ARGUMENTS]", description="An inference engine for large language models."
+    )
+    parser.add_argument("--version", action="version", version=__version__, help="show the version")
+    parser.add_argument("--print-completion", choices=SHELLS, metavar="SHELL", help=f"print it for {', '.join(SHELLS)}")
+    group = parser.add_argument_group("commands")
+    for name, command in COMMANDS.items():
+        group.add_argument(dest=name, nargs="?", metavar=name, help=command.help)
+    parser.epilog = EXAMPLES
+    return parser
+
+
+def _completion(shell: str) -> str:
+    """The script that completes commands and flags in this shell."""
+    import shtab
+
+    parser = CommandParser(prog="pyllm")
+    commands = parser.add_subparsers()
+    for name, command in COMMANDS.items():
+        module = importlib.import_module(command.module)
+        _with_arguments(commands.add_parser(name, help=command.help), module)
+    for nested in commands.choices.values():
+        for action in nested._actions:
+            if action.metavar in {"FILE", "FOLDER", "MODEL"}:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab's own way to say so
+    return str(shtab.complete(parser, shell=shell))
+
+
+def _with_arguments(parser: CommandParser, module: Any) -> CommandParser:
+    module.add_arguments(parser)
+    return parser
 
 
 def _open_standard_files() -> None:
@@ -58,158 +154,3 @@ def _open_standard_files() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR_FILENO:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pyllm", description="An inference engine for large language models.")
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    # No abbreviations: a misspelt flag must fail, and `--max-num-seq` is not to be guessed.
-    serve = commands.add_parser("serve", allow_abbrev=False, help="an OpenAI-compatible HTTP server")
-    _add_model_argument(serve)
-    _add_flags(serve, ServerConfig)
-    _add_engine_flags(serve)
-    serve.set_defaults(run=_serve)
-
-    core = commands.add_parser("core", allow_abbrev=False, help="a headless EngineCore for EngineClient")
-    _add_model_argument(core)
-    _add_flags(core, HeadlessConfig)
-    _add_engine_flags(core)
-    core.set_defaults(run=_core)
-
-    pull = commands.add_parser("pull", allow_abbrev=False, help="download a model of the Hugging Face hub")
-    pull.add_argument("name", metavar="NAME", help=HUB_NAME_HELP)
-    pull.set_defaults(run=_pull)
-
-    models = commands.add_parser("models", allow_abbrev=False, help="list the models on this machine")
-    models.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    models.set_defaults(run=_models)
-
-    rm = commands.add_parser("rm", allow_abbrev=False, help="delete a downloaded model")
-    rm.add_argument("name", metavar="NAME", help=HUB_NAME_HELP)
-    rm.set_defaults(run=_rm)
-
-    keygen = commands.add_parser("keygen", allow_abbrev=False, help="make CURVE keys for tcp://")
-    keygen.add_argument("folder", type=Path)
-    keygen.set_defaults(run=_keygen)
-
-    apikey = commands.add_parser("apikey", allow_abbrev=False, help="make an API key, shown once, and its entry")
-    apikey.add_argument("name", metavar="NAME", help="whose key it is: the tenant of its requests")
-    apikey.add_argument(
-        "--role", choices=get_args(Role), default="user", help="admin: may also use the routes below /admin"
-    )
-    apikey.set_defaults(run=_apikey)
-
-    replay = commands.add_parser("replay", allow_abbrev=False, help="repeat a recording of --scheduler-recording")
-    replay.add_argument("recording", type=Path, metavar="FILE")
-    replay.set_defaults(run=_replay)
-    return parser
-
-
-def _serve(options: argparse.Namespace) -> int:
-    from pyllm.launch import serve
-
-    return serve.serve(_engine(options), config_part(ServerConfig, _given(options, option_names(ServerConfig))))
-
-
-def _core(options: argparse.Namespace) -> int:
-    from pyllm.launch import serve
-
-    return serve.serve_core(
-        _engine(options), config_part(HeadlessConfig, _given(options, option_names(HeadlessConfig)))
-    )
-
-
-def _pull(options: argparse.Namespace) -> int:
-    from pyllm import models_command
-
-    return models_command.pull(options.name)
-
-
-def _models(options: argparse.Namespace) -> int:
-    from pyllm import models_command
-
-    return models_command.list_models(options.json)
-
-
-def _rm(options: argparse.Namespace) -> int:
-    from pyllm import models_command
-
-    return models_command.remove_model(options.name)
-
-
-def _keygen(options: argparse.Namespace) -> int:
-    from pyllm.wire import curve
-
-    curve.generate(options.folder)
-    print(f"{options.folder}: keep server.key_secret with the core; give clients server.key and client.key_secret")
-    return 0
-
-
-def _apikey(options: argparse.Namespace) -> int:
-    from pyllm.config.api_keys import new_key
-
-    key, entry = new_key(options.name, options.role)
-    print(f"key, shown only now: {key}")
-    print(f'entry for "keys" of the file that --api-key-file names: {entry}')
-    return 0
-
-
-def _replay(options: argparse.Namespace) -> int:
-    from pyllm.core.replay import replay_file
-
-    print(json.dumps(replay_file(options.recording), indent=2))
-    return 0
-
-
-def _engine(options: argparse.Namespace) -> EngineConfig:
-    given = _given(options, option_names())
-    if options.model_argument is not None:
-        given["model"] = options.model_argument
-    elif "model" not in given and _may_hold_model(names := given.get("served_model_name", ())):
-        raise ConfigError(f"{names[-1]} was read as a name of --served-model-name; give the model first, or by --model")
-    return engine_config(given)
-
-
-def _may_hold_model(names: Sequence[str]) -> bool:
-    """Whether the last of several names may be the model, which the flag before it took."""
-    return len(names) > 1 and ("/" in names[-1] or Path(names[-1]).exists())
-
-
-def _given(options: argparse.Namespace, names: list[str]) -> dict[str, Any]:
-    return {name: value for name in names if (value := getattr(options, name)) is not None}
-
-
-def _add_model_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
-
-
-def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    for field in msgspec.structs.fields(EngineConfig):
-        _add_flags(parser, field.type)
-
-
-def _add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> None:
-    """One flag for each field; the default stays None here, for the struct's own default to hold."""
-    group = parser.add_argument_group(kind.__name__.removesuffix("Config").lower())
-    hints = get_type_hints(kind, include_extras=True)
-    for field in msgspec.structs.fields(kind):
-        hint, help_text = hints[field.name], ""
-        while get_origin(hint) is Annotated:
-            hint, *metadata = get_args(hint)
-            help_text = next((meta.description for meta in metadata if meta.description), help_text)
-        flag = "--" + field.name.replace("_", "-")
-        default = field.default if field.default_factory is msgspec.NODEFAULT else None
-        help_text += "" if default in (None, "", ()) else f" (default: {default})"
-        if hint is bool or bool in get_args(hint):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
-        elif get_origin(hint) is Literal:
-            group.add_argument(flag, choices=get_args(hint), help=help_text)
-        elif field.name in WORDS:
-            group.add_argument(flag, nargs="+", metavar="TEXT", help=help_text)
-        elif hint is str or get_origin(hint) in {dict, tuple}:
-            group.add_argument(flag, metavar="TEXT", help=help_text)
-        else:
-            number = str if field.name in SIZES else float if hint is float else int
-            group.add_argument(flag, type=number, metavar="N", help=help_text)

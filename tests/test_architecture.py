@@ -39,8 +39,10 @@ REPEATED = {
     "gguf": "a GGUF file: what it says, and its weights",
     "logprobs": "log-probabilities, from the sampler to an API",
     "messages": "the messages of a connection",
+    "replay": "a command, and what it does",
     "protocol": "the structs of an API's bodies",
     "routes": "the routes of an API",
+    "serve": "a command, and what it does",
 }
 
 

@@ -23,7 +23,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 def test_version_and_help() -> None:
     assert run("--version").stdout.strip() == "0.1.0"
-    text = run("serve", "--help").stdout
+    text = run("serve", "--help=all").stdout
     for flag in (
         "--tensor-parallel-size",
         "--no-enable-prefix-caching",
@@ -71,7 +71,7 @@ def test_unknown_flag_is_a_usage_error() -> None:
 def test_settings_that_cannot_work_are_one_clear_line(
     arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments) == 1
+    assert main(arguments) == 2
     error = capsys.readouterr().err
     assert text in error
     assert "Traceback" not in error
@@ -80,7 +80,7 @@ def test_settings_that_cannot_work_are_one_clear_line(
 def test_keygen(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keygen", f"{tmp_path}/keys"]) == 0
     assert "server.key_secret" in capsys.readouterr().out
-    assert main(["keygen", f"{tmp_path}/keys"]) == 1
+    assert main(["keygen", f"{tmp_path}/keys"]) == 2
 
 
 def test_standard_files_that_were_closed_become_dev_null() -> None:
@@ -122,4 +122,4 @@ def test_models_are_pulled_listed_and_removed(tmp_path: Path) -> None:
     assert [line.split()[0] for line in table] == ["NAME", "(embedded)", "me/strange", "me/tiny"]
     assert "freed" in run("rm", "me/tiny", **offline).stdout
     again = run("rm", "me/tiny", **offline)
-    assert (again.returncode, "not in the cache" in again.stderr) == (1, True)
+    assert (again.returncode, "not in the cache" in again.stderr) == (2, True)

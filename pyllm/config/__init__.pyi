@@ -1,6 +1,8 @@
 from .api_keys import Allowance, ApiKey, KeyRing, Role, new_key, read_api_keys
 from .options import (
     DEFAULT_CPU_KV_CACHE_BYTES,
+    LISTS,
+    SECRETS,
     SIZES,
     WORDS,
     CacheConfig,
@@ -20,13 +22,20 @@ from .options import (
     engine_config,
     is_rust,
     option_names,
+    parse_count,
+    parse_size,
 )
 from .process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfig, StateConfig, WorkerConfig
 from .tls import tls_context
+from .vllm_flags import GROUPS, VLLM_FLAGS, VllmFlag, explain_flag
 
 __all__ = [
     "DEFAULT_CPU_KV_CACHE_BYTES",
+    "GROUPS",
+    "LISTS",
+    "SECRETS",
     "SIZES",
+    "VLLM_FLAGS",
     "WORDS",
     "Allowance",
     "ApiConfig",
@@ -50,12 +59,16 @@ __all__ = [
     "SharedConfig",
     "StateConfig",
     "UnknownFields",
+    "VllmFlag",
     "WorkerConfig",
     "config_part",
     "engine_config",
+    "explain_flag",
     "is_rust",
     "new_key",
     "option_names",
+    "parse_count",
+    "parse_size",
     "read_api_keys",
     "tls_context",
 ]

@@ -7,7 +7,7 @@ has the thing. Does not read models or devices.
 import difflib
 import math
 import re
-from collections.abc import Set
+from collections.abc import Callable, Mapping, Set
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -72,6 +72,20 @@ class ModelConfig(_Config, frozen=True):
             "hub; default: the model's own"
         ),
     ] = ""
+    revision: Annotated[
+        str, Meta(description="branch, tag or commit of a model of the hub; default: main, or the one in its name")
+    ] = ""
+    tokenizer_revision: Annotated[str, Meta(description="the same of the model that --tokenizer names")] = ""
+    download_dir: Annotated[str, Meta(description="folder for models of the hub; default: huggingface_hub's cache")] = (
+        ""
+    )
+    hf_token: Annotated[
+        str, Meta(description="token for the hub; HF_TOKEN in the environment keeps it out of the list of processes")
+    ] = ""
+    hf_overrides: Annotated[
+        dict[str, Any],
+        Meta(description="entries that replace those of the folder's config.json, as '{\"rope_theta\": 500000}'"),
+    ] = {}
     chat_template: Annotated[
         str, Meta(description="chat template: a Jinja file, or the template itself; default: the tokenizer's")
     ] = ""
@@ -119,6 +133,10 @@ class ModelConfig(_Config, frozen=True):
         Annotated[int, Meta(ge=2)] | None,
         Meta(description="longest prompt plus output, in tokens; default: the model's context"),
     ] = None
+    seed: Annotated[
+        Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None,
+        Meta(description="draw the seeds of requests that have none from this one; default: at random"),
+    ] = None
     max_logprobs: Annotated[
         int, Meta(description="most log-probabilities for a token that a request may ask for", ge=0, le=1 << 16)
     ] = 20
@@ -134,6 +152,10 @@ class CacheConfig(_Config, frozen=True):
     kv_cache_memory_bytes: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="size of each rank's KV cache, for example 64MiB; default: 512MiB on a CPU"),
+    ] = None
+    num_gpu_blocks_override: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="KV blocks of each rank, whatever memory there is; default: as many as fit"),
     ] = None
     kv_cache_dtype: Annotated[
         KVCacheDtype,
@@ -329,7 +351,20 @@ class ServerConfig(_Config, frozen=True):
             "pyllm.reasoning_parsers"
         ),
     ] = "auto"
+    default_chat_template_kwargs: Annotated[
+        dict[str, Any],
+        Meta(description="variables of the chat template for requests without them, as '{\"enable_thinking\": false}'"),
+    ] = {}
+    response_role: Annotated[
+        str, Meta(description="role of the messages that chat completions answer with", min_length=1)
+    ] = "assistant"
     trust_request_chat_template: Annotated[bool, Meta(description="allow chat templates in requests")] = False
+    enable_force_include_usage: Annotated[
+        bool, Meta(description="end every stream with its usage, as if stream_options.include_usage were true")
+    ] = False
+    return_tokens_as_token_ids: Annotated[
+        bool, Meta(description="name tokens in log-probabilities by their ids: token_id:123")
+    ] = False
     unknown_fields: Annotated[
         UnknownFields,
         Meta(
@@ -343,6 +378,13 @@ class ServerConfig(_Config, frozen=True):
     ssl_ca_certs: Annotated[
         str, Meta(description="CA certificates in PEM; clients must then have a certificate that these have signed")
     ] = ""
+    ssl_cert_reqs: Annotated[
+        Annotated[int, Meta(ge=0, le=2)] | None,
+        Meta(
+            description="certificates of clients: 0 not asked for, 1 checked if there is one, 2 required; default: 2 "
+            "with --ssl-ca-certs"
+        ),
+    ] = None
     allowed_origins: Annotated[
         tuple[str, ...], Meta(description="origins whose pages may use the server (CORS): https://a.com,... or *")
     ] = ()
@@ -352,6 +394,30 @@ class ServerConfig(_Config, frozen=True):
             description="names that requests may have in their Host header: llm.example.com,...; default: any, but "
             "without keys and on a loopback address only local ones for requests of a browser"
         ),
+    ] = ()
+    allowed_methods: Annotated[
+        tuple[str, ...], Meta(description="methods that such pages may use: GET,POST,... or *")
+    ] = ("*",)
+    allowed_headers: Annotated[
+        tuple[str, ...], Meta(description="request headers that such pages may send: x-a,x-b,... or *")
+    ] = ("*",)
+    allow_credentials: Annotated[
+        bool, Meta(description="let such pages send cookies and TLS certificates; not with the origin *")
+    ] = False
+    root_path: Annotated[
+        str, Meta(description="path under which a proxy shows this server, such as /llm; requests may have it or not")
+    ] = ""
+    middleware: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="ASGI middleware before the server, as module.Class, the first one outermost; streams are "
+            "slower with it, as they no longer write to the socket directly"
+        ),
+    ] = ()
+    disable_fastapi_docs: Annotated[bool, Meta(description="serve neither /docs nor /openapi.json")] = False
+    api_key: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(description="keys that the server takes; others on this machine can see them, so prefer --api-key-file"),
     ] = ()
     api_key_file: Annotated[
         str,
@@ -408,6 +474,8 @@ class HeadlessConfig(_Config, frozen=True):
     )
 
 
+_POWERS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
 Part = TypeVar("Part", bound=_Config)
 
 # Options that are sizes, such as 64MiB, and the bytes that 1 without a unit stands for: as in vLLM.
@@ -418,7 +486,13 @@ SIZES = {
     "max_request_body_bytes": 1,
 }
 # Options that take several words as a flag, and as a keyword one text as well.
-WORDS = frozenset({"served_model_name"})
+WORDS = frozenset({"served_model_name", "api_key"})
+# Options whose values no message shows.
+SECRETS = frozenset({"api_key", "hf_token"})
+# Options that are lists; as a text they are separated by commas, or JSON.
+LISTS = frozenset({"allowed_methods", "allowed_headers", "middleware"})
+# Options that are objects; as a text they are JSON.
+OBJECTS = frozenset({"override_generation_config", "hf_overrides", "default_chat_template_kwargs"})
 
 
 def engine_config(options: dict[str, Any]) -> EngineConfig:
@@ -442,7 +516,17 @@ def config_part(kind: type[Part], options: dict[str, Any]) -> Part:
     try:
         return msgspec.convert({name: _read(name, value) for name, value in options.items()}, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error).replace("`$.", "`")) from None
+        raise ConfigError(_explain(str(error), options)) from None
+
+
+def _explain(text: str, options: dict[str, Any]) -> str:
+    """The error of a value with the name and the value in front: `max_num_seqs is -1: expected int >= 0`."""
+    match = re.fullmatch(r"(.*) - at `\$\.(\w+)(.*)`", text)
+    if match is None:
+        return text
+    expected, name, place = match.groups()
+    value = "" if name in SECRETS else f" is {options.get(name)!r:.80}"
+    return f"{name}{place}{value}: {expected[:1].lower()}{expected[1:].replace('`', '')}"
 
 
 def option_names(kind: type[_Config] = EngineConfig) -> list[str]:
@@ -461,18 +545,15 @@ def _unknown_option(name: str) -> str:
 def _read(name: str, value: Any) -> Any:
     if name in SIZES:
         return _in_bytes(value, SIZES[name])
-    if name in WORDS and isinstance(value, str):
+    if not isinstance(value, str):
+        return value
+    if name in WORDS:
         return (value,) if value else ()
-    if name == "override_generation_config" and isinstance(value, str):
+    if name in OBJECTS:
         return _parse_object(name, value)
-    parsers = {"tenant_weights": parse_weights, "allowed_origins": parse_origins, "allowed_hosts": parse_hosts}
-    if name in parsers and isinstance(value, str):
-        return parsers[name](value)
-    if name == "tool_call_parser" and isinstance(value, str):
-        plugins.find_entry_point("tool parser", value, plugins.TOOL_PARSERS, TOOL_CALL_PARSERS)
-    if name == "reasoning_parser" and isinstance(value, str):
-        plugins.find_entry_point("reasoning parser", value, plugins.REASONING_PARSERS, REASONING_PARSERS)
-    return value
+    if name in LISTS:
+        return parse_list(name, value)
+    return _TEXTS[name](value) if name in _TEXTS else value
 
 
 def _parse_object(name: str, text: str) -> dict[str, Any]:
@@ -509,6 +590,23 @@ def parse_size(text: str, unit: int = 1) -> int:
     return int(float(number) * (1000**power if suffix.islower() else 1024**power))
 
 
+def parse_count(text: str) -> int:
+    """A number from `8192`, `8k` (8,000), `25.6k` (25,600) or `8K` (8,192), as vLLM's flags read them.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    match = re.fullmatch(r"(-?\d+)|(\d+(?:\.\d+)?)([kmg])|(\d+)([KMG])", text.strip())
+    if match is None:
+        raise ConfigError(f"cannot read {text!r:.80} as a whole number; write for example 8192, 8k (8000) or 8K (8192)")
+    plain, decimal, decimal_suffix, binary, binary_suffix = match.groups()
+    if plain:
+        return int(plain)
+    if decimal:
+        return round(float(decimal) * _POWERS[decimal_suffix])
+    return int(binary) * _POWERS[binary_suffix]
+
+
 def parse_weights(text: str) -> dict[str, int]:
     """Weights by name from `team-a=3,team-b=1`; no text, no weights.
 
@@ -526,6 +624,21 @@ def parse_weights(text: str) -> dict[str, int]:
     return weights
 
 
+def parse_list(name: str, text: str) -> tuple[str, ...]:
+    """Words from `a,b`, or from a JSON list, as vLLM's flags have it; no text, no words.
+
+    Raises:
+        ConfigError: it begins as a JSON list, and is none of texts.
+    """
+    if not text.strip():
+        return ()
+    try:
+        words = msgspec.json.decode(text, type=list[str]) if text.startswith("[") else text.split(",")
+    except msgspec.DecodeError:
+        raise ConfigError(f"cannot read {text!r:.80} as {name}; write words separated by commas") from None
+    return tuple(word.strip() for word in words)
+
+
 def parse_origins(text: str) -> tuple[str, ...]:
     """Origins from `https://a.com,https://b.com`, or from a JSON list, as vLLM's flag has it; `*` is any.
 
@@ -533,14 +646,33 @@ def parse_origins(text: str) -> tuple[str, ...]:
         ConfigError: one of them is no origin: a scheme and a host, perhaps a port, and nothing more.
     """
     try:
-        origins = msgspec.json.decode(text, type=list[str]) if text.startswith("[") else text.split(",")
-    except msgspec.DecodeError:
+        origins = parse_list("origins", text)
+    except ConfigError:
         raise ConfigError(f"cannot read {text!r} as origins; write https://a.com,https://b.com, or *") from None
-    origins = [origin.strip() for origin in origins]
     for origin in origins:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,]+", origin):
             raise ConfigError(f"{origin!r} is not an origin; write for example https://a.com (no path), or *")
-    return tuple(origins)
+    return origins
+
+
+def _tool_parser(name: str) -> str:
+    plugins.find_entry_point("tool parser", name, plugins.TOOL_PARSERS, TOOL_CALL_PARSERS)
+    return name
+
+
+def _reasoning_parser(name: str) -> str:
+    plugins.find_entry_point("reasoning parser", name, plugins.REASONING_PARSERS, REASONING_PARSERS)
+    return name
+
+
+# What else is read from a text, or looked up.
+_TEXTS: Mapping[str, Callable[[str], Any]] = {
+    "tenant_weights": parse_weights,
+    "allowed_origins": parse_origins,
+    "allowed_hosts": parse_hosts,
+    "tool_call_parser": _tool_parser,
+    "reasoning_parser": _reasoning_parser,
+}
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:

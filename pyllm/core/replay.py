@@ -4,18 +4,19 @@ from pathlib import Path
 from typing import Any
 
 from pyllm._rust import SchedulerError, replay
-from pyllm.errors import PyllmError
+from pyllm.errors import ConfigError, PyllmError
 
 
 def replay_file(path: Path) -> dict[str, Any]:
     """Replay what `--scheduler-recording` wrote: num_entries, num_steps, hash, is_truncated, stats.
 
     Raises:
-        PyllmError: the file does not read, or an entry of it is refused or decides something else.
+        ConfigError: the file cannot be read.
+        PyllmError: an entry of it does not decode, is refused or decides something else.
     """
     try:
         return replay(path.read_bytes())
     except OSError as error:
-        raise PyllmError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except SchedulerError as error:
         raise PyllmError(f"{path}: {error}") from error

@@ -96,5 +96,5 @@ def test_keys_and_limits_by_the_openai_package_over_tls_and_a_unix_socket(tmp_pa
 def test_what_cannot_work_ends_before_processes_start(
     flags: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["serve", "--port", "0", *flags]) == 1
+    assert main(["serve", "--port", "0", *flags]) == 2
     assert text in capsys.readouterr().err

@@ -1,23 +1,11 @@
-"""`pyllm pull`, `pyllm models` and `pyllm rm`: the models on this machine. Starts no process and loads no weights."""
+"""`pyllm models`: the models on this machine, which of them run, and which fit. Loads no weights."""
 
+import argparse
 import sys
 
 import msgspec
 
-from pyllm import log
-from pyllm.checkpoint import (
-    CachedModel,
-    Hub,
-    HubName,
-    cached_models,
-    embedded_model,
-    find_model,
-    parse_hub_name,
-    parse_model,
-    read_checkpoint,
-    remove,
-    size_text,
-)
+from pyllm.checkpoint import CachedModel, cached_models, embedded_model, read_checkpoint, size_text
 from pyllm.errors import ConfigError, PyllmError
 from pyllm.families import UnknownArchitectureError
 from pyllm.launch import cpu_memory_needed
@@ -40,14 +28,14 @@ class Row(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-def pull(text: str) -> int:
-    """Download a model of the hub and print where it is."""
-    log.configure("pyllm::pull")
-    name = parse_model(text)
-    if not isinstance(name, HubName):
-        raise ConfigError(f"{name} is a path on this machine: there is nothing to download")
-    print(find_model(name, Hub()))
-    return 0
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the embedded model and those in the hub's cache."""
+    return list_models(options.json)
 
 
 def list_models(as_json: bool) -> int:
@@ -62,12 +50,6 @@ def list_models(as_json: bool) -> int:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     if not rows:
         print("there is no model here; `pyllm pull owner/repo` downloads one", file=sys.stderr)
-    return 0
-
-
-def remove_model(text: str) -> int:
-    """Delete a model from the hub's cache and print what was freed."""
-    print(f"deleted {text}: {size_text(remove(parse_hub_name(text)))} freed")
     return 0
 
 

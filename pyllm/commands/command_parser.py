@@ -1,0 +1,191 @@
+"""The parser of a command: errors in one line with exit code 2, the nearest name, help by topic. Knows no command.
+
+Help is written by rich-argparse, which is imported only then.
+"""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+# What `metavar`s stand for, where a shell can complete it.
+PATHS = frozenset({"FILE", "FOLDER", "MODEL"})
+USAGE_ERROR = 2
+
+_ARGUMENT = "argument "
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`: did you mean X?` for a name that is close to a known one, else nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Reads one command's arguments.
+
+    `common` names the options that the short help shows; without them it shows all. `explain_unknown` may say more
+    about an unknown flag than that it is unknown. `source` is where the arguments are from, for errors, if that is not
+    the command line.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault(
+            "allow_abbrev", False
+        )  # A misspelt flag must fail, and `--max-num-seq` is not to be guessed.
+        super().__init__(*args, add_help=False, **options)
+        self.common: Sequence[str] = ()
+        self.source = ""
+        self.add_argument(
+            *("-h", "--help"),
+            action=_Help,
+            nargs="?",
+            const="",
+            metavar="TOPIC",
+            help="show this help",
+        )
+
+    def shorten_help(self, common: Sequence[str]) -> None:
+        """Have `--help` show these options alone, by their long names, and `--help=TOPIC` the others."""
+        self.common = (*common, "help")
+        self._option_string_actions[
+            "--help"
+        ].help = "more: --help=all (every flag), =listgroup (the groups), =GROUP, =FLAG, or =WORD (every flag with it)"
+
+    def read(self, arguments: Sequence[str], options: argparse.Namespace | None = None) -> argparse.Namespace:
+        """The options, into those given, whose values stay where the arguments have none. Exits with 2 on errors."""
+        found, unknown = self.parse_known_args(arguments, options or argparse.Namespace())
+        if unknown:
+            self.error(self.explain(unknown))
+        return found
+
+    def explain(self, unknown: Sequence[str]) -> str:
+        """What is wrong with arguments that nobody knows."""
+        first = next((text for text in unknown if text.startswith("-")), unknown[0])
+        name = first.partition("=")[0]
+        if not name.startswith("-"):
+            return f"unexpected argument {first!r}; {self.prog} --help says what it takes"
+        reason = self.explain_unknown(name)
+        return reason or f"unknown flag {name}{nearest(name, self.flags())} ({self.prog} --help=all lists all flags)"
+
+    def explain_unknown(self, flag: str) -> str:
+        """What a subclass knows about a flag that is not here."""
+        del flag
+        return ""
+
+    def flags(self) -> list[str]:
+        """The long names of all options, those of its own commands included."""
+        nested = [parser for action in self._actions for parser in _parsers(action)]
+        own = [name for name in self._option_string_actions if name.startswith("--")]
+        return own + [name for parser in nested for name in parser.flags()]
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with 2."""
+        text = message.removeprefix(_ARGUMENT)
+        where = f"{self.source}: " if self.source else ""
+        self.exit(USAGE_ERROR, f"{self.prog}: {where}{text}\n")
+
+    def format_help(self) -> str:
+        """The help that fits on a screen."""
+        if not self.common:
+            return self._help([(group, _shown(group)) for group in self._action_groups])
+        first = [action for action in self._actions if not action.option_strings or _name(action) in self.common]
+        first.sort(key=lambda action: self.common.index(_name(action)) if action.option_strings else -1)
+        groups = argparse._ArgumentGroup(self, "arguments that people set first")
+        return self._help([(groups, [action for action in first if action.help is not argparse.SUPPRESS])])
+
+    def help_on(self, topic: str) -> str:
+        """Help on `all`, on the groups (`listgroup`), on a group, a flag, or every flag that has this word.
+
+        Exits with 2 where there is nothing of that name.
+        """
+        groups = {_key(group.title): group for group in self._action_groups if group.description and _shown(group)}
+        if topic == "all":
+            return self._help([(group, _shown(group)) for group in self._action_groups])
+        if topic == "listgroup":
+            lines = [f"  {group.title:20} {group.description or ''}".rstrip() for group in groups.values()]
+            return "\n".join(["groups, for --help=GROUP:", *lines, ""])
+        if (group := groups.get(_key(topic))) is not None:
+            return self._help([(group, _shown(group))], is_part=True)
+        flag = "--" + topic.lstrip("-").replace("_", "-")
+        exact = self._option_string_actions.get(flag)
+        if exact is not None and exact.help is not argparse.SUPPRESS:
+            found = [exact]
+        else:
+            word = topic.lstrip("-").replace("_", "-").lower()
+            found = [action for action in self._actions if _has(action, word)]
+        if not found:
+            reason = self.explain_unknown(flag)
+            known = [name.removeprefix("--") for name in self.flags()] + [str(group.title) for group in groups.values()]
+            self.error(reason or f"no help on {topic!r}{nearest(topic, known)} (--help=listgroup lists groups)")
+        return self._help([(argparse._ArgumentGroup(self, topic), found)], is_part=True)
+
+    def _help(
+        self, sections: Sequence[tuple[argparse._ArgumentGroup, Sequence[argparse.Action]]], is_part: bool = False
+    ) -> str:
+        formatter = _rich_formatter(self.prog)
+        if not is_part:
+            formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+            formatter.add_text(self.description)
+        for group, actions in sections:
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        if not is_part:
+            formatter.add_text(self.epilog)
+        return str(formatter.format_help())
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """No option of one hyphen is found by its beginning either: `-p` is not `-pp`."""
+        del option_string
+        return []
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(
+                action, f"there is no {value!r}{nearest(str(value), known)} (choose from {', '.join(known)})"
+            )
+
+
+class _Help(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+        del namespace, option_string
+        assert isinstance(parser, CommandParser)
+        sys.stdout.write(parser.help_on(values) if values else parser.format_help())
+        parser.exit()
+
+
+def _rich_formatter(prog: str) -> Any:
+    from rich_argparse import RawDescriptionRichHelpFormatter
+
+    class Formatter(RawDescriptionRichHelpFormatter):
+        # Texts have brackets of their own, such as pyllm[otel].
+        text_markup = help_markup = False
+        group_name_formatter = str
+
+    return Formatter(prog, max_help_position=32)
+
+
+def _shown(group: argparse._ArgumentGroup) -> list[argparse.Action]:
+    return [action for action in group._group_actions if action.help is not argparse.SUPPRESS]
+
+
+def _parsers(action: argparse.Action) -> "list[CommandParser]":
+    choices = action.choices if isinstance(action, argparse._SubParsersAction) else {}
+    return [parser for parser in choices.values() if isinstance(parser, CommandParser)]
+
+
+def _name(action: argparse.Action) -> str:
+    return next((name.removeprefix("--") for name in action.option_strings if name.startswith("--")), "")
+
+
+def _has(action: argparse.Action, word: str) -> bool:
+    texts = (*action.option_strings, (action.help or "").lower())
+    return action.help is not argparse.SUPPRESS and any(word in text for text in texts)
+
+
+def _key(title: str | None) -> str:
+    return (title or "").lower().removesuffix("config")

@@ -1,0 +1,32 @@
+"""`pyllm core`: a headless core for `EngineClient`."""
+
+import argparse
+
+from pyllm import log
+from pyllm.commands.engine_arguments import MODEL_HELP, announce, read_engine
+from pyllm.commands.settings_flags import SettingsParser, add_engine_settings, add_settings, given_settings
+from pyllm.config.options import HeadlessConfig, config_part
+
+PARSER = SettingsParser
+USAGE = "pyllm core [MODEL] --bind ADDRESS [--FLAG VALUE ...]"
+COMMON = ("bind", "curve-keys", "max-model-len", "kv-cache-memory-bytes", "max-num-seqs", "tensor-parallel-size")
+
+
+def add_arguments(parser: SettingsParser) -> None:
+    """What the command takes."""
+    parser.usage = USAGE
+    parser.shorten_help(COMMON)
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    add_settings(parser, HeadlessConfig)
+    add_engine_settings(parser)
+    parser.epilog = "example:\n  pyllm core model.gguf --bind ipc:///tmp/core"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal; gives the exit code."""
+    from pyllm.launch import serve as launcher
+
+    engine, notices = read_engine(options)
+    log.configure("pyllm::serve")
+    announce(notices)
+    return launcher.serve_core(engine, config_part(HeadlessConfig, given_settings(options, HeadlessConfig)))

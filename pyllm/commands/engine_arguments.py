@@ -1,0 +1,44 @@
+"""The engine of a command line: the model, its settings, and what vLLM's own settings mean."""
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyllm.commands.settings_flags import given_settings
+from pyllm.commands.vllm_settings import settle
+from pyllm.config.options import EngineConfig, engine_config
+from pyllm.errors import ConfigError
+
+MODEL_HELP = (
+    "GGUF file, Hugging Face folder, or a model of the hub: owner/repo, owner/repo:Q4_K_M, owner/repo@revision or "
+    "owner/repo/file.gguf"
+)
+
+logger = logging.getLogger(__name__)
+
+
+def read_engine(options: argparse.Namespace) -> tuple[EngineConfig, list[str]]:
+    """The engine's configuration, and notices of flags without effect.
+
+    Raises:
+        ConfigError: a value is wrong, or a name may be the model's.
+    """
+    settle(options)
+    given = given_settings(options)
+    if options.model_argument is not None:
+        given["model"] = options.model_argument
+    elif "model" not in given and _may_hold_model(names := given.get("served_model_name", ())):
+        raise ConfigError(f"{names[-1]} was read as a name of --served-model-name; give the model first, or by --model")
+    return engine_config(given), list(getattr(options, "notices", ()))
+
+
+def announce(notices: Sequence[str]) -> None:
+    """Log each notice once."""
+    for notice in dict.fromkeys(notices):
+        logger.info("%s", notice)
+
+
+def _may_hold_model(names: Sequence[str]) -> bool:
+    """Whether the last of several names may be the model, which the flag before it took."""
+    return len(names) > 1 and ("/" in names[-1] or Path(names[-1]).exists())

@@ -1,0 +1,24 @@
+"""`pyllm keygen`: makes CURVE keys for `tcp://`."""
+
+import argparse
+from pathlib import Path
+
+from pyllm.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="new folder for the keys of server and client")
+    parser.epilog = "example:\n  pyllm keygen keys && pyllm core --bind tcp://0.0.0.0:5555 --curve-keys keys"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the keys, and say who gets which."""
+    from pyllm.wire import curve
+
+    try:
+        curve.generate(options.folder)
+    except OSError as error:
+        raise ConfigError(f"cannot write keys to {options.folder}: {error.strerror}") from None
+    print(f"{options.folder}: keep server.key_secret with the core; give clients server.key and client.key_secret")
+    return 0

@@ -1,0 +1,23 @@
+"""`pyllm pull`: downloads a model of the Hugging Face hub. Reads no model."""
+
+import argparse
+
+from pyllm import log
+from pyllm.checkpoint import FORMS, Hub, HubName, find_model, parse_model
+from pyllm.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("name", metavar="NAME", help=FORMS)
+    parser.epilog = "example:\n  pyllm pull Qwen/Qwen3-0.6B"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Download the model and print where it is."""
+    log.configure("pyllm::pull")
+    name = parse_model(options.name)
+    if not isinstance(name, HubName):
+        raise ConfigError(f"{name} is a path on this machine: there is nothing to download")
+    print(find_model(name, Hub()))
+    return 0

@@ -1,0 +1,18 @@
+"""`pyllm rm`: deletes a model from the cache of the Hugging Face hub. Touches no other file."""
+
+import argparse
+
+from pyllm.checkpoint import FORMS, parse_hub_name, remove, size_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("name", metavar="NAME", help=FORMS)
+    parser.epilog = "example:\n  pyllm rm Qwen/Qwen3-0.6B"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Delete the model and print what was freed."""
+    freed = remove(parse_hub_name(options.name))
+    print(f"deleted {options.name}: {size_text(freed)} freed")
+    return 0

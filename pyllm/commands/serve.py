@@ -1,0 +1,55 @@
+"""`pyllm serve`: a model over HTTP. Takes vLLM's command lines, too."""
+
+import argparse
+
+from pyllm import log
+from pyllm.commands.engine_arguments import MODEL_HELP, announce, read_engine
+from pyllm.commands.settings_flags import (
+    SettingsParser,
+    add_engine_settings,
+    add_settings,
+    add_vllm_flags,
+    given_settings,
+)
+from pyllm.config.options import ServerConfig, config_part
+
+PARSER = SettingsParser
+TAKES_CONFIG = True
+USAGE = "pyllm serve [MODEL] [--FLAG VALUE ...] [--config FILE]"
+# The flags that people set first, as `docs/serving.md` has them.
+COMMON = (
+    *("host", "port", "api-key-file", "served-model-name", "max-model-len", "max-num-seqs"),
+    *("kv-cache-memory-bytes", "gpu-memory-utilization", "tensor-parallel-size", "config"),
+)
+EXAMPLES = """examples:
+  pyllm serve                                     the embedded model on http://127.0.0.1:8000
+  pyllm serve Qwen/Qwen3-0.6B --port 8001         a model of the Hugging Face hub
+  pyllm serve model.gguf --max-model-len 8k       a file, with a shorter context
+  pyllm serve --config server.yaml                flags from a file; the command line wins
+  pyllm serve --help=scheduler                    help on a group, a flag or a word
+
+Flags are vLLM's where vLLM has the thing; docs/vllm-flags.md lists what becomes of each."""
+
+
+def add_arguments(parser: SettingsParser) -> None:
+    """What the command takes."""
+    parser.usage = USAGE
+    parser.shorten_help(COMMON)
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    # Read before all others, by `split_config`; here for the help.
+    parser.add_argument("--config", metavar="FILE", help="YAML file of flags and values: max-model-len: 4096")
+    add_settings(parser, ServerConfig)
+    add_engine_settings(parser)
+    add_vllm_flags(parser)
+    parser.epilog = EXAMPLES
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal; gives the exit code."""
+    from pyllm.launch import serve as launcher
+
+    engine, notices = read_engine(options)
+    server = config_part(ServerConfig, given_settings(options, ServerConfig))
+    log.configure("pyllm::serve")
+    announce(notices)
+    return launcher.serve(engine, server)

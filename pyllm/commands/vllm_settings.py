@@ -1,0 +1,114 @@
+"""vLLM's nested settings, and `--swap-space`, as settings of ours. Unknown parts are refused. Parses no arguments."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from pyllm.errors import ConfigError
+
+Settings = dict[str, Any]
+# What a reader gives: settings of ours, and notices.
+Read = tuple[Settings, list[str]]
+
+# Parts of vLLM's speculative-config of prompt lookup, and what they are without an effect here.
+_LOOKUP_PARTS = frozenset({"method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"})
+_EAGER = frozenset({"NONE", "none"})
+
+
+def settle(options: argparse.Namespace) -> None:
+    """Put what vLLM's settings among the options mean into our own, unless those are given, and add the notices.
+
+    Raises:
+        ConfigError: a part has no meaning here; the text says what to use.
+    """
+    for flag, read in _READERS.items():
+        text = getattr(options, flag, None)
+        if text is None:
+            continue
+        settings, notices = read(text, vars(options))
+        for name, value in settings.items():
+            if getattr(options, name, None) is None:
+                setattr(options, name, value)
+        options.notices = [*getattr(options, "notices", ()), *notices]
+
+
+def _speculative(text: str, given: Mapping[str, Any]) -> Read:
+    del given
+    parts = _parts("speculative-config", text)
+    method = parts.get("method", "draft_model" if "model" in parts else "ngram")
+    if method != "ngram":
+        raise ConfigError(
+            f"--speculative-config: there is no method {method!r}, drafts come from the stream's own text: use ngram"
+        )
+    _refuse_others("speculative-config", parts, _LOOKUP_PARTS)
+    ignored = [name for name in ("prompt_lookup_max", "prompt_lookup_min") if name in parts]
+    notice = f"--speculative-config: {' and '.join(ignored)} has no effect, the longest match is taken"
+    count = parts.get("num_speculative_tokens")
+    return ({} if count is None else {"num_speculative_tokens": count}), [notice] * bool(ignored)
+
+
+def _structured_outputs(text: str, given: Mapping[str, Any]) -> Read:
+    del given
+    parts = _parts("structured-outputs-config", text)
+    known = {"backend", "reasoning_parser", "disable_fallback", "disable_any_whitespace", "enable_in_reasoning"}
+    _refuse_others("structured-outputs-config", parts, known)
+    for name in ("disable_any_whitespace", "enable_in_reasoning"):
+        if parts.get(name):
+            raise ConfigError(f"--structured-outputs-config: {name} is always false here: leave it out")
+    settings = {"reasoning_parser": parts["reasoning_parser"]} if parts.get("reasoning_parser") else {}
+    is_other = parts.get("backend", "auto") not in {"auto", "guidance"}
+    return settings, ["--structured-outputs-config: llguidance compiles every constraint"] * is_other
+
+
+def _kv_events(text: str, given: Mapping[str, Any]) -> Read:
+    del given
+    parts = _parts("kv-events-config", text)
+    if parts.get("enable_kv_cache_events") and parts.get("publisher", "null") not in {"null", None}:
+        raise ConfigError(
+            f"--kv-events-config: there is no publisher {parts['publisher']!r}: give --enable-kv-cache-events, and "
+            "follow the events by EngineClient"
+        )
+    return {"enable_kv_cache_events": bool(parts.get("enable_kv_cache_events"))}, []
+
+
+def _compilation(text: str, given: Mapping[str, Any]) -> Read:
+    del given
+    parts = {"level": int(text)} if text in {"0", "1", "2", "3"} else _parts("compilation-config", text)
+    level, graphs = parts.get("level", parts.get("mode")), parts.get("cudagraph_mode", "")
+    is_eager = level in {0, "NONE"} or graphs in _EAGER
+    notice = "--compilation-config: pyllm compiles nothing, and captures steps by itself"
+    return ({"enforce_eager": True} if is_eager else {}), [] if is_eager else [notice]
+
+
+def _swap_space(text: str, given: Mapping[str, Any]) -> Read:
+    try:
+        gibibytes = float(text)
+    except ValueError:
+        raise ConfigError(f"--swap-space needs a number of GiB, got {text!r:.80}") from None
+    ranks = given.get("tensor_parallel_size") or 1
+    return {"kv_offloading_size": gibibytes * ranks}, [
+        f"--swap-space: --kv-offloading-size is {gibibytes * ranks:g} GiB"
+    ]
+
+
+_READERS: Mapping[str, Callable[[str, Mapping[str, Any]], Read]] = {
+    "speculative-config": _speculative,
+    "structured-outputs-config": _structured_outputs,
+    "kv-events-config": _kv_events,
+    "compilation-config": _compilation,
+    "swap-space": _swap_space,
+}
+
+
+def _parts(flag: str, text: str) -> Settings:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise ConfigError(f"--{flag} must be a JSON object, got {text!r:.80}") from None
+
+
+def _refuse_others(flag: str, parts: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:
+    if others := sorted(set(parts) - known):
+        raise ConfigError(f"--{flag}: {others[0]} has no meaning here; known are {', '.join(sorted(known))}")

@@ -1,0 +1,396 @@
+"""vLLM's flags and what becomes of each here, as data: ours, always so here, or refused with what to use instead.
+
+`docs/vllm-flags.md` is made of it. Names and meanings are vLLM 0.32's. Reads no command line.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+Meaning = Literal["ours", "always", "refused"]
+
+
+class VllmFlag(msgspec.Struct, frozen=True, kw_only=True):
+    """One flag, by its long name without hyphens in front.
+
+    `text` is, of `ours`, how it differs, if it does; of `always`, the notice; of the others, what to use instead.
+    `taken` are values without an effect to refuse; of a boolean they are `true` (the flag) and `false` (`--no-...`).
+    `else_text` refuses all other values of an `always`. `values` are vLLM's words for values of ours.
+    """
+
+    name: str
+    meaning: Meaning
+    text: str = ""
+    aliases: tuple[str, ...] = ()
+    is_boolean: bool = False
+    taken: tuple[str, ...] = ()
+    else_text: str = ""
+    values: Mapping[str, str] = {}
+
+    @property
+    def flag(self) -> str:
+        """As it is written."""
+        return f"--{self.name}"
+
+
+def _ours(name: str, text: str = "", *aliases: str, **values: str) -> VllmFlag:
+    return VllmFlag(name=name, meaning="ours", text=text, aliases=aliases, values=values)
+
+
+def _always(name: str, text: str, *taken: str, instead: str = "", aliases: tuple[str, ...] = ()) -> VllmFlag:
+    return VllmFlag(name=name, meaning="always", text=text, taken=taken, else_text=instead, aliases=aliases)
+
+
+def _on(name: str, text: str, instead: str = "") -> VllmFlag:
+    """A boolean that is always on here; `instead` refuses to turn it off, else that has no effect."""
+    taken = ("true",) if instead else ("true", "false")
+    return VllmFlag(name=name, meaning="always", text=text, is_boolean=True, taken=taken, else_text=instead)
+
+
+def _refused(name: str, text: str, *taken: str, aliases: tuple[str, ...] = ()) -> VllmFlag:
+    return VllmFlag(name=name, meaning="refused", text=text, taken=taken, aliases=aliases)
+
+
+def _off(name: str, text: str) -> VllmFlag:
+    """A boolean that is always off here."""
+    return VllmFlag(name=name, meaning="refused", text=text, is_boolean=True, taken=("false",))
+
+
+_NO_ADAPTERS = "LoRA adapters are not served yet: merge the adapter into the model and serve that"
+_TEXT_ONLY = "only text is served"
+_ONE_MACHINE = "one machine runs the model: --tensor-parallel-size spreads it over processes and GPUs there"
+_NO_NODES = "there is one machine and one engine, so it has no effect"
+
+GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
+    "model": (
+        _ours("model"),
+        _ours("served-model-name"),
+        _ours("tokenizer"),
+        _always(
+            "tokenizer-mode",
+            "the tokenizer is that of the model's files",
+            *("auto", "hf", "slow"),
+            instead="the tokenizer is read from tokenizer.json or the GGUF file: name another by --tokenizer",
+        ),
+        _ours("revision"),
+        _ours("tokenizer-revision"),
+        _always("code-revision", "code from a model's repository is never run"),
+        _ours("download-dir"),
+        _ours("hf-token"),
+        _ours("hf-overrides", "of Hugging Face folders, not of GGUF files; a JSON object"),
+        _on(
+            "trust-remote-code",
+            "code from a model's repository is never run: pyllm's families or transformers compute the model",
+        ),
+        _always(
+            "load-format",
+            "the files themselves say their format",
+            *("auto", "hf", "safetensors", "gguf"),
+            instead="weights are read from safetensors and GGUF files alone: leave it auto",
+        ),
+        _ours("dtype", half="float16", float="float32"),
+        _ours(
+            "quantization",
+            "the method of a quantised folder is found in its files; int8 and none are pyllm's own",
+            "-q",
+            awq_marlin="awq",
+            gptq_marlin="gptq",
+        ),
+        _ours("max-model-len", "`auto` and -1: the model's context; the KV cache may hold less, which the log says"),
+        _ours("seed", "seeds of requests that have none, drawn in the order of their arrival; vLLM's default is 0"),
+        _always("config-format", "the files themselves say their format", "auto", "hf", instead="leave it auto"),
+        _ours("model-impl", vllm="native"),
+        _always(
+            "runner",
+            "every model generates text, and embeds at /v1/embeddings",
+            *("auto", "generate", "pooling"),
+            instead="models generate or embed: leave it auto",
+        ),
+        _always(
+            "convert",
+            "every model embeds at /v1/embeddings",
+            *("auto", "none", "embed"),
+            instead="models are not made into classifiers or rewards here: leave it auto",
+        ),
+        _refused("pooler-config", "embeddings pool as the model's files say; requests may give `dimensions`"),
+        _ours("generation-config"),
+        _ours("override-generation-config"),
+        _off("skip-tokenizer-init", "for token ids without a tokenizer use `pyllm core` and pyllm.EngineClient"),
+        _ours("enforce-eager"),
+        _ours("max-logprobs", "there is no -1: give a number"),
+        _refused(
+            "logits-processors",
+            "install the processor as an entry point of the group pyllm.logits_processors; requests name it in "
+            "extra_args",
+        ),
+        _always(
+            "logprobs-mode",
+            "log-probabilities are the model's own, before temperature and penalties",
+            "raw_logprobs",
+            instead="only raw_logprobs are there, the model's own log-probabilities",
+        ),
+    ),
+    "cache": (
+        _ours("block-size", "a power of two"),
+        _ours("gpu-memory-utilization"),
+        _ours("kv-cache-dtype", fp8_e4m3="fp8"),
+        _ours("kv-cache-memory-bytes"),
+        _ours("num-gpu-blocks-override", "on CPUs, too"),
+        _ours("enable-prefix-caching"),
+        _always("prefix-caching-hash-algo", "cached blocks are found by one hash of pyllm's own"),
+        _refused(
+            "cpu-offload-gb",
+            "weights stay where they are computed: use a quantised model, or --device cpu, which maps packed weights "
+            "from disk if memory is short",
+            *("0", "0.0"),
+        ),
+        _ours("kv-offloading-size", "in GiB without a unit; all ranks together"),
+        _always(
+            "kv-offloading-backend",
+            "KV blocks go to host memory by pyllm itself",
+            "native",
+            instead="KV blocks go to host memory by pyllm itself: give --kv-offloading-size alone",
+        ),
+        _ours("swap-space", "is --kv-offloading-size: as many GiB for each rank"),
+    ),
+    "scheduler": (
+        _ours("max-num-batched-tokens"),
+        _ours("max-num-seqs"),
+        _ours("max-num-queued-reqs", "counts waiting sequences beyond --max-num-seqs"),
+        _ours("max-num-queued-tokens"),
+        _ours("scheduling-policy", "has shortest and fair, too, and policies of other packages"),
+        _on("enable-chunked-prefill", "long prompts are always computed in chunks", "prompts are always in chunks"),
+        _ours("long-prefill-token-threshold"),
+        _ours("async-scheduling"),
+        _always(
+            "stream-interval",
+            "each step's tokens are sent at once",
+            "1",
+            instead="each step's tokens are sent at once; what a slow reader has not taken is merged",
+        ),
+        _ours("watermark"),
+        _ours("disable-hybrid-kv-cache-manager"),
+    ),
+    "parallel": (
+        _ours("tensor-parallel-size", "", "-tp"),
+        _refused(
+            "pipeline-parallel-size",
+            "there are no pipeline stages: use --tensor-parallel-size",
+            "1",
+            aliases=("-pp",),
+        ),
+        _refused(
+            "data-parallel-size",
+            "there is one engine under a server: start several servers behind a router; --api-server-count spreads "
+            "HTTP work over processes",
+            "1",
+            aliases=("-dp",),
+        ),
+        _ours("enable-expert-parallel", "", "-ep"),
+        _ours("distributed-executor-backend", "mp and uni; there is no ray"),
+        _refused("nnodes", _ONE_MACHINE, "1", aliases=("-n",)),
+        _refused("node-rank", _ONE_MACHINE, "0", aliases=("-r",)),
+        _always("master-addr", _NO_NODES),
+        _always("master-port", _NO_NODES),
+        _on("disable-custom-all-reduce", "ranks add by NCCL or gloo, and by nothing else"),
+        _off("headless", "a core without HTTP is another command: pyllm core --bind ADDRESS"),
+        _ours("api-server-count", "", "-asc"),
+    ),
+    "features": (
+        _off("enable-lora", _NO_ADAPTERS),
+        _refused("lora-modules", _NO_ADAPTERS),
+        _refused("max-loras", _NO_ADAPTERS),
+        _refused("max-lora-rank", _NO_ADAPTERS),
+        _refused("max-cpu-loras", _NO_ADAPTERS),
+        _ours(
+            "speculative-config",
+            "method ngram: its num_speculative_tokens is --num-speculative-tokens; prompt_lookup_max and _min have no "
+            "effect; there are no draft models",
+            "-sc",
+        ),
+        _ours(
+            "structured-outputs-config",
+            "llguidance compiles every constraint, whatever the backend; reasoning_parser is --reasoning-parser",
+        ),
+        _refused("kv-transfer-config", "KV blocks do not come from other servers yet"),
+        _ours(
+            "kv-events-config",
+            "enable_kv_cache_events is --enable-kv-cache-events: clients follow by EngineClient, there is no publisher",
+        ),
+        _ours(
+            "compilation-config",
+            "nothing is compiled: level 0 and cudagraph_mode NONE are --enforce-eager, all else has no effect",
+            *("-O", "-cc"),
+        ),
+        _ours(
+            "attention-backend",
+            "triton, cpu and sdpa; other packages may add theirs",
+            TRITON_ATTN="triton",
+            CPU_ATTN="cpu",
+            TORCH_SDPA="sdpa",
+        ),
+        _refused("limit-mm-per-prompt", f"{_TEXT_ONLY}: leave it out, or make every limit 0"),
+        _refused("mm-processor-kwargs", _TEXT_ONLY),
+        _off("enable-sleep-mode", "the engine does not sleep: end the server, a start from packed weights is quick"),
+        _refused("profiler-config", "there is no profiler by flag"),
+    ),
+    "tools and reasoning": (
+        _on("enable-auto-tool-choice", "tool_choice auto always works", "use --tool-call-parser none"),
+        _ours("tool-call-parser", "auto unless given: as the chat template shows"),
+        _refused("tool-parser-plugin", "install the parser as an entry point of the group pyllm.tool_parsers"),
+        _ours("reasoning-parser", "auto unless given: as the chat template shows"),
+        _refused(
+            "reasoning-parser-plugin", "install the parser as an entry point of the group pyllm.reasoning_parsers"
+        ),
+        _ours("chat-template"),
+        _always(
+            "chat-template-content-format",
+            "templates get the content of a message as text",
+            *("auto", "string"),
+            instead="templates get the content of a message as text: leave it auto",
+        ),
+        _ours("default-chat-template-kwargs"),
+        _ours("response-role", "of chat completions"),
+        _on(
+            "exclude-tools-when-tool-choice-none",
+            "tools are left out of the prompt with tool_choice none",
+            "a model that may call nothing is shown no tools",
+        ),
+        _ours("trust-request-chat-template"),
+    ),
+    "server": (
+        _ours("host", "127.0.0.1 unless given; vLLM listens on all addresses"),
+        _ours("port"),
+        _ours("uds"),
+        _ours("api-key", "others on this machine see it in the list of processes: --api-key-file is safer"),
+        _ours("root-path"),
+        _ours(
+            "middleware",
+            "a class, or a function that takes the application and gives one; streams are slower with it, as they no "
+            "longer write to the socket directly",
+        ),
+        _ours("allowed-origins", "none unless given; vLLM allows all"),
+        _ours("allowed-methods"),
+        _ours("allowed-headers"),
+        _ours("allow-credentials", "needs origins by name"),
+        _ours("ssl-keyfile"),
+        _ours("ssl-certfile"),
+        _ours("ssl-ca-certs"),
+        _ours("ssl-cert-reqs", "2 unless given where there are CA certificates; vLLM's default is 0"),
+        _always("uvicorn-log-level", "PYLLM_LOG_LEVEL sets the level of the whole log"),
+        _on("disable-uvicorn-access-log", "there is no access log; --enable-log-requests logs requests"),
+        _ours("disable-fastapi-docs", "no /docs and no /openapi.json"),
+        _on("enable-request-id-headers", "every answer has x-request-id", "every answer has x-request-id"),
+        _on("enable-server-load-tracking", "/load is always there", "/load costs nothing unless it is asked"),
+        _on("enable-prompt-tokens-details", "usage always has prompt_tokens_details", "usage always has the details"),
+        _ours("enable-force-include-usage"),
+        _on("enable-tokenizer-info-endpoint", "/tokenizer_info is always there", "/tokenizer_info is always there"),
+        _ours("return-tokens-as-token-ids"),
+        _ours("sse-keep-alive-interval"),
+        _ours("shutdown-timeout", "30 s unless given; vLLM's default is 0"),
+        _ours("config"),
+    ),
+    "logs and metrics": (
+        _ours("disable-log-stats"),
+        _ours("enable-log-requests", "prompts are logged, too, cut at --max-log-len"),
+        _ours("enable-log-outputs"),
+        _ours("max-log-len"),
+        _ours("log-config-file", "JSON for Python's logging.config.dictConfig, in every process"),
+        _ours("otlp-traces-endpoint", "OTLP over HTTP"),
+        _refused("collect-detailed-traces", "there is one span for each request: --otlp-traces-endpoint"),
+        _always("show-hidden-metrics-for-version", "no metric is hidden"),
+        _off("kv-cache-metrics", "/metrics has the KV cache's use and hits, not how long blocks stay"),
+    ),
+}
+
+VLLM_FLAGS: Mapping[str, VllmFlag] = {flag.name: flag for group in GROUPS.values() for flag in group}
+
+# vLLM's other flags, by what to use instead or why they have no meaning here, where there is something to say.
+OTHERS: Mapping[str, tuple[str, ...]] = {
+    _TEXT_ONLY: (
+        *("allowed-local-media-path", "allowed-media-domains", "language-model-only", "enable-mm-embeds"),
+        *("media-io-kwargs", "mm-processor-cache-gb", "mm-processor-cache-type", "mm-hasher-algorithm"),
+        *("mm-shm-cache-max-object-size-mb", "mm-encoder-only", "mm-encoder-tp-mode", "mm-encoder-attn-backend"),
+        *("mm-encoder-attn-dtype", "mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path"),
+        *("mm-encoder-fp8-scale-save-margin", "interleave-mm-strings", "skip-mm-profiling", "video-pruning-rate"),
+        *("video-pruning-method", "mm-tensor-ipc", "mm-processor-device", "mm-ipc-gpu-memory-gb"),
+        *("mm-device-do-normalize", "disable-chunked-mm-input", "ec-transfer-config", "ec-manager-config"),
+        *("io-processor-plugin", "disable-mm-preprocessor-cache"),
+    ),
+    "models with Mamba layers are not served": (
+        *("mamba-backend", "mamba-ssu-algorithm", "enable-mamba-cache-stochastic-rounding"),
+        *("mamba-cache-philox-rounds", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size"),
+        *("mamba-cache-mode", "replayssm-buffer-len", "use-replayssm", "gdn-prefill-backend", "kda-prefill-backend"),
+    ),
+    _ONE_MACHINE: (
+        *("distributed-timeout-seconds", "cpu-distributed-timeout-seconds", "data-parallel-rank"),
+        *("data-parallel-start-rank", "data-parallel-size-local", "data-parallel-address", "data-parallel-rpc-port"),
+        *("data-parallel-backend", "data-parallel-hybrid-lb", "data-parallel-external-lb"),
+        *("data-parallel-multi-port-external-lb", "decode-context-parallel-size", "dcp-comm-backend"),
+        *("dcp-q-replicate", "dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size"),
+        *("prefill-context-parallel-size", "enable-dbo", "ubatch-size", "dbo-decode-token-threshold"),
+        *("dbo-prefill-token-threshold", "dp-sync-interval", "disable-nccl-for-dp-synchronization"),
+        *("ray-workers-use-nsight", "enable-nccl-comm-suspend", "enable-batch-sharded-sampling", "worker-use-ray"),
+    ),
+    "use --enable-expert-parallel, which has no settings of its own": (
+        *("enable-ep-weight-filter", "all2all-backend", "enable-elastic-ep", "enable-eplb", "eplb-config"),
+        *("expert-placement-strategy", "num-redundant-experts", "moe-backend"),
+    ),
+    "the operating system places processes: use numactl or taskset": (
+        *("numa-bind", "numa-bind-nodes", "numa-bind-cpus"),
+    ),
+    "choose GPUs by the environment variable CUDA_VISIBLE_DEVICES": ("device-ids",),
+    "weights are read by mapping the files, on all cores": (
+        *("safetensors-load-strategy", "safetensors-prefetch-num-threads", "safetensors-prefetch-block-size"),
+        *("model-loader-extra-config", "ignore-patterns", "use-tqdm-on-load", "pt-load-map-location"),
+        *("max-parallel-loading-workers", "hf-config-path", "model-class-overrides"),
+    ),
+    "weights stay where they are computed": (
+        *("offload-backend", "cpu-offload-params", "offload-group-size", "offload-num-in-group"),
+        *("offload-prefetch-step", "offload-params", "enable-cumem-allocator"),
+    ),
+    _NO_ADAPTERS: (
+        *("lora-dtype", "enable-tower-connector-lora", "fully-sharded-loras", "lora-target-modules"),
+        *("default-mm-loras", "specialize-active-lora", "enable-mixed-moe-lora-format", "enable-moe-shared-loras"),
+        *("lora-extra-vocab-size", "enable-prompt-adapter", "max-prompt-adapters", "max-prompt-adapter-token"),
+    ),
+    "use --speculative-config with the method ngram, or --num-speculative-tokens": (
+        *("spec-method", "spec-model", "spec-tokens", "speculative-model", "ngram-prompt-lookup-max"),
+        *("ngram-prompt-lookup-min", "speculative-draft-tensor-parallel-size", "per-request-spec-decode-metrics"),
+    ),
+    "llguidance compiles every constraint": ("guided-decoding-backend", "reasoning-config"),
+    "use --hf-overrides": ("rope-scaling", "rope-theta"),
+    "use --max-num-batched-tokens": ("max-num-scheduled-tokens",),
+    "use --scheduling-policy, or an entry point of the group pyllm.policies": ("scheduler-cls",),
+    "use --enable-log-requests, which is off unless given": ("disable-log-requests",),
+    "use --runner": ("task",),
+    "": (
+        *("quantization-config", "allow-deprecated-quantization", "enable-return-routed-experts"),
+        *("return-sampling-mask", "use-fp64-gumbel", "enable-trace-replay", "disable-sliding-window"),
+        *("disable-cascade-attn", "enable-prompt-embeds", "renderer-num-workers", "worker-cls"),
+        *("worker-extension-cls", "enable-fault-tolerance", "fault-tolerance-config"),
+        *("prefix-cache-retention-interval", "kv-cache-dtype-skip-layers", "kv-sharing-fast-prefill"),
+        *("prefix-match-unit", "kv-cache-metrics-sample", "cudagraph-metrics", "enable-layerwise-nvtx-tracing"),
+        *("enable-mfu-metrics", "enable-logging-iteration-details", "jit-monitor-mode", "jit-monitor-verbose"),
+        *("scheduler-reserve-full-isl", "prefill-schedule-interval", "cudagraph-capture-sizes"),
+        *("max-cudagraph-capture-size", "ir-op-priority", "enable-flashinfer-autotune", "enable-bf16x3-router-gemm"),
+        *("linear-backend", "diffusion-config", "attention-config", "kernel-config", "additional-config"),
+        *("optimization-level", "performance-mode", "weight-transfer-config", "aggregate-engine-logging"),
+        *("fail-on-environ-validation", "calculate-kv-scales", "num-lookahead-slots", "preemption-mode"),
+        *("max-seq-len-to-capture", "num-scheduler-steps", "scheduler-delay-factor", "use-v2-block-manager"),
+        *("disable-frontend-multiprocessing", "enable-ssl-refresh", "h11-max-incomplete-event-size"),
+        *("h11-max-header-count", "log-error-stack", "tool-server", "tokens-only", "grpc"),
+    ),
+}
+
+
+def explain_flag(name: str) -> str:
+    """What to say of a flag of vLLM that is refused; empty for a name that vLLM does not have. Without hyphens."""
+    flag = VLLM_FLAGS.get(name)
+    if flag is not None:
+        return flag.else_text or flag.text if flag.meaning != "ours" else ""
+    for text, names in OTHERS.items():
+        if name in names or name.removeprefix("no-") in names:
+            return "it is vLLM's and has no meaning here" + (f": {text}" if text else "")
+    return ""
