@@ -4,7 +4,7 @@ from .gguf_types import BLOCK_SIZES, FLOAT_TYPES, REQUANTISED_TYPES
 from .hub import Hub, find_model, size_text
 from .hub_cache import CachedModel, cached_models, remove
 from .huggingface import Probe, read_generation_config
-from .model_name import FORMS, HubName, parse_hub_name, parse_model
+from .model_name import FORMS, HubName, at_revision, parse_hub_name, parse_model
 from .quantization_config import QuantizationMethod
 from .reader import embedded_model, read_checkpoint
 from .types import Checkpoint, TokenizerFiles
@@ -23,6 +23,7 @@ __all__ = [
     "QuantizationMethod",
     "SamplingDefaults",
     "TokenizerFiles",
+    "at_revision",
     "cache_folder",
     "cached_models",
     "embedded_model",

@@ -4,7 +4,7 @@ Format of the headers: https://github.com/huggingface/safetensors#format
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -104,15 +104,17 @@ def read_huggingface(
     tokenizer: TokenizerFiles | None = None,
     implementation: ModelImpl = "auto",
     probe: Probe | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
     """The checkpoint in a folder as `save_pretrained` writes it; with another `tokenizer` in place of the folder's.
 
-    Without a `probe` there are only the families.
+    Without a `probe` there are only the families. `overrides` replace entries of its config.json.
 
     Raises:
         ConfigError: a file is missing or damaged, or the model needs a feature that is not supported.
     """
-    config = Config(_read_json(folder / "config.json", dict[str, Any]))
+    entries_of_config = _read_json(folder / "config.json", dict[str, Any]) | dict(overrides or {})
+    config = Config(entries_of_config)
     quantization = read_quantization_config(config)  # first, to refuse a method by its name
     files, tensors = _read_tensors(folder)
     may_be_other = probe is not None and implementation == "auto"
@@ -129,7 +131,7 @@ def read_huggingface(
         raise ConfigError("transformers cannot compute mxfp4 weights here: use --model-impl native")
     elif probe is not None:
         shapes = {found.name: found.shape for found in gathered.tensors if found.name not in gathered.no_biases}
-        probed = probe(ProbeRequest(config=(folder / "config.json").read_text(encoding="utf-8"), tensors=shapes))
+        probed = probe(ProbeRequest(config=msgspec.json.encode(entries_of_config).decode(), tensors=shapes))
         spec, skipped = probed.spec, probed.skipped
         entries = map_probed(probed, gathered.tensors, gathered.quantised)
     else:

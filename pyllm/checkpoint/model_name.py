@@ -81,6 +81,22 @@ def parse_hub_name(text: str) -> HubName:
     return found
 
 
+def at_revision(text: str, revision: str, option: str) -> str:
+    """The name of a model with its revision; `option` is what gives the revision, and nothing if it is empty.
+
+    Raises:
+        ConfigError: the name is none of the hub, or has another revision.
+    """
+    if not revision:
+        return text
+    name = parse_model(text) if text else None
+    if not isinstance(name, HubName):
+        raise ConfigError(f"{option} {revision!r} is for models of the hub, and this is {text or 'the embedded one'}")
+    if name.has_revision and name.revision != revision:
+        raise ConfigError(f"{text} names the revision {name.revision!r} already, not {revision!r}: leave {option} out")
+    return text if name.has_revision else f"{text}@{revision}"
+
+
 def is_within(name: str) -> bool:
     """Whether a relative path, as a repository or an index has it, stays in its folder."""
     return bool(name) and "\\" not in name and "\0" not in name and not {"", ".", ".."} & set(name.split("/"))

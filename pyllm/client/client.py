@@ -6,8 +6,10 @@ Speaks token ids; knows neither text nor HTTP.
 import asyncio
 import itertools
 import logging
+import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +22,7 @@ from pyllm.client.prompt_tokens import Prompt, pack_tokens
 from pyllm.client.reports import BlockOwners, Decision, KVEvents, RequestReport, SampleReport, TenantReport
 from pyllm.client.running_requests import RunningRequests
 from pyllm.client.streams import OutputSink
-from pyllm.client.submission import prepare, prepare_embedding
+from pyllm.client.submission import prepare, prepare_embedding, random_seed
 from pyllm.client.token_reader import TokenDelta, TokenReader
 from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError
 from pyllm.sampling_params import SamplingParams
@@ -61,6 +63,7 @@ class EngineClient:
         awaits_first: bool = False,
     ) -> None:
         self.malformed_frames = 0
+        self.draw_seed: Callable[[], int] = random_seed  # of requests that have none
         self._heartbeats = heartbeats
         self._ids = itertools.count(1)
         self._readers: dict[int, TokenReader] = {}
@@ -161,6 +164,15 @@ class EngineClient:
         """Requests that have not ended yet."""
         return len(self._requests)
 
+    def draw_seeds_from(self, seed: int | None, index: int = 0) -> None:
+        """Draw the seeds of requests that have none from this one: the same requests in the same order get the same.
+
+        `index` tells apart clients of one engine. None draws at random, as a new client does.
+        """
+        # Uniforms of the plan come from the seed by a hash; this is only to have another seed for each request.
+        generator = None if seed is None else random.Random(f"{seed}/{index}")  # noqa: S311  it keeps no secret
+        self.draw_seed = random_seed if generator is None else partial(generator.getrandbits, 63)
+
     def submit(
         self,
         prompt: Prompt,
@@ -177,7 +189,7 @@ class EngineClient:
             EngineDeadError: the core is gone, and no other one is waited for.
         """
         self._check_alive()
-        return self._requests.start(prepare(prompt, params, self.model, scheduling), sink)
+        return self._requests.start(prepare(prompt, params, self.model, scheduling, self.draw_seed), sink)
 
     def submit_embedding(
         self,

@@ -2,7 +2,7 @@
 
 import secrets
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -21,13 +21,22 @@ from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
 
 
+def random_seed() -> int:
+    """A seed that nobody can guess."""
+    return secrets.randbits(63)
+
+
 def prepare(
-    prompt: Prompt, params: SamplingParams, model: ModelInfo, scheduling: SchedulingParams = DEFAULT_SCHEDULING
+    prompt: Prompt,
+    params: SamplingParams,
+    model: ModelInfo,
+    scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+    draw_seed: Callable[[], int] = random_seed,
 ) -> Submit:
     """The `Submit` of a fresh request, still without epoch and id.
 
-    `prompt` is token ids, or packed little-endian int32. The seed is drawn here where the caller gave none, and the
-    model's end-of-sequence ids join the stop tokens unless they are to be ignored.
+    `prompt` is token ids, or packed little-endian int32. The seed is drawn here, by `draw_seed`, where the caller
+    gave none, and the model's end-of-sequence ids join the stop tokens unless they are to be ignored.
 
     Bad words must be token ids here, and a constraint must be a `ResolvedConstraint`: nothing here knows text.
 
@@ -58,7 +67,7 @@ def prepare(
         epoch=0,
         request=0,
         prompt=tokens.packed,
-        seed=secrets.randbits(63) if params.seed is None else params.seed % 2**64,
+        seed=draw_seed() if params.seed is None else params.seed % 2**64,
         max_tokens=max_tokens,
         sampling=_sampling(params, min_tokens, stop_token_ids, model),
         stop_token_ids=stop_token_ids,

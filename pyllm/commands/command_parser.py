@@ -31,10 +31,9 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options: Any) -> None:
-        options.setdefault(
-            "allow_abbrev", False
-        )  # A misspelt flag must fail, and `--max-num-seq` is not to be guessed.
-        super().__init__(*args, add_help=False, **options)
+        options.setdefault("allow_abbrev", False)  # A misspelt flag must fail: `--max-num-seq` is not to be guessed.
+        options["add_help"] = False  # Its own one takes a topic.
+        super().__init__(**options)
         self.common: Sequence[str] = ()
         self.source = ""
         self.add_argument(

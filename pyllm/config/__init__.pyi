@@ -1,7 +1,8 @@
-from .api_keys import Allowance, ApiKey, KeyRing, Role, new_key, read_api_keys
+from .api_keys import Allowance, ApiKey, KeyRing, Role, flag_keys, new_key, read_api_keys
 from .options import (
     DEFAULT_CPU_KV_CACHE_BYTES,
     LISTS,
+    RESERVED_TEMPLATE_VARIABLES,
     SECRETS,
     SIZES,
     WORDS,
@@ -33,6 +34,7 @@ __all__ = [
     "DEFAULT_CPU_KV_CACHE_BYTES",
     "GROUPS",
     "LISTS",
+    "RESERVED_TEMPLATE_VARIABLES",
     "SECRETS",
     "SIZES",
     "VLLM_FLAGS",
@@ -64,6 +66,7 @@ __all__ = [
     "config_part",
     "engine_config",
     "explain_flag",
+    "flag_keys",
     "is_rust",
     "new_key",
     "option_names",

@@ -117,6 +117,18 @@ def read_api_keys(file: str, environment: Mapping[str, str] = os.environ) -> tup
     return keys
 
 
+def flag_keys(keys: Sequence[str]) -> tuple[ApiKey, ...]:
+    """The entries of keys that were given as a flag: one account, without limits of its own.
+
+    Raises:
+        ConfigError: one has characters that no header can carry.
+    """
+    for key in keys:
+        if not key.isascii() or not key.isprintable() or not key.strip():
+            raise ConfigError("a key of api_key is empty or has characters that no header can carry")
+    return tuple(ApiKey(name=VARIABLE_NAME, sha256=_hash(key)) for key in keys)
+
+
 def _read_file(path: Path) -> tuple[ApiKey, ...]:
     try:
         data = path.read_bytes()

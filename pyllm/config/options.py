@@ -316,6 +316,15 @@ IDEMPOTENCY_RETENTION = 600.0
 MAX_STORED_RESPONSES = 1000
 
 
+# Variables of a chat template that have fields of their own in a request, or are never the request's.
+RESERVED_TEMPLATE_VARIABLES = frozenset(
+    {
+        *("add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "documents", "eos_token"),
+        *("messages", "reasoning_effort", "tokenize", "tools"),
+    }
+)
+
+
 class ServerConfig(_Config, frozen=True):
     """The HTTP server and its supervision."""
 

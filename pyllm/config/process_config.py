@@ -69,6 +69,7 @@ class ApiConfig(_ProcessConfig, frozen=True):
     checkpoint: Checkpoint
     served_model_name: tuple[str, ...]
     index: int = 0
+    seed: int | None = None
     shared: SharedConfig = SharedConfig()
     state_address: str = ""
     api_keys: tuple[ApiKey, ...] = ()

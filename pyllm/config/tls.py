@@ -9,14 +9,16 @@ from pyllm.errors import ConfigError
 def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
     """What connections are encrypted with; None where no certificate is named.
 
-    With `ssl_ca_certs` clients must show a certificate that one of them has signed.
+    With `ssl_ca_certs` clients must show a certificate that one of them has signed, unless `ssl_cert_reqs` asks for less.
 
     Raises:
         ConfigError: a file cannot be read, the key is not the certificate's, or the settings do not go together.
     """
     if not server.ssl_certfile:
-        if server.ssl_keyfile or server.ssl_ca_certs:
-            raise ConfigError("ssl_keyfile and ssl_ca_certs go with a certificate: give --ssl-certfile, too")
+        if server.ssl_keyfile or server.ssl_ca_certs or server.ssl_cert_reqs:
+            raise ConfigError(
+                "ssl_keyfile, ssl_ca_certs and ssl_cert_reqs go with a certificate: give --ssl-certfile, too"
+            )
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
@@ -30,7 +32,13 @@ def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
             context.load_verify_locations(server.ssl_ca_certs)
         except OSError as error:
             raise ConfigError(f"cannot use the CA certificates {server.ssl_ca_certs}: {error}") from None
-        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_mode = (
+            ssl.CERT_REQUIRED if server.ssl_cert_reqs is None else ssl.VerifyMode(server.ssl_cert_reqs)
+        )
+    elif server.ssl_cert_reqs:
+        raise ConfigError(
+            f"ssl_cert_reqs {server.ssl_cert_reqs} checks certificates of clients: give --ssl-ca-certs, too"
+        )
     return context
 
 

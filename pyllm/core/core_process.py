@@ -87,7 +87,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
     # A policy that cannot be imported must fail before the model is loaded.
     policy = load_policy(engine.scheduler.scheduling_policy)
     await executor.start()
-    num_blocks = min(await executor.collective("num_blocks"))
+    num_blocks = engine.cache.num_gpu_blocks_override or min(await executor.collective("num_blocks"))
     block_size = engine.cache.block_size
     max_model_len = engine.model.max_model_len
     assert max_model_len is not None, "the configuration was not resolved"

@@ -71,6 +71,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     chat_template = ChatTemplate.of(files)
     parent.enter("waiting for the core")
     client = await EngineClient.connect(config.core_address, timeout=config.server.ready_timeout)
+    client.draw_seeds_from(config.seed, config.index)
     parent.enter("waiting for the shared state")
     shared = await _shared_state(config)
     model_name, *model_aliases = config.served_model_name

@@ -19,6 +19,7 @@ from pyllm.frontend.anthropic.routes import count_tokens_route, messages_route
 from pyllm.frontend.edge.answer_headers import AnswerHeaders
 from pyllm.frontend.edge.error_answer import render_error
 from pyllm.frontend.edge.gateway import Gateway
+from pyllm.frontend.edge.middleware import with_middleware
 from pyllm.frontend.health import health_routes
 from pyllm.frontend.http.body_shape import find_ignored
 from pyllm.frontend.http.failure import MediaTypeError, decoding_error, describe
@@ -96,7 +97,7 @@ def create_app(state: ServerState) -> ASGIApp:
 
     @cache
     def document() -> bytes:
-        return msgspec.json.encode(openapi_document(routes.routes, __version__))
+        return msgspec.json.encode(openapi_document(routes.routes, __version__, state.server.root_path))
 
     @get("/openapi.json", sync_to_thread=False, include_in_schema=False)
     def show_document() -> Response[bytes]:
@@ -123,8 +124,7 @@ def create_app(state: ServerState) -> ASGIApp:
             admin_routes(state),
             version,
             show_metrics,
-            show_document,
-            show_docs,
+            *([] if state.server.disable_fastapi_docs else [show_document, show_docs]),
         ],
         request_class=JsonRequest,
         request_max_body_size=None,  # The edge bounds every body.
@@ -132,7 +132,8 @@ def create_app(state: ServerState) -> ASGIApp:
         openapi_config=None,
         logging_config=None,
     )
-    return Gateway(Idempotency(AnswerHeaders(routes, state.metrics.ignored_fields), state), state)
+    app = Gateway(Idempotency(AnswerHeaders(routes, state.metrics.ignored_fields), state), state)
+    return with_middleware(app, state.server.middleware)
 
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -5,6 +5,7 @@ Imports no torch: it asks the driver for cards, and decides the precision before
 
 import importlib.util
 import logging
+import re
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import cast, get_args
@@ -12,12 +13,15 @@ from typing import cast, get_args
 import msgspec
 
 from pyllm.checkpoint.gguf_types import BLOCK_SIZES, FLOAT_TYPES
+from pyllm.checkpoint.hub import Hub
 from pyllm.checkpoint.huggingface import Probe
+from pyllm.checkpoint.model_name import at_revision
 from pyllm.checkpoint.quantization_config import QuantizationMethod
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.api_keys import ApiKey, read_api_keys
+from pyllm.config.api_keys import ApiKey, flag_keys, read_api_keys
 from pyllm.config.options import (
+    RESERVED_TEMPLATE_VARIABLES,
     CacheConfig,
     Dtype,
     EngineConfig,
@@ -71,7 +75,16 @@ def resolve_config(
         ConfigError: the model cannot be read, or two settings do not go together.
     """
     model = config.model
-    checkpoint = read_checkpoint(model.model, tokenizer=model.tokenizer, implementation=model.model_impl, probe=probe)
+    checkpoint = read_checkpoint(
+        at_revision(model.model, model.revision, "revision"),
+        Hub(cache_dir=model.download_dir or None, token=model.hf_token or None),
+        at_revision(model.tokenizer, model.tokenizer_revision, "tokenizer_revision"),
+        implementation=model.model_impl,
+        probe=probe,
+        overrides=model.hf_overrides,
+    )
+    if model.revision:
+        checkpoint = msgspec.structs.replace(checkpoint, name=model.model)
     checkpoint = with_overrides(checkpoint, model)
     spec = checkpoint.spec
     _check_transformers(config, checkpoint)
@@ -116,6 +129,7 @@ def resolve_config(
             dtype=dtype,
             quantization=quantization,
             max_model_len=max_model_len,
+            hf_token="",  # Nobody needs it any more, and crashes are recorded with the configuration.
         ),
         cache=msgspec.structs.replace(config.cache, kv_cache_dtype=kv_cache_dtype),
         scheduler=msgspec.structs.replace(
@@ -279,8 +293,19 @@ def resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ..
     """
     files = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds")
     paths = {name: str(Path(value).absolute()) for name in files if (value := getattr(server, name))}
-    server = msgspec.structs.replace(server, **paths)
+    keys = read_api_keys(server.api_key_file) + flag_keys(server.api_key)
+    # From here on, and in what is recorded of a crash, keys are their hashes.
+    server = msgspec.structs.replace(server, **paths, api_key=(), root_path=_root_path(server.root_path))
     tls_context(server)
+    if server.allow_credentials and (not server.allowed_origins or "*" in server.allowed_origins):
+        raise ConfigError("allow_credentials needs --allowed-origins by name: with * any page could use them")
+    if reserved := sorted(RESERVED_TEMPLATE_VARIABLES & set(server.default_chat_template_kwargs)):
+        raise ConfigError(
+            f"default_chat_template_kwargs: {reserved[0]} is set by the server or by a field of a request"
+        )
+    for name in server.middleware:
+        if not name.replace(":", ".").rpartition(".")[0]:
+            raise ConfigError(f"the middleware {name!r} must be module.Class")
     if server.otlp_traces_endpoint:
         if importlib.util.find_spec("opentelemetry") is None:
             raise ConfigError('otlp_traces_endpoint needs OpenTelemetry: pip install "pyllm[otel]"')
@@ -289,7 +314,15 @@ def resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ..
                 f"otlp_traces_endpoint {server.otlp_traces_endpoint!r} must be the URL of OTLP over HTTP, "
                 "such as http://localhost:4318/v1/traces"
             )
-    return server, read_api_keys(server.api_key_file)
+    return server, keys
+
+
+def _root_path(text: str) -> str:
+    """A path with a slash in front and none at the end."""
+    path = text.strip().strip("/")
+    if not re.fullmatch(r"[\w.~/-]*", path, re.ASCII):
+        raise ConfigError(f"root_path must be a path such as /llm, got {text!r:.80}")
+    return f"/{path}" if path else ""
 
 
 def shared_config(server: ServerConfig, max_num_seqs: int) -> SharedConfig:

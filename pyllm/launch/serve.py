@@ -54,6 +54,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             core_address=core.bind,
             checkpoint=checkpoint,
             served_model_name=engine.model.served_model_name,
+            seed=engine.model.seed,
             shared=shared,
             api_keys=api_keys,
             flight_recorder_dir=engine.recovery.flight_recorder_dir,

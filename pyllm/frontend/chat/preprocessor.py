@@ -2,14 +2,14 @@
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from pyllm.client.submission import refuse_prompt
-from pyllm.config.options import ServerConfig
+from pyllm.config.options import RESERVED_TEMPLATE_VARIABLES, ServerConfig
 from pyllm.errors import ConfigError, RequestError
 from pyllm.frontend.chat.conversation import Conversation, Prepared, check_tools
 from pyllm.frontend.chat.harmony_grammar import harmony_answer
@@ -27,13 +27,6 @@ from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.sampling_params import ResolvedConstraint, SamplingParams, StructuredOutputsParams
 
-# Variables of a template that have fields of their own in a request, or are never the request's.
-RESERVED_VARIABLES = frozenset(
-    {
-        *("add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "documents", "eos_token"),
-        *("messages", "reasoning_effort", "tokenize", "tools"),
-    }
-)
 # More tokens than the end of a prompt has after the opening of reasoning: it is the last there is, but for whitespace.
 _TAIL_TOKENS = 16
 
@@ -52,6 +45,7 @@ class ChatPreprocessor:
         self._tokenizer = tokenizer
         self._template = template
         self._trusts_templates = server.trust_request_chat_template
+        self._default_variables = server.default_chat_template_kwargs
         source = "" if template is None else template.source
         kinds = server.tool_call_parser, server.reasoning_parser
         self._parsers = parsers_of(source, _reads_tools(template), *kinds)
@@ -128,7 +122,9 @@ class ChatPreprocessor:
     async def _encode(
         self, conversation: Conversation, template: ChatTemplate | None, too_long: RefusePrompt | None, ignore: Ignore
     ) -> Sequence[int]:
-        variables = _variables(conversation, template, self.has_reasoning, ignore)
+        known = frozenset[str]() if template is None else template.variables
+        defaults = {name: value for name, value in self._default_variables.items() if name in known}
+        variables = defaults | _variables(conversation, known, self.has_reasoning, ignore)
         messages = conversation.messages
         # A model that may call nothing is shown no tools.
         tools = [] if conversation.tool_choice == "none" else [tool.for_template() for tool in conversation.tools]
@@ -204,14 +200,11 @@ def _with_constraint(params: SamplingParams, constraint: StructuredOutputsParams
         raise RequestError(f"{error} (calls that must follow a schema use structured outputs)", field) from None
 
 
-def _variables(
-    conversation: Conversation, template: ChatTemplate | None, has_reasoning: bool, ignore: Ignore
-) -> dict[str, Any]:
-    """What the template is given beside the messages.
+def _variables(conversation: Conversation, known: Set[str], has_reasoning: bool, ignore: Ignore) -> dict[str, Any]:
+    """What the template, which looks at the `known` variables, is given beside the messages.
 
     Documents that it does not look at are refused, as the answer would know nothing of them; other variables are hints.
     """
-    known = frozenset[str]() if template is None else template.variables
     fields = {"reasoning_effort": conversation.reasoning_effort, "documents": conversation.documents or None}
     variables: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
     if variables.get("reasoning_effort") == "none" and "reasoning_effort" not in known:
@@ -228,7 +221,7 @@ def _variables(
         del variables[name]
     for name, value in conversation.template_variables.items():
         field = f"chat_template_kwargs.{name}"
-        if name in RESERVED_VARIABLES:
+        if name in RESERVED_TEMPLATE_VARIABLES:
             raise RequestError(f"{field} is set by the server or by a field of its own; leave it out", field)
         if name in known:
             variables[name] = value

@@ -7,6 +7,7 @@ from pyllm.frontend.http.ignored_fields import IGNORED_FIELDS_HEADER
 from pyllm.frontend.requests.request_context import MAX_TOKENS_HEADER
 
 ANY = "*"
+METHODS = b"GET, POST, DELETE"
 PREFLIGHT_SECONDS = 600
 
 # What scripts may read of an answer besides its type and length.
@@ -17,11 +18,24 @@ _EXPOSED = ", ".join(
 
 
 class Cors:
-    """The answer's headers for one list of origins; credentials other than a key in a header are never allowed."""
+    """The answer's headers for one list of origins.
 
-    def __init__(self, origins: Sequence[str]) -> None:
+    Cookies and TLS certificates are allowed only where `has_credentials`. `methods` and `headers` are those that pages
+    may use; `*` is any.
+    """
+
+    def __init__(
+        self,
+        origins: Sequence[str],
+        methods: Sequence[str] = (ANY,),
+        headers: Sequence[str] = (ANY,),
+        has_credentials: bool = False,
+    ) -> None:
         self._any = ANY in origins
         self._origins = {origin.encode() for origin in origins}
+        self._methods = METHODS if ANY in methods else ", ".join(methods).encode()
+        self._headers = b"" if ANY in headers else ", ".join(headers).encode()
+        self._credentials = [(b"access-control-allow-credentials", b"true")] if has_credentials else []
 
     @property
     def enabled(self) -> bool:
@@ -37,12 +51,15 @@ class Cors:
         vary = (b"vary", b"origin")
         if origin not in self._origins or origin is None:
             return [vary]
-        return [(b"access-control-allow-origin", origin), vary, (b"access-control-expose-headers", _EXPOSED)]
+        exposed = (b"access-control-expose-headers", _EXPOSED)
+        return [(b"access-control-allow-origin", origin), vary, exposed, *self._credentials]
 
-    def preflight(self) -> Headers:
-        """Those that tell a browser what it may send, beside the others."""
+    def preflight(self, asked: bytes = b"") -> Headers:
+        """Those that tell a browser what it may send, beside the others; `asked` are the headers that it wants to."""
+        # With credentials a star is a header of that name.
+        any_header = asked if self._credentials else b"*, authorization"
         return [
-            (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", b"*, authorization"),
+            (b"access-control-allow-methods", self._methods),
+            (b"access-control-allow-headers", self._headers or any_header),
             (b"access-control-max-age", b"%d" % PREFLIGHT_SECONDS),
         ]

@@ -44,7 +44,10 @@ class Gateway:
         self._app = app
         self._state = state
         self._keys = state.keys
-        self._cors = Cors(server.allowed_origins)
+        self._cors = Cors(
+            server.allowed_origins, server.allowed_methods, server.allowed_headers, server.allow_credentials
+        )
+        self._root_path = server.root_path
         self._browser = BrowserOrigin(server.allowed_origins, server.allowed_hosts, "" if server.uds else server.host)
         self._admin_on_loopback = server.admin_on_loopback
         self._body_patience = body_patience
@@ -60,6 +63,8 @@ class Gateway:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
+        if self._root_path:
+            scope = below(scope, self._root_path)
         head = RequestHeaders(cast("list[tuple[bytes, bytes]]", scope["headers"]))
         body = BoundedBody(receive, self._max_body_bytes, self._body_patience)
         name = head.request_id or uuid.uuid4().hex
@@ -77,7 +82,7 @@ class Gateway:
             return send(message)
 
         if scope["method"] == "OPTIONS" and head.is_preflight and self._cors.enabled:
-            await _answer(answer, 204, self._cors.preflight(), b"")
+            await _answer(answer, 204, self._cors.preflight(head.asked_headers), b"")
             return
         try:
             self._admit(scope, head, context)
@@ -135,6 +140,14 @@ class Gateway:
         if body.stalled or self._state.draining:
             headers.append((b"connection", b"close"))
         return headers
+
+
+def below(scope: HTTPScope, root: str) -> HTTPScope:
+    """The scope with its path below `root`, if it is; a proxy may leave that there or take it away."""
+    path = scope["path"]
+    if path != root and not path.startswith(f"{root}/"):
+        return scope
+    return cast("HTTPScope", {**scope, "path": path.removeprefix(root) or "/"})
 
 
 async def _answer(send: Any, status: int, headers: Headers, body: bytes) -> None:

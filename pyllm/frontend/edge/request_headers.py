@@ -12,6 +12,7 @@ TIMEOUT_HEADER = "x-request-timeout"
 
 _WANTED = frozenset({
     b"accept",
+    b"access-control-request-headers",
     b"access-control-request-method",
     b"authorization",
     b"content-encoding",
@@ -117,6 +118,11 @@ class RequestHeaders:
     def is_from_own_page(self) -> bool:
         """Whether a browser says that the page is of this server, or that no page sends it; no page can say so."""
         return self._headers.get(b"sec-fetch-site") in (b"same-origin", b"none")
+
+    @property
+    def asked_headers(self) -> bytes:
+        """The headers that a browser asks to send, in a preflight."""
+        return self._headers.get(b"access-control-request-headers", b"")
 
     @property
     def idempotency_key(self) -> bytes | None:

@@ -17,8 +17,8 @@ _COMPONENT = "#/components/schemas/{name}"
 Json = dict[str, Any]
 
 
-def openapi_document(routes: Iterable[object], version: str) -> Json:
-    """The document of all routes that are to be in it, in OpenAPI 3.1."""
+def openapi_document(routes: Iterable[object], version: str, root_path: str = "") -> Json:
+    """The document of all routes that are to be in it, in OpenAPI 3.1; their paths are below `root_path`."""
     operations = [
         (route, handler)
         for route in routes
@@ -36,6 +36,7 @@ def openapi_document(routes: Iterable[object], version: str) -> Json:
     return {
         "openapi": "3.1.0",
         "info": {"title": "pyllm", "version": version},
+        **({"servers": [{"url": root_path}]} if root_path else {}),
         "paths": {path: dict(sorted(methods.items())) for path, methods in sorted(paths.items())},
         "components": {"schemas": components},
     }

@@ -18,7 +18,7 @@ from pyllm.frontend.http.pushed_response import PushedResponse
 from pyllm.frontend.openai.chat_conversation import conversation_of
 from pyllm.frontend.openai.chunks import ChunkFormat
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
-from pyllm.frontend.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprobs, token_names
+from pyllm.frontend.openai.logprobs import chat_logprobs, prompt_logprobs, token_names
 from pyllm.frontend.openai.parameters import (
     constraint_names,
     num_chat_logprobs,
@@ -26,6 +26,7 @@ from pyllm.frontend.openai.parameters import (
     scheduling_params,
     wants_continuous_usage,
     wants_usage,
+    with_defaults,
 )
 from pyllm.frontend.openai.parsed_chat import ParsedChatFormat
 from pyllm.frontend.openai.protocol import (
@@ -46,8 +47,6 @@ from pyllm.frontend.text.detokenizer import TextDelta
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.sampling_params import SamplingParams
 
-ROLE = "assistant"
-
 _FIELD_NAMES = {"prompt": "messages", "beam_width": "use_beam_search"}
 
 
@@ -62,6 +61,7 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
     )
     async def create_chat_completion(request: Request[Any, Any, Any], data: JSONBody[ChatRequest]) -> PushedResponse:
         context = begin(state, request, data)
+        data = with_defaults(data, state.server)
         context.name_tenant(data.user)
         has_tools = bool(data.tools) and data.structured_outputs is None
         names = constraint_names("response_format", data.response_format is not None, has_tools)
@@ -70,7 +70,7 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         num_logprobs = num_chat_logprobs(data, state.client.model.max_logprobs)
         params = sampling_params(data, state.sampling, limit, num_logprobs)
         scheduling = scheduling_params(data, context)
-        chunks = ChatChunks(context, state.model_name, data, params, state.tokenizer.token_bytes)
+        chunks = ChatChunks(state, context, data, params)
         truncation = truncation_from(data.truncate_prompt_tokens, data.truncation_side, limit or 1, state.client.model)
         conversation = msgspec.structs.replace(conversation_of(data, context.ignore), truncation=truncation)
         prepared, generation = await generate_chat(state, context, scheduling, conversation, params)
@@ -97,26 +97,27 @@ class ChatChunks:
     """Chat completions' JSON. `prompt` must be given before the first text if the answer tells of it."""
 
     def __init__(
-        self, context: RequestContext, model: str, request: ChatRequest, params: SamplingParams, token_bytes: TokenBytes
+        self, state: ServerState, context: RequestContext, request: ChatRequest, params: SamplingParams
     ) -> None:
         self.chunk = ChatChunk(
             id=f"chatcmpl-{context.request_id}",
             object="chat.completion.chunk",
             created=context.created,
-            model=model,
+            model=state.model_name,
             choices=[],
             usage=None if wants_usage(request) else UNSET,
         )
         self.prompt: Sequence[int] = []
         self.shows_tokens = request.return_token_ids is True
+        self.role = state.server.response_role
         self._name = token_names(request.return_tokens_as_token_ids)
         self._num_logprobs = params.logprobs
         self._has_prompt_logprobs = params.prompt_logprobs is not None
-        self._token_bytes = token_bytes
+        self._token_bytes = state.tokenizer.token_bytes
 
     def first(self, choice: int) -> ChatChunk:
         """A chunk with a choice's role."""
-        first = msgspec.structs.replace(self.chunk, choices=[ChatChunkChoice(choice, ChatDelta(ROLE, ""))])
+        first = msgspec.structs.replace(self.chunk, choices=[ChatChunkChoice(choice, ChatDelta(self.role, ""))])
         if self.shows_tokens:
             first.prompt_token_ids = list(self.prompt)
         return first
@@ -142,7 +143,7 @@ class ChatChunks:
         answers = [
             ChatChoice(
                 index,
-                AssistantMessage(ROLE, choice.text),
+                AssistantMessage(self.role, choice.text),
                 self._logprobs(choice),
                 choice.finish_reason,
                 choice.stop_reason,

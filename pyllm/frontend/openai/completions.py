@@ -23,6 +23,7 @@ from pyllm.frontend.openai.parameters import (
     scheduling_params,
     split_prompts,
     wants_continuous_usage,
+    with_defaults,
 )
 from pyllm.frontend.openai.protocol import (
     MAX_PROMPTS,
@@ -50,6 +51,7 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
     )
     async def create_completion(request: Request[Any, Any, Any], data: JSONBody[CompletionRequest]) -> PushedResponse:
         context = begin(state, request, data)
+        data = with_defaults(data, state.server)
         context.name_tenant(data.user)
         names = constraint_names("response_format", data.response_format is not None, has_tools=False)
         context.field_names = {"beam_width": "use_beam_search"} | names

@@ -1,18 +1,21 @@
 """Turns the fields of a body into the engine's parameters. Knows no route and no response."""
 
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from pyllm.checkpoint.generation_config import SamplingDefaults
+from pyllm.config.options import ServerConfig
 from pyllm.errors import RequestError
 from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.openai.common_fields import EngineRequest, StructuredOutputs
-from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest
+from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest, StreamOptions
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.scheduling import scheduling_from
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
 from pyllm.scheduling_params import SchedulingParams
+
+Request = TypeVar("Request", bound=GenerationRequest)
 
 _SAMPLING_FIELDS = (
     "temperature",
@@ -55,6 +58,17 @@ def split_prompts(given: str | list[str | int | list[int]], name: str, most: int
 def constraint_names(field: str, has_format: bool, has_tools: bool) -> dict[str, str]:
     """The caller's name of `structured_outputs`: `field` if they ask for a format there, or the tools that need one."""
     return {"structured_outputs": field} if has_format else {"structured_outputs": "tools"} if has_tools else {}
+
+
+def with_defaults(request: Request, server: ServerConfig) -> Request:
+    """The request with what the server's flags give every one: usage at a stream's end, ids for tokens' names."""
+    changes: dict[str, Any] = {}
+    if server.enable_force_include_usage and request.stream:
+        options = request.stream_options or StreamOptions()
+        changes["stream_options"] = msgspec.structs.replace(options, include_usage=True)
+    if server.return_tokens_as_token_ids:
+        changes["return_tokens_as_token_ids"] = True
+    return msgspec.structs.replace(request, **changes) if changes else request
 
 
 def wants_usage(request: GenerationRequest) -> bool:

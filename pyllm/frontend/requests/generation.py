@@ -1,6 +1,5 @@
 """All samples of all prompts of one HTTP request: submits, counts and ends them together. Knows no answer format."""
 
-import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -94,7 +93,7 @@ class Generation:
         """
         own = self._params.seed
         if own is None:
-            self._seed = secrets.randbits(63) if seed is None else seed
+            self._seed = self._state.client.draw_seed() if seed is None else seed
             return self._seed
         own %= 2**64
         if is_repeated and own != seed:

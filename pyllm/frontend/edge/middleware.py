@@ -1,0 +1,55 @@
+"""Middleware of the user's own, by import path: ASGI applications around ours. Knows nothing of what they do.
+
+Parts of streams go through ASGI's `send` then, not straight to the socket.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from pyllm.errors import ConfigError
+from pyllm.frontend.http.pushed_response import CONNECTION
+
+Middleware = Callable[[ASGIApp], ASGIApp]
+
+
+def with_middleware(app: ASGIApp, names: Sequence[str]) -> ASGIApp:
+    """The application with middleware around it, the first name outermost; itself where there are no names.
+
+    Raises:
+        ConfigError: one of them cannot be imported, or is no middleware.
+    """
+    if not names:
+        return app
+    for name in reversed(names):
+        app = load_middleware(name)(app)
+    outermost = app
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        # What middleware does to an answer must not be passed by.
+        cast("dict[str, Any]", scope).pop(CONNECTION, None)
+        await outermost(scope, receive, send)
+
+    return serve
+
+
+def load_middleware(name: str) -> Middleware:
+    """What `module.Class` or `module:function` names: called with an application, it gives one.
+
+    Raises:
+        ConfigError: there is no such thing, or it takes requests instead.
+    """
+    module, _, attribute = name.replace(":", ".").rpartition(".")
+    try:
+        middleware = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"cannot import the middleware {name}: {error}; write module.Class") from None
+    if not callable(middleware) or inspect.iscoroutinefunction(middleware):
+        raise ConfigError(
+            f"the middleware {name} must be a class, or a function, that is called with an ASGI application and gives "
+            "one; functions of a request are not supported"
+        )
+    return cast("Middleware", middleware)
