@@ -106,10 +106,11 @@ gpu-check: setup
 gpu-compile: setup
 	@$(BIN)/python -m benchmarks.gpu.compile_kernels $(ARGS)
 
-# The documents as a site, in build/docs; the page of flags comes from their definition.
+# The documents as a site, in build/docs; the pages of flags come from their definitions.
 docs: setup
 	$(INSTALL) --requirements pyproject.toml --extra docs
 	$(BIN)/python docs/flags.py > docs/flags.md
+	$(BIN)/python docs/vllm_flags.py > docs/vllm-flags.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: setup

@@ -12,6 +12,7 @@ TOPICS = {
     "ParallelConfig": "Processes",
     "DeviceConfig": "Devices and kernels",
     "RecoveryConfig": "Recovery",
+    "LogConfig": "The log",
     "HeadlessConfig": "A headless core: `pyllm core`",
 }
 

@@ -365,6 +365,7 @@ class AsyncEngine:
     async def _connect(self) -> None:
         address, *_ = await asyncio.gather(*(process.start(self._lose) for process in self._processes))
         self._client = await EngineClient.connect(address)
+        self._client.draw_seeds_from(self._config.model.seed)
         model = self._client.model
         self._metrics = Metrics(model.name, model, connection=self._client.counts)
         self._prompts = PromptEncoder(self.tokenizer, self._chat_template, model, self._metrics.encoding)

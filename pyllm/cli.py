@@ -94,14 +94,20 @@ def _run(arguments: list[str]) -> int:
     name, *rest = arguments
     if name not in COMMANDS:
         top.error(f"there is no command {name!r}{nearest(name, COMMANDS)} (pyllm --help lists all)")
-    module = importlib.import_module(COMMANDS[name].module)
-    code: int = module.run(_read(make_parser(name), rest, getattr(module, "TAKES_CONFIG", False)))
+    code: int = importlib.import_module(COMMANDS[name].module).run(read_options(name, rest))
     return code
 
 
-def _read(parser: CommandParser, arguments: Sequence[str], takes_config: bool) -> argparse.Namespace:
-    """The options; those of a file of `--config` first, so that the command line replaces them."""
-    if not takes_config:
+def read_options(name: str, arguments: Sequence[str]) -> argparse.Namespace:
+    """A command's options; those of a file of `--config` first, so that the command line replaces them.
+
+    Exits with 2 where the arguments are wrong.
+
+    Raises:
+        ConfigError: a nested setting or the file cannot be read.
+    """
+    parser = make_parser(name)
+    if not getattr(importlib.import_module(COMMANDS[name].module), "TAKES_CONFIG", False):
         return parser.read(expand(arguments))
     file, settings, words = split_config(expand(arguments))
     options = None

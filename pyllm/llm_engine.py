@@ -157,4 +157,5 @@ class LLMEngine:
             return to_core
 
         self._client = EngineClient(connect, heartbeats=False)
+        self._client.draw_seeds_from(config.engine.model.seed)
         await self._client.start()

@@ -1,26 +1,74 @@
-"""Logging to stderr, the same in every process; the level is the environment variable PYLLM_LOG_LEVEL (INFO)."""
+"""Logging to stderr, the same in every process, as text or JSON; the level is PYLLM_LOG_LEVEL (INFO).
 
+No line has a prompt, an output or a key, unless `--enable-log-requests` or `--enable-log-outputs` asks for the former.
+"""
+
+import datetime
+import json
 import logging
+import logging.config
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
+from pyllm.config.options import LogConfig
 from pyllm.errors import ConfigError
 from pyllm.supervision import line_writer
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+DEFAULT = LogConfig()
 
 
-def configure(process: str, may_wait: bool = False) -> None:
-    """Log with the time, the level and the process's name.
+def configure(process: str, config: LogConfig = DEFAULT, may_wait: bool = False) -> None:
+    """Log with the time, the level and the process's name; then as the file of `--log-config-file` says.
 
     Who reads too slowly is waited for only where that `may_wait`; else lines are written by a thread then.
 
     Raises:
-        ConfigError: PYLLM_LOG_LEVEL is not a level.
+        ConfigError: PYLLM_LOG_LEVEL is not a level, or the file cannot be used.
     """
     level = os.environ.get("PYLLM_LOG_LEVEL", "INFO").upper()
     if level not in LEVELS:
         raise ConfigError(f"PYLLM_LOG_LEVEL must be one of {', '.join(LEVELS)}, got {level!r}")
+    handler = logging.StreamHandler(sys.stderr if may_wait else line_writer.stderr())
     layout = f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s"
-    stream = sys.stderr if may_wait else line_writer.stderr()
-    logging.basicConfig(level=level, format=layout, force=True, stream=stream)
+    handler.setFormatter(JsonFormatter(process) if config.log_format == "json" else logging.Formatter(layout))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    if config.log_config_file:
+        _apply_file(Path(config.log_config_file))
+
+
+class JsonFormatter(logging.Formatter):
+    """A line of JSON for each record: time, level, process, logger, message, and what it says of a request."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {
+            "time": time,
+            "level": record.levelname,
+            "process": self._process,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (request_id := getattr(record, "request_id", None)) is not None:
+            line["request_id"] = request_id
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def _apply_file(path: Path) -> None:
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        logging.config.dictConfig({"disable_existing_loggers": False, **settings})
+    except OSError as error:
+        raise ConfigError(f"cannot read log_config_file {path}: {error.strerror}") from None
+    except (ValueError, TypeError, AttributeError, ImportError) as error:
+        reason = error.__cause__ or error
+        raise ConfigError(f"log_config_file {path} is no configuration of Python's logging: {reason}") from None

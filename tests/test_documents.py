@@ -16,8 +16,8 @@ BASES = (ROOT, ROOT / "pyllm", ROOT / "rust/pyllm-scheduler/src")
 PATH = re.compile(r"`([\w./-]+(?:/[\w-]+|/|\.(?:py|pyi|rs|md|toml)))`")
 LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]+))?\)")
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-# Flags of other programs that these documents name.
-OTHERS = {"--role", "--api-key"}
+# Flags of commands that take no settings.
+OTHERS = {"--help", "--print-completion", "--role"}
 
 
 def test_documents_are_found() -> None:
@@ -94,15 +94,17 @@ def is_module(block: str) -> bool:
     return True
 
 
-def test_the_page_of_flags_is_current() -> None:
-    command = [sys.executable, str(ROOT / "docs/flags.py")]
-    page = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    assert (ROOT / "docs/flags.md").read_text() == page, "write it anew: make docs"
+@pytest.mark.parametrize(("script", "page"), [("flags.py", "flags.md"), ("vllm_flags.py", "vllm-flags.md")])
+def test_the_pages_of_flags_are_current(script: str, page: str) -> None:
+    command = [sys.executable, str(ROOT / "docs" / script)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert (ROOT / "docs" / page).read_text() == text, "write it anew: make docs"
 
 
 @pytest.mark.parametrize(
     "document", ["README.md", *(f"docs/{name}.md" for name in ("serving", "http-api", "limits", "tools", "sdk"))]
 )
 def test_flags_in_documents_exist(document: str) -> None:
-    known = set(FLAG.findall((ROOT / "docs/flags.md").read_text())) | OTHERS
+    pages = [(ROOT / "docs" / name).read_text() for name in ("flags.md", "vllm-flags.md")]
+    known = set(FLAG.findall("\n".join(pages))) | OTHERS
     assert set(FLAG.findall((ROOT / document).read_text())) - known == set()

@@ -27,6 +27,6 @@ def run(options: argparse.Namespace) -> int:
     from pyllm.launch import serve as launcher
 
     engine, notices = read_engine(options)
-    log.configure("pyllm::serve")
+    log.configure("pyllm::serve", engine.log)
     announce(notices)
     return launcher.serve_core(engine, config_part(HeadlessConfig, given_settings(options, HeadlessConfig)))

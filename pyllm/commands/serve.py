@@ -50,6 +50,6 @@ def run(options: argparse.Namespace) -> int:
 
     engine, notices = read_engine(options)
     server = config_part(ServerConfig, given_settings(options, ServerConfig))
-    log.configure("pyllm::serve")
+    log.configure("pyllm::serve", engine.log)
     announce(notices)
     return launcher.serve(engine, server)

@@ -41,6 +41,7 @@ REASONING_PARSERS = (
     *("gemma4", "granite", "mistral", "openai_gptoss", "seed_oss"),
     *("cohere_command3", "cohere_command4"),
 )
+LogFormat = Literal["text", "json"]
 UnknownFields = Literal["warn", "refuse", "ignore"]
 
 
@@ -300,6 +301,15 @@ class RecoveryConfig(_Config, frozen=True):
     ] = False
 
 
+class LogConfig(_Config, frozen=True):
+    """The log on stderr, of every process."""
+
+    log_format: Annotated[LogFormat, Meta(description="text, or a JSON object a line")] = "text"
+    log_config_file: Annotated[
+        str, Meta(description="JSON file for Python's logging.config.dictConfig, applied in every process")
+    ] = ""
+
+
 class EngineConfig(_Config, frozen=True):
     """All that an engine needs, whichever way in it is started."""
 
@@ -309,6 +319,7 @@ class EngineConfig(_Config, frozen=True):
     parallel: ParallelConfig = ParallelConfig()
     device: DeviceConfig = DeviceConfig()
     recovery: RecoveryConfig = RecoveryConfig()
+    log: LogConfig = LogConfig()
 
 
 # Defaults of the server's flags that the shared state needs, too.
@@ -462,6 +473,17 @@ class ServerConfig(_Config, frozen=True):
     max_request_body_bytes: Annotated[int, Meta(description="largest body of a request, for example 16MiB", ge=1)] = (
         10_000_000
     )
+    disable_log_stats: Annotated[
+        bool, Meta(description="do not log throughput, queue and cache every 10 s while requests run")
+    ] = False
+    enable_log_requests: Annotated[bool, Meta(description="log each request's id, prompt and sampling parameters")] = (
+        False
+    )
+    enable_log_outputs: Annotated[bool, Meta(description="log each output, when it has ended")] = False
+    max_log_len: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="most characters of a prompt or an output in the log; default: all"),
+    ] = None
     otlp_traces_endpoint: Annotated[
         str, Meta(description="URL of an OpenTelemetry collector that gets a span for each request; needs pyllm[otel]")
     ] = ""

@@ -4,7 +4,7 @@ import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.api_keys import ApiKey
-from pyllm.config.options import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, EngineConfig, ServerConfig
+from pyllm.config.options import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, EngineConfig, LogConfig, ServerConfig
 
 
 class _ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,6 +42,7 @@ class ForkServerConfig(_ProcessConfig, frozen=True):
     bind: str  # path of its socket, in a private folder
     entry: str  # "module:function": it imports all that a worker needs, and gives what each worker runs
     max_workers: int = 256  # that live at once
+    log: LogConfig = LogConfig()
 
 
 class SharedConfig(_ProcessConfig, frozen=True):
@@ -59,6 +60,7 @@ class StateConfig(_ProcessConfig, frozen=True):
 
     shared: SharedConfig
     bind: str  # ZeroMQ address of the ROUTER
+    log: LogConfig = LogConfig()
 
 
 class ApiConfig(_ProcessConfig, frozen=True):
@@ -70,6 +72,7 @@ class ApiConfig(_ProcessConfig, frozen=True):
     served_model_name: tuple[str, ...]
     index: int = 0
     seed: int | None = None
+    log: LogConfig = LogConfig()
     shared: SharedConfig = SharedConfig()
     state_address: str = ""
     api_keys: tuple[ApiKey, ...] = ()

@@ -9,7 +9,7 @@ from pyllm.errors import ConfigError
 def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
     """What connections are encrypted with; None where no certificate is named.
 
-    With `ssl_ca_certs` clients must show a certificate that one of them has signed, unless `ssl_cert_reqs` asks for less.
+    With `ssl_ca_certs` clients must show a certificate that one of them has signed, unless `ssl_cert_reqs` says less.
 
     Raises:
         ConfigError: a file cannot be read, the key is not the certificate's, or the settings do not go together.

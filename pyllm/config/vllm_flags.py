@@ -138,7 +138,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _ours("kv-cache-memory-bytes"),
         _ours("num-gpu-blocks-override", "on CPUs, too"),
         _ours("enable-prefix-caching"),
-        _always("prefix-caching-hash-algo", "cached blocks are found by one hash of pyllm's own"),
+        _always("prefix-caching-hash-algo", "blocks are found by a chained BLAKE3 digest of their tokens"),
         _refused(
             "cpu-offload-gb",
             "weights stay where they are computed: use a quantised model, or --device cpu, which maps packed weights "
@@ -302,6 +302,16 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _always("show-hidden-metrics-for-version", "no metric is hidden"),
         _off("kv-cache-metrics", "/metrics has the KV cache's use and hits, not how long blocks stay"),
     ),
+    "of other versions, and others": (
+        _on("disable-log-requests", "requests are not logged unless --enable-log-requests asks for it"),
+        _on("language-model-only", "only text is served", "only text is served"),
+        _always(
+            "task",
+            "every model generates text, and embeds at /v1/embeddings",
+            *("auto", "generate", "embed", "embedding"),
+            instead="models generate or embed: leave it auto",
+        ),
+    ),
 }
 
 VLLM_FLAGS: Mapping[str, VllmFlag] = {flag.name: flag for group in GROUPS.values() for flag in group}
@@ -309,7 +319,7 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {flag.name: flag for group in GROUPS.values
 # vLLM's other flags, by what to use instead or why they have no meaning here, where there is something to say.
 OTHERS: Mapping[str, tuple[str, ...]] = {
     _TEXT_ONLY: (
-        *("allowed-local-media-path", "allowed-media-domains", "language-model-only", "enable-mm-embeds"),
+        *("allowed-local-media-path", "allowed-media-domains", "enable-mm-embeds"),
         *("media-io-kwargs", "mm-processor-cache-gb", "mm-processor-cache-type", "mm-hasher-algorithm"),
         *("mm-shm-cache-max-object-size-mb", "mm-encoder-only", "mm-encoder-tp-mode", "mm-encoder-attn-backend"),
         *("mm-encoder-attn-dtype", "mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path"),
@@ -363,8 +373,6 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "use --hf-overrides": ("rope-scaling", "rope-theta"),
     "use --max-num-batched-tokens": ("max-num-scheduled-tokens",),
     "use --scheduling-policy, or an entry point of the group pyllm.policies": ("scheduler-cls",),
-    "use --enable-log-requests, which is off unless given": ("disable-log-requests",),
-    "use --runner": ("task",),
     "": (
         *("quantization-config", "allow-deprecated-quantization", "enable-return-routed-experts"),
         *("return-sampling-mask", "use-fp64-gumbel", "enable-trace-replay", "disable-sliding-window"),

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from pyllm.frontend.shared.remote_state import Shared
     from pyllm.supervision.memory_pressure import MemoryPressure
 
+logger = logging.getLogger(__name__)
+
 # A token makes no cycles: collecting seldom, and never what was made at start, halves the longest pause. A request is
 # one, of some 80 objects; who runs while the youngest are collected is found only with the older ones, 2,500 requests
 # later. With 20 in place of 4, 6 MB of them gathered.
@@ -48,7 +51,7 @@ def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> 
     """
     title = f"pyllm::api-{config.index}"
     parent = attach(connection, title)
-    log.configure(title)
+    log.configure(title, config.log)
     # Its warnings are about what clients send, a line each: they would fill any log, and a full pipe stops the server.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return parent.run(lambda: uvloop.run(_serve(config, listener, parent)))
@@ -103,10 +106,15 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     tending = asyncio.ensure_future(_tend(parent, client, shared, state.metrics, pressure))
     death = asyncio.ensure_future(client.death())
+    # One process speaks for all of them.
+    speaks = config.index == 0 and not config.server.disable_log_stats
+    telling = asyncio.ensure_future(_log_stats(client, shared, state.metrics)) if speaks else None
     try:
         await _watch(serving, tending, death, server.stop)
     finally:
         tending.cancel()
+        if telling is not None:
+            telling.cancel()
         death.cancel()
         shared.close()
         client.close()
@@ -156,6 +164,24 @@ async def _tend(
             client.give_up(GivenUpError(parent.given_up))
         _look_for_degradations(metrics, shedding, pressure)
         shared.beat(metrics.counted())
+
+
+async def _log_stats(client: "EngineClient", shared: "Shared", metrics: "Metrics") -> None:
+    from pyllm.frontend.observability.stats_line import STATS_INTERVAL, StatsLine
+
+    lines, before = StatsLine(), time.monotonic()
+    while True:
+        await asyncio.sleep(STATS_INTERVAL)
+        try:
+            stats = await client.stats()
+            sums = metrics.summed(await shared.totals(metrics.counted()))
+        except (PyllmError, TimeoutError):  # The next line tells of this time, too.
+            continue
+        now = time.monotonic()
+        line = lines.line(stats, sums.prompt_tokens, sums.generation_tokens, now - before)
+        before = now
+        if line is not None:
+            logger.info("%s", line)
 
 
 def _look_for_degradations(metrics: "Metrics", shedding: BurstLogger, pressure: "MemoryPressure") -> None:

@@ -67,7 +67,7 @@ def _core_main(connection: Connection, memory_file: int) -> int:
     config = msgspec.msgpack.decode(await_configuration(connection), type=CoreConfig)
     title = f"pyllm::core-{config.index}"
     parent = attach(connection, title)
-    log.configure(title)
+    log.configure(title, config.engine.log)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     executor: Executor
     if config.engine.parallel.distributed_executor_backend == "mp":
@@ -82,7 +82,7 @@ def _core_main(connection: Connection, memory_file: int) -> int:
 def _fork_server_main(config: ForkServerConfig, connection: Connection) -> int:
     from pyllm.supervision import fork_server
 
-    log.configure(fork_server.TITLE, may_wait=True)  # No thread may write for it.
+    log.configure(fork_server.TITLE, config.log, may_wait=True)  # No thread may write for it.
     return fork_server.main(config, connection)
 
 

@@ -112,6 +112,7 @@ def resolve_config(
     recording = config.scheduler.scheduler_recording and str(Path(config.scheduler.scheduler_recording).absolute())
     if recording:
         check_recording_path(Path(recording))
+    log_file = config.log.log_config_file and str(Path(config.log.log_config_file).absolute())
     crashes = resolve_folder(config.recovery.flight_recorder_dir)
     max_model_len = config.model.max_model_len or longest
     if max_model_len > longest:
@@ -139,6 +140,7 @@ def resolve_config(
             num_speculative_tokens=_speculative_tokens(config, checkpoint, device, {dtype, kv_cache_dtype}),
         ),
         device=msgspec.structs.replace(config.device, device=device),
+        log=msgspec.structs.replace(config.log, log_config_file=log_file),
         recovery=msgspec.structs.replace(config.recovery, flight_recorder_dir=crashes),
     )
     check_memory(resolved, checkpoint)

@@ -13,7 +13,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from pyllm import log
-from pyllm.config.options import EngineConfig, HeadlessConfig, ServerConfig
+from pyllm.config.options import EngineConfig, HeadlessConfig, LogConfig, ServerConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, StateConfig
 from pyllm.errors import ConfigError
 from pyllm.launch import topology
@@ -33,7 +33,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     Raises:
         PyllmError: it cannot start, or a process was lost for good.
     """
-    _become_supervisor()
+    _become_supervisor(engine.log)
     server, api_keys = resolve_server(server)
     engine, checkpoint = resolve_config(engine)
     with _listener(server) as listener, SocketFolder() as folder:
@@ -48,13 +48,14 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
         )
         shared = shared_config(server, engine.scheduler.max_num_seqs)
         count = server.api_server_count
-        state = StateConfig(shared=shared, bind=f"ipc://{folder}/state")
+        state = StateConfig(shared=shared, bind=f"ipc://{folder}/state", log=engine.log)
         api = ApiConfig(
             server=server,
             core_address=core.bind,
             checkpoint=checkpoint,
             served_model_name=engine.model.served_model_name,
             seed=engine.model.seed,
+            log=engine.log,
             shared=shared,
             api_keys=api_keys,
             flight_recorder_dir=engine.recovery.flight_recorder_dir,
@@ -85,7 +86,7 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             wanted.
         PyllmError: it cannot start, or was lost for good.
     """
-    _become_supervisor()
+    _become_supervisor(engine.log)
     if not headless.bind.startswith(("ipc://", "tcp://")):
         raise ConfigError(f"cannot bind to {headless.bind!r}: give --bind ipc://PATH or tcp://HOST:PORT")
     if headless.bind.startswith("tcp://") and not headless.curve_keys:
@@ -114,10 +115,10 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
     return 0
 
 
-def _become_supervisor() -> None:
+def _become_supervisor(config: LogConfig) -> None:
     setproctitle("pyllm::serve")
     keep_exit_codes()
-    log.configure("pyllm::serve")
+    log.configure("pyllm::serve", config)
 
 
 def _supervise(

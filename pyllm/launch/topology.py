@@ -45,7 +45,7 @@ def supervised_fork_server(core: CoreConfig, entry: str = WORKER_ENTRY) -> Super
     """Supervises the fork server of this core's workers; it outlives the core."""
     recovery = core.engine.recovery
     limits = ProcessLimits(ready_timeout=core.ready_timeout, max_restarts=recovery.max_restarts)
-    config = ForkServerConfig(bind=core.fork_server, entry=entry)
+    config = ForkServerConfig(bind=core.fork_server, entry=entry, log=core.engine.log)
     return SupervisedProcess(
         lambda: child_process.spawn("the fork server", "fork_server"),
         lambda _: config,

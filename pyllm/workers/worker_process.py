@@ -61,7 +61,7 @@ def main(connection: Connection) -> NoReturn:
     config = msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig)
     title = f"pyllm::worker-{config.core_index}-{config.rank}"
     parent = attach(connection, title)
-    log.configure(title)
+    log.configure(title, config.engine.log)
     code = parent.run(lambda: _work(config, parent))
     line_writer.stderr().finish()
     os._exit(code)  # Threads of libraries may still run: to finalize Python under them is a crash.

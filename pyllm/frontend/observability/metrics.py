@@ -147,13 +147,18 @@ class Metrics(Collector):
         self, stats: Stats, totals: bytes, condition: Condition, processes: Sequence[ProcessSample] = ()
     ) -> "Metrics":
         """The metrics whose `collect` gives all of this."""
+        shown = self.summed(totals)
+        shown._stats, shown._condition, shown._processes = stats, condition, processes
+        return shown
+
+    def summed(self, totals: bytes) -> "Metrics":
+        """What all API processes counted, from the sums of all rows of `counted`."""
         shown = Metrics(self._labels["model_name"], self._model, self.clock)
         total = decode_row(totals)
         shown.ignored_fields.counts = total.named
         numbers = iter(array("d", total.numbers))
         for name in COUNTED:
             setattr(shown, name, _filled(getattr(shown, name), numbers))
-        shown._stats, shown._condition, shown._processes = stats, condition, processes
         return shown
 
     def collect(self) -> Iterator[Metric]:

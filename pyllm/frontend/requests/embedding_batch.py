@@ -30,6 +30,8 @@ class EmbeddingBatch:
     ) -> None:
         self._dimensions = dimensions
         self._client = state.client
+        self._log = state.request_log
+        self._request_id = context.request_id
         self._prompts = prompts
         self._lifecycle = RequestLifecycle(state, context, prompts, None, scheduling, drop=self._drop)
         self._on_embedding: OnEmbedding
@@ -53,6 +55,7 @@ class EmbeddingBatch:
     def start(self, on_embedding: OnEmbedding, on_failure: OnFailure) -> None:
         """Submit every prompt; raises as `RequestLifecycle.start` does. No embedding comes after a failure."""
         self._on_embedding = on_embedding
+        self._log.received(self._request_id, self._prompts, None)
         self._lifecycle.start(self._submit, on_failure)
 
     def abort(self) -> None:

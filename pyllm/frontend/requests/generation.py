@@ -12,6 +12,7 @@ from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.http.event_ids import LAST_EVENT_ID
 from pyllm.frontend.http.keep_alive import KeepAlive
 from pyllm.frontend.observability.metrics import RequestMetrics
+from pyllm.frontend.observability.request_log import RequestLog
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.request_lifecycle import RequestLifecycle
 from pyllm.frontend.requests.server_state import ServerState
@@ -57,6 +58,7 @@ class Generation:
         self._state = state
         self._prompts = prompts
         self._params = params
+        self._request_id = context.request_id
         self._lifecycle = RequestLifecycle(state, context, prompts, params, scheduling, drop=self._drop)
         self._seed: int | None = None  # where the request has none, and its answer may have to be generated again
         self._boundaries: Sequence[Sequence[int]] | None = None
@@ -113,7 +115,9 @@ class Generation:
             RequestError, EngineDeadError: one of them cannot run; then none does.
             DeadlineError: its time is over already.
         """
-        self._sink = sink
+        log = self._state.request_log
+        log.received(self._request_id, self._prompts, self._params)
+        self._sink = LoggedSink(sink, log, self._request_id) if log.has_outputs else sink
         self._lifecycle.start(self._submit, sink.error)
 
     def abort(self) -> None:
@@ -134,6 +138,34 @@ class Generation:
     def _drop(self) -> None:
         for processor in self._processors:
             processor.drop()
+
+
+class LoggedSink:
+    """Keeps the text of each choice for the log, and passes everything on."""
+
+    def __init__(self, sink: OutputSink[TextDelta], log: RequestLog, request_id: str) -> None:
+        self._sink = sink
+        self._log = log
+        self._request_id = request_id
+        self._texts: dict[int, list[str]] = {}
+        self._num_tokens: dict[int, int] = {}
+
+    def delta(self, index: int, delta: TextDelta) -> None:
+        """New output of one choice."""
+        texts = self._texts.setdefault(index, [])
+        texts.append(delta.text)
+        self._num_tokens[index] = self._num_tokens.get(index, 0) + delta.num_tokens
+        if delta.finish_reason is not None:
+            self._log.ended(self._request_id, index, "".join(texts), self._num_tokens[index], delta.finish_reason)
+        self._sink.delta(index, delta)
+
+    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
+        """Those of the prompt's next tokens."""
+        self._sink.prompt_logprobs(index, logprobs)
+
+    def error(self, error: PyllmError) -> None:
+        """The request has failed."""
+        self._sink.error(error)
 
 
 def num_choices(num_prompts: int, params: SamplingParams) -> int:

@@ -16,6 +16,7 @@ from pyllm.frontend.chat.preprocessor import ChatPreprocessor
 from pyllm.frontend.http.failure import UnknownModelError
 from pyllm.frontend.http.keep_alive import KeepAlive
 from pyllm.frontend.observability.metrics import Metrics
+from pyllm.frontend.observability.request_log import RequestLog
 from pyllm.frontend.observability.tracing import Tracer
 from pyllm.frontend.shared.local_state import LocalState
 from pyllm.frontend.shared.remote_state import Shared
@@ -77,6 +78,7 @@ class ServerState:
         self.chat = ChatPreprocessor(self.prompts, tokenizer, chat_template, server)
         self.sampler = sampler or ProcessSampler(os.getpid())
         self.crash_folder = crash_folder
+        self.request_log = RequestLog(server, lambda tokens: tokenizer.decode(tokens, skip_special_tokens=False))
         self.keep_alive = KeepAlive(server.sse_keep_alive_interval)
         self.draining = False
         self._parent_silence = parent_silence

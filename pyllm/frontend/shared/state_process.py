@@ -23,7 +23,7 @@ TITLE = "pyllm::state"
 def main(config: StateConfig, connection: Connection) -> int:
     """Answer API processes until SIGTERM or SIGINT, and give the exit code."""
     parent = attach(connection, TITLE)
-    log.configure(TITLE)
+    log.configure(TITLE, config.log)
     return parent.run(lambda: uvloop.run(_serve(config, parent)))
 
 

@@ -1,0 +1,82 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from pyllm.commands.command_line import expand, split_config
+from pyllm.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        (["--max_num_seqs", "4"], ["--max-num-seqs", "4"]),
+        (["--max_num_seqs=4_0"], ["--max-num-seqs=4_0"]),
+        (["my_model", "--dtype", "a_b"], ["my_model", "--dtype", "a_b"]),
+        (["-O3"], ["-O=3"]),
+        (["-O", "3"], ["-O", "3"]),
+        (["--a.b", "1", "--a.c.d=x"], ['--a={"b": 1, "c": {"d": "x"}}']),
+        (["--a_b.c_d", "true"], ['--a-b={"c_d": true}']),
+        (["--a.b+", "1", "--a.b+=x,2"], ['--a={"b": [1, "x", 2]}']),
+        (["--a", '{"b": 1, "c": 2}', "--a.b", "3"], ['--a={"b": 3, "c": 2}']),
+        (["--a.b", "3", '--a={"c": 2}'], ['--a={"c": 2, "b": 3}']),
+        (["-O.mode", "0"], ['-O={"mode": 0}']),
+        (["--temperature", "-0.5", "--", "--a_b"], ["--temperature", "-0.5", "--", "--a_b"]),
+    ],
+)
+def test_arguments_become_plain(given: list[str], plain: list[str]) -> None:
+    assert expand(given) == plain
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["--a.b"], "needs a value"),
+        (["--a.b", "1", "--a.b.c", "2"], "a value of its own"),
+        (["--a", "3", "--a.b", "2"], "JSON object"),
+        (["--a.b", "1", "--a.b+", "2"], "no list"),
+    ],
+)
+def test_nested_settings_that_contradict_one_another_are_refused(given: list[str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        expand(given)
+
+
+def test_a_file_becomes_arguments(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(
+        "model: owner/repo\nmax_model_len: 4096\nenforce-eager: true\nenable-prefix-caching: false\nseed: null\n"
+        "served-model-name: [a, b]\nspeculative-config: {method: ngram}\n"
+    )
+    found, settings, words = split_config(["other", "--config", str(file), "--port", "1"])
+    assert (found, words) == (str(file), ["other", "--port", "1"])
+    assert settings == [
+        *("--model=owner/repo", "--max-model-len=4096", "--enforce-eager", "--no-enable-prefix-caching"),
+        *("--served-model-name", "a", "b", f"--speculative-config={json.dumps({'method': 'ngram'})}"),
+    ]
+    assert split_config([f"--config={file}"])[1] == settings
+    assert split_config(["--port", "1"]) == ("", [], ["--port", "1"])
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("a: [", "not YAML"),
+        ("- a", "map flags to values"),
+        ("1: a", "map flags to values"),
+        ("", "map flags to values"),
+        ("config: other.yaml", "names another file"),
+        ("a: !!python/object:os.system {}", "not YAML"),
+    ],
+)
+def test_a_file_that_is_no_mapping_of_flags_is_refused(tmp_path: Path, content: str, text: str) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=text):
+        split_config(["--config", str(file)])
+
+
+@pytest.mark.parametrize("words", [["--config"], ["--config", "/nowhere.yaml"], ["--config=a", "--config=b"]])
+def test_a_file_that_is_not_there_is_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--config"):
+        split_config(words)

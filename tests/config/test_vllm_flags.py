@@ -1,0 +1,40 @@
+"""The table of vLLM's flags against the list of those that people use."""
+
+import json
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from pyllm.config.vllm_flags import OTHERS, VLLM_FLAGS, explain_flag
+
+COMMON: list[str] = list(chain(*json.loads(Path(__file__).with_name("vllm_flags.json").read_text()).values()))
+
+
+def test_every_flag_that_people_use_is_in_the_table() -> None:
+    assert len(COMMON) > 120
+    assert set(COMMON) - set(VLLM_FLAGS) == set()
+
+
+def test_a_flag_is_in_one_place() -> None:
+    others = list(chain(*OTHERS.values()))
+    assert len(others) > 150
+    assert len(set(others)) == len(others)
+    assert set(others) & set(VLLM_FLAGS) == set()
+
+
+@pytest.mark.parametrize("flag", VLLM_FLAGS.values(), ids=lambda flag: flag.name)
+def test_what_is_not_ours_says_why(flag) -> None:  # type: ignore[no-untyped-def]  # its type is the table's
+    assert bool(flag.text) or flag.meaning == "ours"
+    assert not flag.else_text or flag.meaning == "always"
+    # A boolean can always be turned the way that it is here.
+    assert not flag.is_boolean or flag.meaning == "ours" or set(flag.taken) <= {"true", "false"} != set()
+
+
+def test_flags_are_explained() -> None:
+    assert "merge the adapter" in explain_flag("enable-lora")
+    assert "NUMA" not in explain_flag("numa-bind")
+    assert "no meaning here: " in explain_flag("numa-bind")
+    assert explain_flag("no-numa-bind") == explain_flag("numa-bind")
+    assert explain_flag("performance-mode").endswith("no meaning here")
+    assert explain_flag("max-num-seqs") == explain_flag("never-heard-of") == ""
