@@ -4,10 +4,10 @@ from pyllm.config.vllm_flags import GROUPS, OTHERS, VllmFlag
 
 _HEAD = """# vLLM's flags
 
-Command lines of `vllm serve` run with `pyllm serve`: the names of the flags, their short forms (`-tp`, `-O3`), underscores
-for hyphens, `--no-X` for booleans, numbers such as 8k (8,000) and 8K (8,192), `--config FILE`, and nested settings as JSON
-(`--speculative-config '{"method": "ngram"}'`) or with dots (`--speculative-config.method ngram`). On the command line a flag
-wins over the file. No flag comes from the environment.
+Command lines of `vllm serve` run with `pyllm serve`: the names of the flags, their short forms (`-tp`, `-O3`),
+underscores for hyphens, `--no-X` for booleans, numbers such as 8k (8,000) and 8K (8,192), `--config FILE`, and nested
+settings as JSON (`--speculative-config '{"method": "ngram"}'`) or with dots (`--speculative-config.method ngram`). On the
+command line a flag wins over the file. No flag comes from the environment.
 
 | here | |
 |---|---|
@@ -39,9 +39,8 @@ def _text(flag: VllmFlag) -> str:
     if flag.values:
         words.append(", ".join(f"`{theirs}` is `{ours}`" for theirs, ours in flag.values.items()))
     if flag.taken and not flag.is_boolean:
-        words.append(
-            f"{', '.join(f'`{value}`' for value in flag.taken)} {'is' if len(flag.taken) == 1 else 'are'} taken"
-        )
+        values = ", ".join(f"`{value}`" for value in flag.taken)
+        words.append(f"{values} {'is' if len(flag.taken) == 1 else 'are'} taken")
     if flag.else_text and flag.else_text != flag.text:
         other = f"`--no-{flag.name}`" if flag.is_boolean else "others"
         words.append(f"{other}: {flag.else_text}")

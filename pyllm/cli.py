@@ -115,9 +115,9 @@ def read_options(name: str, arguments: Sequence[str]) -> argparse.Namespace:
         parser.source = file
         options = parser.read(expand(settings))
         parser.source = ""
-        for name, value in vars(options).items():
+        for option, value in vars(options).items():
             if isinstance(value, list):
-                setattr(options, name, tuple(value))
+                setattr(options, option, tuple(value))
     return parser.read(words, options)
 
 
