@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, Command] = {
     "apikey": Command("pyllm.commands.apikey", "make an API key, shown once, and its entry"),
     "replay": Command("pyllm.commands.replay", "repeat a recording of the scheduler"),
 }
-SHELLS = ("bash", "zsh", "tcsh")
+SHELLS = ("bash", "zsh")
 EXAMPLES = """examples:
   pyllm serve                                   the embedded model on http://127.0.0.1:8000
   pyllm serve Qwen/Qwen3-0.6B --port 8001       a model of the Hugging Face hub

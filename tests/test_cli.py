@@ -1,12 +1,13 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pyllm.cli import main
+from pyllm.cli import COMMANDS, SHELLS, main
 from tests.hub_server import HubServer
 from tests.tiny_model import write_tiny_model
 
@@ -38,43 +39,198 @@ def test_version_and_help() -> None:
         assert flag in text
 
 
-def test_unknown_flag_is_a_usage_error() -> None:
-    result = run("serve", "--max-num-seq", "3", "--gpu-memory", "1")
-    assert result.returncode == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["serve", "--max-num-seqs", "-1"], "max_num_seqs"),
-        (["serve", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
-        (["serve", "nowhere"], "owner/repo:Q4_K_M"),
-        (["pull", "/nowhere"], "nothing to download"),
-        (["rm", "nowhere"], "no model at"),
-        (["serve", "--tensor-parallel-size", "2"], "9"),
-        (["serve", "--max-model-len", "9000"], "8192"),
-        (["serve", "--block-size", "17"], "power of two"),
-        (["serve", "--scheduling-policy", "lifo"], "fcfs, priority, shortest, fair"),
-        (["serve", "--tenant-weights", "team-a"], "team-a=3,team-b=1"),
-        (["serve", "--watermark", "1"], "watermark"),
-        (["serve", "--scheduler-recording", "/nowhere/recording"], "/nowhere"),
-        (["replay", "/nowhere/recording"], "/nowhere/recording"),
-        (["serve", "--distributed-executor-backend", "uni", "--tensor-parallel-size", "3"], "uni"),
-        (["core", "--bind", "tcp://127.0.0.1:0"], "--curve-keys"),
-        (["--model", "/nowhere"], "/nowhere"),
-        (["serve", "--served-model-name", ""], "served_model_name"),
-        (["serve", "--served-model-name", "chat", __file__], "give the model first, or by --model"),
-        (["serve", "--served-model-name", "chat", "owner/repo"], "give the model first, or by --model"),
-        (["serve", "/nowhere/model.gguf", "--served-model-name", "chat", "gpt"], "/nowhere/model.gguf"),
+# Ten wrong inputs for each command, and what the one line that they get has in it. The files are made by `wrong_files`.
+WRONG = {
+    "serve": [
+        ("--max-num-seq 3", "did you mean --max-num-seqs?"),
+        ("--max-num-seqs -1", "max_num_seqs is -1: expected int >= 0"),
+        ("--max-num-seqs many", "'many' as a whole number"),
+        ("--dtype int4", "there is no 'int4'"),
+        ("/nowhere/model.gguf", "/nowhere/model.gguf"),
+        ("nowhere", "owner/repo:Q4_K_M"),
+        ("--tensor-parallel-size 2", "9"),
+        ("--max-model-len 9000", "8192"),
+        ("--block-size 17", "power of two"),
+        ("--scheduling-policy lifo", "fcfs, priority, shortest, fair"),
+        ("--tenant-weights team-a", "team-a=3,team-b=1"),
+        ("--watermark 1", "watermark is 1.0"),
+        ("--watermark low", "a number such as 0.5, got 'low'"),
+        ("--scheduler-recording /nowhere/recording", "/nowhere"),
+        ("--distributed-executor-backend uni --tensor-parallel-size 3", "uni"),
+        ("--served-model-name=", "served_model_name"),
+        (f"--served-model-name chat {__file__}", "give the model first, or by --model"),
+        ("--served-model-name chat owner/repo", "give the model first, or by --model"),
+        ("/nowhere/model.gguf --served-model-name chat gpt", "/nowhere/model.gguf"),
+        ("--enable-lora", "merge the adapter"),
+        ("--numa-bind", "vLLM's and has no meaning here"),
+        ("--hf-overrides [1]", "must be a JSON object"),
+        ("--config /nowhere.yaml", "/nowhere.yaml"),
+        ("--log-config-file /nowhere.json", "/nowhere.json"),
+        ("--log-format xml", "there is no 'xml'"),
+        ("--revision v1", "for models of the hub"),
+        ("--kv-cache-memory-bytes huge", "64MiB"),
+        ("one two", "unexpected argument 'two'"),
     ],
+    "core": [
+        ("", "--bind"),
+        ("--bind", "--bind: expected one argument"),
+        ("--bind tcp://127.0.0.1:0", "--curve-keys"),
+        ("--bind http://127.0.0.1", "ipc://PATH"),
+        ("--bnid ipc:///x", "did you mean --bind?"),
+        ("--port 8000", "unknown flag --port"),
+        ("/nowhere --bind ipc:///x", "/nowhere"),
+        ("--ready-timeout 0 --bind ipc:///x", "ready_timeout is 0.0"),
+        ("--ready-timeout soon", "got 'soon'"),
+        ("--block-size 3 --bind ipc:///x", "power of two"),
+        ("--seed -1 --bind ipc:///x", "seed is -1"),
+    ],
+    "models": [
+        ("--jsn", "did you mean --json?"),
+        ("--json=1", "ignored explicit argument '1'"),
+        ("everything", "unexpected argument 'everything'"),
+        ("--json everything", "unexpected argument"),
+        ("-j", "unknown flag -j"),
+        ("--sort size", "unknown flag --sort"),
+        ("--help=size", "no help on 'size'"),
+        ("-- x", "unexpected argument"),
+        ("--json --yaml", "unknown flag --yaml"),
+        ("--all", "unknown flag --all"),
+    ],
+    "pull": [
+        ("", "required: NAME"),
+        ("/nowhere", "nothing to download"),
+        ("nowhere", "owner/repo"),
+        ("a/b c/d", "unexpected argument 'c/d'"),
+        ("a/b --revision v1", "unknown flag --revision"),
+        ("a/b:", "owner/repo"),
+        ("a/../b", "owner/repo"),
+        ("a/b/c", "owner/repo"),
+        ("a/b@", "owner/repo"),
+        (". --quiet", "unknown flag --quiet"),
+        (".", "nothing to download"),
+    ],
+    "rm": [
+        ("", "required: NAME"),
+        ("nowhere", "no model at"),
+        ("a/b", "not in the cache"),
+        ("a/b@v1", "not in the cache"),
+        ("a/b c/d", "unexpected argument 'c/d'"),
+        ("--all", "required: NAME"),
+        ("a/b --force", "unknown flag --force"),
+        ("a/b:", "owner/repo"),
+        ("a//b", "owner/repo"),
+        ("a/../../b", "owner/repo"),
+    ],
+    "keygen": [
+        ("", "required: FOLDER"),
+        ("keys other", "unexpected argument 'other'"),
+        ("--folder keys", "unknown flag --folder"),
+        ("/proc/keys", "cannot write keys to /proc/keys"),
+        (f"{__file__}", "cannot write keys"),
+        (f"{__file__}/keys", "cannot write keys"),
+        ("keys --force", "unknown flag --force"),
+        ("-f keys", "unknown flag -f"),
+        ("--help=folders", "no help on 'folders'"),
+        ("taken", "holds keys already"),
+    ],
+    "apikey": [
+        ("", "required: NAME"),
+        ("a b", "unexpected argument 'b'"),
+        ("a --limit 3", "unknown flag --limit"),
+        ("a --nmae", "unknown flag --nmae"),
+        (f"{'a' * 300}", "cannot be a key's name"),
+        ("\x01", "cannot be a key's name"),
+        ("a\tb", "cannot be a key's name"),
+        ("\x7f", "cannot be a key's name"),
+        ("-n a", "unknown flag -n"),
+        ("--help=names", "no help on 'names'"),
+    ],
+    "replay": [
+        ("", "required: FILE"),
+        ("/nowhere/recording", "/nowhere/recording"),
+        (".", "cannot read"),
+        ("a b", "unexpected argument 'b'"),
+        ("garbage", "garbage"),
+        ("empty", "empty"),
+        ("--file a", "unknown flag --file"),
+        ("a --jsn", "unknown flag --jsn"),
+        (f"{__file__}", "test_cli.py"),
+        ("--help=things", "no help on 'things'"),
+    ],
+    "": [
+        ("srve", "did you mean serve?"),
+        ("sevre --port 1", "did you mean serve?"),
+        ("", "name a command"),
+        ("-v", "unknown flag -v"),
+        ("--model /nowhere", "/nowhere"),
+        ("--print-completion fish", "there is no 'fish'"),
+        ("--print-completion", "expected one argument"),
+        ("model.gguf", "there is no command 'model.gguf'"),
+        ("Serve", "did you mean serve?"),
+        ("--help=something", "no help on 'something'"),
+        ("--verison", "did you mean"),
+    ],
+}
+
+
+@pytest.fixture
+def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "empty").touch()
+    (tmp_path / "garbage").write_bytes(b"\x00garbage" * 99)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/server.key_secret").touch()
+
+
+@pytest.mark.usefixtures("wrong_files")
+@pytest.mark.parametrize(
+    ("command", "arguments", "text"),
+    [(command, arguments, text) for command, cases in WRONG.items() for arguments, text in cases],
 )
-def test_settings_that_cannot_work_are_one_clear_line(
-    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_input_is_one_clear_line_and_exit_code_2(
+    command: str, arguments: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments) == 2
+    words = [word for word in ([command] if command else []) + re.split(" ", arguments) if word]
+    try:
+        code = main(words)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else -1
     error = capsys.readouterr().err
+    assert code == 2
     assert text in error
     assert "Traceback" not in error
+    assert error.splitlines()[-1].startswith("pyllm")
+
+
+def test_every_command_has_ten_wrong_inputs() -> None:
+    assert set(COMMANDS) - set(WRONG) == set()
+    assert min(map(len, WRONG.values())) >= 10
+
+
+def test_help_is_light() -> None:
+    """Neither the engine nor a web framework is loaded to say what there is."""
+    code = "import sys\nfrom pyllm.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(command in done.stdout for command in COMMANDS)
+    loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    assert (
+        loaded & {"torch", "transformers", "litestar", "uvicorn", "zmq", "numpy", "huggingface_hub", "shtab"} == set()
+    )
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_knows_commands_and_flags(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--print-completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(word in script for word in (*COMMANDS, "--max-num-seqs", "--scheduler-recording", "--json"))
+
+
+def test_a_reader_who_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m pyllm --print-completion bash | head -c 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
 
 
 def test_keygen(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +243,7 @@ def test_standard_files_that_were_closed_become_dev_null() -> None:
     """Otherwise the listening socket gets a number that a child's stdin or stderr takes."""
     script = """if True:
         import os
-        from pyllm.cli import main
+        from pyllm.cli import COMMANDS, SHELLS, main
         os.close(0)
         os.close(2)
         try:

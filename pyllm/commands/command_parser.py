@@ -61,6 +61,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def explain(self, unknown: Sequence[str]) -> str:
         """What is wrong with arguments that nobody knows."""
+        unknown = [text for text in unknown if text != "--"]
         first = next((text for text in unknown if text.startswith("-")), unknown[0])
         name = first.partition("=")[0]
         if not name.startswith("-"):

@@ -204,3 +204,11 @@ def test_a_file_outside_the_folder_is_not_read(tmp_path: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ConfigError, match=r"'\.\./outside\.safetensors' is no safetensors file beside it"):
         read_checkpoint(str(folder))
+
+
+def test_entries_of_the_configuration_may_be_replaced(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny")
+    spec = read_checkpoint(folder, overrides={"max_position_embeddings": 77}).spec
+    assert spec.max_position_embeddings == 77 != read_checkpoint(folder).spec.max_position_embeddings
+    with pytest.raises(ConfigError, match="hf_overrides are for config"):
+        read_checkpoint(overrides={"max_position_embeddings": 77})

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllm.checkpoint.model_name import HubName, parse_model
+from pyllm.checkpoint.model_name import HubName, at_revision, parse_hub_name, parse_model
 from pyllm.errors import ConfigError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -60,3 +60,17 @@ def test_a_path_that_exists_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_anything_else_is_refused_with_what_would_do(text: str) -> None:
     with pytest.raises(ConfigError, match=r"(?s)no model at .*GGUF file.*owner/repo:Q4_K_M"):
         parse_model(text)
+
+
+def test_a_revision_joins_the_name() -> None:
+    assert at_revision("me/tiny", "", "revision") == "me/tiny"
+    assert at_revision("me/tiny:Q4_K_M", "v1", "revision") == "me/tiny:Q4_K_M@v1"
+    assert at_revision("me/tiny@v1", "v1", "revision") == "me/tiny@v1"
+    name = parse_hub_name(at_revision("me/tiny:Q4_K_M", "v1", "revision"))
+    assert (name.revision, name.quantization) == ("v1", "Q4_K_M")
+
+
+@pytest.mark.parametrize("text", ["", "/nowhere/model.gguf", "me/tiny@v2"])
+def test_a_revision_is_of_a_model_of_the_hub(text: str) -> None:
+    with pytest.raises(ConfigError, match="revision"):
+        at_revision(text, "v1", "revision")

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pyllm.client.client import EngineClient
 from pyllm.client.submission import prepare
 from pyllm.errors import RequestError, RequestTooLargeError
 from pyllm.sampling_params import ResolvedConstraint, SamplingParams, StructuredOutputsParams
@@ -42,6 +43,17 @@ def test_a_seed_is_drawn_where_none_is_given() -> None:
     seeds = {prepare([1], SamplingParams(), MODEL).seed for _ in range(8)}
     assert len(seeds) == 8
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_seeds_may_be_drawn_from_one() -> None:
+    def seeds(seed: int | None, index: int) -> list[int]:
+        client = EngineClient()
+        client.draw_seeds_from(seed, index)
+        return [prepare([1], SamplingParams(), MODEL, draw_seed=client.draw_seed).seed for _ in range(4)]
+
+    assert seeds(3, 0) == seeds(3, 0)
+    assert len({*seeds(3, 0), *seeds(3, 1), *seeds(4, 0), *seeds(None, 0)}) == 16
+    assert prepare([1], SamplingParams(seed=5), MODEL, draw_seed=lambda: 9).seed == 5
 
 
 def test_eos_joins_the_stop_tokens_unless_it_is_ignored() -> None:

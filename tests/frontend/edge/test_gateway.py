@@ -240,3 +240,40 @@ async def test_hostile_paths_show_nothing(tokenizer: Tokenizer, path: str) -> No
     assert response.status_code == 404
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     assert ".py" not in response.text
+
+
+async def test_a_path_of_a_proxy_may_be_there_or_not(tokenizer: Tokenizer) -> None:
+    server = ServerConfig(root_path="/llm")
+    async with in_process(answering(tokenizer, "ok"), tokenizer, server=server, keys=ring()) as frontend:
+        for path, status in {
+            "/health": 200,
+            "/llm/health": 200,
+            "/llm/version": 401,
+            "/llmx/health": 401,
+            "/llm/llm/health": 401,
+        }.items():
+            assert (await frontend.http.get(path)).status_code == status, path
+        assert (await frontend.http.post("/llm/v1/completions", json=BODY, headers=BEARER)).status_code == 200
+        document = (await frontend.http.get("/llm/openapi.json", headers=BEARER)).json()
+    assert document["servers"] == [{"url": "/llm"}]
+
+
+async def test_the_documents_of_the_api_may_be_off(tokenizer: Tokenizer) -> None:
+    server = ServerConfig(disable_fastapi_docs=True)
+    async with in_process(answering(tokenizer, "ok"), tokenizer, server=server) as frontend:
+        for path in ("/docs", "/openapi.json"):
+            assert (await frontend.http.get(path)).status_code == 404
+
+
+async def test_pages_may_send_what_is_configured(tokenizer: Tokenizer) -> None:
+    server = ServerConfig(allowed_origins=("https://a.com",), allowed_methods=("GET",), allow_credentials=True)
+    asking = {
+        "origin": "https://a.com",
+        "access-control-request-method": "GET",
+        "access-control-request-headers": "x-c",
+    }
+    async with in_process(answering(tokenizer, "ok"), tokenizer, server=server) as frontend:
+        answer = await frontend.http.options("/version", headers=asking)
+    assert answer.headers["access-control-allow-methods"] == "GET"
+    assert answer.headers["access-control-allow-headers"] == "x-c"
+    assert answer.headers["access-control-allow-credentials"] == "true"

@@ -264,3 +264,25 @@ async def test_log_probabilities_have_limits(tokenizer: Tokenizer) -> None:
         ):
             response = await frontend.http.post("/v1/chat/completions", json={"messages": [USER], **body})
             assert (response.status_code, response.json()["error"]["param"]) == (400, name)
+
+
+async def test_servers_may_change_what_requests_leave_out(tokenizer: Tokenizer) -> None:
+    server = ServerConfig(enable_force_include_usage=True, return_tokens_as_token_ids=True, response_role="model")
+    async with in_process(answering(tokenizer, "Hi"), tokenizer, server=server) as frontend:
+        chunks = await stream(frontend, logprobs=True, stream_options={"include_usage": False})
+        assert chunks[0]["choices"][0]["delta"]["role"] == "model"
+        assert chunks[-1]["usage"]["completion_tokens"] > 0
+        answer = await chat(frontend, logprobs=True)
+        assert answer["choices"][0]["message"]["role"] == "model"
+        assert answer["choices"][0]["logprobs"]["content"][0]["token"].startswith("token_id:")
+
+
+async def test_a_template_has_the_servers_variables_where_requests_have_none(tokenizer: Tokenizer) -> None:
+    template = "{{ mood }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    server = ServerConfig(default_chat_template_kwargs={"mood": "calm ", "unknown": 1})
+    core = answering(tokenizer, "ok")
+    async with in_process(core, tokenizer, template, server=server) as frontend:
+        await chat(frontend)
+        await chat(frontend, chat_template_kwargs={"mood": "wild "})
+    prompts = [memoryview(message.prompt).cast("i") for message in core.received if isinstance(message, Submit)]
+    assert [tokenizer.decode(prompt.tolist()) for prompt in prompts] == ["calm Hi", "wild Hi"]
