@@ -134,7 +134,7 @@ def _supervise(
 
 
 def _announcement(listener: socket.socket, api: ApiConfig) -> str:
-    """The one line that is printed when the server is ready, with a request to try."""
+    """What is printed when the server is ready: a line with a request to try, and one with the page of all routes."""
     prompt = "The capital of France is"
     body = msgspec.json.encode({"model": api.served_model_name[0], "prompt": prompt, "max_tokens": 16}).decode()
     key = " -H 'Authorization: Bearer KEY'" if api.api_keys else ""
@@ -146,7 +146,9 @@ def _announcement(listener: socket.socket, api: ApiConfig) -> str:
         host, port = listener.getsockname()[:2]
         where = address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     command = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
-    return f"pyllm is ready on {where} - try: {command}"
+    has_page = listener.family != socket.AF_UNIX and not api.server.disable_fastapi_docs
+    docs = f"\n  all routes, to try in a browser: {where}{api.server.root_path}/docs" if has_page else ""
+    return f"pyllm is ready on {where} - try: {command}{docs}"
 
 
 def _listener(server: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
