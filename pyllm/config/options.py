@@ -696,16 +696,6 @@ def _reasoning_parser(name: str) -> str:
     return name
 
 
-# What else is read from a text, or looked up.
-_TEXTS: Mapping[str, Callable[[str], Any]] = {
-    "tenant_weights": parse_weights,
-    "allowed_origins": parse_origins,
-    "allowed_hosts": parse_hosts,
-    "tool_call_parser": _tool_parser,
-    "reasoning_parser": _reasoning_parser,
-}
-
-
 def parse_hosts(text: str) -> tuple[str, ...]:
     """Names from `llm.example.com,10.0.0.1`, without scheme and port.
 
@@ -723,3 +713,13 @@ def is_rust(config: DeviceConfig, device: str, dtypes: Set[str]) -> bool:
     """Whether the Rust kernels compute all of a step: then a token is bitwise the same whatever else is in it."""
     backends = {config.kernel_backend, config.attention_backend}
     return device == "cpu" and backends <= {"auto", "cpu"} and "float16" not in dtypes
+
+
+# What else is read from a text, or looked up.
+_TEXTS: Mapping[str, Callable[[str], Any]] = {
+    "tenant_weights": parse_weights,
+    "allowed_origins": parse_origins,
+    "allowed_hosts": parse_hosts,
+    "tool_call_parser": _tool_parser,
+    "reasoning_parser": _reasoning_parser,
+}
