@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from pyllm.commands.command_parser import CommandParser
-from pyllm.config.options import SIZES, WORDS, EngineConfig, option_names, parse_count
+from pyllm.config.option_texts import parse_count
+from pyllm.config.options import SIZES, WORDS, EngineConfig, option_names
 from pyllm.config.vllm_flags import VLLM_FLAGS, VllmFlag, explain_flag
 from pyllm.errors import ConfigError
 

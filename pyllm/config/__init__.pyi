@@ -1,4 +1,5 @@
 from .api_keys import Allowance, ApiKey, KeyRing, Role, flag_keys, new_key, read_api_keys
+from .option_texts import parse_count, parse_size
 from .options import (
     DEFAULT_CPU_KV_CACHE_BYTES,
     LISTS,
@@ -24,8 +25,6 @@ from .options import (
     engine_config,
     is_rust,
     option_names,
-    parse_count,
-    parse_size,
 )
 from .process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfig, StateConfig, WorkerConfig
 from .tls import tls_context

@@ -1,21 +1,7 @@
 import pytest
 
-from pyllm.config.options import EngineConfig, ServerConfig, config_part, engine_config, option_names, parse_size
+from pyllm.config.options import EngineConfig, ServerConfig, config_part, engine_config, option_names
 from pyllm.errors import ConfigError
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("64MiB", 64 << 20), ("64Mi", 64 << 20), ("64M", 64 << 20), ("64m", 64_000_000), ("1.5GiB", 3 << 29), ("17", 17)],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "MiB", "64 MB", "-1", "64Mib", "1e9", "nan"])
-def test_bad_sizes_are_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigError, match="64MiB"):
-        parse_size(text)
 
 
 def test_flat_options_find_their_part() -> None:

@@ -1,5 +1,6 @@
 """The edge of a real server: keys, limits, TLS and a Unix socket, by its flags."""
 
+import json
 import ssl
 import subprocess
 import sys
@@ -38,7 +39,10 @@ def test_keys_and_limits_by_the_openai_package_over_tls_and_a_unix_socket(tmp_pa
     first = first.replace("}", ', "max_requests_per_minute": 2}')
     file.write_text(f'{{"keys": [{first}, {second}]}}')
     file.chmod(0o600)
-    flags = ("--api-key-file", str(file), "--ssl-certfile", str(certificate), "--uds", str(path))
+    config = tmp_path / "server.yaml"
+    config.write_text(f"uds: {path}\nlog-format: json\nenable-log-requests: true\napi-key: [from-a-file]\n")
+    flags = ("--api-key-file", str(file), "--ssl-certfile", str(certificate), "--config", str(config))
+    flags += ("--trust-remote-code", "--ssl_cert_reqs", "0")
     trust = ssl.create_default_context(cafile=str(certificate))
     with (
         Server(*flags, environment={"PYLLM_API_KEY": "from-the-environment"}) as server,
@@ -68,7 +72,7 @@ def test_keys_and_limits_by_the_openai_package_over_tls_and_a_unix_socket(tmp_pa
             ask(limited)
         assert refused.value.code == "rate_limit_exceeded"
         assert 0 < int(refused.value.response.headers["retry-after"]) <= 30
-        assert {ask(other), ask("from-the-environment")} == {expected}
+        assert {ask(other), ask("from-the-environment"), ask("from-a-file")} == {expected}
         for route, status in (("/health/live", 200), ("/health/ready", 200), ("/metrics", 401)):
             assert http.get(route).status_code == status
         headers = {"x-api-key": other, "x-request-timeout": "0.001"}
@@ -77,7 +81,13 @@ def test_keys_and_limits_by_the_openai_package_over_tls_and_a_unix_socket(tmp_pa
         assert 'reason="requests"} 1.0' in http.get("/metrics", headers=headers).text
     assert server.process.returncode == 0
     assert server.orphans() == []
-    assert limited not in server.log
+    lines = [json.loads(line) for line in server.log.splitlines()]
+    assert {"pyllm::serve", "pyllm::core-0", "pyllm::api-0"} <= {line["process"] for line in lines}
+    assert any(line["message"].startswith("--trust-remote-code: ") for line in lines)
+    requests = [line for line in lines if "prompt 'Hello'" in line["message"]]
+    assert len(requests) > 6
+    assert all(line["request_id"] in line["message"] for line in requests)
+    assert not any(key in server.log for key in (limited, other, "from-the-environment", "from-a-file"))
     assert not path.exists()
 
 

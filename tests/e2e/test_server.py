@@ -207,7 +207,7 @@ def test_disconnected_client_frees_its_blocks(server: Server) -> None:
 def test_port_in_use_is_one_clear_line(server: Server) -> None:
     port = server.address.rsplit(":", 1)[1]
     second = Server("--port", port)
-    assert second.wait() == 1
+    assert second.wait() == 2
     assert f"cannot listen on 127.0.0.1:{port}" in second.log
     assert "Traceback" not in second.log
 

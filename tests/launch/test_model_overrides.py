@@ -59,7 +59,7 @@ def test_sampling_defaults_are_replaced_as_in_vllm(checkpoint: Checkpoint, tmp_p
             "top_p must be above 0 and at most 1, got 2.*--generation",
         ),
         ({"override_generation_config": "[1]"}, "must be a JSON object"),
-        ({"override_generation_config": '{"top_p": "much"}'}, "got `str`.*override_generation_config"),
+        ({"override_generation_config": '{"top_p": "much"}'}, "override_generation_config.*got str"),
         ({"chat_template": "absent.jinja"}, r"cannot read the chat template absent\.jinja"),
     ],
 )
