@@ -263,6 +263,11 @@ def test_models_are_pulled_listed_and_removed(tmp_path: Path) -> None:
         pulled = run("pull", "me/tiny", **online)
         assert "downloading model.safetensors of me/tiny" in pulled.stderr
         assert run("pull", "me/strange", **online).returncode == 0
+        folder = tmp_path / "models"
+        # What comes after the model has been read is refused.
+        elsewhere = ("--download-dir", str(folder), "--revision", "main", "--block-size", "17")
+        assert "power of two" in run("serve", "me/tiny", *elsewhere, **online).stderr
+        assert [path.name for path in folder.glob("models--*")] == ["models--me--tiny"]
     offline = online | {"HF_HUB_OFFLINE": "1"}
     assert run("pull", "me/tiny", **offline).stdout == pulled.stdout
     rows = json.loads(run("models", "--json", **offline).stdout)

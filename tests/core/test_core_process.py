@@ -37,6 +37,16 @@ async def test_every_rank_gets_what_the_smallest_has_room_for(tmp_path: Path) ->
     assert (scheduler.stats()["num_blocks"], ready.model.num_blocks) == (48, 48)
 
 
+async def test_the_number_of_blocks_may_be_given(tmp_path: Path) -> None:
+    ranks = UnequalRanks()
+    config = core_config(str(tmp_path), ranks=2)
+    cache = msgspec.structs.replace(config.engine.cache, num_gpu_blocks_override=33)
+    engine = msgspec.structs.replace(config.engine, cache=cache)
+    scheduler, *_ = await start(msgspec.structs.replace(config, engine=engine), ranks)
+    assert ("allocate", 33, 8) in ranks.calls
+    assert scheduler.stats()["num_blocks"] == 33
+
+
 async def test_swaps_and_tokens_are_timed_once_there_is_a_cache(tmp_path: Path) -> None:
     ranks = UnequalRanks()
     parts = await start(core_config(str(tmp_path), ranks=2), ranks)

@@ -148,3 +148,21 @@ def test_a_model_may_have_several_names_each_once(model: str) -> None:
     assert config.model.served_model_name == ("chat", "gpt")
     config, checkpoint = resolve_config(engine_config({"model": model, "device": "cpu", "served_model_name": ""}))
     assert config.model.served_model_name == (checkpoint.name,)
+
+
+def test_the_token_of_the_hub_is_forgotten(model: str) -> None:
+    """Crashes are recorded with the configuration."""
+    config, _ = resolve_config(engine_config({"model": model, "device": "cpu", "hf_token": "hf_secret"}))
+    assert config.model.hf_token == ""
+    assert "hf_secret" not in repr(config)
+
+
+def test_the_configuration_of_the_folder_may_be_changed(model: str) -> None:
+    options = {"model": model, "device": "cpu", "hf_overrides": {"max_position_embeddings": 128}}
+    assert resolve_config(engine_config(options))[0].model.max_model_len == 128
+
+
+def test_a_file_for_the_log_has_an_absolute_path(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config, _ = resolve_config(engine_config({"model": model, "device": "cpu", "log_config_file": "log.json"}))
+    assert config.log.log_config_file == str(tmp_path / "log.json")
