@@ -193,7 +193,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _refused("node-rank", _ONE_MACHINE, "0", aliases=("-r",)),
         _always("master-addr", _NO_NODES),
         _always("master-port", _NO_NODES),
-        _on("disable-custom-all-reduce", "ranks add by NCCL or gloo, and by nothing else"),
+        _ours("disable-custom-all-reduce"),
         _off("headless", "a core without HTTP is another command: pyllm core --bind ADDRESS"),
         _ours("api-server-count", "", "-asc"),
     ),

@@ -41,7 +41,7 @@ async def _answer(
     async with serve(ServerConfig(unknown_fields=policy)) as frontend:
         response = await frontend.http.post(path, json=body)
         submits = frontend.core.sent(Submit)
-    steady = [msgspec.structs.replace(submit, request=0, seed=0, age=0.0) for submit in submits]
+    steady = [msgspec.structs.replace(submit, request=0, seed=0, age=0.0, name="") for submit in submits]
     return response.status_code, response.headers.get(HEADER), _steady(response.json()), steady
 
 

@@ -1,7 +1,7 @@
 from .metrics import Metrics, RequestMetrics
-from .summary import Percentiles, RecentRequests, RequestTimes, Summary
 from .request_log import RequestLog
 from .stats_line import STATS_INTERVAL, StatsLine
+from .summary import Percentiles, RecentRequests, RequestTimes, Summary
 from .trace_context import TraceContext, parse_trace_context
 from .tracing import RequestTrace, Tracer
 
@@ -14,8 +14,8 @@ __all__ = [
     "RequestMetrics",
     "RequestTimes",
     "RequestTrace",
-    "Summary",
     "StatsLine",
+    "Summary",
     "TraceContext",
     "Tracer",
     "parse_trace_context",

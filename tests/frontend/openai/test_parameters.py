@@ -164,14 +164,13 @@ def test_scheduling_fields_reach_the_parameters_but_the_tenant_does_not() -> Non
     fields = {"priority": -3, "timeout": 2, "ttft_target": 0.5, "tpot_target": 0.05}
     request = decode(ChatRequest, CHAT | fields)
     assert scheduling_params(request, CONTEXT) == SchedulingParams(
-        priority=-3, timeout=2.0, ttft_target=0.5, tpot_target=0.05, tenant=""
+        priority=-3, timeout=2.0, ttft_target=0.5, tpot_target=0.05, tenant="", name=CONTEXT.request_id
     )
+    plain = SchedulingParams(name=CONTEXT.request_id)
     null = decode(ChatRequest, CHAT | dict.fromkeys(fields))
-    assert (
-        scheduling_params(null, CONTEXT) == scheduling_params(decode(ChatRequest, CHAT), CONTEXT) == SchedulingParams()
-    )
+    assert scheduling_params(null, CONTEXT) == scheduling_params(decode(ChatRequest, CHAT), CONTEXT) == plain
     named = decode(ChatRequest, CHAT | {"tenant": "somebody else"})
-    assert scheduling_params(named, CONTEXT) == SchedulingParams(tenant="")
+    assert scheduling_params(named, CONTEXT) == plain
 
 
 def test_usage_is_an_option_of_streams() -> None:
