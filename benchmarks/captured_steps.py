@@ -151,6 +151,7 @@ def timed(compute: Callable[[], object]) -> list[float]:
 
 def main() -> None:
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # Memory that no kernel fills may hold such numbers, and products of them are slow.
     triton.runtime.driver.set_active(OfflineDriver(90))
     with tempfile.TemporaryDirectory() as folder:
         for record in figures(folder):

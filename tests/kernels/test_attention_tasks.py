@@ -53,7 +53,7 @@ def test_tiles_cover_each_query_and_shares_are_as_specified(
     tasks = select("triton", DEVICE).plan_attention(metadata_of(rows, batch_invariant), shape).tasks
     assert tasks is not None
     card = card_of(DEVICE)
-    block_q = queries_of_tile(SHAPE, prefill_tile(card, 16, 4))
+    block_q = queries_of_tile(SHAPE.heads // SHAPE.kv_heads, prefill_tile(card, 16, 4))
     expected_tiles = [
         (row, first)
         for row, (query, _) in enumerate(rows)

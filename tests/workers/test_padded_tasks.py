@@ -67,7 +67,7 @@ def test_every_query_of_a_padded_batch_has_its_tasks(
     from pyllm_kernels.gpu.attention_tasks import queries_of_tile
     from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
 
-    block_q = queries_of_tile(SHAPE, prefill_tile(card_of(CPU), 16, 4))
+    block_q = queries_of_tile(SHAPE.heads // SHAPE.kv_heads, prefill_tile(card_of(CPU), 16, 4))
     block_n = decode_tile(card_of(CPU), 16, 4).block_n
     buffers = Buffers(bucket, batch_invariant)
     for wanted in batches:  # One after the other: nothing of the batch before may stay.

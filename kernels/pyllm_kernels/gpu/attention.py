@@ -4,6 +4,7 @@ Which kernel computes a row follows from that row alone. Under `batch_invariant`
 adds up in an order fixed by position. It does not know the tiles' arithmetic.
 """
 
+import functools
 from dataclasses import replace
 
 import torch
@@ -23,7 +24,8 @@ def plan_attention(
 ) -> AttentionMetadata:
     device = metadata.slots.device
     into = None if planned is None else planned.tasks
-    return replace(metadata, tasks=make_tasks(metadata, shape, *_tiles(shape, device), card_of(device), into))
+    tiles = _tiles(shape.head_dim, shape.dtype, shape.cache_dtype or shape.dtype, device)
+    return replace(metadata, tasks=make_tasks(metadata, shape, *tiles, card_of(device), into))
 
 
 def paged_attention(
@@ -31,21 +33,25 @@ def paged_attention(
 ) -> Tensor:
     if query.dtype is torch.bfloat16 and key_cache.dtype is not torch.float8_e4m3fn and not query.is_cuda:
         raise ValueError("Triton's interpreter gets bfloat16 dot products wrong: use float32 or float16, or a GPU")
-    shape = AttentionShape(query.shape[1], key_cache.shape[2], query.shape[2], query.dtype, key_cache.dtype)
-    if metadata.tasks is None:
+    tasks = metadata.tasks
+    if tasks is None:
+        shape = AttentionShape(query.shape[1], key_cache.shape[2], query.shape[2], query.dtype, key_cache.dtype)
         metadata = plan_attention(metadata, shape)
-    assert isinstance(metadata.tasks, AttentionTasks)
-    prefill, decode = _tiles(shape, query.device)
-    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        tasks = metadata.tasks
+    assert isinstance(tasks, AttentionTasks)
+    prefill, decode = _tiles(query.shape[2], query.dtype, key_cache.dtype, query.device)
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
     # Each kernel passes over the rows of the other kind: they are not among its tasks.
-    if metadata.tasks.tiles is not None:
+    if tasks.tiles is not None:
         prefill_attention(query, key_cache, value_cache, metadata, layer, prefill, output)
-    if metadata.tasks.shares is not None:
+    if tasks.shares is not None:
         decode_attention(query, key_cache, value_cache, metadata, layer, decode, output)
     return output
 
 
-def _tiles(shape: AttentionShape, device: torch.device) -> tuple[PrefillTile, DecodeTile]:
-    card, padded = card_of(device), max(next_power_of_2(shape.head_dim), 16)
-    element_size, cache_size = shape.dtype.itemsize, (shape.cache_dtype or shape.dtype).itemsize
-    return prefill_tile(card, padded, element_size), decode_tile(card, padded, element_size, cache_size)
+@functools.lru_cache
+def _tiles(
+    head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
+) -> tuple[PrefillTile, DecodeTile]:
+    card, padded = card_of(device), max(next_power_of_2(head_dim), 16)
+    return prefill_tile(card, padded, dtype.itemsize), decode_tile(card, padded, dtype.itemsize, cache_dtype.itemsize)

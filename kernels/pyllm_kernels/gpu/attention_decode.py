@@ -7,16 +7,17 @@ which prefill serves.
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-import math
+import functools
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.gpu.attention_tile import LOG2_E, add_sinks, attend
+from pyllm_kernels.gpu.attention_tile import LOG2_E, add_sinks, attend, score_factors
 from pyllm_kernels.gpu.attention_tuning import DecodeTile
 from pyllm_kernels.integers import ceil_div, next_power_of_2
+from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata
 
 # What one program of the merge has in registers at once: splits times columns, and no more splits than that.
@@ -41,71 +42,82 @@ def decode_attention(
     _, heads, head_dim = query.shape
     _, block_size, kv_heads, _ = key_cache.shape
     num_shares = tasks.shares.shape[0]
-    block_d = max(next_power_of_2(head_dim), 16)
+    window, sinks, has_sinks = layer.window or 0, layer.sinks, layer.sinks is not None
     # A share has two splits at most that need a merge: of a row that comes from the share before, and of one that goes
     # on in the share behind.
     split_outputs = torch.empty((2 * num_shares, heads, head_dim), dtype=torch.float32, device=query.device)
     log_sums = torch.empty((2 * num_shares, heads), dtype=torch.float32, device=query.device)
-    # The heads of one share run side by side, so that the blocks they share are read from DRAM together.
-    _decode_split_kernel[(kv_heads, num_shares)](
-        query,
-        key_cache,
-        value_cache,
-        metadata.block_tables,
-        metadata.slots,
-        metadata.query_starts,
-        metadata.sequence_lengths,
-        tasks.shares,
-        tasks.row_begins,
-        tasks.share_tiles,
-        layer.sinks,
-        output,
-        split_outputs,
-        log_sums,
-        (layer.scale if layer.soft_cap is None else layer.soft_cap) * math.log2(math.e),
-        0.0 if layer.soft_cap is None else layer.scale / layer.soft_cap,
-        query.stride(0),
-        metadata.block_tables.stride(0),
-        WINDOW=layer.window or 0,
-        PLANNED_WINDOW=tasks.window,
-        CAPPED=layer.soft_cap is not None,
-        HAS_SINKS=layer.sinks is not None,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
-        BLOCK_M=max(next_power_of_2(heads // kv_heads), 16),  # `tl.dot` takes no fewer than 16 rows.
-        BLOCK_N=tile.block_n,
-        BLOCK_D=block_d,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        enable_fp_fusion=True,
+    # Programs read and write through these.
+    of_splits = split_outputs, log_sums
+    of_rows = metadata.query_starts, metadata.sequence_lengths
+    of_shares = tasks.shares, tasks.row_begins, tasks.share_tiles, output if sinks is None else sinks, output
+    launch = _split_launcher(
+        heads, kv_heads, head_dim, block_size, window, tasks.window, layer.soft_cap is not None, has_sinks, tile
     )
+    tables = metadata.block_tables
+    tensors = query, key_cache, value_cache, tables, metadata.slots, *of_rows, *of_shares, *of_splits
+    numbers = *score_factors(layer.scale, layer.soft_cap), query.stride(0), tables.stride(0)
+    # The heads of one share run side by side, so that the blocks they share are read from DRAM together.
+    launch((kv_heads, num_shares, 1), tensors, numbers)
     # A row in one share needs no merge, and a row of one tile is never cut.
     if metadata.max_sequence_length > tile.block_n:
-        block_splits = min(next_power_of_2(num_shares), _MERGED_SPLITS)
-        block_columns = min(block_d, max(_MERGED_NUMBERS // block_splits, 16))
-        _merge_kernel[(heads, num_shares, ceil_div(head_dim, block_columns))](
-            split_outputs,
-            log_sums,
-            metadata.query_starts,
-            metadata.sequence_lengths,
-            tasks.shares,
-            tasks.row_begins,
-            tasks.share_tiles,
-            layer.sinks,
-            output,
-            WINDOWED=layer.window is not None,
-            PLANNED_WINDOW=tasks.window,
-            HAS_SINKS=layer.sinks is not None,
-            HEADS=heads,
-            HEAD_DIM=head_dim,
-            BLOCK_N=tile.block_n,
-            BLOCK_SPLITS=block_splits,
-            BLOCK_COLUMNS=block_columns,
-            num_warps=4,
-            enable_fp_fusion=True,
+        launch, columns = _merge_launcher(
+            heads, head_dim, num_shares, window > 0, tasks.window, has_sinks, tile.block_n
         )
+        launch((heads, num_shares, columns), (*of_splits, *of_rows, *of_shares))
+
+
+@functools.lru_cache
+def _split_launcher(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int,
+    planned_window: int,
+    capped: bool,
+    has_sinks: bool,
+    tile: DecodeTile,
+) -> Launcher:
+    constants = {
+        "WINDOW": window,
+        "PLANNED_WINDOW": planned_window,
+        "CAPPED": capped,
+        "HAS_SINKS": has_sinks,
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "BLOCK_M": max(next_power_of_2(heads // kv_heads), 16),  # `tl.dot` takes no fewer than 16 rows.
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": max(next_power_of_2(head_dim), 16),
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+        "enable_fp_fusion": True,
+    }
+    return Launcher(_decode_split_kernel, constants)
+
+
+@functools.lru_cache
+def _merge_launcher(
+    heads: int, head_dim: int, num_shares: int, windowed: bool, planned_window: int, has_sinks: bool, block_n: int
+) -> tuple[Launcher, int]:
+    """With how many programs there are for the columns of a head."""
+    block_splits = min(next_power_of_2(num_shares), _MERGED_SPLITS)
+    block_columns = min(max(next_power_of_2(head_dim), 16), max(_MERGED_NUMBERS // block_splits, 16))
+    constants = {
+        "WINDOWED": windowed,
+        "PLANNED_WINDOW": planned_window,
+        "HAS_SINKS": has_sinks,
+        "HEADS": heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_N": block_n,
+        "BLOCK_SPLITS": block_splits,
+        "BLOCK_COLUMNS": block_columns,
+        "num_warps": 4,
+        "enable_fp_fusion": True,
+    }
+    return Launcher(_merge_kernel, constants), ceil_div(head_dim, block_columns)
 
 
 @triton.jit

@@ -6,17 +6,18 @@ a token's result does not depend on where its chunk began. Which row, the task m
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-import math
+import functools
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.gpu.attention_tasks import queries_of_tile
-from pyllm_kernels.gpu.attention_tile import LOG2_E, add_sinks, attend
+from pyllm_kernels.gpu.attention_tile import LOG2_E, add_sinks, attend, score_factors
 from pyllm_kernels.gpu.attention_tuning import PrefillTile
 from pyllm_kernels.integers import next_power_of_2
-from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape
+from pyllm_kernels.launcher import Launcher
+from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata
 
 
 def prefill_attention(
@@ -33,9 +34,9 @@ def prefill_attention(
     assert metadata.tasks.tiles is not None
     _, heads, head_dim = query.shape
     _, block_size, kv_heads, _ = key_cache.shape
-    shape = AttentionShape(heads, kv_heads, head_dim, query.dtype)
-    # The heads of one tile run side by side, so that the blocks they share are read from DRAM together.
-    _prefill_kernel[(kv_heads, metadata.tasks.tiles.shape[0])](
+    tiles, sinks, capped = metadata.tasks.tiles, layer.sinks, layer.soft_cap is not None
+    launch = _launcher(heads, kv_heads, head_dim, block_size, layer.window or 0, capped, sinks is not None, tile)
+    tensors = (
         query,
         key_cache,
         value_cache,
@@ -43,28 +44,43 @@ def prefill_attention(
         metadata.slots,
         metadata.query_starts,
         metadata.sequence_lengths,
-        metadata.tasks.tiles,
-        layer.sinks,
+        tiles,
+        output if sinks is None else sinks,
         output,
-        (layer.scale if layer.soft_cap is None else layer.soft_cap) * math.log2(math.e),
-        0.0 if layer.soft_cap is None else layer.scale / layer.soft_cap,
-        query.stride(0),
-        metadata.block_tables.stride(0),
-        WINDOW=layer.window or 0,
-        CAPPED=layer.soft_cap is not None,
-        HAS_SINKS=layer.sinks is not None,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
-        BLOCK_Q=queries_of_tile(shape, tile),
-        BLOCK_M=max(tile.block_m, next_power_of_2(heads // kv_heads)),
-        BLOCK_N=tile.block_n,
-        BLOCK_D=max(next_power_of_2(head_dim), 16),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        enable_fp_fusion=True,
     )
+    numbers = *score_factors(layer.scale, layer.soft_cap), query.stride(0), metadata.block_tables.stride(0)
+    # The heads of one tile run side by side, so that the blocks they share are read from DRAM together.
+    launch((kv_heads, tiles.shape[0], 1), tensors, numbers)
+
+
+@functools.lru_cache
+def _launcher(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    window: int,
+    capped: bool,
+    has_sinks: bool,
+    tile: PrefillTile,
+) -> Launcher:
+    constants = {
+        "WINDOW": window,
+        "CAPPED": capped,
+        "HAS_SINKS": has_sinks,
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "BLOCK_Q": queries_of_tile(heads // kv_heads, tile),
+        "BLOCK_M": max(tile.block_m, next_power_of_2(heads // kv_heads)),
+        "BLOCK_N": tile.block_n,
+        "BLOCK_D": max(next_power_of_2(head_dim), 16),
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+        "enable_fp_fusion": True,
+    }
+    return Launcher(_prefill_kernel, constants)
 
 
 @triton.jit

@@ -35,7 +35,7 @@ def make_tasks(
     has_tiles = metadata.max_query_length > 1 or metadata.batch_invariant
     # Of several rows the host knows the longest only; a lone row is of one kind.
     has_splits = not metadata.batch_invariant and (metadata.max_query_length == 1 or metadata.slots.shape[0] > 1)
-    block_q = queries_of_tile(shape, prefill)
+    block_q = queries_of_tile(shape.heads // shape.kv_heads, prefill)
     tasks = into or _empty_tasks(metadata, block_q, _num_shares(shape, decode, card), has_tiles, has_splits)
     if into is None and shape.window is not None:
         tasks = replace(tasks, window=shape.window)
@@ -46,9 +46,8 @@ def make_tasks(
     return tasks
 
 
-def queries_of_tile(shape: AttentionShape, tile: PrefillTile) -> int:
-    """Whole query tokens in a tile, each with all the heads that share a KV head."""
-    group = shape.heads // shape.kv_heads
+def queries_of_tile(group: int, tile: PrefillTile) -> int:
+    """Whole query tokens in a tile, each with all the heads of the group that shares a KV head."""
     return int(max(tile.block_m, next_power_of_2(group)) // group)
 
 

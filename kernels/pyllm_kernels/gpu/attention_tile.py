@@ -5,12 +5,21 @@ It does not know how queries are packed or which positions are visited. Sums are
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import functools
 import math
 
 import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(math.log2(math.e))
+
+
+@functools.lru_cache
+def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float]:
+    """`scale_log2` and `cap_scale` of a layer: scores become powers of 2, after the cap where there is one."""
+    if soft_cap is None:
+        return scale * LOG2_E.value, 0.0
+    return soft_cap * LOG2_E.value, scale / soft_cap
 
 
 @triton.jit

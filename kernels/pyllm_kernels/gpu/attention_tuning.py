@@ -6,14 +6,12 @@ the card at hand.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pyllm_kernels.cards import OLDEST_CAPABILITY, Card
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillTile:
+class PrefillTile(NamedTuple):
     """`block_m` (token, head) pairs meet `block_n` positions at a time."""
 
     block_m: int
@@ -22,8 +20,7 @@ class PrefillTile:
     num_stages: int
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeTile:
+class DecodeTile(NamedTuple):
     """`block_n` positions at a time; a row is cut into parts of `min_split` or more, but for those at its ends.
 
     `programs_per_multiprocessor` is how many of these run at once, which follows from their shared memory and
@@ -76,7 +73,7 @@ def decode_tile(card: Card, padded_head_dim: int, element_size: int, cache_size:
     tile = _look_up(_DECODE, card, padded_head_dim)
     if cache_size == 1:
         programs = _of_width(_FLOAT8_PROGRAMS, padded_head_dim)
-        return replace(tile, programs_per_multiprocessor=min(tile.programs_per_multiprocessor, programs))
+        return tile._replace(programs_per_multiprocessor=min(tile.programs_per_multiprocessor, programs))
     return tile
 
 

@@ -2,12 +2,15 @@
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.integers import ceil_div
+from pyllm_kernels.launcher import Constant, Launcher
 
 _BLOCK = 1024
 
@@ -16,28 +19,40 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
     tokens, width = x.shape
     size = width // 2 if gated else width
     output = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
-    grid = (tokens, ceil_div(size, _BLOCK))
-    _activation_kernel[grid](
-        x, output, x.stride(0), KIND=kind, GATED=gated, SIZE=size, BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=True
-    )
+    _activation_launcher(kind, gated, size)((tokens, ceil_div(size, _BLOCK), 1), (x, output), (x.stride(0),))
     return output
 
 
 def add_bias(x: Tensor, bias: Tensor) -> Tensor:
     rows, size = x.shape
-    grid = (rows, ceil_div(size, _BLOCK))
-    _add_bias_kernel[grid](x, bias, x.stride(0), SIZE=size, BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=True)
+    _add_bias_launcher(size)((rows, ceil_div(size, _BLOCK), 1), (x, bias), (x.stride(0),))
     return x
 
 
 def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
     rows, size = x.shape
-    grid = (rows, ceil_div(size, _BLOCK))
-    cap_value, is_capped = (1.0, False) if cap is None else (cap, True)
-    _scale_and_cap_kernel[grid](
-        x, x.stride(0), factor, cap_value, CAPPED=is_capped, SIZE=size, BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=True
-    )
+    numbers = x.stride(0), factor, 1.0 if cap is None else cap
+    _scale_and_cap_launcher(size, cap is not None)((rows, ceil_div(size, _BLOCK), 1), (x,), numbers)
     return x
+
+
+@functools.lru_cache
+def _activation_launcher(kind: str, gated: bool, size: int) -> Launcher:
+    return Launcher(_activation_kernel, {"KIND": kind, "GATED": gated} | _row_constants(size))
+
+
+@functools.lru_cache
+def _add_bias_launcher(size: int) -> Launcher:
+    return Launcher(_add_bias_kernel, _row_constants(size))
+
+
+@functools.lru_cache
+def _scale_and_cap_launcher(size: int, capped: bool) -> Launcher:
+    return Launcher(_scale_and_cap_kernel, {"CAPPED": capped} | _row_constants(size))
+
+
+def _row_constants(size: int) -> dict[str, Constant]:
+    return {"SIZE": size, "BLOCK": _BLOCK, "num_warps": 4, "enable_fp_fusion": True}
 
 
 @triton.jit

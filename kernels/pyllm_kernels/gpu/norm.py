@@ -5,12 +5,15 @@ It does not know what follows the norm. A row is reduced in one piece, so its re
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.integers import next_power_of_2
+from pyllm_kernels.launcher import Constant, Launcher
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -35,39 +38,15 @@ def add_layer_norm(
 
 def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
     tokens, hidden = x.shape
-    total = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
-    block = next_power_of_2(hidden)
-    _add_kernel[(tokens,)](
-        x,
-        residual,
-        total,
-        x.stride(0),
-        residual.stride(0),
-        factor,
-        HIDDEN=hidden,
-        BLOCK=block,
-        num_warps=_num_warps(block),
-        enable_fp_fusion=True,
-    )
+    total = torch.empty_like(x, memory_format=torch.contiguous_format)
+    _add_launcher(hidden)((tokens, 1, 1), (x, residual, total), (x.stride(0), residual.stride(0), factor))
     return total
 
 
 def _norm(x: Tensor, weight: Tensor, epsilon: float, centred: bool) -> Tensor:
     tokens, hidden = x.shape
-    normed = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
-    block = next_power_of_2(hidden)
-    _norm_kernel[(tokens,)](
-        x,
-        weight,
-        normed,
-        x.stride(0),
-        epsilon,
-        CENTRED=centred,
-        HIDDEN=hidden,
-        BLOCK=block,
-        num_warps=_num_warps(block),
-        enable_fp_fusion=True,
-    )
+    normed = torch.empty_like(x, memory_format=torch.contiguous_format)
+    _norm_launcher(hidden, centred)((tokens, 1, 1), (x, weight, normed), (x.stride(0), epsilon))
     return normed
 
 
@@ -75,26 +54,31 @@ def _add_norm(
     x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float, *, centred: bool
 ) -> tuple[Tensor, Tensor]:
     tokens, hidden = x.shape
-    normed = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
-    total = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
-    block = next_power_of_2(hidden)
-    _add_norm_kernel[(tokens,)](
-        x,
-        residual,
-        weight,
-        normed,
-        total,
-        x.stride(0),
-        residual.stride(0),
-        epsilon,
-        factor,
-        CENTRED=centred,
-        HIDDEN=hidden,
-        BLOCK=block,
-        num_warps=_num_warps(block),
-        enable_fp_fusion=True,
-    )
+    normed = torch.empty_like(x, memory_format=torch.contiguous_format)
+    total = torch.empty_like(x, memory_format=torch.contiguous_format)
+    tensors = x, residual, weight, normed, total
+    _add_norm_launcher(hidden, centred)((tokens, 1, 1), tensors, (x.stride(0), residual.stride(0), epsilon, factor))
     return normed, total
+
+
+@functools.lru_cache
+def _add_launcher(hidden: int) -> Launcher:
+    return Launcher(_add_kernel, _row_constants(hidden))
+
+
+@functools.lru_cache
+def _norm_launcher(hidden: int, centred: bool) -> Launcher:
+    return Launcher(_norm_kernel, {"CENTRED": centred} | _row_constants(hidden))
+
+
+@functools.lru_cache
+def _add_norm_launcher(hidden: int, centred: bool) -> Launcher:
+    return Launcher(_add_norm_kernel, {"CENTRED": centred} | _row_constants(hidden))
+
+
+def _row_constants(hidden: int) -> dict[str, Constant]:
+    block = next_power_of_2(hidden)
+    return {"HIDDEN": hidden, "BLOCK": block, "num_warps": _num_warps(block), "enable_fp_fusion": True}
 
 
 def _num_warps(block: int) -> int:

@@ -5,12 +5,15 @@ It does not know attention, nor how the table of cosines and sines was scaled.
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.integers import next_power_of_2
+from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.metadata import KVScales, QKNorm
 
 _UNSCALED = KVScales()
@@ -30,8 +33,16 @@ def rope_and_kv_write(
     query_scales: Tensor | None = None,
 ) -> None:
     tokens, heads, head_dim = query.shape
-    kv_heads, rotary_size = key.shape[1], cos_sin.shape[1]
-    _rope_and_kv_write_kernel[(tokens,)](
+    launch = _launcher(
+        heads,
+        key.shape[1],
+        head_dim,
+        cos_sin.shape[1],
+        norm is not None,
+        query_scales is not None,
+        key_cache.dtype is torch.float8_e4m3fn,
+    )
+    tensors = (
         query,
         key,
         value,
@@ -42,28 +53,40 @@ def rope_and_kv_write(
         value_cache,
         query if norm is None else norm.query_weight,
         key if norm is None else norm.key_weight,
-        0.0 if norm is None else norm.epsilon,
         cos_sin if query_scales is None else query_scales,
+    )
+    numbers = (
+        0.0 if norm is None else norm.epsilon,
         1 / scales.key,
         1 / scales.value,
         query.stride(0),
         key.stride(0),
         value.stride(0),
-        NORM=norm is not None,
-        QUERY_SCALES=query_scales is not None,
-        FLOAT8=key_cache.dtype is torch.float8_e4m3fn,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        HALF=rotary_size // 2,
-        REST=head_dim - rotary_size,
-        BLOCK_HEADS=next_power_of_2(heads),
-        BLOCK_KV_HEADS=next_power_of_2(kv_heads),
-        BLOCK_HALF=next_power_of_2(max(rotary_size // 2, 1)),
-        BLOCK_REST=next_power_of_2(max(head_dim - rotary_size, 1)),
-        num_warps=4,
-        enable_fp_fusion=True,
     )
+    launch((tokens, 1, 1), tensors, numbers)
+
+
+@functools.lru_cache
+def _launcher(
+    heads: int, kv_heads: int, head_dim: int, rotary_size: int, normed: bool, query_scaled: bool, float8: bool
+) -> Launcher:
+    constants = {
+        "NORM": normed,
+        "QUERY_SCALES": query_scaled,
+        "FLOAT8": float8,
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "HALF": rotary_size // 2,
+        "REST": head_dim - rotary_size,
+        "BLOCK_HEADS": next_power_of_2(heads),
+        "BLOCK_KV_HEADS": next_power_of_2(kv_heads),
+        "BLOCK_HALF": next_power_of_2(max(rotary_size // 2, 1)),
+        "BLOCK_REST": next_power_of_2(max(head_dim - rotary_size, 1)),
+        "num_warps": 4,
+        "enable_fp_fusion": True,
+    }
+    return Launcher(_rope_and_kv_write_kernel, constants)
 
 
 @triton.jit
@@ -78,8 +101,8 @@ def _rope_and_kv_write_kernel(
     value_cache_ptr,
     query_weight_ptr,
     key_weight_ptr,
-    epsilon,
     query_scales_ptr,
+    epsilon,
     key_factor,
     value_factor,
     query_stride,
