@@ -5,7 +5,8 @@ It does not know any kernel, and imports no Triton.
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -22,7 +23,7 @@ Constant = int | float | str | None
 class CompiledKernel(Protocol):
     """One version of a kernel: after `compiled[grid]` it takes all parameters by position, constants too."""
 
-    def __getitem__(self, grid: Grid, /) -> Any: ...
+    def __getitem__(self, grid: Grid, /) -> Callable[..., None]: ...
 
 
 class Launcher:
@@ -44,7 +45,7 @@ class Launcher:
         self._kernel = kernel
         self._constants = constants
         self._values = tuple(constants[name] for name in inspect.signature(kernel.fn).parameters if name in constants)
-        self._versions: dict[tuple[object, ...], CompiledKernel] = {}
+        self._versions: dict[tuple[object, ...], _Version] = {}
 
     def __call__(self, grid: Grid, tensors: tuple[Tensor, ...], numbers: tuple[Number, ...] = ()) -> None:
         addresses, dtypes = 0, []
@@ -55,12 +56,23 @@ class Launcher:
         if addresses % _ALIGNMENT:
             kind += tuple(tensor.data_ptr() % _ALIGNMENT == 0 for tensor in tensors)
         version = self._versions.get(kind)
-        if version is not None:
-            version[grid](*tensors, *numbers, *self._values)
+        if version is None:
+            compiled = self._kernel[grid](*tensors, *numbers, **self._constants)
+            if compiled is not None:
+                self._versions[kind] = _Version(compiled, grid, compiled[grid])
             return
-        version = self._kernel[grid](*tensors, *numbers, **self._constants)
-        if version is not None:
-            self._versions[kind] = version
+        if version.grid != grid:  # The layers of a step have the same.
+            version.grid, version.run = grid, version.compiled[grid]
+        version.run(*tensors, *numbers, *self._values)
+
+
+@dataclass(slots=True)
+class _Version:
+    """`run` launches `compiled` in a grid, the last one that was asked for."""
+
+    compiled: CompiledKernel
+    grid: Grid
+    run: Callable[..., None]
 
 
 @functools.lru_cache(_MAX_KINDS, typed=True)  # 1.0 is not 1.

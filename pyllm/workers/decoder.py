@@ -33,6 +33,7 @@ class Attention:
         query, key_value = self._shares
         sizes = (spec.query_size, spec.kv_size, spec.kv_size)
         self.qkv = ColumnParallelLinear(hidden_size, sizes, placement, spec.bias, (query, key_value, key_value))
+        self._num_heads = [size // spec.head_size for size in self.qkv.sizes]
         self.query_norm, self.key_norm, head_norm = None, None, None
         if (norm := spec.query_key_norm) is not None:
             over_all = spec.norm_over == "all"
@@ -62,12 +63,18 @@ class Attention:
             reader.read(f"{prefix}sinks.weight", (self._heads,), self.sinks, self._own_heads)
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
-        query, key, value = torch.split(self.qkv(x), self.qkv.sizes, dim=-1)
+        products = self.qkv(x)
         if self._normalises_all:
-            query = self._normalise(query, self.query_norm, self._shares[0], 1)
-            key = self._normalise(key, self.key_norm, self._shares[1], self._ranks_a_kv_head)
-        query, key, value = (part.view(len(x), -1, self._head_size) for part in (query, key, value))
+            parts = self._normalise_all(*products.split_with_sizes(self.qkv.sizes, -1))
+            query, key, value = (part.view(len(x), -1, self._head_size) for part in parts)
+        else:
+            heads = products.view(x.shape[0], -1, self._head_size)
+            query, key, value = heads.split_with_sizes(self._num_heads, 1)
         return self.output(self.attention(query, key, value, context).flatten(1))
+
+    def _normalise_all(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query = self._normalise(query, self.query_norm, self._shares[0], 1)
+        return query, self._normalise(key, self.key_norm, self._shares[1], self._ranks_a_kv_head), value
 
     def _normalise(self, part: Tensor, norm: Norm | None, share: slice, ranks_a_head: int) -> Tensor:
         """This rank's share of the norm over the heads of all ranks (OLMo 2), bitwise that of one rank."""

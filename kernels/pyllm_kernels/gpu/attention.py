@@ -49,7 +49,7 @@ def paged_attention(
     return output
 
 
-@functools.lru_cache
+@functools.cache
 def _tiles(
     head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
 ) -> tuple[PrefillTile, DecodeTile]:

@@ -67,7 +67,7 @@ def decode_attention(
         launch((heads, num_shares, columns), (*of_splits, *of_rows, *of_shares))
 
 
-@functools.lru_cache
+@functools.cache
 def _split_launcher(
     heads: int,
     kv_heads: int,
@@ -98,7 +98,7 @@ def _split_launcher(
     return Launcher(_decode_split_kernel, constants)
 
 
-@functools.lru_cache
+@functools.cache
 def _merge_launcher(
     heads: int, head_dim: int, num_shares: int, windowed: bool, planned_window: int, has_sinks: bool, block_n: int
 ) -> tuple[Launcher, int]:

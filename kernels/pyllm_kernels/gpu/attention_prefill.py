@@ -53,7 +53,7 @@ def prefill_attention(
     launch((kv_heads, tiles.shape[0], 1), tensors, numbers)
 
 
-@functools.lru_cache
+@functools.cache
 def _launcher(
     heads: int,
     kv_heads: int,

@@ -14,7 +14,7 @@ import triton.language as tl
 LOG2_E = tl.constexpr(math.log2(math.e))
 
 
-@functools.lru_cache
+@functools.cache
 def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float]:
     """`scale_log2` and `cap_scale` of a layer: scores become powers of 2, after the cap where there is one."""
     if soft_cap is None:

@@ -4,7 +4,6 @@
 
 import functools
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,7 +17,7 @@ _BLOCK = 1024
 def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
     tokens, width = x.shape
     size = width // 2 if gated else width
-    output = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
+    output = x.new_empty((tokens, size))
     _activation_launcher(kind, gated, size)((tokens, ceil_div(size, _BLOCK), 1), (x, output), (x.stride(0),))
     return output
 
@@ -36,17 +35,17 @@ def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
     return x
 
 
-@functools.lru_cache
+@functools.cache
 def _activation_launcher(kind: str, gated: bool, size: int) -> Launcher:
-    return Launcher(_activation_kernel, {"KIND": kind, "GATED": gated} | _row_constants(size))
+    return Launcher(_activation_kernel, _row_constants(size) | {"KIND": kind, "GATED": gated})
 
 
-@functools.lru_cache
+@functools.cache
 def _add_bias_launcher(size: int) -> Launcher:
     return Launcher(_add_bias_kernel, _row_constants(size))
 
 
-@functools.lru_cache
+@functools.cache
 def _scale_and_cap_launcher(size: int, capped: bool) -> Launcher:
     return Launcher(_scale_and_cap_kernel, {"CAPPED": capped} | _row_constants(size))
 

@@ -5,6 +5,8 @@
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from pyllm_kernels.cards import Card
 from pyllm_kernels.gpu.linear_tile import (
+    Tile,
     float_block_k,
     float_tile,
     grid_of,
@@ -22,6 +25,7 @@ from pyllm_kernels.gpu.linear_tile import (
     rows_and_outputs,
     store_block,
 )
+from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.quantised_shapes import fp8_scale_block
 
 
@@ -39,21 +43,17 @@ def linear_fp8(
     has_cores = has_tensor_cores(x, card)
     tile = float_tile(has_cores, len(x), float_block_k(has_cores), batch_invariant)
     output = output_of(x, weight, out)
-    _fp8_kernel[grid_of(output, tile)](
-        x,
-        weight.view(torch.uint8),  # Triton has conversions of e4m3 from Ada on, of bytes everywhere.
-        scales,
-        output,
-        len(x),
-        output.stride(0),
-        IN_FEATURES=x.shape[1],
-        OUT_FEATURES=len(weight),
-        SCALES_A_ROW=scales.shape[1],
-        BLOCK_OUT=block_out,
-        BLOCK_IN=block_in,
-        **options_of(tile),
-    )
+    launch = _launcher(x.shape[1], weight.shape[0], scales.shape[1], (block_out, block_in), tile)
+    # Triton has conversions of e4m3 from Ada on, of bytes everywhere.
+    tensors = x, weight.view(torch.uint8), scales, output
+    launch(grid_of(output, tile), tensors, (x.shape[0], output.stride(0)))
     return output
+
+
+@functools.cache
+def _launcher(in_features: int, out_features: int, scales_a_row: int, block: tuple[int, int], tile: Tile) -> Launcher:
+    sizes = {"IN_FEATURES": in_features, "OUT_FEATURES": out_features, "SCALES_A_ROW": scales_a_row}
+    return Launcher(_fp8_kernel, sizes | {"BLOCK_OUT": block[0], "BLOCK_IN": block[1]} | options_of(tile))
 
 
 # A compiler that knew the rows to be 1, or a multiple of 16, might choose another order.

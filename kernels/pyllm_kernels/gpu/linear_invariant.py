@@ -7,6 +7,8 @@ kernels, in one tile.
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import functools
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -24,6 +26,7 @@ from pyllm_kernels.gpu.linear_tile import (
     rows_and_outputs,
     store_block,
 )
+from pyllm_kernels.launcher import Launcher
 
 _CORES_TILE = Tile(64, 64, 64, 4, 4)  # Of tensor cores.
 _TILE = Tile(64, 32, 32, 4, 2)
@@ -42,17 +45,14 @@ def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None, *,
         )
     output = output_of(x, packed.data, out)
     tile = _CORES_TILE if has_tensor_cores(x, card) else _TILE
-    _linear_kernel[grid_of(output, tile)](
-        x,
-        packed.data,
-        output,
-        len(x),
-        output.stride(0),
-        IN_FEATURES=in_features,
-        OUT_FEATURES=out_features,
-        **options_of(tile),
-    )
+    launch = _launcher(in_features, out_features, tile)
+    launch(grid_of(output, tile), (x, packed.data, output), (x.shape[0], output.stride(0)))
     return output
+
+
+@functools.cache
+def _launcher(in_features: int, out_features: int, tile: Tile) -> Launcher:
+    return Launcher(_linear_kernel, {"IN_FEATURES": in_features, "OUT_FEATURES": out_features} | options_of(tile))
 
 
 # A compiler that knew the rows to be 1, or a multiple of 16, might choose another order.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pyllm_kernels.cards import Card, card_of
 from pyllm_kernels.integers import ceil_div
+from pyllm_kernels.launcher import Constant, Grid
 
 _ROWS_OF_A_GROUP = 8
 _OLDEST_TENSOR_CORES = 80  # of those that Triton compiles for
@@ -59,12 +60,12 @@ def output_of(x: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:
     return torch.empty((len(x), len(weight)), dtype=x.dtype, device=x.device) if out is None else out
 
 
-def grid_of(output: Tensor, tile: Tile) -> tuple[int]:
+def grid_of(output: Tensor, tile: Tile) -> Grid:
     tokens, out_features = output.shape
-    return (ceil_div(tokens, tile.block_m) * ceil_div(out_features, tile.block_n),)
+    return ceil_div(tokens, tile.block_m) * ceil_div(out_features, tile.block_n), 1, 1
 
 
-def options_of(tile: Tile) -> dict[str, int | bool]:
+def options_of(tile: Tile) -> dict[str, Constant]:
     return {
         "BLOCK_M": tile.block_m,
         "BLOCK_N": tile.block_n,

@@ -5,12 +5,15 @@
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import functools
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.cards import Card
 from pyllm_kernels.gpu.linear_tile import (
+    Tile,
     float_tile,
     grid_of,
     has_tensor_cores,
@@ -20,6 +23,7 @@ from pyllm_kernels.gpu.linear_tile import (
     rows_and_outputs,
     store_block,
 )
+from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.quantised_shapes import w4a16_group_size
 
 
@@ -37,20 +41,15 @@ def linear_w4a16(
     has_cores = has_tensor_cores(x, card)
     tile = float_tile(has_cores, len(x), w4a16_block_k(has_cores, group_size), batch_invariant)
     output = output_of(x, integers, out)
-    _w4a16_kernel[grid_of(output, tile)](
-        x,
-        integers,
-        scales,
-        minimums,
-        output,
-        len(x),
-        output.stride(0),
-        IN_FEATURES=x.shape[1],
-        OUT_FEATURES=len(integers),
-        GROUP_SIZE=group_size,
-        **options_of(tile),
-    )
+    launch = _launcher(x.shape[1], integers.shape[0], group_size, tile)
+    launch(grid_of(output, tile), (x, integers, scales, minimums, output), (x.shape[0], output.stride(0)))
     return output
+
+
+@functools.cache
+def _launcher(in_features: int, out_features: int, group_size: int, tile: Tile) -> Launcher:
+    sizes = {"IN_FEATURES": in_features, "OUT_FEATURES": out_features, "GROUP_SIZE": group_size}
+    return Launcher(_w4a16_kernel, sizes | options_of(tile))
 
 
 def w4a16_block_k(has_cores: bool, group_size: int) -> int:

@@ -5,6 +5,8 @@ Sums of integers are exact, so they have no order that could matter.
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -21,6 +23,7 @@ from pyllm_kernels.gpu.linear_tile import (
     store_block,
 )
 from pyllm_kernels.integers import next_power_of_2
+from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.quantised_shapes import check_w8a8
 
 _QUANTISED_AT_ONCE = 1024
@@ -35,20 +38,16 @@ def linear_w8a8(
     has_dot = has_integer_dot(card or card_of(x.device))
     tile = w8a8_tile(len(x), has_dot)
     output = output_of(x, integers, out)
-    _w8a8_kernel[grid_of(output, tile)](
-        x_integers,
-        x_scales,
-        integers,
-        scales,
-        output,
-        len(x),
-        output.stride(0),
-        IN_FEATURES=x.shape[1],
-        OUT_FEATURES=len(integers),
-        INTEGER_DOT=has_dot,
-        **options_of(tile),
-    )
+    launch = _launcher(x.shape[1], integers.shape[0], has_dot, tile)
+    tensors = x_integers, x_scales, integers, scales, output
+    launch(grid_of(output, tile), tensors, (x.shape[0], output.stride(0)))
     return output
+
+
+@functools.cache
+def _launcher(in_features: int, out_features: int, has_dot: bool, tile: Tile) -> Launcher:
+    sizes = {"IN_FEATURES": in_features, "OUT_FEATURES": out_features, "INTEGER_DOT": has_dot}
+    return Launcher(_w8a8_kernel, sizes | options_of(tile))
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,17 +55,16 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     tokens, in_features = x.shape
     integers = torch.empty(x.shape, dtype=torch.int8, device=x.device)
     scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
-    # Fused, the product and the addition that rounds it would be rounded once.
-    _quantise_rows_kernel[(tokens,)](
-        x,
-        integers,
-        scales,
-        IN_FEATURES=in_features,
-        BLOCK=min(next_power_of_2(in_features), _QUANTISED_AT_ONCE),
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
+    _quantise_launcher(in_features)((tokens, 1, 1), (x, integers, scales))
     return integers, scales
+
+
+@functools.cache
+def _quantise_launcher(in_features: int) -> Launcher:
+    block = min(next_power_of_2(in_features), _QUANTISED_AT_ONCE)
+    # Fused, the product and the addition that rounds it would be rounded once.
+    options = {"num_warps": 4, "enable_fp_fusion": False}
+    return Launcher(_quantise_rows_kernel, {"IN_FEATURES": in_features, "BLOCK": block} | options)
 
 
 def has_integer_dot(card: Card) -> bool:

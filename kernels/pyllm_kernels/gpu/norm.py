@@ -61,17 +61,17 @@ def _add_norm(
     return normed, total
 
 
-@functools.lru_cache
+@functools.cache
 def _add_launcher(hidden: int) -> Launcher:
     return Launcher(_add_kernel, _row_constants(hidden))
 
 
-@functools.lru_cache
+@functools.cache
 def _norm_launcher(hidden: int, centred: bool) -> Launcher:
     return Launcher(_norm_kernel, {"CENTRED": centred} | _row_constants(hidden))
 
 
-@functools.lru_cache
+@functools.cache
 def _add_norm_launcher(hidden: int, centred: bool) -> Launcher:
     return Launcher(_add_norm_kernel, {"CENTRED": centred} | _row_constants(hidden))
 

@@ -66,7 +66,7 @@ def rope_and_kv_write(
     launch((tokens, 1, 1), tensors, numbers)
 
 
-@functools.lru_cache
+@functools.cache
 def _launcher(
     heads: int, kv_heads: int, head_dim: int, rotary_size: int, normed: bool, query_scaled: bool, float8: bool
 ) -> Launcher:

@@ -47,13 +47,12 @@ class ColumnParallelLinear:
                 reader.read(f"{name}.bias", shape[:1], out, share)
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features] -> [tokens, sum(sizes)]
-        products = self._multiply(x)
-        return products if self._bias is None else self._placement.kernels.add_bias(products, self._bias)
+        kernels, packed = self._placement.kernels, self.packed
+        products = kernels.packed_linear(x, packed[0]) if len(packed) == 1 else self._multiply_each(x)
+        return products if self._bias is None else kernels.add_bias(products, self._bias)
 
-    def _multiply(self, x: Tensor) -> Tensor:
+    def _multiply_each(self, x: Tensor) -> Tensor:
         kernels = self._placement.kernels
-        if len(self.packed) == 1:
-            return kernels.packed_linear(x, self.packed[0])
         products = graph.empty((len(x), sum(self.sizes)), x.dtype, x.device)
         parts = torch.split(products, [packed.out_features for packed in self.packed], dim=-1)
         for packed, part in zip(self.packed, parts, strict=True):
