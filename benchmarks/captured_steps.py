@@ -1,7 +1,8 @@
 """The host's share of a step on a GPU, without one: Triton compiles, and a launch does nothing.
 
 In a process of its own (`python -m benchmarks.captured_steps`), as it replaces Triton's driver. Left out are the calls
-of CUDA: a launch, the copy of the plan, and one launch of the whole graph. Times are those of this thread.
+of CUDA and cuBLAS: a launch, the copy of the plan, and one launch of the whole graph. Times are those of this thread.
+`with_products` adds the products of matrices, which torch computes here, and on a GPU only launches.
 """
 
 import json
@@ -11,12 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 import triton
-from pyllm_kernels import select
+from pyllm_kernels import PackedLinear, select
 from torch import Tensor
 
 from benchmarks.gpu.offline_driver import OfflineDriver
@@ -32,7 +34,7 @@ from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.slots import Slots
 from tests.plans import Planner, Row
 from tests.tiny_model import write_tiny_model
-from tests.workers.compile_steps import make_forward
+from tests.workers.compile_steps import calls_of_a_layer, make_forward
 
 LAYERS, ROWS, TOKENS = 32, 64, 512
 LIMITS = Limits(max_num_seqs=ROWS, max_num_batched_tokens=TOKENS, max_model_len=TOKENS)
@@ -60,13 +62,12 @@ def run() -> Iterator[Record]:
 
 @torch.inference_mode()
 def figures(folder: str) -> Iterator[Record]:
-    """A step with a prompt's chunk and one of decodes alone, captured and eager: the pass, then head and sampling.
-
-    The layers are narrow, as their products are computed here and not on a GPU.
-    """
+    """A step with a prompt's chunk and one of decodes alone, captured and eager: the pass, then head and sampling."""
     sizes = {"heads": 2, "kv_heads": 1, "hidden_size": 32, "intermediate_size": 32, "vocab_size": VOCABULARY}
     model = write_tiny_model(Path(folder) / "model", layers=LAYERS, **sizes)
-    forward, _, slots = make_forward(model, select("triton", "cuda"), torch.float32, LIMITS)
+    kernels = select("triton", "cuda")
+    computing, _, _ = make_forward(model, kernels, torch.float32, LIMITS)
+    forward, _, slots = make_forward(model, replace(kernels, packed_linear=no_product), torch.float32, LIMITS)
     planner = Planner(num_blocks=ROWS * TOKENS // 16)
     for slot in range(ROWS):
         planner.start(slot)
@@ -77,6 +78,7 @@ def figures(folder: str) -> Iterator[Record]:
     }
     batches = {kind: PlanBuffer(CPU).load(step.counts, frame) for kind, (step, frame) in steps.items()}
     eager = {kind: seconds(forward, batch) for kind, batch in batches.items()}
+    calls = {kind: calls_of_a_layer(forward, batch) for kind, batch in batches.items()}
     sampling_slots = SamplingSlots(ROWS, VOCABULARY, None)
     sampler = TokenSampler(sampling_slots, CPU)
     graphs = SamplingGraphs(
@@ -94,15 +96,18 @@ def figures(folder: str) -> Iterator[Record]:
     for kind, batch in batches.items():
         case: dict[str, int | str] = {"rows": batch.num_rows, "tokens": batch.num_tokens}
         yield percentiles(f"captured_steps.{kind}", seconds(forward, batch), **case)
-        record = percentiles(f"captured_steps.{kind}_eager", eager[kind], **case)
-        record["of_products"] = round(statistics.median(products(batch.num_tokens)) * 1e6, 1)
+        record = percentiles(f"captured_steps.{kind}_eager", eager[kind], **case, calls_of_a_layer=calls[kind])
+        record["with_products"] = round(statistics.median(seconds(computing, batch)) * 1e6, 1)
         yield record
         hidden = forward.hidden(batch)
         yield percentiles(f"captured_steps.{kind}_sampling", timed(partial(graphs.draw, 0, batch, hidden)), **case)
         by_ops = timed(partial(sample_by_ops, forward, slots, sampler, batch, hidden))
-        record = percentiles(f"captured_steps.{kind}_sampling_eager", by_ops, **case)
-        record["of_products"] = round(statistics.median(head_product(batch.num_rows)) * 1e6, 1)
-        yield record
+        yield percentiles(f"captured_steps.{kind}_sampling_eager", by_ops, **case)
+
+
+def no_product(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+    """Memory for a product, which is all that the host gives a GPU's beside a call of cuBLAS."""
+    return x.new_empty((x.shape[0], packed.data.shape[0])) if out is None else out
 
 
 def sample_by_ops(forward: ForwardPass, slots: Slots, sampler: TokenSampler, batch: Batch, hidden: Tensor) -> None:
@@ -119,25 +124,6 @@ def sample_by_ops(forward: ForwardPass, slots: Slots, sampler: TokenSampler, bat
 def seconds(forward: ForwardPass, batch: Batch) -> list[float]:
     """Of each forward pass, after some that compile."""
     return timed(lambda: forward.hidden(batch))
-
-
-def head_product(num_rows: int) -> list[float]:
-    """Seconds of the head alone."""
-    hidden, weight = torch.ones(num_rows, 32), torch.ones(VOCABULARY, 32)
-    return timed(partial(torch.nn.functional.linear, hidden, weight))
-
-
-def products(num_tokens: int) -> list[float]:
-    """Seconds of a step's linear layers alone."""
-    hidden, gated = torch.ones(num_tokens, 32), torch.ones(num_tokens, 32)
-    weights = [torch.ones(rows, 32) for rows in (64, 32, 64, 32)]
-
-    def multiply() -> None:
-        for _ in range(LAYERS):
-            for x, weight in zip((hidden, hidden, hidden, gated), weights, strict=True):
-                torch.nn.functional.linear(x, weight)
-
-    return timed(multiply)
 
 
 def timed(compute: Callable[[], object]) -> list[float]:

@@ -29,7 +29,8 @@ class Record(TypedDict, total=False):
     kind: str
     kilobytes: float
     of_look: float  # of `value`, the second look at a body
-    of_products: float  # of `value`, matrix products that a GPU would compute
+    calls_of_a_layer: int  # how many functions of Python one layer of a model calls
+    with_products: float  # `value` and the matrix products that a GPU would compute
     worst: float  # of what `value` is the median of
     answer_s: float
     # What `value` is to be compared with: memory reserved for each, or batches that run until their longest ends...

@@ -30,8 +30,8 @@ class Launcher:
     """A kernel with constants: `launcher(grid, tensors, numbers)` does what `kernel[grid](...)` does, but quicker.
 
     The kernel's parameters are tensors, numbers and `tl.constexpr`s, in this order. `constants` has a value for each of
-    the last, and Triton's options. So many numbers and constants are made once, by a function with
-    `functools.lru_cache`, for the shapes that they follow from.
+    the last, and Triton's options. A launcher is made once for the shapes that its constants follow from, by a function
+    with `functools.cache`. Raises `ValueError` where a parameter behind a constant is none.
 
     Triton compiles a version for dtypes, for addresses that are multiples of 16, and for numbers that are 1, multiples
     of 16 or wide. To find the version, it binds parameters by name and makes a text of them: 10 to 20 us a launch. Here
@@ -44,7 +44,11 @@ class Launcher:
     def __init__(self, kernel: Any, constants: Mapping[str, Constant]) -> None:
         self._kernel = kernel
         self._constants = constants
-        self._values = tuple(constants[name] for name in inspect.signature(kernel.fn).parameters if name in constants)
+        parameters = list(inspect.signature(kernel.fn).parameters)
+        names = [name for name in parameters if name in constants]
+        if parameters[len(parameters) - len(names) :] != names:
+            raise ValueError(f"the kernel takes {parameters}, and constants must be the last: these are {names}")
+        self._values = tuple(constants[name] for name in names)
         self._versions: dict[tuple[object, ...], _Version] = {}
 
     def __call__(self, grid: Grid, tensors: tuple[Tensor, ...], numbers: tuple[Number, ...] = ()) -> None:

@@ -7,6 +7,7 @@ that is launched computes nothing (`OfflineDriver`), so what comes of the steps 
 import json
 import sys
 from collections import Counter
+from types import FrameType
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from benchmarks.gpu.offline_launches import MODULES
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.families.kv_layout import kv_groups
 from pyllm.workers.attention_backends import attention_of
-from pyllm.workers.decoder import Decoder
+from pyllm.workers.decoder import Decoder, DecoderLayer
 from pyllm.workers.forward_pass import ForwardPass, Limits
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
@@ -26,7 +27,7 @@ from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.sampling.sampler import SamplingRows, sample_by_kernel
 from pyllm.workers.step.attention_batch import AttentionGroup
-from pyllm.workers.step.batch import PlanBuffer
+from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
@@ -82,6 +83,25 @@ def compiled() -> Counter[str]:
     return Counter({function.fn.__name__: len(function.device_caches[0][0]) for function in jitted})
 
 
+def calls_of_a_layer(forward: ForwardPass, batch: Batch) -> int:
+    """How many functions of Python a layer calls, itself included; of a step whose kernels are compiled."""
+    layer, layers, depth, calls = DecoderLayer.__call__.__code__, 0, 0, 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal layers, depth, calls
+        if frame.f_code is layer:
+            layers += event == "call"
+            depth += {"call": 1, "return": -1}.get(event, 0)
+        calls += event == "call" and depth > 0
+
+    sys.setprofile(count)
+    try:
+        forward.hidden(batch)
+    finally:
+        sys.setprofile(None)
+    return calls // layers
+
+
 @torch.inference_mode()
 def main(folder: str) -> None:
     triton.runtime.driver.set_active(OfflineDriver(90))
@@ -120,7 +140,11 @@ def main(folder: str) -> None:
         for keys, values in kv_cache.memory:
             kernels.copy_blocks(keys, values, copies)
         stream.swap(swaps, torch.from_numpy(swaps))
-    print(json.dumps({"at_start": at_start, "in_steps": compiled() - at_start}))
+    step, frame = planner.step(Row(0, [7]), Row(2, [7] * lengths[2]), Row(1, [7]))
+    batch = plans.load(step.counts, frame)
+    forward.hidden(batch)  # The first launch of a kind is Triton's.
+    calls = calls_of_a_layer(forward, batch)
+    print(json.dumps({"at_start": at_start, "in_steps": compiled() - at_start, "calls_of_a_layer": calls}))
 
 
 if __name__ == "__main__":
