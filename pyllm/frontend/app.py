@@ -2,7 +2,6 @@
 
 import asyncio
 from functools import cache
-from importlib import resources
 from typing import Any
 
 import msgspec
@@ -30,6 +29,7 @@ from pyllm.frontend.openai.completions import completions_route
 from pyllm.frontend.openai.embeddings import embeddings_route
 from pyllm.frontend.openai.model_list import models_routes
 from pyllm.frontend.openai.tokenization import detokenize_route, tokenize_route, tokenizer_info_route
+from pyllm.frontend.page.page_files import page_routes
 from pyllm.frontend.requests.request_context import context_in
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.responses.routes import responses_routes
@@ -103,10 +103,6 @@ def create_app(state: ServerState) -> ASGIApp:
     def show_document() -> Response[bytes]:
         return Response(document(), media_type=MediaType.JSON)
 
-    @get("/docs", sync_to_thread=False, include_in_schema=False)
-    def show_docs() -> Response[bytes]:
-        return Response(_docs_page(), media_type=MediaType.HTML)
-
     routes = Litestar(
         route_handlers=[
             completions_route(state),
@@ -124,7 +120,8 @@ def create_app(state: ServerState) -> ASGIApp:
             admin_routes(state),
             version,
             show_metrics,
-            *([] if state.server.disable_fastapi_docs else [show_document, show_docs]),
+            *([] if state.server.disable_fastapi_docs else [show_document]),
+            *page_routes(has_docs=not state.server.disable_fastapi_docs),
         ],
         request_class=JsonRequest,
         request_max_body_size=None,  # The edge bounds every body.
@@ -143,11 +140,6 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
     headers, body = render_error(request.scope["path"], failure, context.request_id)
     texts = {name.decode(): value.decode() for name, value in headers}
     return Response(body, status_code=failure.status, media_type=MediaType.JSON, headers=texts)
-
-
-@cache
-def _docs_page() -> bytes:
-    return resources.files("pyllm.frontend").joinpath("docs.html").read_bytes()
 
 
 @cache

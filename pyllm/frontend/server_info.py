@@ -11,6 +11,13 @@ from pyllm import __version__
 from pyllm.errors import EngineDeadError
 from pyllm.frontend.openai.error_format import LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.server_state import ServerState
+from pyllm.sampling_params import SamplingParams
+
+# The parameters with a number for a default, which a reader may want to know.
+SHOWN_PARAMETERS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 
 
 class ServerInfo(Struct, kw_only=True):
@@ -33,7 +40,11 @@ class ServerInfo(Struct, kw_only=True):
 
 
 class ModelDescription(Struct, kw_only=True):
-    """`GET /model_info`. It generates text, and reads nothing else."""
+    """`GET /model_info`. It generates text, and reads nothing else.
+
+    `preferred_sampling_params` are what a request gets for the parameters that it leaves out; without `max_tokens` an
+    answer may fill the context.
+    """
 
     model_path: str
     tokenizer_path: str
@@ -43,6 +54,7 @@ class ModelDescription(Struct, kw_only=True):
     is_generation: bool = True
     has_image_understanding: bool = False
     has_audio_understanding: bool = False
+    preferred_sampling_params: dict[str, float]
 
 
 class ServerLoad(Struct):
@@ -109,7 +121,13 @@ def _model_info(state: ServerState) -> ModelDescription:
         served_model_name=state.model_name,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
+        preferred_sampling_params=_sampling_defaults(state),
     )
+
+
+def _sampling_defaults(state: ServerState) -> dict[str, float]:
+    neutral = SamplingParams()
+    return {name: getattr(neutral, name) for name in SHOWN_PARAMETERS} | state.sampling.given()
 
 
 async def _load(state: ServerState) -> ServerLoad:

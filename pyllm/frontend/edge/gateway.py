@@ -21,6 +21,7 @@ from pyllm.frontend.edge.rate_limit_headers import budget_headers
 from pyllm.frontend.edge.request_headers import RequestHeaders
 from pyllm.frontend.http.failure import AuthenticationError, MediaTypeError, describe
 from pyllm.frontend.http.ignored_fields import RequestFields
+from pyllm.frontend.page.page_files import is_public
 from pyllm.frontend.requests.request_context import CONTEXT, RequestContext
 from pyllm.frontend.requests.scheduling import least_timeout
 from pyllm.frontend.requests.server_state import ServerState
@@ -85,7 +86,8 @@ class Gateway:
             await _answer(answer, 204, self._cors.preflight(head.asked_headers), b"")
             return
         try:
-            self._admit(scope, head, context)
+            if not is_public(scope["method"], scope["path"]):
+                self._admit(scope, head, context)
             if scope["method"] == "HEAD":
                 # As GET; the server leaves the body out, by a scope of its own.
                 scope = cast("Scope", {**scope, "method": "GET"})

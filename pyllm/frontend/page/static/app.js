@@ -1,0 +1,144 @@
+// The page: its bar, its views, the theme and the key. Each view is made when it is first shown.
+
+import { ApiView } from "./api/api_view.js";
+import { ChatView } from "./chat/chat_view.js";
+import { showDialog } from "./dialog.js";
+import { element, icon, iconButton } from "./dom.js";
+import { EngineView } from "./engine/engine_view.js";
+import { apiKey, ask, askJson, keepKey, ServerError, signals } from "./server.js";
+
+const THEME = "pyllm.theme";
+const HEALTH_EVERY = 10_000; // ms
+const VIEWS = {
+  chat: { label: "Chat", make: async () => new ChatView(await server()) },
+  api: { label: "API", make: async () => new ApiView(await askJson("/openapi.json")) },
+  engine: { label: "Engine", make: async () => new EngineView() },
+};
+
+const place = document.getElementById("view");
+const made = {};
+let current = null;
+let keyDialog = null;
+
+// What the page says of the server, asked once.
+async function server() {
+  const [models, info] = await Promise.all([askJson("/v1/models"), askJson("/model_info")]);
+  const [model] = models.data;
+  return { model: model.id, context: model.max_model_len, defaults: info.preferred_sampling_params || {} };
+}
+
+// Shows the view that the address names; the rest of the address is the view's own.
+async function showView() {
+  const [, name, ...rest] = decodeURIComponent(location.hash).split("/");
+  const wanted = VIEWS[name] ? name : "chat";
+  for (const link of document.querySelectorAll(".views a")) {
+    if (link.dataset.view === wanted) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = `${VIEWS[wanted].label} · pyllm`;
+  if (wanted !== current) made[current]?.hide?.();
+  current = wanted;
+  try {
+    if (!made[wanted]) {
+      place.replaceChildren(element("p", { class: "note loading", role: "status" }, "Asking the server…"));
+      made[wanted] = await VIEWS[wanted].make();
+    }
+  } catch (error) {
+    if (current === wanted) place.replaceChildren(trouble(error));
+    return;
+  }
+  if (current !== wanted) return;
+  const view = made[wanted];
+  if (place.firstElementChild !== view.root) place.replaceChildren(view.root);
+  view.show?.(rest);
+  view.focus?.();
+}
+
+function trouble(error) {
+  const needsKey = error instanceof ServerError && error.status === 401;
+  return element("div", { class: "trouble" }, element("h1", {}, needsKey ? "This server wants a key" : "The server does not answer"),
+    element("p", { role: "alert" }, error.message),
+    element("button", { type: "button", class: "primary", click: needsKey ? askForKey : showView }, needsKey ? "Give a key" : "Try again"));
+}
+
+function askForKey() {
+  if (keyDialog?.open) return;
+  const field = element("input", { type: "password", autocomplete: "off", id: "key", value: apiKey() });
+  const use = (event) => {
+    event.preventDefault();
+    keepKey(field.value.trim());
+    keyDialog.close();
+    for (const name of Object.keys(made)) if (name !== "chat") delete made[name];
+    showView();
+    watchHealth();
+  };
+  keyDialog = showDialog("API key", element("form", { submit: use },
+    element("label", { class: "stacked" }, element("span", {}, "Key"), field),
+    element("p", { class: "note" }, "Kept for this tab, and sent to this server only. Leave it empty where the server wants none."),
+    element("div", { class: "row end" }, element("button", { class: "primary" }, "Use this key"))));
+  field.focus();
+}
+
+// auto, then the two themes by choice.
+function themeButton() {
+  const isDark = () => (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const button = iconButton("moon", "Theme", () => {
+    setTheme(isDark() ? "light" : "dark");
+    draw();
+  });
+  const draw = () => {
+    const label = isDark() ? "Light theme" : "Dark theme";
+    button.replaceChildren(icon(isDark() ? "sun" : "moon"));
+    button.setAttribute("aria-label", label);
+    button.title = label;
+  };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  draw();
+  return button;
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  try {
+    localStorage.setItem(THEME, theme);
+  } catch {
+    // Then it lasts as long as the page.
+  }
+}
+
+const health = element("span", { class: "health", role: "status" }, element("span", { class: "dot", "aria-hidden": "true" }), element("span", { class: "health-text" }));
+
+// The probe needs no key, and its answer is one line.
+async function watchHealth() {
+  let state = "ready";
+  let text = "ready";
+  try {
+    await ask("/health/ready");
+  } catch (error) {
+    state = error instanceof ServerError ? "waiting" : "down";
+    text = error instanceof ServerError ? "not ready" : "no answer";
+  }
+  health.dataset.state = state;
+  if (health.lastChild.textContent !== text) health.lastChild.textContent = text;
+}
+
+function bar() {
+  const links = Object.entries(VIEWS).map(([name, { label }]) => element("a", { href: `#/${name}`, "data-view": name }, label));
+  return [element("a", { class: "brand", href: "#/chat", "aria-label": "pyllm" }, element("img", { src: "page/icon.svg", alt: "", width: "22", height: "22" }),
+    element("span", {}, "pyllm")), element("nav", { class: "views", "aria-label": "Views" }, ...links), health,
+  element("div", { class: "tools" }, iconButton("key", "API key", askForKey), themeButton())];
+}
+
+try {
+  const theme = localStorage.getItem(THEME);
+  if (theme) document.documentElement.dataset.theme = theme;
+} catch {
+  // The theme is then that of the system.
+}
+document.getElementById("bar").append(...bar());
+signals.addEventListener("key", askForKey);
+addEventListener("hashchange", showView);
+document.addEventListener("visibilitychange", () => { if (!document.hidden) watchHealth(); });
+setInterval(() => { if (!document.hidden) watchHealth(); }, HEALTH_EVERY);
+watchHealth();
+showView();

@@ -1,0 +1,59 @@
+// Markdown within a line: emphasis, code, links. Makes nodes; an address is followed only by the schemes named here.
+
+import { element } from "../dom.js";
+
+const SCHEMES = new Set(["http:", "https:", "mailto:"]);
+const TOKEN = new RegExp(
+  [
+    String.raw`\\(?<escaped>[!-\/:-@[-\`{-~])`,
+    "(?<ticks>`+)(?<code>(?:.|\\n)*?[^`])\\k<ticks>(?!`)",
+    String.raw`(?<image>!?)\[(?<label>(?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]\(\s*<?(?<target>[^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+["'][^\n"']*["'])?\s*\)`,
+    String.raw`<?(?<address>https?:\/\/[^\s<>()]*[^\s<>().,;:!?'"*_\]])>?`,
+    String.raw`(?<double>\*\*|__)(?=\S)(?<strong>(?:(?!\k<double>)[^\\]|\\.)*?\S)\k<double>(?!\w)`,
+    String.raw`(?<![\w*])(?<single>\*|_)(?=[^\s*_])(?<emphasis>(?:\\.|[^\\])*?[^\s\\])\k<single>(?![\w*])`,
+    String.raw`~~(?=\S)(?<struck>(?:(?!~~)(?:.|\n))*?\S)~~`,
+    String.raw`(?: {2,}|\\)(?<end>\n)`,
+  ].join("|"),
+  "g",
+);
+const MAX_DEPTH = 8;
+// Of a longer paragraph each sign would be searched for a partner all over it, with each new token.
+const MAX_LENGTH = 10_000;
+
+// The nodes of a text. What is no Markdown stays as it is.
+export function inlineNodes(text, depth = 0) {
+  if (depth === MAX_DEPTH || text.length > MAX_LENGTH) return [text];
+  const nodes = [];
+  let end = 0;
+  for (const match of text.matchAll(TOKEN)) {
+    if (match.index > end) nodes.push(text.slice(end, match.index));
+    nodes.push(nodeOf(match[0], match.groups, depth + 1));
+    end = match.index + match[0].length;
+  }
+  if (end < text.length) nodes.push(text.slice(end));
+  return nodes;
+}
+
+function nodeOf(whole, { escaped, code, image, label, target, address, strong, emphasis, struck, end }, depth) {
+  if (escaped) return escaped;
+  if (code) return element("code", {}, code.replace(/\n/g, " ").replace(/^ (.*\S.*) $/, "$1"));
+  if (label !== undefined) return link(target, image ? [label || target] : inlineNodes(label, depth), whole);
+  if (address) return link(address, [address], whole);
+  if (strong) return element("strong", {}, ...inlineNodes(strong, depth));
+  if (emphasis) return element("em", {}, ...inlineNodes(emphasis, depth));
+  if (struck) return element("del", {}, ...inlineNodes(struck, depth));
+  if (end) return element("br");
+  return whole;
+}
+
+// Images become links, too: the page loads nothing from elsewhere.
+function link(target, children, whole) {
+  let scheme;
+  try {
+    scheme = new URL(target).protocol;
+  } catch {
+    return whole;
+  }
+  if (!SCHEMES.has(scheme)) return whole;
+  return element("a", { href: target, target: "_blank", rel: "noopener noreferrer nofollow" }, ...children);
+}

@@ -1,0 +1,84 @@
+// Keeps conversations in the browser's database: at most so many, and so many characters; the oldest leave first.
+
+const NAME = "pyllm";
+const VERSION = 1;
+const MAX_CONVERSATIONS = 200;
+const MAX_CHARACTERS = 20e6;
+
+let opening = null;
+// What there is where the browser keeps nothing for this page: it lasts as long as the page.
+const unkept = new Map();
+
+// The conversations without their messages, the latest first.
+export async function summaries() {
+  const all = await inStores("readonly", ({ summaries: store }) => store.getAll(), () => [...unkept.values()].map(summaryOf));
+  return all.sort((one, other) => other.updated - one.updated);
+}
+
+export function load(id) {
+  return inStores("readonly", ({ conversations }) => conversations.get(id), () => unkept.get(id));
+}
+
+export async function save(conversation) {
+  const text = JSON.stringify(conversation);
+  const copy = JSON.parse(text);
+  await inStores("readwrite", ({ conversations, summaries: store }) => {
+    conversations.put(copy);
+    return store.put({ ...summaryOf(copy), characters: text.length });
+  }, () => unkept.set(copy.id, copy));
+  await forgetOldest(conversation.id);
+}
+
+export function remove(id) {
+  return inStores("readwrite", ({ conversations, summaries: store }) => {
+    conversations.delete(id);
+    return store.delete(id);
+  }, () => unkept.delete(id));
+}
+
+async function forgetOldest(keep) {
+  let characters = 0;
+  let count = 0;
+  for (const summary of await summaries()) {
+    characters += summary.characters || 0;
+    count += 1;
+    if (summary.id !== keep && (count > MAX_CONVERSATIONS || characters > MAX_CHARACTERS)) await remove(summary.id);
+  }
+}
+
+function summaryOf({ id, title, created, updated }) {
+  return { id, title, created, updated };
+}
+
+// Runs an action on both stores in one transaction; `otherwise` where there is no database.
+async function inStores(mode, action, otherwise) {
+  let database;
+  try {
+    database = await (opening ||= open());
+  } catch {
+    return otherwise();
+  }
+  return new Promise((resolve, reject) => {
+    const transaction = database.transaction(["conversations", "summaries"], mode);
+    const stores = {
+      conversations: transaction.objectStore("conversations"),
+      summaries: transaction.objectStore("summaries"),
+    };
+    const request = action(stores);
+    transaction.oncomplete = () => resolve(request.result);
+    transaction.onabort = () => reject(transaction.error);
+  });
+}
+
+function open() {
+  return new Promise((resolve, reject) => {
+    const request = indexedDB.open(NAME, VERSION);
+    request.onupgradeneeded = () => {
+      request.result.createObjectStore("conversations", { keyPath: "id" });
+      request.result.createObjectStore("summaries", { keyPath: "id" });
+    };
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+    request.onblocked = () => reject(new Error("another tab holds an older version of the page's database"));
+  });
+}

@@ -1,0 +1,57 @@
+// Prometheus' text format, and what can be said of its counters and histograms between two looks. Knows no metric.
+
+const LINE = /^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
+const LABEL = /(\w+)="((?:\\.|[^"\\])*)"/g;
+const ESCAPES = { n: "\n", '"': '"', "\\": "\\" };
+
+// The samples of each name: objects with `labels` and `value`.
+export function parseMetrics(text) {
+  const metrics = new Map();
+  for (const line of text.split("\n")) {
+    const match = LINE.exec(line);
+    if (!match) continue;
+    const [, name, labelText = "", value] = match;
+    const labels = {};
+    for (const [, label, escaped] of labelText.matchAll(LABEL)) labels[label] = escaped.replace(/\\(.)/g, (_, sign) => ESCAPES[sign] ?? sign);
+    if (!metrics.has(name)) metrics.set(name, []);
+    metrics.get(name).push({ labels, value: numberOf(value) });
+  }
+  return metrics;
+}
+
+// The sum of a metric over its labels; undefined where there is none.
+export function sumOf(metrics, name) {
+  return metrics.get(name)?.reduce((sum, { value }) => sum + value, 0);
+}
+
+// A metric's values by one of its labels.
+export function byLabel(metrics, name, label) {
+  return (metrics.get(name) || []).map(({ labels, value }) => [labels[label], value]);
+}
+
+// A histogram's buckets: bounds in ascending order and cumulative counts; null where there is none.
+export function buckets(metrics, name) {
+  const samples = metrics.get(`${name}_bucket`);
+  if (!samples) return null;
+  const sorted = samples.map(({ labels, value }) => [numberOf(labels.le), value]).sort((one, other) => one[0] - other[0]);
+  return { bounds: sorted.map(([bound]) => bound), counts: sorted.map(([, count]) => count) };
+}
+
+// The quantile of what was observed between two looks, interpolated in its bucket as Prometheus' histogram_quantile;
+// NaN if nothing was.
+export function quantile(share, before, now) {
+  const counts = now.counts.map((count, index) => count - (before?.counts[index] ?? 0));
+  const total = counts.at(-1);
+  if (!(total > 0)) return NaN;
+  const rank = share * total;
+  const index = counts.findIndex((count) => count >= rank);
+  const below = index ? counts[index - 1] : 0;
+  const low = index ? now.bounds[index - 1] : 0;
+  const high = now.bounds[index];
+  if (!Number.isFinite(high)) return low; // Beyond the last bound nothing more is known.
+  return low + (high - low) * ((rank - below) / (counts[index] - below));
+}
+
+function numberOf(text) {
+  return text === "+Inf" ? Infinity : text === "-Inf" ? -Infinity : Number(text);
+}
