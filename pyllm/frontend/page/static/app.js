@@ -68,7 +68,10 @@ function askForKey() {
     event.preventDefault();
     keepKey(field.value.trim());
     keyDialog.close();
-    for (const name of Object.keys(made)) if (name !== "chat") delete made[name];
+    for (const name of Object.keys(made).filter((each) => each !== "chat")) {
+      made[name].hide?.(); // What it did not get without the key it asks for again.
+      delete made[name];
+    }
     showView();
     watchHealth();
   };

@@ -1,5 +1,6 @@
 // Every route with its fields, from /openapi.json, and a form that sends requests.
 
+import { inlineNodes } from "../chat/inline_markdown.js";
 import { element } from "../dom.js";
 import { address, authorization } from "../server.js";
 
@@ -14,19 +15,32 @@ const EXAMPLES = {
   "/detokenize": { tokens: [1, 2, 3] },
 };
 const MAX_DEPTH = 8;
+// The first group whose path begins so has a route.
+const GROUPS = [
+  ["Models and answers", ["/v1/"]],
+  ["Tokens", ["/tokenize", "/detokenize"]],
+  ["Administration", ["/admin"]],
+  ["Health and figures", ["/health", "/metrics", "/load", "/version"]],
+  ["About the server", ["/"]],
+];
 
 export class ApiView {
   constructor(description) {
     this.schemas = description.components.schemas;
-    const routes = Object.entries(description.paths).flatMap(([path, methods]) =>
-      Object.entries(methods).map(([method, operation]) => this.#route(path, method, operation)));
+    const groups = GROUPS.map(([title]) => element("section", { class: "group", "aria-label": title }, element("h2", {}, title)));
+    const routes = Object.entries(description.paths).flatMap(([path, methods]) => {
+      const group = groups[GROUPS.findIndex(([, starts]) => starts.some((start) => path.startsWith(start)))];
+      const made = Object.entries(methods).map(([method, operation]) => this.#route(path, method, operation));
+      group.append(...made);
+      return made;
+    });
     this.filter = element("input", { type: "search", "aria-label": "Find a route", placeholder: "Find a route", input: () => this.#find(routes) });
     this.count = element("span", { class: "note", role: "status" }, `${routes.length} routes`);
     this.root = element("div", { class: "api" },
       element("div", { class: "api-head" }, element("h1", {}, "HTTP API"),
         element("span", { class: "note" }, `version ${description.info.version}`),
         element("a", { href: address("/openapi.json") }, "openapi.json"), this.filter, this.count),
-      element("div", { class: "routes" }, ...routes));
+      element("div", { class: "routes" }, ...groups.filter((group) => group.children.length > 1)));
   }
 
   // The rest of an address is a method and a path: its route is opened.
@@ -41,6 +55,7 @@ export class ApiView {
   #find(routes) {
     const text = this.filter.value.toLowerCase();
     for (const route of routes) route.hidden = !route.firstChild.textContent.toLowerCase().includes(text);
+    for (const group of this.root.querySelectorAll(".group")) group.hidden = !group.querySelector(".route:not([hidden])");
     this.count.textContent = `${routes.filter((route) => !route.hidden).length} routes`;
   }
 
@@ -55,14 +70,14 @@ export class ApiView {
   #fill(body, path, method, operation) {
     if (operation.requestBody) {
       const [, schema] = this.#referred(operation.requestBody.content["application/json"].schema);
-      body.append(element("h2", {}, "Request"), ...(schema.properties ? this.#fields(schema, 0) : this.#described(schema, 0)));
+      body.append(element("h3", {}, "Request"), ...(schema.properties ? this.#fields(schema, 0) : this.#described(schema, 0)));
     }
     const rows = Object.entries(operation.responses).map(([status, response]) => {
       const kinds = Object.entries(response.content || {}).map(([type, { schema }]) =>
         element("p", {}, element("code", {}, type), " ", ...this.#described(schema, 0)));
       return element("tr", {}, element("td", {}, element("code", {}, status)), element("td", {}, response.description || "", ...kinds));
     });
-    body.append(element("h2", {}, "Answers"), element("table", {}, element("tbody", {}, ...rows)), ...trial(path, method, operation));
+    body.append(element("h3", {}, "Answers"), element("table", {}, element("tbody", {}, ...rows)), ...trial(path, method, operation));
   }
 
   #referred(schema) {
@@ -98,10 +113,10 @@ export class ApiView {
         required.has(name) ? element("span", { class: "required" }, " required") : null);
       const text = element("td", {}, ...this.#described(field, depth));
       if (field.default !== undefined && field.default !== null) text.append(` = ${JSON.stringify(field.default)}`);
-      if (note) text.append(element("p", { class: "note" }, note));
+      if (note) text.append(element("p", { class: "note" }, ...inlineNodes(note)));
       return element("tr", {}, label, text);
     });
-    return [schema.description ? element("p", {}, schema.description) : "", element("table", {}, element("tbody", {}, ...rows))];
+    return [schema.description ? element("p", {}, ...inlineNodes(schema.description)) : "", element("table", {}, element("tbody", {}, ...rows))];
   }
 }
 
@@ -123,7 +138,7 @@ function trial(path, method, operation) {
     send(method.toUpperCase(), path, { inputs, body: area?.value }, { status, answer }, running.signal);
   } }, ...fields, area, element("div", { class: "row" }, element("button", { class: "primary" }, "Send"),
     element("button", { type: "button", click: () => running.abort() }, "Stop"), status), answer);
-  return [element("h2", {}, "Try it"), form];
+  return [element("h3", {}, "Try it"), form];
 }
 
 async function send(method, path, { inputs, body }, { status, answer }, signal) {

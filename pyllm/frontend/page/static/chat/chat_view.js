@@ -42,14 +42,16 @@ export class ChatView {
         iconButton("code", "The next request as code", () => this.#showNextCode()),
         iconButton("close", "Close the settings", () => this.#toggle("settings", false))), this.settings.root);
     this.side = element("div", { class: "side" }, this.list.root);
-    this.shade = element("div", { class: "shade", click: () => { this.#toggle("side", false); this.#toggle("settings", false); } });
+    this.shade = element("div", { class: "shade", click: () => this.#closeDrawers() });
+    this.openers = {
+      side: iconButton("menu", "Conversations", () => this.#toggle("side"), { class: "quiet side-button" }),
+      settings: iconButton("sliders", "Settings", () => this.#toggle("settings")),
+    };
     this.problem = element("div", { class: "error", role: "alert", hidden: true });
     this.root = element("div", { class: "chat", keydown: (event) => this.#key(event) }, this.side,
       element("div", { class: "centre" },
         element("div", { class: "chat-bar" },
-          iconButton("menu", "Conversations", () => this.#toggle("side"), { class: "quiet side-button" }),
-          this.title = element("span", { class: "chat-title" }),
-          iconButton("sliders", "Settings", () => this.#toggle("settings"), { class: "quiet" })),
+          this.openers.side, this.title = element("h1", { class: "chat-title" }), this.openers.settings),
         this.thread.root, this.problem, this.composer.root),
       this.panel, this.shade);
     this.draw = oncePerFrame(() => this.#drawRunning());
@@ -59,8 +61,9 @@ export class ChatView {
     this.#restore();
   }
 
+  // On a touch screen the keyboard would cover the half of the page.
   focus() {
-    this.composer.area.focus();
+    if (matchMedia("(pointer: fine)").matches) this.composer.area.focus();
   }
 
   async #restore() {
@@ -230,17 +233,26 @@ export class ChatView {
     });
   }
 
-  #toggle(name, isOpen = !this.root?.classList.contains(`${name}-open`)) {
+  // Opens or closes a column, which is a drawer on a narrow screen: then the focus goes into it, and back.
+  #toggle(name, isOpen = !this.root.classList.contains(`${name}-open`)) {
+    const wasOpen = this.root.classList.contains(`${name}-open`);
     this.root.classList.toggle(`${name}-open`, isOpen);
+    this.openers[name].setAttribute("aria-expanded", String(isOpen));
     if (name === "settings" && isWide()) keep(PANEL, isOpen);
+    if (isWide() || isOpen === wasOpen) return;
+    const drawer = { side: this.side, settings: this.panel }[name];
+    (isOpen ? drawer.querySelector("button") : this.openers[name]).focus();
+  }
+
+  #closeDrawers() {
+    this.#toggle("side", false);
+    this.#toggle("settings", false);
   }
 
   #key(event) {
     if (event.key !== "Escape") return;
-    if (!isWide() && /(side|settings)-open/.test(this.root.className)) {
-      this.#toggle("side", false);
-      this.#toggle("settings", false);
-    } else this.#stop();
+    if (!isWide() && /(side|settings)-open/.test(this.root.className)) this.#closeDrawers();
+    else this.#stop();
   }
 }
 

@@ -105,7 +105,7 @@ export class MessageView {
     if (state !== this.footState) {
       this.footState = state;
       const buttons = [this.#branches()];
-      if (!answer) buttons.push(copyButton(isAnswer ? "Copy answer" : "Copy message", () => message.content));
+      if (!answer) buttons.push(copyButton(isAnswer ? "Copy answer" : "Copy message", () => message.content || JSON.stringify(message.toolCalls, null, 2)));
       if (!answer && message.role === "user") buttons.push(iconButton("edit", "Edit, as a new branch", () => this.#edit()));
       if (!answer && isAnswer) {
         buttons.push(iconButton("retry", "Try again, as a new branch", () => actions.retry(message)));

@@ -16,7 +16,7 @@ export class SettingsView {
   show(settings) {
     this.settings = settings;
     this.root.replaceChildren(this.#system(), this.#parameters(), this.#output(), this.#tools(), this.#logprobs(),
-      element("button", { type: "button", click: () => this.#reset() }, "Reset all to the server's defaults"));
+      element("button", { type: "button", click: () => this.#reset() }, "Reset to the defaults"));
   }
 
   #change(name, value) {
@@ -111,7 +111,7 @@ export class SettingsView {
     const number = element("input", { type: "number", min: "0", max: "20", value: settings.topLogprobs,
       change: () => { if (number.validity.valid && number.value !== "") this.#change("topLogprobs", Number(number.value)); } });
     return group("Log-probabilities", element("label", { class: "inline" }, box, element("span", {}, "Ask for them")),
-      element("label", { class: "field" }, element("span", {}, "Other tokens in each place"), number));
+      element("label", { class: "field" }, element("span", {}, "Alternatives of each token"), number));
   }
 
   #area(name, label, rows) {

@@ -20,7 +20,7 @@ export class Thread {
   constructor(actions, modelName) {
     this.actions = actions;
     this.list = element("div", { class: "messages" });
-    this.welcome = element("div", { class: "welcome" }, element("h1", {}, "What would you like to know?"),
+    this.welcome = element("div", { class: "welcome" }, element("h2", {}, "What would you like to know?"),
       element("p", { class: "note" }, modelName, " answers on this server. Nothing leaves it."),
       element("div", { class: "suggestions" }, ...SUGGESTIONS.map((text) =>
         element("button", { type: "button", click: () => actions.send(text) }, text))));

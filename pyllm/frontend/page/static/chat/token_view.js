@@ -83,7 +83,8 @@ function newNumber() {
 
 function percent(logprob) {
   const share = Math.exp(logprob) * 100;
-  return share >= 99.95 ? "100 %" : `${share < 0.1 ? share.toExponential(0) : share.toFixed(1)} %`;
+  if (share < 0.01) return "< 0.01 %";
+  return `${share >= 99.95 ? 100 : share.toFixed(share < 1 ? 2 : 1)} %`;
 }
 
 function quoted(text) {

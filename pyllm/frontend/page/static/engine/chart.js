@@ -4,30 +4,31 @@ import { element, svg, write } from "../dom.js";
 
 const HEIGHT = 120;
 const MARGIN = { top: 8, right: 4, bottom: 18, left: 44 };
-const NUM_LINES = 3; // across, above the base
+const NUM_LINES = 4; // across, above the base
 
 export class Chart {
   #width = 0;
   #at = null; // index of the value that is read
 
-  // `lines` have a `name` and a `label`; `format` makes a text of a value.
-  constructor(title, lines, format) {
+  // `lines` have a `name` and a `label`; `format` makes a text of a value; the scale reaches at least to `least`.
+  constructor(title, lines, format, least) {
     this.lines = lines;
     this.format = format;
+    this.least = least;
     this.values = lines.map(() => element("span", { class: "value" }, "–"));
     this.when = element("span", { class: "when" });
     const legend = lines.map(({ label }, index) => element("span", { class: `key line-${index}` }, element("i", { "aria-hidden": "true" }), `${label} `, this.values[index]));
     this.rules = Array.from({ length: NUM_LINES + 1 }, () => svg("line", { class: "rule" }));
     this.marks = Array.from({ length: NUM_LINES + 1 }, () => svg("text", { class: "mark", "text-anchor": "end" }));
     this.span = svg("text", { class: "mark" });
-    this.now = svg("text", { class: "mark", "text-anchor": "end" });
-    this.now.textContent = "now";
+    this.empty = svg("text", { class: "mark", "text-anchor": "middle", y: HEIGHT / 2 });
+    write(this.empty, "Nothing measured yet");
     this.paths = lines.map((_, index) => svg("path", { class: `path line-${index}` }));
     this.cursor = svg("line", { class: "cursor", visibility: "hidden" });
     this.picture = svg("svg", { class: "picture", height: HEIGHT, role: "img", tabindex: "0", "aria-label": title,
       pointermove: (event) => this.#read(this.#indexAt(event.offsetX)), pointerleave: () => this.#read(null), blur: () => this.#read(null),
       keydown: (event) => this.#key(event) },
-    ...this.rules, ...this.marks, this.span, this.now, ...this.paths, this.cursor);
+    ...this.rules, ...this.marks, this.span, this.empty, ...this.paths, this.cursor);
     this.title = title;
     this.root = element("section", { class: "panel chart", "aria-label": title },
       element("div", { class: "panel-title" }, element("h2", {}, title), this.when), element("div", { class: "legend" }, ...legend), this.picture);
@@ -53,7 +54,10 @@ export class Chart {
     for (const { name } of this.lines) {
       for (let index = 0; index < data.length; index += 1) if (data.series[name][index] > most) most = data.series[name][index];
     }
-    this.most = rounded(most);
+    const isEmpty = this.lines.every(({ name }) => data.series[name].subarray(0, data.length).every(Number.isNaN));
+    this.empty.setAttribute("visibility", isEmpty ? "visible" : "hidden");
+    set(this.empty, { x: this.#width / 2 });
+    this.most = rounded(Math.max(most, this.least));
     this.begin = data.times[0];
     this.end = Math.max(data.times[data.length - 1], this.begin + 60_000);
     for (let line = 0; line <= NUM_LINES; line += 1) {
@@ -61,28 +65,35 @@ export class Chart {
       const y = this.#y(value);
       set(this.rules[line], { x1: MARGIN.left, x2: this.#width - MARGIN.right, y1: y, y2: y });
       set(this.marks[line], { x: MARGIN.left - 6, y: y + 4 });
-      write(this.marks[line], this.format(value));
+      write(this.marks[line], isEmpty ? "" : this.format(value));
     }
     set(this.span, { x: MARGIN.left, y: HEIGHT - 4 });
-    write(this.span, `${Math.round((this.end - this.begin) / 60_000)} min ago`);
-    set(this.now, { x: this.#width - MARGIN.right, y: HEIGHT - 4 });
-    this.now.setAttribute("visibility", this.end > data.times[data.length - 1] ? "hidden" : "visible");
+    const minutes = Math.round((this.end - this.begin) / 60_000);
+    write(this.span, `${minutes} min${this.end > data.times[data.length - 1] ? "" : " ago"}`);
   }
 
+  // Of the values in one column of pixels the lowest and the highest are drawn, so a long time costs no more than a short.
   #path(values) {
-    const parts = [];
+    let path = "";
     let isOpen = false;
-    for (let index = 0; index < this.data.length; index += 1) {
-      const value = values[index];
-      if (Number.isNaN(value)) {
+    for (let index = 0; index < this.data.length;) {
+      const x = Math.round(this.#x(index));
+      let [low, high] = [values[index], values[index]];
+      for (index += 1; index < this.data.length && Math.round(this.#x(index)) === x; index += 1) {
+        if (values[index] < low || Number.isNaN(low)) low = values[index];
+        if (values[index] > high || Number.isNaN(high)) high = values[index];
+      }
+      if (Number.isNaN(low)) {
         isOpen = false;
         continue;
       }
-      parts.push(`${isOpen ? "L" : "M"}${this.#x(index).toFixed(1)} ${this.#y(value).toFixed(1)}`);
-      if (!isOpen) parts.push("h0.01"); // A value alone is a dot.
+      const top = tenths(this.#y(high));
+      path += `${isOpen ? "L" : "M"}${x} ${top}`;
+      if (low < high) path += `V${tenths(this.#y(low))}`;
+      else if (!isOpen) path += "h2"; // A value alone must be seen, too.
       isOpen = true;
     }
-    return parts.join("");
+    return path;
   }
 
   #x(index) {
@@ -139,11 +150,14 @@ export class Chart {
   }
 }
 
-// The next number that reads well: 1, 1.5, 3 or 6 times a power of ten, which three lines divide.
+// The next number that four lines divide well: 1, 2, 4, 8 or 10 times a power of ten.
 function rounded(most) {
-  if (!(most > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(most));
-  return [1.5, 3, 6, 9, 15].find((step) => most <= step * power) * power;
+  return [1, 2, 4, 8, 10].find((step) => most <= step * power * (1 + 1e-9)) * power;
+}
+
+function tenths(value) {
+  return Math.round(value * 10) / 10;
 }
 
 function set(node, attributes) {

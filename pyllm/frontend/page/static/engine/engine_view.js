@@ -1,26 +1,30 @@
-// The engine as it runs: figures, charts, what happened. A panel whose source has no data is not shown.
+// The engine as it runs: figures, charts, and panels of what each source has.
 
 import { element, write } from "../dom.js";
 import { Chart } from "./chart.js";
 import { EngineData, POLL_EVERY, waitingReasons } from "./engine_data.js";
+import { EventsPanel, ModelPanel } from "./panels.js";
 import { sumOf } from "./prometheus.js";
 
 const CHARTS = [
-  ["Tokens per second", [["generation", "generated"], ["prompt", "prompts"]], compact],
-  ["Requests", [["running", "running"], ["waiting", "waiting"]], compact],
-  ["Time to first token", [["firstToken50", "half within"], ["firstToken95", "95 % within"]], duration],
-  ["Time between tokens", [["interToken50", "half within"], ["interToken95", "95 % within"]], duration],
-  ["Time in the queue", [["queue50", "half within"], ["queue95", "95 % within"]], duration],
-  ["Whole requests", [["whole50", "half within"], ["whole95", "95 % within"]], duration],
-  ["KV cache", [["kvUsage", "in use"], ["hitRate", "prompt tokens found"]], share],
+  ["Tokens per second", [["generation", "generated"], ["prompt", "prompts"]], compact, 4],
+  ["Requests", [["running", "running"], ["waiting", "waiting"]], compact, 4],
+  ["Time to first token", [["firstToken50", "half within"], ["firstToken95", "95 % within"]], duration, 1e-3],
+  ["Time between tokens", [["interToken50", "half within"], ["interToken95", "95 % within"]], duration, 1e-3],
+  ["Time in the queue", [["queue50", "half within"], ["queue95", "95 % within"]], duration, 1e-3],
+  ["Whole requests", [["whole50", "half within"], ["whole95", "95 % within"]], duration, 1e-3],
+  ["KV cache", [["kvUsage", "in use"], ["hitRate", "prompt tokens found"]], share, 1],
 ];
+
+// Each has a `root`, which it hides while its source has nothing, and `update` for the data.
+const PANELS = [EventsPanel, ModelPanel];
 
 // Figures of one look: a title, the value, and a note or none.
 const FIGURES = [
   ["Running", (data) => compact(data.latest("running")), () => "requests"],
   ["Waiting", (data) => compact(data.latest("waiting")), (data) => reasons(data.current.metrics)],
   ["Generated", (data) => compact(data.latest("generation")), () => "tokens/s"],
-  ["First token", (data) => duration(data.latest("firstToken50")), (data) => `95 % within ${duration(data.latest("firstToken95"))}`],
+  ["First token", (data) => duration(data.latest("firstToken50")), (data) => known(data.latest("firstToken95"), (value) => `95 % within ${duration(value)}`)],
   ["KV cache", (data) => share(data.latest("kvUsage")), (data) => blocks(data)],
   ["Prefix cache", (data) => share(data.latest("hitRate")), (data) => `${compact(cached(data.current.metrics))} blocks known`],
   ["Preemptions", (data) => compact(total(data, "vllm:num_preemptions_total")), () => "since the start"],
@@ -34,21 +38,14 @@ export class EngineView {
   constructor(data = new EngineData()) {
     this.data = data;
     this.status = element("p", { class: "engine-status", role: "status" });
-    this.figures = FIGURES.map(() => {
-      const parts = { value: element("span", { class: "figure-value" }, "–"), note: element("span", { class: "figure-note" }, " ") };
-      return parts;
-    });
-    this.charts = CHARTS.map(([title, lines, format]) => new Chart(title, lines.map(([name, label]) => ({ name, label })), format));
-    this.events = element("ol", { class: "events" });
-    this.noEvents = element("p", { class: "note" }, "Nothing has happened while this page looked.");
-    this.model = element("dl", { class: "facts" });
+    this.figures = FIGURES.map(() => ({ value: element("span", { class: "figure-value" }), note: element("span", { class: "figure-note" }) }));
+    this.charts = CHARTS.map(([title, lines, ...scale]) => new Chart(title, lines.map(([name, label]) => ({ name, label })), ...scale));
+    this.panels = PANELS.map((Panel) => new Panel());
     this.root = element("div", { class: "engine" }, element("div", { class: "engine-head" }, element("h1", {}, "Engine"), this.status),
       this.body = element("div", { hidden: true },
         element("div", { class: "figures-row" }, ...FIGURES.map(([title], index) =>
           element("div", { class: "panel figure" }, element("h2", {}, title), this.figures[index].value, this.figures[index].note))),
-        element("div", { class: "charts" }, ...this.charts.map((chart) => chart.root),
-          element("section", { class: "panel", "aria-label": "What happened" }, element("div", { class: "panel-title" }, element("h2", {}, "What happened")), this.noEvents, this.events),
-          element("section", { class: "panel", "aria-label": "What is served" }, element("div", { class: "panel-title" }, element("h2", {}, "What is served")), this.model))));
+        element("div", { class: "charts" }, ...this.charts.map((chart) => chart.root), ...this.panels.map((panel) => panel.root))));
   }
 
   show() {
@@ -81,30 +78,7 @@ export class EngineView {
       write(this.figures[index].value, value(data));
       write(this.figures[index].note, note(data) || " ");
     });
-    for (const chart of this.charts) chart.update(data);
-    this.#drawEvents();
-    if (data.snapshot.server && !this.model.firstChild) this.#drawModel(data.snapshot.server);
-  }
-
-  #drawEvents() {
-    const { events } = this.data;
-    this.noEvents.hidden = events.length > 0;
-    if (events[0] === this.newest) return;
-    [this.newest] = events;
-    while (this.events.children.length < events.length) this.events.append(element("li", {}, element("time", {}, ""), element("span", {}, "")));
-    events.forEach(({ time, text, count }, index) => {
-      const [when, what] = this.events.children[index].children;
-      write(when, new Date(time).toLocaleTimeString());
-      write(what, count > 1 ? `${text} (${count})` : text);
-    });
-  }
-
-  #drawModel(server) {
-    const facts = [["Model", server.served_model_name], ["Context", `${grouped(server.context_length)} tokens`], ["Numbers", server.dtype],
-      ["Quantisation", server.quantization], ["KV cache", `${grouped(server.max_total_tokens)} tokens in blocks of ${server.page_size}, ${server.kv_cache_dtype}`],
-      ["Tokens a step", grouped(server.max_prefill_tokens)], ["Sequences at once", grouped(server.max_running_requests)],
-      ["Ranks", String(server.tp_size)], ["Version", server.version]];
-    this.model.append(...facts.filter(([, value]) => value).flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
+    for (const shown of [...this.charts, ...this.panels]) shown.update(data);
   }
 }
 
@@ -119,7 +93,7 @@ function cached(metrics) {
 function blocks({ current, snapshot }) {
   const info = current.metrics.get("vllm:cache_config_info")?.[0].labels;
   const number = info && Number(info.num_gpu_blocks);
-  return number ? `of ${grouped(number)} blocks` : snapshot.server ? `of ${grouped(snapshot.server.max_total_tokens)} tokens` : "";
+  return number ? `of ${number.toLocaleString("en")} blocks` : snapshot.server ? `of ${snapshot.server.max_total_tokens.toLocaleString("en")} tokens` : "";
 }
 
 function reasons(metrics) {
@@ -127,8 +101,8 @@ function reasons(metrics) {
   return some.length ? some.map(([reason, count]) => `${reason} ${count}`).join(", ") : "requests";
 }
 
-function grouped(number) {
-  return number.toLocaleString("en");
+function known(value, text) {
+  return Number.isNaN(value) ? "" : text(value);
 }
 
 function compact(value) {

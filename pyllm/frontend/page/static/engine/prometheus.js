@@ -1,22 +1,43 @@
 // Prometheus' text format, and what can be said of its counters and histograms between two looks. Knows no metric.
 
-const LINE = /^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
+const SAMPLE = /^([A-Za-z_:][\w:]*)(?:\{(.*)\})?$/;
 const LABEL = /(\w+)="((?:\\.|[^"\\])*)"/g;
 const ESCAPES = { n: "\n", '"': '"', "\\": "\\" };
+
+// Names and labels of the samples that came before: each look has the same ones.
+const known = new Map();
+const MAX_KNOWN = 5000;
 
 // The samples of each name: objects with `labels` and `value`.
 export function parseMetrics(text) {
   const metrics = new Map();
   for (const line of text.split("\n")) {
-    const match = LINE.exec(line);
-    if (!match) continue;
-    const [, name, labelText = "", value] = match;
-    const labels = {};
-    for (const [, label, escaped] of labelText.matchAll(LABEL)) labels[label] = escaped.replace(/\\(.)/g, (_, sign) => ESCAPES[sign] ?? sign);
-    if (!metrics.has(name)) metrics.set(name, []);
-    metrics.get(name).push({ labels, value: numberOf(value) });
+    const end = line.lastIndexOf(" ");
+    if (end < 0 || line.startsWith("#")) continue;
+    const sample = sampleOf(line.slice(0, end));
+    if (!sample) continue;
+    const { name, labels } = sample;
+    let samples = metrics.get(name);
+    if (!samples) metrics.set(name, (samples = []));
+    samples.push({ labels, value: numberOf(line.slice(end + 1)) });
   }
   return metrics;
+}
+
+function sampleOf(text) {
+  let sample = known.get(text);
+  if (sample !== undefined) return sample;
+  const match = SAMPLE.exec(text);
+  sample = match && { name: match[1], labels: labelsOf(match[2] || "") };
+  if (known.size >= MAX_KNOWN) known.clear();
+  known.set(text, sample);
+  return sample;
+}
+
+function labelsOf(text) {
+  const labels = {};
+  for (const [, name, escaped] of text.matchAll(LABEL)) labels[name] = escaped.replace(/\\(.)/g, (_, sign) => ESCAPES[sign] ?? sign);
+  return labels;
 }
 
 // The sum of a metric over its labels; undefined where there is none.
