@@ -17,7 +17,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos clients bench peers bench-peers gpu-check gpu-compile docs format clean
+.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos clients bench peers bench-peers gpu-check gpu-compile docs screenshots format clean
 
 setup: $(VENV)/.extension
 
@@ -112,6 +112,10 @@ docs: setup
 	$(BIN)/python docs/flags.py > docs/flags.md
 	$(BIN)/python docs/vllm_flags.py > docs/vllm-flags.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# The pictures of the page in the documents, made anew in Chromium.
+screenshots: setup
+	@$(BIN)/python -m tests.e2e.screenshots docs/images
 
 format: setup
 	$(BIN)/ruff check --fix

@@ -143,11 +143,3 @@ async def test_a_model_is_found_by_its_id_slashes_included(tokenizer: Tokenizer)
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "model_not_found"
     assert "'org/other'" in missing.json()["error"]["message"]
-
-
-async def test_the_docs_page_needs_nothing_from_elsewhere(tokenizer: Tokenizer) -> None:
-    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
-        page = await frontend.http.get("/docs")
-    assert page.headers["content-type"].startswith("text/html")
-    assert "/openapi.json" in page.text
-    assert "://" not in page.text

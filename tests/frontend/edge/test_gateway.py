@@ -35,7 +35,7 @@ async def test_every_route_but_the_probes_needs_a_key(tokenizer: Tokenizer, capl
         document = (await frontend.http.get("/openapi.json", headers=BEARER)).json()
         routes = [(method, path) for path, methods in document["paths"].items() for method in methods]
         assert len(routes) > 6
-        for method, path in [*routes, ("get", "/openapi.json"), ("get", "/nope"), ("get", "/docs"), ("put", "/")]:
+        for method, path in [*routes, ("get", "/openapi.json"), ("get", "/nope"), ("put", "/")]:
             response = await frontend.http.request(method, path)
             if path.startswith("/health"):
                 assert response.status_code == 200
@@ -50,7 +50,7 @@ async def test_every_route_but_the_probes_needs_a_key(tokenizer: Tokenizer, capl
             response = await frontend.http.get("/version", headers={"authorization": wrong.encode("latin-1")})
             assert response.status_code == 401
             assert KEY not in response.text
-        for path in ("/health/../version", "//version", "/health/", "/health/live/x", "/HEALTH", "/health%2f"):
+        for path in ("/health/../version", "/version/", "/health/", "/health/live/x", "/HEALTH", "/health%2f"):
             assert (await frontend.http.get(path)).status_code == 401
     assert KEY not in caplog.text
 

@@ -12,7 +12,7 @@ const HEALTH_EVERY = 10_000; // ms
 const VIEWS = {
   chat: { label: "Chat", make: async () => new ChatView(await server()) },
   api: { label: "API", make: async () => new ApiView(await askJson("/openapi.json")) },
-  engine: { label: "Engine", make: async () => new EngineView() },
+  engine: { label: "Engine", make: () => new EngineView() },
 };
 
 const place = document.getElementById("view");
@@ -56,9 +56,17 @@ async function showView() {
 
 function trouble(error) {
   const needsKey = error instanceof ServerError && error.status === 401;
-  return element("div", { class: "trouble" }, element("h1", {}, needsKey ? "This server wants a key" : "The server does not answer"),
+  return element(
+    "div",
+    { class: "trouble" },
+    element("h1", {}, needsKey ? "This server wants a key" : "The server does not answer"),
     element("p", { role: "alert" }, error.message),
-    element("button", { type: "button", class: "primary", click: needsKey ? askForKey : showView }, needsKey ? "Give a key" : "Try again"));
+    element(
+      "button",
+      { type: "button", class: "primary", click: needsKey ? askForKey : showView },
+      needsKey ? "Give a key" : "Try again",
+    ),
+  );
 }
 
 function askForKey() {
@@ -75,16 +83,28 @@ function askForKey() {
     showView();
     watchHealth();
   };
-  keyDialog = showDialog("API key", element("form", { submit: use },
-    element("label", { class: "stacked" }, element("span", {}, "Key"), field),
-    element("p", { class: "note" }, "Kept for this tab, and sent to this server only. Leave it empty where the server wants none."),
-    element("div", { class: "row end" }, element("button", { class: "primary" }, "Use this key"))));
+  keyDialog = showDialog(
+    "API key",
+    element(
+      "form",
+      { submit: use },
+      element("label", { class: "stacked" }, element("span", {}, "Key"), field),
+      element(
+        "p",
+        { class: "note" },
+        "Kept for this tab, and sent to this server only. Leave it empty where the server wants none.",
+      ),
+      element("div", { class: "row end" }, element("button", { class: "primary" }, "Use this key")),
+    ),
+  );
   field.focus();
 }
 
 // auto, then the two themes by choice.
 function themeButton() {
-  const isDark = () => (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const isDark = () =>
+    (document.documentElement.dataset.theme ||
+      (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
   const button = iconButton("moon", "Theme", () => {
     setTheme(isDark() ? "light" : "dark");
     draw();
@@ -109,7 +129,12 @@ function setTheme(theme) {
   }
 }
 
-const health = element("span", { class: "health", role: "status" }, element("span", { class: "dot", "aria-hidden": "true" }), element("span", { class: "health-text" }));
+const health = element(
+  "span",
+  { class: "health", role: "status" },
+  element("span", { class: "dot", "aria-hidden": "true" }),
+  element("span", { class: "health-text" }),
+);
 
 // The probe needs no key, and its answer is one line.
 async function watchHealth() {
@@ -126,10 +151,20 @@ async function watchHealth() {
 }
 
 function bar() {
-  const links = Object.entries(VIEWS).map(([name, { label }]) => element("a", { href: `#/${name}`, "data-view": name }, label));
-  return [element("a", { class: "brand", href: "#/chat", "aria-label": "pyllm" }, element("img", { src: "page/icon.svg", alt: "", width: "22", height: "22" }),
-    element("span", {}, "pyllm")), element("nav", { class: "views", "aria-label": "Views" }, ...links), health,
-  element("div", { class: "tools" }, iconButton("key", "API key", askForKey), themeButton())];
+  const links = Object.entries(VIEWS).map(([name, { label }]) =>
+    element("a", { href: `#/${name}`, "data-view": name }, label)
+  );
+  return [
+    element(
+      "a",
+      { class: "brand", href: "#/chat", "aria-label": "pyllm" },
+      element("img", { src: "page/icon.svg", alt: "", width: "22", height: "22" }),
+      element("span", {}, "pyllm"),
+    ),
+    element("nav", { class: "views", "aria-label": "Views" }, ...links),
+    health,
+    element("div", { class: "tools" }, iconButton("key", "API key", askForKey), themeButton()),
+  ];
 }
 
 try {
@@ -141,7 +176,11 @@ try {
 document.getElementById("bar").append(...bar());
 signals.addEventListener("key", askForKey);
 addEventListener("hashchange", showView);
-document.addEventListener("visibilitychange", () => { if (!document.hidden) watchHealth(); });
-setInterval(() => { if (!document.hidden) watchHealth(); }, HEALTH_EVERY);
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) watchHealth();
+});
+setInterval(() => {
+  if (!document.hidden) watchHealth();
+}, HEALTH_EVERY);
 watchHealth();
 showView();

@@ -4,10 +4,23 @@ import { copyButton, element, iconButton } from "./dom.js";
 
 // Shows a dialog until it is closed; gives it.
 export function showDialog(title, ...children) {
-  const dialog = element("dialog", { "aria-label": title, close: () => dialog.remove(),
-    click: (event) => { if (event.target === dialog) dialog.close(); } },
-  element("div", { class: "dialog-head" }, element("h2", {}, title), iconButton("close", "Close", () => dialog.close())),
-  element("div", { class: "dialog-body" }, ...children));
+  const dialog = element(
+    "dialog",
+    {
+      "aria-label": title,
+      close: () => dialog.remove(),
+      click: (event) => {
+        if (event.target === dialog) dialog.close();
+      },
+    },
+    element(
+      "div",
+      { class: "dialog-head" },
+      element("h2", {}, title),
+      iconButton("close", "Close", () => dialog.close()),
+    ),
+    element("div", { class: "dialog-body" }, ...children),
+  );
   document.body.append(dialog);
   dialog.showModal();
   return dialog;
@@ -15,9 +28,19 @@ export function showDialog(title, ...children) {
 
 // Asks before something that cannot be undone.
 export function confirmed(title, text, action) {
-  const buttons = element("div", { class: "row end" },
+  const buttons = element(
+    "div",
+    { class: "row end" },
     element("button", { type: "button", click: () => dialog.close() }, "Keep"),
-    element("button", { type: "button", class: "danger", click: () => { dialog.close(); action(); } }, "Delete"));
+    element("button", {
+      type: "button",
+      class: "danger",
+      click: () => {
+        dialog.close();
+        action();
+      },
+    }, "Delete"),
+  );
   const dialog = showDialog(title, element("p", {}, text), buttons);
   buttons.firstChild.focus();
 }
@@ -36,13 +59,22 @@ export function showTexts(title, texts) {
       tab.tabIndex = names[index] === name ? 0 : -1;
     });
   }
-  const list = element("div", { role: "tablist", class: "tabs", "aria-label": title, keydown: (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    const next = (names.indexOf(chosen) + step + names.length) % names.length;
-    choose(names[next]);
-    tabs[next].focus();
-  } }, ...tabs);
+  const list = element("div", {
+    role: "tablist",
+    class: "tabs",
+    "aria-label": title,
+    keydown: (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!step) return;
+      const next = (names.indexOf(chosen) + step + names.length) % names.length;
+      choose(names[next]);
+      tabs[next].focus();
+    },
+  }, ...tabs);
   choose(chosen);
-  return showDialog(title, element("div", { class: "row between" }, list, copyButton("Copy", () => texts[chosen])), pre);
+  return showDialog(
+    title,
+    element("div", { class: "row between" }, list, copyButton("Copy", () => texts[chosen])),
+    pre,
+  );
 }

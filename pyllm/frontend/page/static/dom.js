@@ -40,20 +40,30 @@ const ICONS = {
   right: "M10 6l6 6-6 6",
   down: "M6 10l6 6 6-6",
   key: "M14.5 4.5a5 5 0 1 1-4.2 7.7L4 18.5V20h3v-2h2v-2h2l1.2-1.2",
-  sun: "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 3v2M12 19v2M3 12h2M19 12h2M5.6 5.6L7 7M17 17l1.4 1.4M5.6 18.4L7 17M17 7l1.4-1.4",
+  sun: "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 3v2M12 19v2M3 12h2M19 12h2M5.6 5.6L7 7" +
+    "M17 17l1.4 1.4M5.6 18.4L7 17M17 7l1.4-1.4",
   moon: "M19 14.5A7.5 7.5 0 0 1 9.5 5a7.5 7.5 0 1 0 9.5 9.5z",
   play: "M8 5.5v13l10.5-6.5z",
 };
 
 export function icon(name) {
-  return svg("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true", focusable: "false" },
-    svg("path", { d: ICONS[name] }));
+  return svg(
+    "svg",
+    { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true", focusable: "false" },
+    svg("path", { d: ICONS[name] }),
+  );
 }
 
 // A button with an icon only, which has its name as a label and a tooltip.
 export function iconButton(name, label, action, attributes = {}) {
-  return element("button", { type: "button", class: "quiet", "aria-label": label, title: label, click: action, ...attributes },
-    icon(name));
+  return element("button", {
+    type: "button",
+    class: "quiet",
+    "aria-label": label,
+    title: label,
+    click: action,
+    ...attributes,
+  }, icon(name));
 }
 
 // A button that copies what `text` gives, and says so.
@@ -98,7 +108,10 @@ export function oncePerFrame(action) {
   return () => {
     if (isDue) return;
     isDue = true;
-    const run = () => { isDue = false; action(); };
+    const run = () => {
+      isDue = false;
+      action();
+    };
     if (document.hidden) setTimeout(run, 250);
     else requestAnimationFrame(run);
   };

@@ -19,7 +19,7 @@ export class EventParser {
   // The events that are complete now: objects with `id`, empty if none has come, and `data`.
   feed(text) {
     const events = [];
-    let lines = (this.#rest + text).split(/\r\n|\n|\r(?!$)/);
+    const lines = (this.#rest + text).split(/\r\n|\n|\r(?!$)/);
     this.#rest = lines.pop();
     for (const line of lines) this.#take(line, events);
     return events;
@@ -44,7 +44,7 @@ export class EventParser {
 // The events of a request's answer, up to its end. `lastId` is that of the last event of an earlier try, if there was
 // one. `onBreak` is called with the reason each time the connection breaks, `onReturn` when events come again.
 export async function* resumedEvents(path, body, { signal, lastId = "", onBreak = () => {}, onReturn = () => {} }) {
-  for (let tries = 0; ; tries += 1) {
+  for (let tries = 0;; tries += 1) {
     let reason;
     try {
       const headers = { Accept: "text/event-stream", "Last-Event-ID": lastId };
@@ -80,6 +80,9 @@ async function* eventsOf(stream) {
 function wait(milliseconds, signal) {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, milliseconds);
-    signal.addEventListener("abort", () => { clearTimeout(timer); reject(signal.reason); }, { once: true });
+    signal.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    }, { once: true });
   });
 }

@@ -27,20 +27,36 @@ const GROUPS = [
 export class ApiView {
   constructor(description) {
     this.schemas = description.components.schemas;
-    const groups = GROUPS.map(([title]) => element("section", { class: "group", "aria-label": title }, element("h2", {}, title)));
+    const groups = GROUPS.map(([title]) =>
+      element("section", { class: "group", "aria-label": title }, element("h2", {}, title))
+    );
     const routes = Object.entries(description.paths).flatMap(([path, methods]) => {
       const group = groups[GROUPS.findIndex(([, starts]) => starts.some((start) => path.startsWith(start)))];
       const made = Object.entries(methods).map(([method, operation]) => this.#route(path, method, operation));
       group.append(...made);
       return made;
     });
-    this.filter = element("input", { type: "search", "aria-label": "Find a route", placeholder: "Find a route", input: () => this.#find(routes) });
+    this.filter = element("input", {
+      type: "search",
+      "aria-label": "Find a route",
+      placeholder: "Find a route",
+      input: () => this.#find(routes),
+    });
     this.count = element("span", { class: "note", role: "status" }, `${routes.length} routes`);
-    this.root = element("div", { class: "api" },
-      element("div", { class: "api-head" }, element("h1", {}, "HTTP API"),
+    this.root = element(
+      "div",
+      { class: "api" },
+      element(
+        "div",
+        { class: "api-head" },
+        element("h1", {}, "HTTP API"),
         element("span", { class: "note" }, `version ${description.info.version}`),
-        element("a", { href: address("/openapi.json") }, "openapi.json"), this.filter, this.count),
-      element("div", { class: "routes" }, ...groups.filter((group) => group.children.length > 1)));
+        element("a", { href: address("/openapi.json") }, "openapi.json"),
+        this.filter,
+        this.count,
+      ),
+      element("div", { class: "routes" }, ...groups.filter((group) => group.children.length > 1)),
+    );
   }
 
   // The rest of an address is a method and a path: its route is opened.
@@ -55,29 +71,58 @@ export class ApiView {
   #find(routes) {
     const text = this.filter.value.toLowerCase();
     for (const route of routes) route.hidden = !route.firstChild.textContent.toLowerCase().includes(text);
-    for (const group of this.root.querySelectorAll(".group")) group.hidden = !group.querySelector(".route:not([hidden])");
+    for (const group of this.root.querySelectorAll(".group")) {
+      group.hidden = !group.querySelector(".route:not([hidden])");
+    }
     this.count.textContent = `${routes.filter((route) => !route.hidden).length} routes`;
   }
 
   #route(path, method, operation) {
     const body = element("div", { class: "route-body" });
-    return element("details", { class: "route", "data-route": `${method} ${path}`,
-      toggle: () => { if (!body.firstChild) this.#fill(body, path, method, operation); } },
-    element("summary", {}, element("code", { class: `method ${method}` }, method.toUpperCase()), element("code", { class: "path" }, path),
-      element("span", { class: "route-summary" }, operation.summary || "")), body);
+    return element(
+      "details",
+      {
+        class: "route",
+        "data-route": `${method} ${path}`,
+        toggle: () => {
+          if (!body.firstChild) this.#fill(body, path, method, operation);
+        },
+      },
+      element(
+        "summary",
+        {},
+        element("code", { class: `method ${method}` }, method.toUpperCase()),
+        element("code", { class: "path" }, path),
+        element("span", { class: "route-summary" }, operation.summary || ""),
+      ),
+      body,
+    );
   }
 
   #fill(body, path, method, operation) {
     if (operation.requestBody) {
       const [, schema] = this.#referred(operation.requestBody.content["application/json"].schema);
-      body.append(element("h3", {}, "Request"), ...(schema.properties ? this.#fields(schema, 0) : this.#described(schema, 0)));
+      body.append(
+        element("h3", {}, "Request"),
+        ...(schema.properties ? this.#fields(schema, 0) : this.#described(schema, 0)),
+      );
     }
     const rows = Object.entries(operation.responses).map(([status, response]) => {
       const kinds = Object.entries(response.content || {}).map(([type, { schema }]) =>
-        element("p", {}, element("code", {}, type), " ", ...this.#described(schema, 0)));
-      return element("tr", {}, element("td", {}, element("code", {}, status)), element("td", {}, response.description || "", ...kinds));
+        element("p", {}, element("code", {}, type), " ", ...this.#described(schema, 0))
+      );
+      return element(
+        "tr",
+        {},
+        element("td", {}, element("code", {}, status)),
+        element("td", {}, response.description || "", ...kinds),
+      );
     });
-    body.append(element("h3", {}, "Answers"), element("table", {}, element("tbody", {}, ...rows)), ...trial(path, method, operation));
+    body.append(
+      element("h3", {}, "Answers"),
+      element("table", {}, element("tbody", {}, ...rows)),
+      ...trial(path, method, operation),
+    );
   }
 
   #referred(schema) {
@@ -89,9 +134,12 @@ export class ApiView {
   #described(schema, depth) {
     const [name, target] = this.#referred(schema);
     if (target.properties && depth < MAX_DEPTH) {
-      const details = element("details", { class: "type", toggle: () => {
-        if (details.open && details.children.length === 1) details.append(...this.#fields(target, depth + 1));
-      } }, element("summary", {}, name || "object"));
+      const details = element("details", {
+        class: "type",
+        toggle: () => {
+          if (details.open && details.children.length === 1) details.append(...this.#fields(target, depth + 1));
+        },
+      }, element("summary", {}, name || "object"));
       return [details];
     }
     const variants = target.anyOf || target.oneOf;
@@ -109,14 +157,21 @@ export class ApiView {
     const required = new Set(schema.required || []);
     const rows = Object.entries(schema.properties).map(([name, field]) => {
       const note = field.description || "";
-      const label = element("td", {}, element("code", {}, name),
-        required.has(name) ? element("span", { class: "required" }, " required") : null);
+      const label = element(
+        "td",
+        {},
+        element("code", {}, name),
+        required.has(name) ? element("span", { class: "required" }, " required") : null,
+      );
       const text = element("td", {}, ...this.#described(field, depth));
       if (field.default !== undefined && field.default !== null) text.append(` = ${JSON.stringify(field.default)}`);
       if (note) text.append(element("p", { class: "note" }, ...inlineNodes(note)));
       return element("tr", {}, label, text);
     });
-    return [schema.description ? element("p", {}, ...inlineNodes(schema.description)) : "", element("table", {}, element("tbody", {}, ...rows))];
+    return [
+      schema.description ? element("p", {}, ...inlineNodes(schema.description)) : "",
+      element("table", {}, element("tbody", {}, ...rows)),
+    ];
   }
 }
 
@@ -126,24 +181,43 @@ function trial(path, method, operation) {
     inputs[name] = element("input", {});
     return element("label", { class: "field" }, element("span", {}, name), inputs[name]);
   });
-  const area = operation.requestBody && element("textarea", { class: "mono", spellcheck: "false", rows: "8", "aria-label": "Request body" });
+  const area = operation.requestBody &&
+    element("textarea", { class: "mono", spellcheck: "false", rows: "8", "aria-label": "Request body" });
   if (area) area.value = JSON.stringify(EXAMPLES[path] || {}, null, 2);
   const status = element("code", { role: "status" });
   const answer = element("pre", { tabindex: "0", role: "region", "aria-label": `Answer of ${path}`, hidden: true });
   let running = new AbortController();
-  const form = element("form", { class: "trial", submit: (event) => {
-    event.preventDefault();
-    running.abort();
-    running = new AbortController();
-    send(method.toUpperCase(), path, { inputs, body: area?.value }, { status, answer }, running.signal);
-  } }, ...fields, area, element("div", { class: "row" }, element("button", { class: "primary" }, "Send"),
-    element("button", { type: "button", click: () => running.abort() }, "Stop"), status), answer);
+  const form = element(
+    "form",
+    {
+      class: "trial",
+      submit: (event) => {
+        event.preventDefault();
+        running.abort();
+        running = new AbortController();
+        send(method.toUpperCase(), path, { inputs, body: area?.value }, { status, answer }, running.signal);
+      },
+    },
+    ...fields,
+    area,
+    element(
+      "div",
+      { class: "row" },
+      element("button", { class: "primary" }, "Send"),
+      element("button", { type: "button", click: () => running.abort() }, "Stop"),
+      status,
+    ),
+    answer,
+  );
   return [element("h3", {}, "Try it"), form];
 }
 
 async function send(method, path, { inputs, body }, { status, answer }, signal) {
   const headers = { ...authorization(), ...(body === undefined ? {} : { "Content-Type": "application/json" }) };
-  const target = path.replace(/{(\w+)(?::\w+)?}/g, (_, name) => inputs[name].value.split("/").map(encodeURIComponent).join("/"));
+  const target = path.replace(
+    /{(\w+)(?::\w+)?}/g,
+    (_, name) => inputs[name].value.split("/").map(encodeURIComponent).join("/"),
+  );
   status.textContent = "…";
   answer.textContent = "";
   answer.hidden = false;
@@ -154,7 +228,9 @@ async function send(method, path, { inputs, body }, { status, answer }, signal) 
     if (!response.body) return;
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     for (let part = await reader.read(); !part.done; part = await reader.read()) answer.append(part.value);
-    if (type.startsWith("application/json")) answer.textContent = JSON.stringify(JSON.parse(answer.textContent), null, 2);
+    if (type.startsWith("application/json")) {
+      answer.textContent = JSON.stringify(JSON.parse(answer.textContent), null, 2);
+    }
   } catch (error) {
     status.textContent = signal.aborted ? "stopped" : String(error);
   }

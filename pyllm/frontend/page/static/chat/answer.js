@@ -76,7 +76,7 @@ export class Answer {
     const { delta } = choice;
     if (delta.content) message.content += delta.content;
     if (delta.reasoning) message.reasoning = (message.reasoning || "") + delta.reasoning;
-    for (const call of delta.tool_calls || []) addCall((message.toolCalls ||= []), call);
+    for (const call of delta.tool_calls || []) addCall(message.toolCalls ||= [], call);
     for (const entry of choice.logprobs?.content || []) {
       (message.tokens ||= []).push({
         text: entry.token,

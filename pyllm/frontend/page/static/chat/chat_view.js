@@ -25,22 +25,38 @@ export class ChatView {
   constructor(server) {
     this.server = server;
     this.conversation = newConversation(kept(SETTINGS) || newSettings());
-    this.list = new ConversationList({ choose: (id) => this.#open(id), remove: (id, title) => this.#remove(id, title), begin: () => this.#begin() });
+    this.list = new ConversationList({
+      choose: (id) => this.#open(id),
+      remove: (id, title) => this.#remove(id, title),
+      begin: () => this.#begin(),
+    });
     this.thread = new Thread({
       send: (text) => this.#send(text),
       edit: (message, text) => this.#ask(parentOf(message), { role: "user", content: text }),
       retry: (message) => this.#answer(parentOf(message)),
       goOn: (message) => this.#run(message),
-      choose: (id) => { choose(this.conversation, id); this.#show(); this.#save(); },
+      choose: (id) => {
+        choose(this.conversation, id);
+        this.#show();
+        this.#save();
+      },
       showCode: (message) => this.#showCode(message.request),
       sendResults: (message, results) => this.#sendResults(message, results),
     }, server.model);
     this.composer = new Composer({ send: (text) => this.#send(text), stop: () => this.#stop() });
     this.settings = new SettingsView(server.defaults, () => this.#settingsChanged());
-    this.panel = element("aside", { class: "settings", "aria-label": "Settings" },
-      element("div", { class: "panel-head" }, element("h2", {}, "Settings"),
+    this.panel = element(
+      "aside",
+      { class: "settings", "aria-label": "Settings" },
+      element(
+        "div",
+        { class: "panel-head" },
+        element("h2", {}, "Settings"),
         iconButton("code", "The next request as code", () => this.#showNextCode()),
-        iconButton("close", "Close the settings", () => this.#toggle("settings", false))), this.settings.root);
+        iconButton("close", "Close the settings", () => this.#toggle("settings", false)),
+      ),
+      this.settings.root,
+    );
     this.side = element("div", { class: "side" }, this.list.root);
     this.shade = element("div", { class: "shade", click: () => this.#closeDrawers() });
     this.openers = {
@@ -48,12 +64,27 @@ export class ChatView {
       settings: iconButton("sliders", "Settings", () => this.#toggle("settings")),
     };
     this.problem = element("div", { class: "error", role: "alert", hidden: true });
-    this.root = element("div", { class: "chat", keydown: (event) => this.#key(event) }, this.side,
-      element("div", { class: "centre" },
-        element("div", { class: "chat-bar" },
-          this.openers.side, this.title = element("h1", { class: "chat-title" }), this.openers.settings),
-        this.thread.root, this.problem, this.composer.root),
-      this.panel, this.shade);
+    this.root = element(
+      "div",
+      { class: "chat", keydown: (event) => this.#key(event) },
+      this.side,
+      element(
+        "div",
+        { class: "centre" },
+        element(
+          "div",
+          { class: "chat-bar" },
+          this.openers.side,
+          this.title = element("h1", { class: "chat-title" }),
+          this.openers.settings,
+        ),
+        this.thread.root,
+        this.problem,
+        this.composer.root,
+      ),
+      this.panel,
+      this.shade,
+    );
     this.draw = oncePerFrame(() => this.#drawRunning());
     this.#toggle("settings", isWide() && kept(PANEL) !== false);
     this.settings.show(this.conversation.settings);
@@ -78,7 +109,8 @@ export class ChatView {
     const conversation = running?.conversation || (await load(id));
     if (!conversation) return;
     for (const message of Object.values(conversation.messages)) {
-      if (message.state === "running" && !this.#answers.has(message.id)) message.state = "stopped"; // The page was closed.
+      // Where nobody reads it any more, the page was closed in mid-answer.
+      if (message.state === "running" && !this.#answers.has(message.id)) message.state = "stopped";
     }
     this.conversation = conversation;
     this.settings.show(conversation.settings);
@@ -99,12 +131,16 @@ export class ChatView {
   }
 
   #remove(id, title) {
-    confirmed("Delete this conversation?", `"${title}" is kept in this browser only, and cannot be brought back.`, async () => {
-      for (const { answer, conversation } of this.#answers.values()) if (conversation.id === id) answer.stop();
-      await remove(id);
-      if (id === this.conversation.id) this.#begin();
-      else this.#list();
-    });
+    confirmed(
+      "Delete this conversation?",
+      `"${title}" is kept in this browser only, and cannot be brought back.`,
+      async () => {
+        for (const { answer, conversation } of this.#answers.values()) if (conversation.id === id) answer.stop();
+        await remove(id);
+        if (id === this.conversation.id) this.#begin();
+        else this.#list();
+      },
+    );
   }
 
   #send(text) {
@@ -118,7 +154,8 @@ export class ChatView {
   #sendResults(message, results) {
     let parent = message.id;
     message.toolCalls.forEach(({ id, name }, index) => {
-      parent = addMessage(this.conversation, parent, { role: "tool", toolCallId: id, name, content: results[index] }).id;
+      parent =
+        addMessage(this.conversation, parent, { role: "tool", toolCallId: id, name, content: results[index] }).id;
     });
     this.#answer(parent);
   }
@@ -140,7 +177,10 @@ export class ChatView {
 
   async #run(message) {
     const { conversation } = this;
-    const answer = new Answer(message, () => { this.draw(); this.#saveSometimes(conversation); });
+    const answer = new Answer(message, () => {
+      this.draw();
+      this.#saveSometimes(conversation);
+    });
     this.#answers.set(message.id, { answer, conversation });
     this.thread.follow();
     this.#show();
@@ -180,7 +220,9 @@ export class ChatView {
   #note() {
     const usage = shownMessages(this.conversation).findLast((message) => message.usage)?.usage;
     const context = this.server.context.toLocaleString("en");
-    const note = usage ? `${usage.total_tokens.toLocaleString("en")} of ${context} tokens of context` : `Context of ${context} tokens`;
+    const note = usage
+      ? `${usage.total_tokens.toLocaleString("en")} of ${context} tokens of context`
+      : `Context of ${context} tokens`;
     this.composer.update(Boolean(this.#running()), note);
   }
 

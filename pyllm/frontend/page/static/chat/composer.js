@@ -6,22 +6,36 @@ const MAX_HEIGHT = 240; // px
 
 export class Composer {
   constructor({ send, stop }) {
-    this.area = element("textarea", { rows: "1", id: "composer", "aria-label": "Message", placeholder: "Ask something",
-      input: () => this.#fit(), keydown: (event) => {
+    this.area = element("textarea", {
+      rows: "1",
+      id: "composer",
+      "aria-label": "Message",
+      placeholder: "Ask something",
+      input: () => this.#fit(),
+      keydown: (event) => {
         if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
           event.preventDefault();
           this.#send();
         }
-      } });
+      },
+    });
     this.button = element("button", { class: "send", "aria-label": "Send", title: "Send (Enter)" }, icon("send"));
     this.note = element("p", { class: "composer-note" });
     this.isRunning = false;
     this.actions = { send, stop };
-    this.root = element("form", { class: "composer", submit: (event) => {
-      event.preventDefault();
-      if (this.isRunning) stop();
-      else this.#send();
-    } }, element("div", { class: "composer-box" }, this.area, this.button), this.note);
+    this.root = element(
+      "form",
+      {
+        class: "composer",
+        submit: (event) => {
+          event.preventDefault();
+          if (this.isRunning) stop();
+          else this.#send();
+        },
+      },
+      element("div", { class: "composer-box" }, this.area, this.button),
+      this.note,
+    );
   }
 
   // Shows whether an answer is running, and a note below the field.

@@ -62,8 +62,11 @@ function apiMessage(message) {
   const made = { role: "assistant", content: message.content };
   if (message.reasoning) made.reasoning = message.reasoning;
   if (message.toolCalls?.length) {
-    made.tool_calls = message.toolCalls.map(({ id, name, arguments: text }) =>
-      ({ id, type: "function", function: { name, arguments: text } }));
+    made.tool_calls = message.toolCalls.map(({ id, name, arguments: text }) => ({
+      id,
+      type: "function",
+      function: { name, arguments: text },
+    }));
     if (!made.content) made.content = null;
   }
   return made;

@@ -7,18 +7,30 @@ export class ConversationList {
     this.choose = choose;
     this.remove = remove;
     this.list = element("ul", {});
-    this.root = element("nav", { class: "conversations", "aria-label": "Conversations" },
-      element("button", { type: "button", class: "new", click: begin }, icon("plus"), "New conversation"), this.list,
-      element("p", { class: "note" }, "Kept in this browser only."));
+    this.root = element(
+      "nav",
+      { class: "conversations", "aria-label": "Conversations" },
+      element("button", { type: "button", class: "new", click: begin }, icon("plus"), "New conversation"),
+      this.list,
+      element("p", { class: "note" }, "Kept in this browser only."),
+    );
   }
 
   show(summaries, currentId) {
     this.list.replaceChildren(...summaries.map(({ id, title, updated }) => {
       const isCurrent = id === currentId;
-      return element("li", {},
-        element("button", { type: "button", class: "conversation", "aria-current": isCurrent ? "true" : null,
-          title: new Date(updated).toLocaleString(), click: () => this.choose(id) }, title || "Conversation"),
-        iconButton("trash", `Delete "${title}"`, () => this.remove(id, title)));
+      return element(
+        "li",
+        {},
+        element("button", {
+          type: "button",
+          class: "conversation",
+          "aria-current": isCurrent ? "true" : null,
+          title: new Date(updated).toLocaleString(),
+          click: () => this.choose(id),
+        }, title || "Conversation"),
+        iconButton("trash", `Delete "${title}"`, () => this.remove(id, title)),
+      );
     }));
   }
 }

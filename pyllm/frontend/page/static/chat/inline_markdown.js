@@ -3,11 +3,13 @@
 import { element } from "../dom.js";
 
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
+const LABEL = String.raw`(?<image>!?)\[(?<label>(?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]`;
+const TARGET = String.raw`\(\s*<?(?<target>[^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+["'][^\n"']*["'])?\s*\)`;
 const TOKEN = new RegExp(
   [
-    String.raw`\\(?<escaped>[!-\/:-@[-\`{-~])`,
+    "\\\\(?<escaped>[!-\\/:-@[-`{-~])",
     "(?<ticks>`+)(?<code>(?:.|\\n)*?[^`])\\k<ticks>(?!`)",
-    String.raw`(?<image>!?)\[(?<label>(?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]\(\s*<?(?<target>[^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+["'][^\n"']*["'])?\s*\)`,
+    LABEL + TARGET,
     String.raw`<?(?<address>https?:\/\/[^\s<>()]*[^\s<>().,;:!?'"*_\]])>?`,
     String.raw`(?<double>\*\*|__)(?=\S)(?<strong>(?:(?!\k<double>)[^\\]|\\.)*?\S)\k<double>(?!\w)`,
     String.raw`(?<![\w*])(?<single>\*|_)(?=[^\s*_])(?<emphasis>(?:\\.|[^\\])*?[^\s\\])\k<single>(?![\w*])`,

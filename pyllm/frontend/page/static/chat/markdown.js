@@ -85,7 +85,9 @@ function read(lines, start) {
     return { kind: "quote", lines: lines.slice(start, end).map((each) => each.replace(QUOTE, "")), end };
   }
   if (ITEM.test(line)) return readList(lines, start);
-  if (line.includes("|") && start + 1 < lines.length && TABLE_RULE.test(lines[start + 1])) return readTable(lines, start);
+  if (line.includes("|") && start + 1 < lines.length && TABLE_RULE.test(lines[start + 1])) {
+    return readTable(lines, start);
+  }
   const end = endOf(lines, start, (each, index) => each.trim() && !startsBlock(each) && !startsTable(lines, index));
   return { kind: "paragraph", text: lines.slice(start, end).map((each) => each.trimStart()).join("\n"), end };
 }
@@ -124,6 +126,7 @@ function readList(lines, start) {
     const item = ITEM.exec(lines[index]);
     if (!item || /\d/.test(item[2]) !== isOrdered || RULE.test(lines[index])) break;
     const width = item[1].length + item[2].length + Math.min(item[3].length || 1, 4);
+    isLoose ||= index > start && !lines[index - 1].trim();
     const own = [lines[index].slice(item[0].length)];
     end = index += 1;
     while (index < lines.length) {
@@ -188,24 +191,55 @@ function listNode({ isOrdered, isLoose, first, items }, depth) {
 function itemNode(lines, isLoose, depth) {
   const task = /^\[([ xX])\]\s+/.exec(lines[0]);
   const own = task ? [lines[0].slice(task[0].length), ...lines.slice(1)] : lines;
-  const nodes = inner(own, depth).flatMap((node) => (!isLoose && node.nodeName === "P" ? [...node.childNodes] : [node]));
+  const nodes = inner(own, depth).flatMap((
+    node,
+  ) => (!isLoose && node.nodeName === "P" ? [...node.childNodes] : [node]));
   if (!task) return element("li", {}, ...nodes);
   const isDone = task[1] !== " ";
-  const box = element("span", { class: "task", role: "img", "aria-label": isDone ? "done" : "open" }, isDone ? "☑ " : "☐ ");
+  const box = element(
+    "span",
+    { class: "task", role: "img", "aria-label": isDone ? "done" : "open" },
+    isDone ? "☑ " : "☐ ",
+  );
   return element("li", { class: "task-item" }, box, ...nodes);
 }
 
 function tableNode({ head, rows, alignments }) {
-  const row = (name, texts) => element("tr", {}, ...head.map((_, column) =>
-    element(name, alignments[column] ? { class: `to-${alignments[column]}` } : {}, ...inlineNodes(texts[column] || ""))));
-  return element("div", { class: "table", tabindex: "0", role: "region", "aria-label": "table" },
-    element("table", {}, element("thead", {}, row("th", head)), element("tbody", {}, ...rows.map((each) => row("td", each)))));
+  const row = (name, texts) =>
+    element(
+      "tr",
+      {},
+      ...head.map((_, column) =>
+        element(
+          name,
+          alignments[column] ? { class: `to-${alignments[column]}` } : {},
+          ...inlineNodes(texts[column] || ""),
+        )
+      ),
+    );
+  return element(
+    "div",
+    { class: "table", tabindex: "0", role: "region", "aria-label": "table" },
+    element(
+      "table",
+      {},
+      element("thead", {}, row("th", head)),
+      element("tbody", {}, ...rows.map((each) => row("td", each))),
+    ),
+  );
 }
 
 function codeNode({ language, code }) {
   const name = language || "text";
-  const pre = element("pre", { tabindex: "0", role: "region", "aria-label": `${name} code` },
-    element("code", {}, ...highlighted(code, language)));
-  return element("div", { class: "code", "data-spoken": `${name} code, ${code.split("\n").length} lines` },
-    element("div", { class: "code-bar" }, element("span", {}, name), copyButton("Copy code", () => code)), pre);
+  const pre = element(
+    "pre",
+    { tabindex: "0", role: "region", "aria-label": `${name} code` },
+    element("code", {}, ...highlighted(code, language)),
+  );
+  return element(
+    "div",
+    { class: "code", "data-spoken": `${name} code, ${code.split("\n").length} lines` },
+    element("div", { class: "code-bar" }, element("span", {}, name), copyButton("Copy code", () => code)),
+    pre,
+  );
 }

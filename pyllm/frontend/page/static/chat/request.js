@@ -84,7 +84,9 @@ function constraint({ format, inputs }) {
     case "json_object":
       return { response_format: { type: "json_object" } };
     case "json_schema":
-      return { response_format: { type: "json_schema", json_schema: { name: "answer", schema: parsed(input, "JSON schema") } } };
+      return {
+        response_format: { type: "json_schema", json_schema: { name: "answer", schema: parsed(input, "JSON schema") } },
+      };
     case "regex":
       return { structured_outputs: { regex: input } };
     case "choice":
@@ -104,14 +106,27 @@ function parsed(text, name) {
 
 export function asCurl(body, url, needsKey) {
   const text = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
-  const key = needsKey ? " \\\n    -H \"Authorization: Bearer $PYLLM_API_KEY\"" : "";
+  const key = needsKey ? ' \\\n    -H "Authorization: Bearer $PYLLM_API_KEY"' : "";
   return `curl -N ${url} \\\n    -H 'Content-Type: application/json'${key} \\\n    -d '${text}'\n`;
 }
 
 // Fields that OpenAI's library takes as they are; others go into `extra_body`.
 const OPENAI_FIELDS = new Set([
-  "model", "messages", "temperature", "top_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty", "stop",
-  "response_format", "tools", "tool_choice", "logprobs", "top_logprobs", "stream",
+  "model",
+  "messages",
+  "temperature",
+  "top_p",
+  "max_tokens",
+  "seed",
+  "presence_penalty",
+  "frequency_penalty",
+  "stop",
+  "response_format",
+  "tools",
+  "tool_choice",
+  "logprobs",
+  "top_logprobs",
+  "stream",
 ]);
 
 export function asPython(body, base, needsKey) {

@@ -11,7 +11,11 @@ const unkept = new Map();
 
 // The conversations without their messages, the latest first.
 export async function summaries() {
-  const all = await inStores("readonly", ({ summaries: store }) => store.getAll(), () => [...unkept.values()].map(summaryOf));
+  const all = await inStores(
+    "readonly",
+    ({ summaries: store }) => store.getAll(),
+    () => [...unkept.values()].map(summaryOf),
+  );
   return all.sort((one, other) => other.updated - one.updated);
 }
 

@@ -1,4 +1,4 @@
-// The messages of one conversation on the screen, which stay at the end while an answer grows unless the reader scrolls.
+// The messages of one conversation on the screen. It stays at the end while an answer grows, unless the reader scrolls.
 
 import { element, icon } from "../dom.js";
 import { shownMessages } from "./conversation.js";
@@ -20,14 +20,40 @@ export class Thread {
   constructor(actions, modelName) {
     this.actions = actions;
     this.list = element("div", { class: "messages" });
-    this.welcome = element("div", { class: "welcome" }, element("h2", {}, "What would you like to know?"),
+    this.welcome = element(
+      "div",
+      { class: "welcome" },
+      element("h2", {}, "What would you like to know?"),
       element("p", { class: "note" }, modelName, " answers on this server. Nothing leaves it."),
-      element("div", { class: "suggestions" }, ...SUGGESTIONS.map((text) =>
-        element("button", { type: "button", click: () => actions.send(text) }, text))));
-    this.toEnd = element("button", { type: "button", class: "to-end", "aria-label": "To the end", title: "To the end", hidden: true,
-      click: () => { this.#follows = true; this.#scroll(); } }, icon("down"));
-    this.scroller = element("div", { class: "scroller", tabindex: "0", role: "region", "aria-label": "Messages",
-      scroll: () => this.#scrolled() }, this.welcome, this.list);
+      element(
+        "div",
+        { class: "suggestions" },
+        ...SUGGESTIONS.map((text) => element("button", { type: "button", click: () => actions.send(text) }, text)),
+      ),
+    );
+    this.toEnd = element("button", {
+      type: "button",
+      class: "to-end",
+      "aria-label": "To the end",
+      title: "To the end",
+      hidden: true,
+      click: () => {
+        this.#follows = true;
+        this.#scroll();
+      },
+    }, icon("down"));
+    this.scroller = element(
+      "div",
+      {
+        class: "scroller",
+        tabindex: "0",
+        role: "region",
+        "aria-label": "Messages",
+        scroll: () => this.#scrolled(),
+      },
+      this.welcome,
+      this.list,
+    );
     this.root = element("div", { class: "thread" }, this.scroller, this.toEnd);
   }
 

@@ -11,7 +11,10 @@ export class TokenView {
   constructor() {
     this.details = element("div", { class: "token-details", role: "status" });
     this.list = element("div", {
-      class: "tokens", role: "listbox", "aria-label": "Tokens of the answer; arrow keys move", tabindex: "0",
+      class: "tokens",
+      role: "listbox",
+      "aria-label": "Tokens of the answer; arrow keys move",
+      tabindex: "0",
       pointerover: (event) => this.#choose(event.target.closest(".token")),
       focus: () => this.#choose(this.list.querySelector(".chosen") || this.list.firstElementChild),
       keydown: (event) => this.#move(event),
@@ -33,14 +36,24 @@ export class TokenView {
     const { text, logprob } = this.tokens[index];
     const level = LEVELS.filter((bound) => Math.exp(logprob) < bound).length;
     const label = `${quoted(text)}, ${percent(logprob)}`;
-    return element("span", { class: `token level-${level}`, role: "option", id: `token-${newNumber()}`, "aria-label": label,
-      "aria-selected": "false", "data-index": index }, visible(text));
+    return element("span", {
+      class: `token level-${level}`,
+      role: "option",
+      id: `token-${newNumber()}`,
+      "aria-label": label,
+      "aria-selected": "false",
+      "data-index": index,
+    }, visible(text));
   }
 
   #move(event) {
     const chosen = this.list.querySelector(".chosen");
-    const target = { ArrowRight: chosen?.nextElementSibling, ArrowLeft: chosen?.previousElementSibling,
-      Home: this.list.firstElementChild, End: this.list.lastElementChild }[event.key];
+    const target = {
+      ArrowRight: chosen?.nextElementSibling,
+      ArrowLeft: chosen?.previousElementSibling,
+      Home: this.list.firstElementChild,
+      End: this.list.lastElementChild,
+    }[event.key];
     if (target === undefined) return;
     event.preventDefault();
     this.#choose(target);
@@ -59,18 +72,42 @@ export class TokenView {
   }
 
   #explain() {
-    this.details.append(element("p", { class: "note" }, "Point at a token, or move with the arrow keys, to see what else was likely."));
+    this.details.append(
+      element("p", { class: "note" }, "Point at a token, or move with the arrow keys, to see what else was likely."),
+    );
   }
 
   #describe({ text, logprob, top }) {
     const rows = top.map(([other, value]) => {
-      const bar = element("meter", { min: "0", max: "1", value: Math.exp(value), "aria-label": `probability of ${quoted(other)}` });
-      return element("tr", other === text ? { class: "own" } : {}, element("td", {}, element("code", {}, quoted(other))),
-        element("td", {}, bar), element("td", { class: "number" }, percent(value)), element("td", { class: "number" }, value.toFixed(3)));
+      const bar = element("meter", {
+        min: "0",
+        max: "1",
+        value: Math.exp(value),
+        "aria-label": `probability of ${quoted(other)}`,
+      });
+      return element(
+        "tr",
+        other === text ? { class: "own" } : {},
+        element("td", {}, element("code", {}, quoted(other))),
+        element("td", {}, bar),
+        element("td", { class: "number" }, percent(value)),
+        element("td", { class: "number" }, value.toFixed(3)),
+      );
     });
     this.details.replaceChildren(
-      element("p", {}, element("code", {}, quoted(text)), ` ${percent(logprob)}, log-probability ${logprob.toFixed(3)}`),
-      element("table", {}, element("caption", { class: "unseen" }, "The likeliest tokens here"), element("tbody", {}, ...rows)));
+      element(
+        "p",
+        {},
+        element("code", {}, quoted(text)),
+        ` ${percent(logprob)}, log-probability ${logprob.toFixed(3)}`,
+      ),
+      element(
+        "table",
+        {},
+        element("caption", { class: "unseen" }, "The likeliest tokens here"),
+        element("tbody", {}, ...rows),
+      ),
+    );
   }
 }
 

@@ -17,7 +17,15 @@ export class Chart {
     this.least = least;
     this.values = lines.map(() => element("span", { class: "value" }, "–"));
     this.when = element("span", { class: "when" });
-    const legend = lines.map(({ label }, index) => element("span", { class: `key line-${index}` }, element("i", { "aria-hidden": "true" }), `${label} `, this.values[index]));
+    const legend = lines.map(({ label }, index) =>
+      element(
+        "span",
+        { class: `key line-${index}` },
+        element("i", { "aria-hidden": "true" }),
+        `${label} `,
+        this.values[index],
+      )
+    );
     this.rules = Array.from({ length: NUM_LINES + 1 }, () => svg("line", { class: "rule" }));
     this.marks = Array.from({ length: NUM_LINES + 1 }, () => svg("text", { class: "mark", "text-anchor": "end" }));
     this.span = svg("text", { class: "mark" });
@@ -25,13 +33,34 @@ export class Chart {
     write(this.empty, "Nothing measured yet");
     this.paths = lines.map((_, index) => svg("path", { class: `path line-${index}` }));
     this.cursor = svg("line", { class: "cursor", visibility: "hidden" });
-    this.picture = svg("svg", { class: "picture", height: HEIGHT, role: "img", tabindex: "0", "aria-label": title,
-      pointermove: (event) => this.#read(this.#indexAt(event.offsetX)), pointerleave: () => this.#read(null), blur: () => this.#read(null),
-      keydown: (event) => this.#key(event) },
-    ...this.rules, ...this.marks, this.span, this.empty, ...this.paths, this.cursor);
+    this.picture = svg(
+      "svg",
+      {
+        class: "picture",
+        height: HEIGHT,
+        role: "img",
+        tabindex: "0",
+        "aria-label": title,
+        pointermove: (event) => this.#read(this.#indexAt(event.offsetX)),
+        pointerleave: () => this.#read(null),
+        blur: () => this.#read(null),
+        keydown: (event) => this.#key(event),
+      },
+      ...this.rules,
+      ...this.marks,
+      this.span,
+      this.empty,
+      ...this.paths,
+      this.cursor,
+    );
     this.title = title;
-    this.root = element("section", { class: "panel chart", "aria-label": title },
-      element("div", { class: "panel-title" }, element("h2", {}, title), this.when), element("div", { class: "legend" }, ...legend), this.picture);
+    this.root = element(
+      "section",
+      { class: "panel chart", "aria-label": title },
+      element("div", { class: "panel-title" }, element("h2", {}, title), this.when),
+      element("div", { class: "legend" }, ...legend),
+      this.picture,
+    );
     this.observer = new ResizeObserver(([entry]) => {
       this.#width = entry.contentRect.width;
       if (this.data) this.update(this.data);
@@ -52,7 +81,9 @@ export class Chart {
     const { data } = this;
     let most = 0;
     for (const { name } of this.lines) {
-      for (let index = 0; index < data.length; index += 1) if (data.series[name][index] > most) most = data.series[name][index];
+      for (let index = 0; index < data.length; index += 1) {
+        if (data.series[name][index] > most) most = data.series[name][index];
+      }
     }
     const isEmpty = this.lines.every(({ name }) => data.series[name].subarray(0, data.length).every(Number.isNaN));
     this.empty.setAttribute("visibility", isEmpty ? "visible" : "hidden");
@@ -72,7 +103,7 @@ export class Chart {
     write(this.span, `${minutes} min${this.end > data.times[data.length - 1] ? "" : " ago"}`);
   }
 
-  // Of the values in one column of pixels the lowest and the highest are drawn, so a long time costs no more than a short.
+  // Of the values in a column of pixels the lowest and the highest are drawn: a long time costs what a short one does.
   #path(values) {
     let path = "";
     let isOpen = false;
@@ -108,7 +139,8 @@ export class Chart {
   #indexAt(x) {
     const { data } = this;
     if (!data?.length || !this.#width) return null;
-    const time = this.begin + ((x - MARGIN.left) / (this.#width - MARGIN.left - MARGIN.right)) * (this.end - this.begin);
+    const time = this.begin +
+      ((x - MARGIN.left) / (this.#width - MARGIN.left - MARGIN.right)) * (this.end - this.begin);
     let index = 0;
     while (index < data.length - 1 && data.times[index + 1] <= time) index += 1;
     return index;
@@ -136,7 +168,9 @@ export class Chart {
   #moveCursor() {
     const isShown = this.#at !== null && this.#at < this.data.length && this.#width > 0;
     this.cursor.setAttribute("visibility", isShown ? "visible" : "hidden");
-    if (isShown) set(this.cursor, { x1: this.#x(this.#at), x2: this.#x(this.#at), y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom });
+    if (isShown) {
+      set(this.cursor, { x1: this.#x(this.#at), x2: this.#x(this.#at), y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom });
+    }
   }
 
   #legend() {

@@ -1,7 +1,7 @@
 // What the Engine view shows, asked from the server every few seconds and kept for a while. Knows no node.
 //
-// A source is a route with a reader. One that answers 401, 403 or 404 is left out from then on, and with it what the view
-// would show of it, so a source of a route that a server or a key may lack costs one request.
+// A source is a route with a reader. One that answers 401, 403 or 404 is left out from then on, and with it what the
+// view would show of it, so a source of a route that a server or a key may lack costs one request.
 
 import { ask, ServerError } from "../server.js";
 import { buckets, byLabel, parseMetrics, quantile, sumOf } from "./prometheus.js";
@@ -29,7 +29,12 @@ const HISTOGRAMS = {
 
 // Figures over time; NaN where a look had none.
 export const SERIES = [
-  "generation", "prompt", "running", "waiting", "kvUsage", "hitRate",
+  "generation",
+  "prompt",
+  "running",
+  "waiting",
+  "kvUsage",
+  "hitRate",
   ...Object.keys(HISTOGRAMS).flatMap((name) => [`${name}50`, `${name}95`]),
 ];
 
@@ -76,7 +81,8 @@ export class EngineData {
     const look = { time, metrics, histograms: {} };
     for (const [name, metric] of Object.entries(HISTOGRAMS)) look.histograms[name] = buckets(metrics, metric);
     // A process that began anew counts from 0; what came before says nothing of it.
-    const isSame = before && sumOf(metrics, "vllm:prompt_tokens_total") >= sumOf(before.metrics, "vllm:prompt_tokens_total");
+    const isSame = before &&
+      sumOf(metrics, "vllm:prompt_tokens_total") >= sumOf(before.metrics, "vllm:prompt_tokens_total");
     if (!isSame) this.#looks = [];
     else this.#noteEvents(before, look);
     this.#looks.push(look);
@@ -101,7 +107,8 @@ export class EngineData {
       running: sumOf(metrics, "vllm:num_requests_running") ?? NaN,
       waiting: sumOf(metrics, "vllm:num_requests_waiting") ?? NaN,
       kvUsage: sumOf(metrics, "vllm:kv_cache_usage_perc") ?? NaN,
-      hitRate: growth(oldest, look, "vllm:prefix_cache_hits_total") / growth(oldest, look, "vllm:prefix_cache_queries_total"),
+      hitRate: growth(oldest, look, "vllm:prefix_cache_hits_total") /
+        growth(oldest, look, "vllm:prefix_cache_queries_total"),
     };
     for (const name of Object.keys(HISTOGRAMS)) {
       const [then, now] = [oldest.histograms[name], look.histograms[name]];

@@ -24,9 +24,17 @@ const FIGURES = [
   ["Running", (data) => compact(data.latest("running")), () => "requests"],
   ["Waiting", (data) => compact(data.latest("waiting")), (data) => reasons(data.current.metrics)],
   ["Generated", (data) => compact(data.latest("generation")), () => "tokens/s"],
-  ["First token", (data) => duration(data.latest("firstToken50")), (data) => known(data.latest("firstToken95"), (value) => `95 % within ${duration(value)}`)],
+  [
+    "First token",
+    (data) => duration(data.latest("firstToken50")),
+    (data) => known(data.latest("firstToken95"), (value) => `95 % within ${duration(value)}`),
+  ],
   ["KV cache", (data) => share(data.latest("kvUsage")), (data) => blocks(data)],
-  ["Prefix cache", (data) => share(data.latest("hitRate")), (data) => `${compact(cached(data.current.metrics))} blocks known`],
+  [
+    "Prefix cache",
+    (data) => share(data.latest("hitRate")),
+    (data) => `${compact(cached(data.current.metrics))} blocks known`,
+  ],
   ["Preemptions", (data) => compact(total(data, "vllm:num_preemptions_total")), () => "since the start"],
   ["Recoveries", (data) => compact(total(data, "pyllm:recoveries_total")), () => "since the start"],
 ];
@@ -38,14 +46,42 @@ export class EngineView {
   constructor(data = new EngineData()) {
     this.data = data;
     this.status = element("p", { class: "engine-status", role: "status" });
-    this.figures = FIGURES.map(() => ({ value: element("span", { class: "figure-value" }), note: element("span", { class: "figure-note" }) }));
-    this.charts = CHARTS.map(([title, lines, ...scale]) => new Chart(title, lines.map(([name, label]) => ({ name, label })), ...scale));
+    this.figures = FIGURES.map(() => ({
+      value: element("span", { class: "figure-value" }),
+      note: element("span", { class: "figure-note" }),
+    }));
+    this.charts = CHARTS.map(([title, lines, ...scale]) =>
+      new Chart(title, lines.map(([name, label]) => ({ name, label })), ...scale)
+    );
     this.panels = PANELS.map((Panel) => new Panel());
-    this.root = element("div", { class: "engine" }, element("div", { class: "engine-head" }, element("h1", {}, "Engine"), this.status),
-      this.body = element("div", { hidden: true },
-        element("div", { class: "figures-row" }, ...FIGURES.map(([title], index) =>
-          element("div", { class: "panel figure" }, element("h2", {}, title), this.figures[index].value, this.figures[index].note))),
-        element("div", { class: "charts" }, ...this.charts.map((chart) => chart.root), ...this.panels.map((panel) => panel.root))));
+    this.root = element(
+      "div",
+      { class: "engine" },
+      element("div", { class: "engine-head" }, element("h1", {}, "Engine"), this.status),
+      this.body = element(
+        "div",
+        { hidden: true },
+        element(
+          "div",
+          { class: "figures-row" },
+          ...FIGURES.map(([title], index) =>
+            element(
+              "div",
+              { class: "panel figure" },
+              element("h2", {}, title),
+              this.figures[index].value,
+              this.figures[index].note,
+            )
+          ),
+        ),
+        element(
+          "div",
+          { class: "charts" },
+          ...this.charts.map((chart) => chart.root),
+          ...this.panels.map((panel) => panel.root),
+        ),
+      ),
+    );
   }
 
   show() {
@@ -93,7 +129,11 @@ function cached(metrics) {
 function blocks({ current, snapshot }) {
   const info = current.metrics.get("vllm:cache_config_info")?.[0].labels;
   const number = info && Number(info.num_gpu_blocks);
-  return number ? `of ${number.toLocaleString("en")} blocks` : snapshot.server ? `of ${snapshot.server.max_total_tokens.toLocaleString("en")} tokens` : "";
+  return number
+    ? `of ${number.toLocaleString("en")} blocks`
+    : snapshot.server
+    ? `of ${snapshot.server.max_total_tokens.toLocaleString("en")} tokens`
+    : "";
 }
 
 function reasons(metrics) {

@@ -16,7 +16,9 @@ export class EventsPanel {
     this.none.hidden = events.length > 0;
     if (events[0] === this.#newest) return;
     [this.#newest] = events;
-    while (this.list.children.length < events.length) this.list.append(element("li", {}, element("time"), element("span")));
+    while (this.list.children.length < events.length) {
+      this.list.append(element("li", {}, element("time"), element("span")));
+    }
     events.forEach(({ time, text, count }, index) => {
       const [when, what] = this.list.children[index].children;
       write(when, new Date(time).toLocaleTimeString());
@@ -47,13 +49,19 @@ export class ModelPanel {
       ["Ranks", String(server.tp_size)],
       ["pyllm", server.version],
     ];
-    this.list.append(...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+    this.list.append(
+      ...facts.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))),
+    );
   }
 }
 
 function panel(title, width, ...children) {
-  return element("section", { class: `panel ${width}`, "aria-label": title },
-    element("div", { class: "panel-title" }, element("h2", {}, title)), ...children);
+  return element(
+    "section",
+    { class: `panel ${width}`, "aria-label": title },
+    element("div", { class: "panel-title" }, element("h2", {}, title)),
+    ...children,
+  );
 }
 
 function grouped(number) {

@@ -18,7 +18,7 @@ export function parseMetrics(text) {
     if (!sample) continue;
     const { name, labels } = sample;
     let samples = metrics.get(name);
-    if (!samples) metrics.set(name, (samples = []));
+    if (!samples) metrics.set(name, samples = []);
     samples.push({ labels, value: numberOf(line.slice(end + 1)) });
   }
   return metrics;
@@ -36,7 +36,9 @@ function sampleOf(text) {
 
 function labelsOf(text) {
   const labels = {};
-  for (const [, name, escaped] of text.matchAll(LABEL)) labels[name] = escaped.replace(/\\(.)/g, (_, sign) => ESCAPES[sign] ?? sign);
+  for (const [, name, escaped] of text.matchAll(LABEL)) {
+    labels[name] = escaped.replace(/\\(.)/g, (_, sign) => ESCAPES[sign] ?? sign);
+  }
   return labels;
 }
 
@@ -54,7 +56,9 @@ export function byLabel(metrics, name, label) {
 export function buckets(metrics, name) {
   const samples = metrics.get(`${name}_bucket`);
   if (!samples) return null;
-  const sorted = samples.map(({ labels, value }) => [numberOf(labels.le), value]).sort((one, other) => one[0] - other[0]);
+  const sorted = samples.map(({ labels, value }) => [numberOf(labels.le), value]).sort((one, other) =>
+    one[0] - other[0]
+  );
   return { bounds: sorted.map(([bound]) => bound), counts: sorted.map(([, count]) => count) };
 }
 

@@ -1,0 +1,267 @@
+"""The page's modules by themselves, in a browser: Markdown, events, conversations, requests, metrics."""
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.browser import Browser
+
+# What a model may write, and the HTML of the nodes that it becomes.
+MARKDOWN = [
+    ("Hello *you*, **all** of ~~them~~", "<p>Hello <em>you</em>, <strong>all</strong> of <del>them</del></p>"),
+    ("2 * 3 * 4 and a_b_c", "<p>2 * 3 * 4 and a_b_c</p>"),
+    ("# Title #\ntext", "<h3>Title</h3><p>text</p>"),
+    ("a `<b>` c", "<p>a <code>&lt;b&gt;</code> c</p>"),
+    ("- one\n- two\n  - three", "<ul><li>one</li><li>two<ul><li>three</li></ul></li></ul>"),
+    ("3. c\n4. d", '<ol start="3"><li>c</li><li>d</li></ol>'),
+    ("- a\n\n- b", "<ul><li><p>a</p></li><li><p>b</p></li></ul>"),
+    ("> quote\n> more", "<blockquote><p>quote\nmore</p></blockquote>"),
+    ("one\\*two", "<p>one*two</p>"),
+    ("one  \ntwo", "<p>one<br>two</p>"),
+    ("---", "<hr>"),
+    ("<b onclick=alert(1)>x</b>", "<p>&lt;b onclick=alert(1)&gt;x&lt;/b&gt;</p>"),
+    ("[x](javascript:alert(1))", "<p>[x](javascript:alert(1))</p>"),
+    ("[x](data:text/html,hi)", "<p>[x](data:text/html,hi)</p>"),
+    ("[x](/v1/models)", "<p>[x](/v1/models)</p>"),
+]
+LINK = '<a href="{0}" target="_blank" rel="noopener noreferrer nofollow">{1}</a>'
+LINKS = [
+    ("[a *b*](https://c.d/e_(f))", LINK.format("https://c.d/e_(f)", "a <em>b</em>")),
+    ("![picture](https://c.d/e.png)", LINK.format("https://c.d/e.png", "picture")),
+    ("see https://c.d/e?f=1.", f"see {LINK.format('https://c.d/e?f=1', 'https://c.d/e?f=1')}."),
+]
+DOCUMENT = """# Title
+
+Some *text* with `code` and
+a second line.
+
+- one
+- two
+
+  still two
+  1. deep
+- [x] done
+
+| a | b |
+|---|:-:|
+| 1 | **2** |
+
+```python
+def f(x):
+    # comment
+    return "s" + 1
+```
+> quote
+>
+> - list
+
+1. first
+
+2. second
+
+Last ~~line~~"""
+
+RENDER = """
+    const { MarkdownView } = await import("/chat/markdown.js");
+    const root = document.createElement("div");
+    const view = new MarkdownView(root);
+    for (const text of arguments[0]) view.update(text, text === arguments[0].at(-1));
+    return root.innerHTML;
+"""
+
+
+@pytest.mark.parametrize(("text", "html"), [*MARKDOWN, *((text, f"<p>{html}</p>") for text, html in LINKS)])
+def test_markdown_becomes_nodes_and_html_stays_text(modules: Browser, text: str, html: str) -> None:
+    assert modules.run(RENDER, [text]) == html
+
+
+def test_code_tables_and_tasks(modules: Browser) -> None:
+    html = modules.run(RENDER, [DOCUMENT])
+    assert '<td class="to-center"><strong>2</strong></td>' in html
+    assert 'aria-label="done"' in html
+    for kind, text in (("keyword", "def"), ("call", "f"), ("comment", "# comment"), ("string", '"s"'), ("number", "1")):
+        assert f'<span class="code-{kind}">{text}</span>' in html
+
+
+def test_a_text_that_grows_is_at_the_end_as_if_it_had_come_at_once(modules: Browser) -> None:
+    pieces = [DOCUMENT[:end] for end in range(1, len(DOCUMENT) + 1)]
+    assert modules.run(RENDER, pieces) == modules.run(RENDER, [DOCUMENT])
+
+
+def test_blocks_are_spoken_once_when_they_have_ended(modules: Browser) -> None:
+    spoken = modules.run(
+        """
+        const { MarkdownView } = await import("/chat/markdown.js");
+        const spoken = [];
+        const view = new MarkdownView(document.createElement("div"), (text) => spoken.push(text));
+        for (let end = 1; end <= arguments[0].length; end += 1) view.update(arguments[0].slice(0, end));
+        view.update(arguments[0], true);
+        return spoken;
+        """,
+        "# A\n\nOne.\n\n```js\nx\ny\n```\nLast",
+    )
+    assert spoken == ["A", "One.", "js code, 2 lines", "Last"]
+
+
+@pytest.mark.parametrize("sign", ["*a ", "_a ", "[", "`", "**a", "> " * 50 + "\n", "- " * 50 + "\n", "| ", "~~a"])
+def test_no_text_keeps_the_page_busy(modules: Browser, sign: str) -> None:
+    modules.run(RENDER, [sign * (50_000 // len(sign))])  # Bounded by the time that a script gets.
+
+
+def test_events_are_the_same_however_the_stream_is_cut(modules: Browser) -> None:
+    stream = ": keep-alive\n\nid: a\r\ndata: 1\r\n\r\ndata: x\ndata: y\n\nid: b\nevent: e\n\nid\ndata:  z\r\rdata: lost"
+    found = modules.run(
+        """
+        const { EventParser } = await import("/event_stream.js");
+        const [stream] = arguments;
+        const cut = (size) => {
+            const parser = new EventParser();
+            const events = [];
+            for (let at = 0; at < stream.length; at += size) events.push(...parser.feed(stream.slice(at, at + size)));
+            return events;
+        };
+        return [1, 2, 3, 7, 1000].map(cut);
+        """,
+        stream,
+    )
+    expected = [{"id": "a", "data": "1"}, {"id": "a", "data": "x\ny"}, {"id": "", "data": " z"}]
+    assert found == [expected] * 5
+
+
+def test_an_edit_is_a_branch_and_each_branch_keeps_its_own(modules: Browser) -> None:
+    texts = modules.run("""
+        const tree = await import("/chat/conversation.js");
+        const chat = tree.newConversation({});
+        const first = tree.addMessage(chat, null, { role: "user", content: "one" });
+        tree.addMessage(chat, first.id, { role: "assistant", content: "answer to one" });
+        const edited = tree.addMessage(chat, tree.parentOf(first), { role: "user", content: "two" });
+        const texts = () => tree.shownMessages(chat).map(({ content }) => content);
+        const before = texts();
+        tree.choose(chat, first.id);
+        const kept = JSON.parse(JSON.stringify(chat));
+        return [before, texts(), tree.siblings(chat, edited).length, tree.shownMessages(kept).length, chat.title];
+    """)
+    assert texts == [["two"], ["one", "answer to one"], 2, 2, "one"]
+
+
+SETTINGS = {"system": "Be brief.", "parameters": {"temperature": 0, "top_k": 5}, "stop": "A\nB\n", "format": "text"}
+SETTINGS |= {"inputs": {}, "tools": "", "toolChoice": "auto", "logprobs": False, "topLogprobs": 5}
+BODY = """
+    const { requestBody } = await import("/chat/request.js");
+    return requestBody([{ role: "user", content: "It's \\"so\\"\\n😀" }], arguments[0], "m");
+"""
+
+
+def body(modules: Browser, **settings: Any) -> dict[str, Any]:
+    return dict(modules.run(BODY, SETTINGS | settings))
+
+
+def test_settings_become_the_fields_of_a_request(modules: Browser) -> None:
+    plain = body(modules)
+    assert plain["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": 'It\'s "so"\n😀'},
+    ]
+    assert (plain["temperature"], plain["top_k"], plain["stop"]) == (0, 5, ["A", "B"])
+    assert set(plain) == {"model", "messages", "temperature", "top_k", "stop", "stream", "stream_options"}
+    schema = body(modules, format="json_schema", inputs={"json_schema": '{"type": "object"}'})
+    assert schema["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    choice = body(modules, format="choice", inputs={"choice": "yes\nno\n"})
+    assert choice["structured_outputs"] == {"choice": ["yes", "no"]}
+    tools = body(modules, tools='[{"type": "function"}]', toolChoice="required", logprobs=True)
+    assert (tools["tools"], tools["tool_choice"], tools["top_logprobs"]) == ([{"type": "function"}], "required", 5)
+    with pytest.raises(AssertionError, match=r'The setting "tools" is not valid JSON'):
+        body(modules, tools="[")
+
+
+def test_the_request_as_curl_and_python_is_the_request(modules: Browser) -> None:
+    given = body(modules, format="regex", inputs={"regex": "\\d+"}, logprobs=True)
+    curl, python = modules.run(
+        """
+        const { asCurl, asPython } = await import("/chat/request.js");
+        return [asCurl(arguments[0], "U", true), asPython(arguments[0], "B", true)];
+        """,
+        given,
+    )
+    # What the shell makes of it, with another program for curl.
+    shown = subprocess.run(
+        ["sh", "-c", f"curl() {{ printf '%s\\0' \"$@\"; }}\n{curl}"], capture_output=True, check=True, env={"PYLLM_API_KEY": "k"}
+    ).stdout.split(b"\0")
+    assert b"Authorization: Bearer k" in shown
+    assert json.loads(shown[-2]) == given
+    called: dict[str, Any] = {}
+    start = python.index("client.chat.completions.create(")
+    call = python[start : python.index("\n)\n", start) + 2]
+
+    class Recorder:
+        chat = completions = property(lambda self: self)
+
+        def create(self, **fields: Any) -> None:
+            called.update(fields)
+
+    exec(call, {"client": Recorder()})
+    extra = called.pop("extra_body")
+    assert called | extra == given | {"stream_options": {"include_usage": True}}
+    compile(python, "shown.py", "exec")
+
+
+METRICS = """# HELP vllm:time_to_first_token_seconds From arrival.
+# TYPE vllm:time_to_first_token_seconds histogram
+vllm:time_to_first_token_seconds_bucket{le="0.1",model_name="a \\"b\\" {c}"} %d
+vllm:time_to_first_token_seconds_bucket{le="0.2",model_name="a \\"b\\" {c}"} %d
+vllm:time_to_first_token_seconds_bucket{le="+Inf",model_name="a \\"b\\" {c}"} %d
+vllm:num_requests_running{engine="0"} 3.0
+vllm:num_requests_running{engine="1"} 1.5e0
+vllm:generation_tokens_total{engine="0"} %d
+vllm:prompt_tokens_total{engine="0"} %d
+pyllm:recoveries_total{engine="0"} %d
+"""
+LOOKS = """
+    const { EngineData, SERIES } = await import("/engine/engine_data.js");
+    const { parseMetrics } = await import("/engine/prometheus.js");
+    let time = 0;
+    const data = new EngineData(null, () => (time += 2000));
+    for (const text of arguments[0]) data.take(parseMetrics(text), { status: "ready" });
+    const latest = Object.fromEntries(SERIES.map((name) => [name, data.latest(name)]));
+    const labels = parseMetrics(arguments[0][0]).get("vllm:time_to_first_token_seconds_bucket")[0].labels;
+    return { latest: JSON.parse(JSON.stringify(latest)), events: data.events, labels };
+"""
+
+
+def test_rates_and_percentiles_are_of_the_time_between_looks(modules: Browser) -> None:
+    looks = [METRICS % (5, 5, 5, 100, 10, 0), METRICS % (5, 15, 15, 150, 10, 0), METRICS % (5, 15, 15, 250, 30, 2)]
+    seen = modules.run(LOOKS, looks)
+    assert seen["labels"]["model_name"] == 'a "b" {c}'
+    latest = seen["latest"]
+    assert (latest["generation"], latest["prompt"], latest["running"]) == (50, 10, 4.5)
+    assert latest["firstToken50"] == pytest.approx(0.15)  # Ten came, all of them between 0.1 and 0.2 s.
+    assert latest["firstToken95"] == pytest.approx(0.195)
+    assert latest["interToken50"] is None
+    assert [(event["text"], event["count"]) for event in seen["events"]] == [("Workers were lost and started anew", 2)]
+
+
+def test_counters_that_begin_anew_are_no_negative_rate(modules: Browser) -> None:
+    seen = modules.run(LOOKS, [METRICS % (5, 5, 5, 100, 10, 3), METRICS % (0, 0, 0, 0, 0, 0)])
+    assert seen["latest"]["generation"] is None
+    assert seen["events"] == []
+
+
+def test_a_source_that_a_key_may_not_ask_is_asked_once(modules: Browser) -> None:
+    asked, snapshot = modules.run("""
+        const { EngineData } = await import("/engine/engine_data.js");
+        const { ServerError } = await import("/server.js");
+        const asked = [];
+        const data = new EngineData(async (path) => {
+            asked.push(path);
+            if (path === "/metrics") throw new ServerError("not yours", 403);
+            if (path === "/server_info") return { json: async () => ({ version: "1" }) };
+            throw new ServerError("draining", 503, { body: { status: "not ready", reason: "draining" } });
+        });
+        await data.poll();
+        await data.poll();
+        return [asked, data.snapshot];
+    """)
+    assert sorted(asked) == ["/health/ready", "/health/ready", "/metrics", "/server_info"]
+    assert snapshot == {"metrics": None, "health": {"status": "not ready", "reason": "draining"}, "server": {"version": "1"}}

@@ -1,0 +1,56 @@
+"""What the page's sources may not do, which no run shows: write HTML, run text, load from elsewhere, grow large."""
+
+import re
+
+import pytest
+
+from tests.frontend.page.test_page_files import FILES, STATIC
+
+MAX_BYTES = 300_000
+SCRIPTS = {name: path for name, path in FILES.items() if name.endswith(".js")}
+STYLES = {name: path for name, path in FILES.items() if name.endswith(".css")}
+FORBIDDEN = re.compile(
+    r"innerHTML|outerHTML|insertAdjacentHTML|setHTML|document\.write|createContextualFragment|DOMParser|srcdoc"
+    r"|\beval\b|\bFunction\(|set(Timeout|Interval)\(['\"`]|import\((?!['\"])|importScripts|javascript:"
+)
+IMPORT = re.compile(r"""^(?:import|export) [^;]*? from "([^"]+)";$""", re.MULTILINE)
+# The names of two things, not addresses that anything is loaded from.
+NAMES = {"http://www.w3.org/2000/svg"}
+
+
+def test_the_page_is_small() -> None:
+    assert sum(path.stat().st_size for path in FILES.values()) <= MAX_BYTES
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_makes_nodes_and_runs_no_text(name: str) -> None:
+    text = SCRIPTS[name].read_text()
+    assert FORBIDDEN.findall(text) == []
+    assert text.startswith("// "), "it says first what it owns"
+    assert [line for line in text.splitlines() if len(line) > 120] == []
+
+
+@pytest.mark.parametrize("name", [*SCRIPTS, *STYLES, "index.html"])
+def test_a_file_loads_nothing_from_elsewhere(name: str) -> None:
+    text = FILES[name].read_text()
+    assert {address for address in re.findall(r"\w+://\w[\w./]*", text) if address not in NAMES} == set()
+    assert name not in STYLES or not re.findall(r"@import|url\(", text)
+
+
+def test_the_document_has_no_script_and_no_style_within() -> None:
+    text = FILES["index.html"].read_text()
+    assert re.findall(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=", text) == []
+
+
+def test_every_file_is_loaded_and_every_import_leads_to_one() -> None:
+    document = FILES["index.html"].read_text()
+    loaded = set(re.findall(r'(?:href|src)="page/([^"]+)"', document)) | {"index.html"}
+    waiting = [name for name in loaded if name.endswith(".js")]
+    while waiting:
+        path = SCRIPTS[waiting.pop()]
+        for target in IMPORT.findall(path.read_text()):
+            name = str((path.parent / target).resolve().relative_to(STATIC.resolve()))
+            if name not in loaded:
+                loaded.add(name)
+                waiting.append(name)
+    assert loaded == set(FILES)
