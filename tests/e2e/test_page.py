@@ -19,7 +19,7 @@ NUM_UPDATES = 3600
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with Server("--max-num-seqs", "8") as started:
+    with Server("--max-num-seqs", "8", "--admin-on-loopback") as started:
         yield started
     assert started.orphans() == []
 
@@ -200,6 +200,9 @@ def test_the_engine_view_stays_as_large_as_it_is(browser: Browser, server: Serve
         const text = await (await fetch("/metrics")).text();
         window.look = 0;
         const data = new EngineData(null, () => 1e12 + window.look * 2000);
+        for (const name of ["requests", "blocks", "processes", "tenants", "crashes"]) {
+            data.snapshot[name] = await (await fetch(`/admin/${name}`)).json();
+        }
         const view = new EngineView(data);
         document.querySelector("#view").replaceChildren(view.root);
         window.advance = (number) => {

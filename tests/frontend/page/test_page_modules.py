@@ -249,19 +249,54 @@ def test_counters_that_begin_anew_are_no_negative_rate(modules: Browser) -> None
 
 
 def test_a_source_that_a_key_may_not_ask_is_asked_once(modules: Browser) -> None:
-    asked, snapshot = modules.run("""
+    asked, snapshot, refusal = modules.run("""
         const { EngineData } = await import("/engine/engine_data.js");
         const { ServerError } = await import("/server.js");
         const asked = [];
         const data = new EngineData(async (path) => {
             asked.push(path);
-            if (path === "/metrics") throw new ServerError("not yours", 403);
+            if (path === "/metrics" || path.startsWith("/admin/")) throw new ServerError("not yours", 403);
             if (path === "/server_info") return { json: async () => ({ version: "1" }) };
             throw new ServerError("draining", 503, { body: { status: "not ready", reason: "draining" } });
         });
         await data.poll();
         await data.poll();
-        return [asked, data.snapshot];
+        return [asked, data.snapshot, data.refusal];
     """)
-    assert sorted(asked) == ["/health/ready", "/health/ready", "/metrics", "/server_info"]
-    assert snapshot == {"metrics": None, "health": {"status": "not ready", "reason": "draining"}, "server": {"version": "1"}}
+    assert sorted(path for path in asked if not path.startswith("/admin/")) == [
+        *("/health/ready", "/health/ready", "/metrics", "/server_info")
+    ]
+    assert len(asked) == 4 + sum(path.startswith("/admin/") for path in set(asked))
+    assert {name: value for name, value in snapshot.items() if value is not None} == {
+        "health": {"status": "not ready", "reason": "draining"},
+        "server": {"version": "1"},
+    }
+    assert refusal == "not yours"
+
+
+def test_panels_show_what_their_source_has_and_hide_without(modules: Browser) -> None:
+    request = {"client": 1, "request": 2, "name": "abc", "tenant": "t", "num_prompt_tokens": 3, "num_cached_tokens": 0}
+    request |= {"num_output_tokens": 4, "num_blocks": 1, "num_preemptions": 0, "age": 90, "finish": None}
+    waiting = {"state": "waiting", "reason": "blocks", "hold": None}
+    requests = {"data": [request | {"samples": [waiting]}, request | {"finish": "stop", "ended_age": 5, "samples": []}]}
+    owners = {"tenants": {"a": 5, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}, "pinned": 2, "in_transit": 0, "free": 8}
+    blocks = {"num_blocks": 20, "owners": owners, "cached": 4, "num_host_blocks": 0, "prefix_queries": 8, "prefix_hits": 2}
+    shown, hidden = modules.run(
+        """
+        const { RequestsPanel, TenantsPanel } = await import("/engine/tables.js");
+        const { BlocksPanel } = await import("/engine/panels.js");
+        const panels = [new RequestsPanel(), new BlocksPanel(), new TenantsPanel()];
+        const texts = () => panels.map(({ root }) => root.hidden ? null
+            : [...root.querySelectorAll("tr, li:not([hidden]), p")].map((each) => each.textContent));
+        panels.forEach((panel) => panel.update({ snapshot: arguments[0] }));
+        const shown = texts();
+        panels.forEach((panel) => panel.update({ snapshot: {} }));
+        return [shown, texts()];
+        """,
+        {"requests": requests, "blocks": blocks, "tenants": {"data": [["", 0, 0]]}},
+    )
+    assert shown[0][1:] == ["abctwaiting: blocks304101 min", "abctstop, 5.0 s ago304101 min"]
+    assert shown[1][:-1] == ["a 5", "b 1", "c 1", "d 1", "other tenants 2", "pinned 2", "free 8"]
+    assert shown[1][-1] == "The prefix cache knows 4 of 20 blocks. Of all prompt tokens it had 25 %."
+    assert shown[2] is None
+    assert hidden == [None] * 3

@@ -13,11 +13,17 @@ export const NUM_KEPT = 900;
 const WINDOW = 15;
 const MAX_EVENTS = 40;
 
-// `name` is the key in a snapshot; `once` for what does not change. `read` makes the value of a response.
+// `name` is the key in a snapshot; `once` for what does not change, `every` for what is asked in one of so many looks.
+// `read` makes the value of a response.
 export const SOURCES = [
   { name: "metrics", path: "/metrics", read: async (response) => parseMetrics(await response.text()) },
   { name: "health", path: "/health/ready", takesErrors: true, read: (response) => response.json() },
   { name: "server", path: "/server_info", once: true, read: (response) => response.json() },
+  { name: "requests", path: "/admin/requests?limit=20", read: (response) => response.json() },
+  { name: "blocks", path: "/admin/blocks", read: (response) => response.json() },
+  { name: "processes", path: "/admin/processes", read: (response) => response.json() },
+  { name: "tenants", path: "/admin/tenants", read: (response) => response.json() },
+  { name: "crashes", path: "/admin/crashes", every: 15, read: (response) => response.json() },
 ];
 
 const HISTOGRAMS = {
@@ -52,6 +58,8 @@ export class EngineData {
   #missing = new Set();
   #once = {};
   #looks = [];
+  #number = 0;
+  #pids = new Map();
 
   // `fetcher` asks a route as `ask` does; `clock` gives milliseconds.
   constructor(fetcher = ask, clock = Date.now) {
@@ -63,12 +71,15 @@ export class EngineData {
     this.events = [];
     this.snapshot = {};
     this.problem = "";
+    this.refusal = "";
   }
 
   // Asks every source once, and takes in what they say.
   async poll() {
     const found = await Promise.all(SOURCES.map((source) => this.#ask(source)));
+    this.#number += 1;
     this.snapshot = Object.fromEntries(SOURCES.map(({ name }, index) => [name, found[index]]));
+    this.#noteReplaced(this.snapshot.processes);
     this.take(this.snapshot.metrics, this.snapshot.health);
   }
 
@@ -136,6 +147,15 @@ export class EngineData {
     }
   }
 
+  // A process that another one with its title took the place of.
+  #noteReplaced(samples) {
+    for (const { name, pid } of samples?.processes || []) {
+      const before = this.#pids.get(name);
+      if (before !== undefined && before !== pid) this.#note(this.clock(), `${name} was replaced`, 1);
+      this.#pids.set(name, pid);
+    }
+  }
+
   #noteHealth(health, time) {
     const state = health ? health.reason || health.status : this.problem;
     if (this.state !== undefined && state !== this.state) this.#note(time, `Now: ${state}`, 1);
@@ -147,8 +167,9 @@ export class EngineData {
     this.events.length = Math.min(this.events.length, MAX_EVENTS);
   }
 
-  async #ask({ name, path, once, takesErrors, read }) {
+  async #ask({ name, path, once, every = 1, takesErrors, read }) {
     if (this.#once[name]) return this.#once[name];
+    if (this.#number % every && this.snapshot[name]) return this.snapshot[name];
     if (this.#missing.has(name)) return null;
     try {
       const value = await read(await this.fetcher(path));
@@ -156,7 +177,10 @@ export class EngineData {
       if (name === "metrics") this.problem = "";
       return value;
     } catch (error) {
-      if (error instanceof ServerError && [401, 403, 404].includes(error.status)) this.#missing.add(name);
+      if (error instanceof ServerError && [401, 403, 404].includes(error.status)) {
+        this.#missing.add(name);
+        if (error.status !== 404) this.refusal = error.message;
+      }
       if (name === "metrics") this.problem = error.message;
       return takesErrors && error.body ? error.body : null;
     }

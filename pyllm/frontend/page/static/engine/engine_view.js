@@ -3,12 +3,14 @@
 import { element, write } from "../dom.js";
 import { Chart } from "./chart.js";
 import { EngineData, POLL_EVERY, waitingReasons } from "./engine_data.js";
-import { EventsPanel, ModelPanel } from "./panels.js";
+import { compact, duration, grouped, share } from "./figures.js";
+import { BlocksPanel, EventsPanel, ModelPanel } from "./panels.js";
 import { sumOf } from "./prometheus.js";
+import { CardsPanel, CrashesPanel, ProcessesPanel, RequestsPanel, TenantsPanel } from "./tables.js";
 
 const CHARTS = [
   ["Tokens per second", [["generation", "generated"], ["prompt", "prompts"]], compact, 4],
-  ["Requests", [["running", "running"], ["waiting", "waiting"]], compact, 4],
+  ["Requests at once", [["running", "running"], ["waiting", "waiting"]], compact, 4],
   ["Time to first token", [["firstToken50", "half within"], ["firstToken95", "95 % within"]], duration, 1e-3],
   ["Time between tokens", [["interToken50", "half within"], ["interToken95", "95 % within"]], duration, 1e-3],
   ["Time in the queue", [["queue50", "half within"], ["queue95", "95 % within"]], duration, 1e-3],
@@ -17,7 +19,16 @@ const CHARTS = [
 ];
 
 // Each has a `root`, which it hides while its source has nothing, and `update` for the data.
-const PANELS = [EventsPanel, ModelPanel];
+const PANELS = [
+  EventsPanel,
+  BlocksPanel,
+  RequestsPanel,
+  ProcessesPanel,
+  CardsPanel,
+  TenantsPanel,
+  CrashesPanel,
+  ModelPanel,
+];
 
 // Figures of one look: a title, the value, and a note or none.
 const FIGURES = [
@@ -53,6 +64,7 @@ export class EngineView {
     this.charts = CHARTS.map(([title, lines, ...scale]) =>
       new Chart(title, lines.map(([name, label]) => ({ name, label })), ...scale)
     );
+    this.refusal = element("p", { class: "note", hidden: true });
     this.panels = PANELS.map((Panel) => new Panel());
     this.root = element(
       "div",
@@ -80,6 +92,7 @@ export class EngineView {
           ...this.charts.map((chart) => chart.root),
           ...this.panels.map((panel) => panel.root),
         ),
+        this.refusal,
       ),
     );
   }
@@ -106,6 +119,8 @@ export class EngineView {
   // Shows the data as it is now.
   draw() {
     const { data } = this;
+    write(this.refusal, data.refusal && `Not all is shown. ${data.refusal}`);
+    this.refusal.hidden = !data.refusal;
     write(this.status, data.problem || data.state || "");
     this.status.classList.toggle("bad", Boolean(data.problem) || !["ready", ""].includes(data.state || ""));
     this.body.hidden = !data.current;
@@ -130,9 +145,9 @@ function blocks({ current, snapshot }) {
   const info = current.metrics.get("vllm:cache_config_info")?.[0].labels;
   const number = info && Number(info.num_gpu_blocks);
   return number
-    ? `of ${number.toLocaleString("en")} blocks`
+    ? `of ${grouped(number)} blocks`
     : snapshot.server
-    ? `of ${snapshot.server.max_total_tokens.toLocaleString("en")} tokens`
+    ? `of ${grouped(snapshot.server.max_total_tokens)} tokens`
     : "";
 }
 
@@ -143,20 +158,4 @@ function reasons(metrics) {
 
 function known(value, text) {
   return Number.isNaN(value) ? "" : text(value);
-}
-
-function compact(value) {
-  if (Number.isNaN(value)) return "–";
-  if (value >= 10_000) return `${(value / 1000).toFixed(value < 100_000 ? 1 : 0)}k`;
-  return value === Math.round(value) || value >= 100 ? String(Math.round(value)) : value.toFixed(value < 10 ? 1 : 0);
-}
-
-function duration(value) {
-  if (Number.isNaN(value)) return "–";
-  if (value === 0) return "0";
-  return value < 1 ? `${(value * 1000).toFixed(value < 0.01 ? 1 : 0)} ms` : `${value.toFixed(value < 10 ? 2 : 0)} s`;
-}
-
-function share(value) {
-  return Number.isNaN(value) ? "–" : `${(value * 100).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
 }

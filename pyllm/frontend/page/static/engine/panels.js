@@ -1,6 +1,7 @@
 // Panels beside the charts. Each shows one part of the data, and hides while there is none.
 
-import { element, write } from "../dom.js";
+import { element, svg, write } from "../dom.js";
+import { grouped, share } from "./figures.js";
 
 // What happened while the page looked, the latest first.
 export class EventsPanel {
@@ -25,6 +26,79 @@ export class EventsPanel {
       write(what, count > 1 ? `${text} (${count})` : text);
     });
   }
+}
+
+const BAR_HEIGHT = 14;
+const MAX_NAMED = 4; // tenants
+const NUM_OWNERS = MAX_NAMED + 4;
+
+// Whose the KV blocks are: a bar that is divided among the owners, and what the prefix cache holds.
+export class BlocksPanel {
+  constructor() {
+    this.parts = Array.from({ length: NUM_OWNERS }, (_, index) => ({
+      bar: svg("rect", { class: `owner-${index}`, y: 0, height: BAR_HEIGHT }),
+      name: element("span"),
+      count: element("span", { class: "value" }),
+    }));
+    this.picture = svg(
+      "svg",
+      { class: "owners", viewBox: `0 0 100 ${BAR_HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
+      ...this.parts.map(({ bar }) => bar),
+    );
+    this.keys = this.parts.map(({ name, count }, index) =>
+      element("li", {}, element("i", { class: `owner-${index}`, "aria-hidden": "true" }), name, " ", count)
+    );
+    this.cache = element("p", { class: "note" });
+    this.root = panel(
+      "KV blocks by owner",
+      "whole",
+      this.picture,
+      element("ul", { class: "keys" }, ...this.keys),
+      this.cache,
+    );
+    this.root.hidden = true;
+  }
+
+  update({ snapshot: { blocks } }) {
+    this.root.hidden = !blocks;
+    if (!blocks) return;
+    const owners = ownersOf(blocks);
+    let from = 0;
+    this.parts.forEach(({ bar, name, count }, index) => {
+      const [owner, number] = owners[index];
+      const width = (number / blocks.num_blocks) * 100;
+      bar.setAttribute("x", from);
+      bar.setAttribute("width", width);
+      from += width;
+      this.keys[index].hidden = !number;
+      write(name, owner);
+      write(count, grouped(number));
+    });
+    const host = blocks.num_host_blocks
+      ? `, and ${grouped(blocks.cached_host)} of ${grouped(blocks.num_host_blocks)} on the host`
+      : "";
+    const found = blocks.prefix_queries
+      ? ` Of all prompt tokens it had ${share(blocks.prefix_hits / blocks.prefix_queries)}.`
+      : "";
+    write(
+      this.cache,
+      `The prefix cache knows ${grouped(blocks.cached)} of ${grouped(blocks.num_blocks)} blocks${host}.${found}`,
+    );
+  }
+}
+
+// Always in the same places: the largest tenants by name, the others together, then what no tenant has.
+function ownersOf({ owners }) {
+  const tenants = Object.entries(owners.tenants).sort((one, other) => other[1] - one[1]);
+  const named = Array.from({ length: MAX_NAMED }, (_, index) => tenants[index] || ["", 0]);
+  const rest = tenants.slice(MAX_NAMED).reduce((sum, [, number]) => sum + number, 0);
+  return [
+    ...named.map(([name, number]) => [name || "requests", number]),
+    ["other tenants", rest],
+    ["pinned", owners.pinned],
+    ["in transit", owners.in_transit],
+    ["free", owners.free],
+  ];
 }
 
 // What is served, which does not change.
@@ -62,8 +136,4 @@ function panel(title, width, ...children) {
     element("div", { class: "panel-title" }, element("h2", {}, title)),
     ...children,
   );
-}
-
-function grouped(number) {
-  return number.toLocaleString("en");
 }
