@@ -33,7 +33,10 @@ class Browser:
         width, height = size
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        features = [{"name": "prefers-color-scheme", "value": theme}, {"name": "prefers-reduced-motion", "value": "reduce"}]
+        features = [
+            {"name": "prefers-color-scheme", "value": theme},
+            {"name": "prefers-reduced-motion", "value": "reduce"},
+        ]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def find(self, selector: str) -> WebElement:
@@ -50,7 +53,7 @@ class Browser:
 
     def run(self, script: str, *arguments: Any) -> Any:
         """The value that a function's body returns; `await` works in it."""
-        wrapped = "const done = arguments[arguments.length - 1]; (async function () { %s })" % script
+        wrapped = f"const done = arguments[arguments.length - 1]; (async function () {{ {script} }})"
         wrapped += ".apply(null, arguments).then((value) => done([value]), (error) => done({error: error.stack}));"
         answer = self.driver.execute_async_script(wrapped, *arguments)
         assert isinstance(answer, list), answer["error"]

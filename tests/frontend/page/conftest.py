@@ -12,7 +12,7 @@ from tests.frontend.page.test_page_files import STATIC
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, *texts: object) -> None:
         """Say nothing."""
 
 

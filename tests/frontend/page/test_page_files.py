@@ -76,7 +76,14 @@ async def test_the_files_need_no_key_and_nothing_else_comes_with_them(tokenizer:
             assert (await frontend.http.get(path, headers=HTML)).status_code == 200
             assert (await frontend.http.head(path, headers=HTML)).status_code == 200
             assert (await frontend.http.post(path)).status_code == 401
-        for path in ("/page", "/pages", "//page/app.js", "/Page/app.js", "/page/../v1/models", "/v1/models/page/app.js"):
+        for path in (
+            "/page",
+            "/pages",
+            "//page/app.js",
+            "/Page/app.js",
+            "/page/../v1/models",
+            "/v1/models/page/app.js",
+        ):
             assert (await frontend.http.get(path, headers=HTML)).status_code == 401, path
         assert (await frontend.http.get("/v1/models", headers=BEARER)).status_code == 200
 

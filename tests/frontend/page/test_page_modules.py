@@ -187,7 +187,10 @@ def test_the_request_as_curl_and_python_is_the_request(modules: Browser) -> None
     )
     # What the shell makes of it, with another program for curl.
     shown = subprocess.run(
-        ["sh", "-c", f"curl() {{ printf '%s\\0' \"$@\"; }}\n{curl}"], capture_output=True, check=True, env={"PYLLM_API_KEY": "k"}
+        ["sh", "-c", f"curl() {{ printf '%s\\0' \"$@\"; }}\n{curl}"],
+        capture_output=True,
+        check=True,
+        env={"PYLLM_API_KEY": "k"},
     ).stdout.split(b"\0")
     assert b"Authorization: Bearer k" in shown
     assert json.loads(shown[-2]) == given
@@ -280,7 +283,14 @@ def test_panels_show_what_their_source_has_and_hide_without(modules: Browser) ->
     waiting = {"state": "waiting", "reason": "blocks", "hold": None}
     requests = {"data": [request | {"samples": [waiting]}, request | {"finish": "stop", "ended_age": 5, "samples": []}]}
     owners = {"tenants": {"a": 5, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}, "pinned": 2, "in_transit": 0, "free": 8}
-    blocks = {"num_blocks": 20, "owners": owners, "cached": 4, "num_host_blocks": 0, "prefix_queries": 8, "prefix_hits": 2}
+    blocks = {
+        "num_blocks": 20,
+        "owners": owners,
+        "cached": 4,
+        "num_host_blocks": 0,
+        "prefix_queries": 8,
+        "prefix_hits": 2,
+    }
     shown, hidden = modules.run(
         """
         const { RequestsPanel, TenantsPanel } = await import("/engine/tables.js");

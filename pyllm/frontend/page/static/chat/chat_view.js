@@ -15,6 +15,8 @@ import { Thread } from "./thread.js";
 const SETTINGS = "pyllm.settings";
 const CURRENT = "pyllm.conversation";
 const PANEL = "pyllm.settings-open";
+// From here on the settings have a column of their own, below it they are a drawer.
+const WIDE = matchMedia("(min-width: 1080px)");
 const SAVE_EVERY = 1000; // ms, while an answer grows
 
 export class ChatView {
@@ -86,7 +88,8 @@ export class ChatView {
       this.shade,
     );
     this.draw = oncePerFrame(() => this.#drawRunning());
-    this.#toggle("settings", isWide() && kept(PANEL) !== false);
+    this.#arrange();
+    WIDE.addEventListener("change", () => this.#arrange());
     this.settings.show(this.conversation.settings);
     this.#show();
     this.#restore();
@@ -280,10 +283,18 @@ export class ChatView {
     const wasOpen = this.root.classList.contains(`${name}-open`);
     this.root.classList.toggle(`${name}-open`, isOpen);
     this.openers[name].setAttribute("aria-expanded", String(isOpen));
-    if (name === "settings" && isWide()) keep(PANEL, isOpen);
-    if (isWide() || isOpen === wasOpen) return;
+    if (name === "settings" && WIDE.matches) keep(PANEL, isOpen);
+    if (WIDE.matches || isOpen === wasOpen) return;
     const drawer = { side: this.side, settings: this.panel }[name];
     (isOpen ? drawer.querySelector("button") : this.openers[name]).focus();
+  }
+
+  // Columns as they were left, where there is room for them.
+  #arrange() {
+    const isOpen = WIDE.matches && kept(PANEL) !== false;
+    this.root.classList.toggle("settings-open", isOpen);
+    this.root.classList.remove("side-open");
+    this.openers.settings.setAttribute("aria-expanded", String(isOpen));
   }
 
   #closeDrawers() {
@@ -293,7 +304,7 @@ export class ChatView {
 
   #key(event) {
     if (event.key !== "Escape") return;
-    if (!isWide() && /(side|settings)-open/.test(this.root.className)) this.#closeDrawers();
+    if (!WIDE.matches && /(side|settings)-open/.test(this.root.className)) this.#closeDrawers();
     else this.#stop();
   }
 }
@@ -302,10 +313,6 @@ function ending({ state, error, usage }) {
   if (state === "failed") return `The answer failed: ${error}`;
   const tokens = usage ? `, ${usage.completion_tokens} tokens` : "";
   return state === "stopped" ? `Stopped${tokens}.` : `The answer is complete${tokens}.`;
-}
-
-function isWide() {
-  return matchMedia("(min-width: 1080px)").matches;
 }
 
 function kept(name) {

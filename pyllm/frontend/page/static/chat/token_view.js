@@ -91,7 +91,7 @@ export class TokenView {
         element("td", {}, element("code", {}, quoted(other))),
         element("td", {}, bar),
         element("td", { class: "number" }, percent(value)),
-        element("td", { class: "number" }, value.toFixed(3)),
+        element("td", { class: "number" }, logarithm(value)),
       );
     });
     this.details.replaceChildren(
@@ -99,7 +99,7 @@ export class TokenView {
         "p",
         {},
         element("code", {}, quoted(text)),
-        ` ${percent(logprob)}, log-probability ${logprob.toFixed(3)}`,
+        ` ${percent(logprob)}, log-probability ${logarithm(logprob)}`,
       ),
       element(
         "table",
@@ -122,6 +122,11 @@ function percent(logprob) {
   const share = Math.exp(logprob) * 100;
   if (share < 0.01) return "< 0.01 %";
   return `${share >= 99.95 ? 100 : share.toFixed(share < 1 ? 2 : 1)} %`;
+}
+
+// Without the sign of a 0 that was rounded.
+function logarithm(value) {
+  return (Math.round(value * 1000) / 1000 || 0).toFixed(3);
 }
 
 function quoted(text) {
