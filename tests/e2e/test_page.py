@@ -106,6 +106,9 @@ def test_log_probabilities_are_shown_by_keyboard(browser: Browser, server: Serve
     chosen = browser.text(".token.chosen")
     assert f'"{chosen}"' in browser.text(".token-details")
     assert len(browser.all(".token-details tr")) in (3, 4)  # The token itself need not be one of the likeliest.
+    browser.find(".message.assistant [aria-label='The request as code']").click()
+    assert '"top_logprobs": 3' in browser.text("dialog pre")
+    assert browser.violations() == []
 
 
 def test_a_tool_is_tried_by_hand(browser: Browser, server: Server) -> None:
@@ -120,6 +123,8 @@ def test_a_tool_is_tried_by_hand(browser: Browser, server: Server) -> None:
     ask(browser, "What is the weather in Paris?")
     result = browser.find(".results textarea")
     assert browser.text(".call .tool-name") == "get_weather"
+    browser.until(lambda: has_ended(browser), "the end of the call")
+    assert browser.violations() == []
     result.send_keys("18 degrees, rain")
     browser.find(".results button").click()
     browser.until(lambda: len(browser.all(".message")) == 4 and has_ended(browser), "the answer to the result")

@@ -22,6 +22,7 @@ const SAVE_EVERY = 1000; // ms, while an answer grows
 export class ChatView {
   #answers = new Map();
   #savedAt = 0;
+  #removed = new Set(); // ids: an answer that ends later must not bring its conversation back
 
   // `server` has the model's name, its context in tokens, and the default parameters.
   constructor(server) {
@@ -139,6 +140,7 @@ export class ChatView {
       `"${title}" is kept in this browser only, and cannot be brought back.`,
       async () => {
         for (const { answer, conversation } of this.#answers.values()) if (conversation.id === id) answer.stop();
+        this.#removed.add(id);
         await remove(id);
         if (id === this.conversation.id) this.#begin();
         else this.#list();
@@ -248,6 +250,7 @@ export class ChatView {
   }
 
   async #save(conversation = this.conversation) {
+    if (this.#removed.has(conversation.id)) return;
     try {
       await save(conversation);
     } catch (error) {

@@ -219,7 +219,7 @@ function tableNode({ head, rows, alignments }) {
     );
   return element(
     "div",
-    { class: "table", tabindex: "0", role: "region", "aria-label": "table" },
+    { class: "table", tabindex: "0", role: "group", "aria-label": "table" },
     element(
       "table",
       {},
@@ -233,7 +233,7 @@ function codeNode({ language, code }) {
   const name = language || "text";
   const pre = element(
     "pre",
-    { tabindex: "0", role: "region", "aria-label": `${name} code` },
+    { tabindex: "0", role: "group", "aria-label": `${name} code` },
     element("code", {}, ...highlighted(code, language)),
   );
   return element(

@@ -65,7 +65,7 @@ export class MessageView {
     this.calls = element("div", { class: "calls" });
     this.waiting = element(
       "div",
-      { class: "waiting", hidden: true },
+      { class: "waiting", role: "status", hidden: true },
       element("span", { class: "dots", "aria-hidden": "true" }),
       element("span", {}),
     );
@@ -105,7 +105,7 @@ export class MessageView {
             "div",
             { class: "call" },
             element("div", { class: "tool-name" }),
-            element("pre", { tabindex: "0", role: "region", "aria-label": "arguments" }),
+            element("pre", { tabindex: "0", role: "group", "aria-label": "arguments" }),
           ),
         );
       card.firstChild.textContent = call.name;
