@@ -25,7 +25,8 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(server: Server) -> Iterator[Browser]:
+    """Closed before its server ends, which it would complain of."""
     with chromium() as started:
         yield started
         assert started.problems() == []
@@ -38,6 +39,9 @@ def begin(browser: Browser, server: Server, **parameters: Any) -> None:
     browser.resize(WIDE)
     if not browser.driver.current_url.startswith(server.address):
         browser.open(server.address)
+        browser.find("#composer")
+        # A page that is left while it makes its database is kept for "back" by the browser, with the next one waiting.
+        browser.run("await (await import('/page/chat/storage.js')).summaries()")
     store = "localStorage.setItem('pyllm.settings', JSON.stringify(arguments[0]));"
     browser.run(store + "localStorage.removeItem('pyllm.conversation')", settings)
     browser.open(server.address)

@@ -4,6 +4,7 @@ const NAME = "pyllm";
 const VERSION = 1;
 const MAX_CONVERSATIONS = 200;
 const MAX_CHARACTERS = 20e6;
+const PATIENCE = 5000; // ms
 
 let opening = null;
 // What there is where the browser keeps nothing for this page: it lasts as long as the page.
@@ -60,6 +61,7 @@ async function inStores(mode, action, otherwise) {
   try {
     database = await (opening ||= open());
   } catch {
+    opening = null; // The next call tries again.
     return otherwise();
   }
   return new Promise((resolve, reject) => {
@@ -84,5 +86,15 @@ function open() {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
     request.onblocked = () => reject(new Error("another tab holds an older version of the page's database"));
+    // Without an answer the page would keep nothing and say nothing.
+    setTimeout(() => reject(new Error("the browser's database does not answer")), PATIENCE);
+    // A page that is left but kept for "back" must not hold what the next one waits for.
+    addEventListener("pagehide", () => leave(request), { once: true });
   });
+}
+
+function leave(request) {
+  opening = null;
+  if (request.readyState === "done") request.result?.close();
+  else request.transaction?.abort();
 }
