@@ -63,8 +63,8 @@ def is_public(method: str, path: str) -> bool:
     return method in {"GET", "HEAD"} and (path in {"/", "/docs"} or path.startswith(PREFIX))
 
 
-def page_routes() -> list[HTTPRouteHandler]:
-    """The routes, the same for every server."""
+def page_routes(has_docs: bool = True) -> list[HTTPRouteHandler]:
+    """The routes. Without `has_docs` nothing leads from `/docs` to the routes, which the server does not describe."""
 
     @get("/", sync_to_thread=False, include_in_schema=False)
     def page(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -80,7 +80,7 @@ def page_routes() -> list[HTTPRouteHandler]:
     def routes_view() -> Response[bytes]:
         return Response(b"", status_code=307, headers={"location": ROUTES_VIEW})
 
-    return [page, page_file, routes_view]
+    return [page, page_file, *([routes_view] if has_docs else [])]
 
 
 @cache

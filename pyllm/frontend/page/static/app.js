@@ -59,7 +59,7 @@ function trouble(error) {
   return element(
     "div",
     { class: "trouble" },
-    element("h1", {}, needsKey ? "This server wants a key" : "The server does not answer"),
+    element("h1", {}, needsKey ? "This server wants a key" : "This cannot be shown"),
     element("p", { role: "alert" }, error.message),
     element(
       "button",
