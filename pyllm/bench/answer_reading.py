@@ -1,0 +1,180 @@
+"""What an answer of an OpenAI-compatible server says: when its chunks came, how many tokens it has, what went wrong.
+
+Reads what was noted; waits for nothing. Times are seconds of the client's clock.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from pyllm.bench.load_client import Exchange
+
+_LONGEST_REASON = 200
+_SERVER_ERROR = 400
+
+
+class RequestRecord(msgspec.Struct, frozen=True):
+    """One request as the client saw it. `error` names what went wrong; it is empty where nothing did.
+
+    `due` is when it should have been sent; it was sent later if `max_concurrency` others ran. `arrivals` are the times
+    of the chunks with output, `ended` that of the last chunk. Without `usage` of the server a chunk counts as a token.
+    """
+
+    prompt: int  # its place among the prompts
+    due: float
+    sent: float
+    arrivals: list[float] = []
+    ended: float = 0.0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    has_usage: bool = True
+    error: str = ""
+
+    @property
+    def ttft(self) -> float:
+        """Time to first token, in seconds: from sending the request to its first chunk."""
+        return self.arrivals[0] - self.sent
+
+    @property
+    def itl(self) -> list[float]:
+        """Inter-token latencies in seconds: the gaps between chunks, which may hold several tokens each."""
+        return [later - earlier for earlier, later in pairwise(self.arrivals)]
+
+    @property
+    def e2el(self) -> float:
+        """End-to-end latency, in seconds: from sending the request to its last chunk."""
+        return self.ended - self.sent
+
+    @property
+    def tpot(self) -> float | None:
+        """Time per output token after the first, in seconds; None where there is no second one."""
+        return (self.e2el - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+
+class _Delta(msgspec.Struct):
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Any] | None = None
+
+    def is_output(self) -> bool:
+        """Some servers give a token that ends no character as an empty text, but none gives a role with a token."""
+        has_text = self.content or self.reasoning_content or self.reasoning or self.tool_calls
+        return bool(has_text) or self.role is None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+    def is_output(self) -> bool:
+        """Whether the chunk has a token, and does not merely say that the answer has begun or ended."""
+        if self.delta is None:
+            return bool(self.text) or self.finish_reason is None
+        if self.finish_reason is not None:
+            return bool(self.delta.content or self.delta.reasoning_content or self.delta.reasoning)
+        return self.delta.is_output()
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Chunk)
+
+
+def read_answer(prompt: int, due: float, exchange: Exchange) -> RequestRecord:
+    """The record of one exchange; what is wrong with it is the record's `error`."""
+    try:
+        return _read(prompt, due, exchange)
+    except _AnswerError as error:
+        return RequestRecord(prompt, due, exchange.sent, error=str(error))
+
+
+class _AnswerError(Exception):
+    """Why an answer does not count."""
+
+
+def _read(prompt: int, due: float, exchange: Exchange) -> RequestRecord:
+    if exchange.failure:
+        cut = f" after {exchange.num_bytes} bytes" if exchange.pieces else ""
+        raise _AnswerError(exchange.failure + cut)
+    if exchange.status >= _SERVER_ERROR:
+        raise _AnswerError(f"HTTP {exchange.status}: {reason_of(b''.join(body for _, body in exchange.pieces))}")
+    arrivals, usage, last, done, events = [], None, 0.0, False, 0
+    for now, data in server_sent_events(exchange.pieces):
+        events += 1
+        if data == b"[DONE]":
+            done = True
+            break
+        try:
+            chunk = _DECODER.decode(data)
+        except msgspec.MsgspecError as error:
+            raise _AnswerError(f"a chunk is no chunk of a completion: {error}") from error
+        if chunk.error is not None:
+            raise _AnswerError(f"an error in the stream: {_reason(chunk.error)}")
+        usage = chunk.usage or usage
+        if any(choice.is_output() for choice in chunk.choices):
+            arrivals.append(now)
+        last = now if chunk.choices else last
+        done = done or any(choice.finish_reason for choice in chunk.choices)
+    if not events:
+        raise _AnswerError(f"HTTP {exchange.status} without a stream of events")
+    if not done:
+        raise _AnswerError(f"the answer broke off after {len(arrivals)} chunks")
+    if not last:
+        raise _AnswerError("an answer without a token")
+    arrivals = arrivals or [last]  # An only token without text is said with the end.
+    counted = usage or _Usage(0, len(arrivals))
+    return RequestRecord(
+        prompt,
+        due,
+        exchange.sent,
+        arrivals,
+        last,
+        counted.prompt_tokens,
+        counted.completion_tokens or len(arrivals),
+        usage is not None,
+    )
+
+
+def server_sent_events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """The data of each server-sent event, and the time at which its last byte came."""
+    rest = b""
+    for now, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield now, line[5:].strip()
+
+
+def reason_of(body: bytes) -> str:
+    """The message of an error's body, on one line and not too long."""
+    try:
+        return _reason(msgspec.json.decode(body))
+    except msgspec.MsgspecError:
+        return _one_line(body.decode(errors="replace")) or "without a text"
+
+
+def _reason(error: Any) -> str:
+    """OpenAI's form is `{"error": {"message": ...}}`; others leave out the outer or the inner one."""
+    for key in ("error", "message", "detail"):
+        if isinstance(error, dict) and error.get(key):
+            return _reason(error[key])
+    return _one_line(str(error))
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 3] + "..."

@@ -1,0 +1,108 @@
+"""What the flags of `pyllm bench` mean: the server, the prompts, the arrivals and the report as structs. Runs nothing."""
+
+import argparse
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyllm.bench.arrivals import Arrivals
+from pyllm.bench.endpoint import CHAT, COMPLETIONS, Endpoint, base_url
+from pyllm.bench.prompt_sets import PromptSource
+from pyllm.bench.request_metrics import METRICS, TARGETS, Selection
+from pyllm.errors import ConfigError
+
+_PATHS = {"openai": COMPLETIONS, "vllm": COMPLETIONS, "openai-chat": CHAT}
+
+
+def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint:
+    """The server that the flags name, or the one at `url`."""
+    if url is None:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        url = options.base_url or f"http://{host}:{options.port}"
+    fields: dict[str, Any] = {}
+    if options.ignore_eos or options.dataset_name == "random":
+        fields["ignore_eos"] = True
+    if options.temperature is not None:
+        fields["temperature"] = options.temperature
+    key = options.api_key or os.environ.get("OPENAI_API_KEY", "")
+    if not key.isprintable():
+        raise ConfigError("the API key has characters that no HTTP header can have: was a line copied with it?")
+    return Endpoint(
+        base_url=base_url(url),
+        path=options.endpoint or _PATHS[options.backend],
+        chat=_PATHS[options.backend] == CHAT,
+        model=options.model,
+        api_key=key,
+        headers=pairs(options.header, "--header"),
+        fields={**fields, **options.extra_body},
+        verify=not options.insecure,
+    )
+
+
+def prompts_of(options: argparse.Namespace) -> PromptSource:
+    """The prompts that the flags name."""
+    if (options.dataset_name == "sharegpt") != (options.dataset_path is not None):
+        raise ConfigError("--dataset-path goes with --dataset-name sharegpt, and sharegpt needs it")
+    own = {"random": options.random_output_len, "sharegpt": options.sharegpt_output_len}
+    return PromptSource(
+        name=options.dataset_name,
+        path=options.dataset_path,
+        output_tokens=options.output_len or own.get(options.dataset_name),
+        input_tokens=options.input_len or options.random_input_len,
+        prefix_tokens=options.random_prefix_len,
+        range_ratio=options.random_range_ratio,
+        seed=options.seed,
+    )
+
+
+def arrivals_of(options: argparse.Namespace) -> Arrivals:
+    """When requests are sent."""
+    start, end = options.ramp_up_start_rps, options.ramp_up_end_rps
+    if options.ramp_up_strategy is None:
+        return Arrivals(options.request_rate, options.burstiness)
+    if not math.isinf(options.request_rate):
+        raise ConfigError("--ramp-up-strategy makes the rate: leave out --request-rate")
+    if start is None or end is None or start > end:
+        raise ConfigError("--ramp-up-strategy needs --ramp-up-start-rps and a --ramp-up-end-rps that is not less")
+    return Arrivals(math.inf, options.burstiness, options.ramp_up_strategy, start, end)
+
+
+def selection_of(options: argparse.Namespace) -> Selection:
+    """What is reported."""
+    metrics = tuple(name.strip() for name in options.percentile_metrics.split(","))
+    if unknown := [name for name in metrics if name not in METRICS]:
+        raise ConfigError(f"--percentile-metrics has no {unknown[0]!r}: take of {', '.join(METRICS)}")
+    percentiles = tuple(_number(text, "--metric-percentiles") for text in options.metric_percentiles.split(","))
+    if wrong := [value for value in percentiles if not 0 <= value <= 100]:
+        raise ConfigError(f"--metric-percentiles has {wrong[0]:g}: a percentile is from 0 to 100")
+    targets = {}
+    for text in options.goodput:
+        name, _, value = text.partition(":")
+        if name not in TARGETS or not value:
+            raise ConfigError(f"--goodput {text!r} is not NAME:MS with a name of {', '.join(TARGETS)}")
+        targets[name] = _number(value, "--goodput")
+        if targets[name] < 0:
+            raise ConfigError(f"--goodput {text!r}: a target is 0 ms or more")
+    return Selection(metrics, percentiles, targets)
+
+
+def pairs(texts: Sequence[str], flag: str) -> Mapping[str, str]:
+    """KEY=VALUE as a mapping."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key or not text.isprintable():
+            raise ConfigError(f"{flag} {text!r} is not KEY=VALUE")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _number(text: str, flag: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise ConfigError(f"{flag}: {text!r} is no number")
+    return number

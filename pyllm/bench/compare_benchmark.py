@@ -1,0 +1,136 @@
+"""`pyllm bench compare A B`: two servers in turn, or two saved results, with an interval for each figure's ratio."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from pyllm.bench import result_output
+from pyllm.bench.bench_options import arrivals_of, endpoint_of, prompts_of
+from pyllm.bench.load_run import LoadResult
+from pyllm.bench.ratio_intervals import Ratio, ratio_of_rounds, ratio_of_samples
+from pyllm.bench.request_metrics import Figures, summarise
+from pyllm.bench.result_output import Result
+from pyllm.bench.serve_benchmark import exit_code, load_options, measure, ready
+from pyllm.errors import ConfigError, PyllmError
+
+Samples = Mapping[str, Sequence[float]]
+
+_SCHEMES = ("http://", "https://")
+_THROUGHPUTS = ("request_throughput", "request_goodput", "output_throughput")
+# What is compared of saved results, with the percentile; None: the mean.
+_OF_FILES: Mapping[str, float | None] = {"mean": None, "median": 50.0, "p99": 99.0}
+
+
+def run_compare(options: argparse.Namespace) -> int:
+    """Run the command and print how B's figures differ from A's; gives the exit code.
+
+    Raises:
+        ConfigError: A and B are neither two addresses nor two results.
+        PyllmError: a server cannot be measured, or all its requests failed.
+    """
+    addresses = [text.startswith(_SCHEMES) for text in (options.a, options.b)]
+    if addresses[0] != addresses[1]:
+        raise ConfigError("an address and a file cannot be compared: give two addresses or two files of --save-result")
+    if addresses[0]:
+        ratios, code = uvloop.run(_compare_servers(options))
+    else:
+        ratios, code = compare_results(result_output.load(Path(options.a)), result_output.load(Path(options.b))), 0
+    if not ratios:
+        raise PyllmError("nothing to compare: no round ended on both sides, or every request failed on one")
+    _print(options, ratios)
+    return code
+
+
+async def _compare_servers(options: argparse.Namespace) -> tuple[dict[str, Ratio], int]:
+    """A, B, A, B ...: both have the same prompts at the same times in each round, and other ones in the next."""
+    source, arrivals = prompts_of(options), arrivals_of(options)
+    loads = [load_options(options, endpoint_of(options, url)) for url in (options.a, options.b)]
+    source.prompts(1)  # A file that cannot be read is said before anything is sent.
+    endpoints = [await ready(load.endpoint, options.num_warmups) for load in loads]
+    loads = [msgspec.structs.replace(load, endpoint=it) for load, it in zip(loads, endpoints, strict=True)]
+    rounds: list[list[Figures]] = [[], []]
+    results: list[LoadResult] = []
+    for number in range(options.rounds):
+        prompts = msgspec.structs.replace(source, first=number * options.num_prompts).prompts(options.num_prompts)
+        for name, load, figures in zip("AB", loads, rounds, strict=True):
+            results.append(await measure(msgspec.structs.replace(load, seed=number), prompts, arrivals))
+            if results[-1].unfinished:
+                return _ratios(rounds), exit_code(results)
+            figures.append(summarise(results[-1], load.selection))
+            text = f"round {number + 1}, {name}: {figures[-1]['output_throughput']:.2f} output tokens/s"
+            print(f"{text}, {figures[-1]['failed']:.0f} failed", file=sys.stderr)
+    return _ratios(rounds), exit_code(results)
+
+
+def _ratios(rounds: Sequence[Sequence[Figures]]) -> dict[str, Ratio]:
+    """Of the figures that are above 0 in every round; a round that only one side ended is left out."""
+    pairs = list(zip(*rounds, strict=False))
+    if not pairs:
+        return {}
+    names = [
+        name for name in pairs[0][0] if name in _THROUGHPUTS or (name.endswith("_ms") and not name.startswith("std"))
+    ]
+    values = {name: ([a[name] for a, _ in pairs], [b[name] for _, b in pairs]) for name in names}
+    return {name: ratio_of_rounds(a, b) for name, (a, b) in values.items() if min(*a, *b) > 0}
+
+
+def compare_results(a: Result, b: Result) -> dict[str, Ratio]:
+    """Of two saved results. Throughputs have no interval, latencies have one with --save-detailed."""
+    ratios = {
+        name: Ratio(a[name], b[name], b[name] / a[name])
+        for name in _THROUGHPUTS
+        if isinstance(a.get(name), float | int) and isinstance(b.get(name), float | int) and min(a[name], b[name]) > 0
+    }
+    first, second = _samples(a), _samples(b)
+    paired = bool(first) and first["prompt"] == second.get("prompt")
+    for metric in ("ttft", "tpot", "e2el"):
+        for statistic, percentile in _OF_FILES.items():
+            name = f"{statistic}_{metric}_ms"
+            if first.get(metric) and second.get(metric):
+                ratios[name] = ratio_of_samples(first[metric], second[metric], percentile, paired=paired)
+            elif min(a.get(name) or 0, b.get(name) or 0) > 0:
+                ratios[name] = Ratio(a[name], b[name], b[name] / a[name])
+    return ratios
+
+
+def _samples(result: Result) -> Samples:
+    """Latencies of each request that did not fail, in milliseconds, from the lists that vLLM's results have, too.
+
+    `prompt` says which request each is, by its place and length: two runs with equal ones had the same prompts.
+    """
+    lists = [result.get(name) for name in ("ttfts", "itls", "output_lens", "input_lens")]
+    if not all(isinstance(values, list) for values in lists):
+        return {}
+    samples: dict[str, list[float]] = {"prompt": [], "ttft": [], "tpot": [], "e2el": []}
+    errors = result.get("errors") or [""] * len(result["ttfts"])
+    for place, (ttft, itl, length, prompt, error) in enumerate(
+        zip(*map(list, lists), errors, strict=False)  # type: ignore[arg-type]  # They are lists, as said above.
+    ):
+        if error or not ttft:
+            continue
+        samples["prompt"] += [place, prompt]
+        samples["ttft"].append(1000 * ttft)
+        samples["e2el"].append(1000 * (ttft + sum(itl)))
+        samples["tpot"].append(1000 * sum(itl) / max(length - 1, 1))
+    return samples
+
+
+def _print(options: argparse.Namespace, ratios: Mapping[str, Ratio]) -> None:
+    rows: list[Result] = [{"figure": name, **msgspec.structs.asdict(ratio)} for name, ratio in ratios.items()]
+    if options.output != "table":
+        print(result_output.in_format(options.output, rows, rows))
+    else:
+        cells = [[name, f"{it.a:.2f}", f"{it.b:.2f}", f"{it.ratio:.3f}", *_verdict(it)] for name, it in ratios.items()]
+        print(result_output.columns(["", "A", "B", "B / A", "95 % interval", "differs"], cells))
+        if not options.a.startswith(_SCHEMES):
+            print("The intervals are of the requests within one run each; runs differ more. Compare servers for that.")
+
+
+def _verdict(ratio: Ratio) -> tuple[str, str]:
+    if ratio.low is None or ratio.high is None:
+        return "-", "-"
+    return f"{ratio.low:.3f} to {ratio.high:.3f}", "yes" if ratio.differs else "not shown"

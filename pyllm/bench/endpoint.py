@@ -1,0 +1,171 @@
+"""The server that is measured: its address, model and key, and the requests that it understands.
+
+Raises errors that say what to do; sends no load.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from pyllm.bench.answer_reading import read_answer, reason_of
+from pyllm.bench.load_client import LoadClient
+from pyllm.bench.prompt_sets import Prompt
+from pyllm.errors import ConfigError, PyllmError
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+_SHORT_TIMEOUT = 30.0  # seconds for the list of models
+_REFUSED = (401, 403)
+_OK = 200
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """A route of a server, and what each request says beside its prompt.
+
+    `base_url` is without `/v1`. `fields` go into every body as they are.
+    """
+
+    base_url: str
+    path: str = COMPLETIONS
+    chat: bool = False
+    model: str = ""
+    api_key: str = ""
+    headers: Mapping[str, str] = {}
+    fields: Mapping[str, Any] = {}
+    verify: bool = True
+
+    def client(self) -> LoadClient:
+        """New connections to the server."""
+        return LoadClient(self.base_url, verify=self.verify)
+
+    def request(self, prompt: Prompt) -> bytes:
+        """Head and body of a streaming request for the prompt."""
+        content: dict[str, Any] = (
+            {"messages": [{"role": "user", "content": prompt.text}]} if self.chat else {"prompt": prompt.text}
+        )
+        body = {
+            "model": self.model,
+            **content,
+            "max_tokens": prompt.output_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.fields,
+        }
+        return self._message("POST", self.path, msgspec.json.encode(body))
+
+    def models_request(self) -> bytes:
+        """Head of a request for the list of models."""
+        return self._message("GET", "/v1/models", b"")
+
+    def metrics_request(self) -> bytes:
+        """Head of a request for the server's metrics."""
+        return self._message("GET", "/metrics", b"")
+
+    def _message(self, method: str, path: str, body: bytes) -> bytes:
+        url = urlsplit(self.base_url)
+        lines = [f"{method} {url.path}{path} HTTP/1.1", f"Host: {url.netloc.rpartition('@')[2]}"]
+        if body:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        if self.api_key:
+            lines.append(f"Authorization: Bearer {self.api_key}")
+        lines += [f"{name}: {value}" for name, value in self.headers.items()]
+        return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def base_url(text: str) -> str:
+    """An address as people write it: with or without `/v1` and a slash at its end.
+
+    Raises:
+        ConfigError: it is not http://HOST:PORT or https://HOST:PORT.
+    """
+    url = urlsplit(text)
+    try:
+        port = url.port
+    except ValueError:
+        port = -1
+    if url.scheme not in ("http", "https") or not url.hostname or port == -1:
+        raise ConfigError(f"{text!r} is not the address of a server: give http://HOST:PORT")
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+async def find_model(endpoint: Endpoint) -> Endpoint:
+    """The endpoint with its server's first model, if it has none yet.
+
+    Raises:
+        PyllmError: no server answers there, it refuses the key, or it lists no model.
+    """
+    if endpoint.model:
+        return endpoint
+    names = await _models(endpoint)
+    if not names:
+        raise PyllmError(f"{endpoint.base_url} lists no model: give --model")
+    return msgspec.structs.replace(endpoint, model=names[0])
+
+
+async def warm_up(endpoint: Endpoint, prompts: list[Prompt]) -> None:
+    """Send a few requests, one after the other, which count for nothing.
+
+    Raises:
+        PyllmError: one of them failed; a load would fail, too.
+    """
+    client = endpoint.client()
+    try:
+        for prompt in prompts:
+            record = read_answer(0, 0.0, await client.send(endpoint.request(prompt)))
+            if record.error:
+                raise PyllmError(await _explained(endpoint, record.error))
+    finally:
+        client.close()
+
+
+async def _explained(endpoint: Endpoint, error: str) -> str:
+    text = f"{endpoint.base_url}{endpoint.path} failed on a first request: {error}"
+    if error.startswith("no connection"):
+        return _unreachable(endpoint, error)
+    if error.startswith(tuple(f"HTTP {status}" for status in _REFUSED)):
+        return f"{text}; give its key by --api-key or OPENAI_API_KEY"
+    if error.startswith("HTTP 404"):
+        names = await _models(endpoint)
+        return f"{text}; the server lists the models {', '.join(names)}" if names else text
+    return text
+
+
+async def _models(endpoint: Endpoint) -> list[str]:
+    client = endpoint.client()
+    try:
+        async with asyncio.timeout(_SHORT_TIMEOUT):
+            exchange = await client.send(endpoint.models_request())
+    except TimeoutError:
+        raise PyllmError(f"{endpoint.base_url} did not answer /v1/models within {_SHORT_TIMEOUT:g} s") from None
+    finally:
+        client.close()
+    body = b"".join(piece for _, piece in exchange.pieces)
+    if exchange.failure:
+        raise PyllmError(_unreachable(endpoint, exchange.failure))
+    if exchange.status in _REFUSED:
+        raise PyllmError(
+            f"{endpoint.base_url} refused the key (HTTP {exchange.status}: {reason_of(body)}): "
+            "give --api-key or OPENAI_API_KEY"
+        )
+    if exchange.status != _OK:
+        raise PyllmError(f"{endpoint.base_url}/v1/models answered HTTP {exchange.status}: give --model")
+    try:
+        return [model.id for model in msgspec.json.decode(body, type=_Models).data]
+    except msgspec.MsgspecError as error:
+        raise PyllmError(f"{endpoint.base_url}/v1/models is no list of models ({error}): give --model") from error
+
+
+def _unreachable(endpoint: Endpoint, failure: str) -> str:
+    return f"no server answers at {endpoint.base_url} ({failure}): start one, or give its address by --base-url"

@@ -1,0 +1,63 @@
+"""The knee: the highest request rate at which a server still meets its targets. Decides rates; sends nothing."""
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A rate that was tried, in requests/s, and whether the targets held."""
+
+    rate: float
+    held: bool
+
+
+class KneeSearch:
+    """Doubles the rate from `start` until the targets break or `end` holds, then halves the gap by ratio.
+
+    Stops when the highest rate that held and the lowest that broke differ by `precision` at most. If `start` itself
+    breaks it goes down instead, to `start` / 1024.
+    """
+
+    def __init__(self, start: float, end: float, precision: float = 0.1) -> None:
+        self._start = start
+        self._end = end
+        self._precision = precision
+        self.steps: list[Step] = []
+
+    @property
+    def knee(self) -> float | None:
+        """The highest rate that held below all that broke; None where none did."""
+        held = [step.rate for step in self.steps if step.held and step.rate < self._broke]
+        return max(held, default=None)
+
+    @property
+    def unbroken(self) -> bool:
+        """Whether every rate held, so that the knee is somewhere above."""
+        return bool(self.steps) and all(step.held for step in self.steps)
+
+    def rates(self) -> Iterator[float]:
+        """The rates to try; `report` each before the next."""
+        while (rate := self._next()) is not None:
+            yield rate
+
+    def report(self, rate: float, held: bool) -> None:
+        """Say whether the targets held at a rate."""
+        self.steps.append(Step(rate, held))
+
+    @property
+    def _broke(self) -> float:
+        return min((step.rate for step in self.steps if not step.held), default=float("inf"))
+
+    def _next(self) -> float | None:
+        if not self.steps:
+            return self._start
+        if self.unbroken:
+            highest = self.steps[-1].rate
+            return min(2 * highest, self._end) if highest < self._end else None
+        if self.knee is None:
+            return self._broke / 2 if self._broke > self._start / 1024 else None
+        if self._broke <= self.knee * (1 + self._precision):
+            return None
+        return math.sqrt(self.knee * self._broke)

@@ -1,0 +1,178 @@
+"""Kept connections to one server, and what came over them with the time of each piece.
+
+While a load runs, what comes is only noted: it is read afterwards, so that the processor is the server's. Knows
+HTTP, but neither the bodies nor what they mean.
+"""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+Clock = Callable[[], float]
+
+_CLOSED = "the connection closed"
+
+
+class Exchange:
+    """One request, and what came for it. Times are the client's clock in seconds.
+
+    `sent` is the moment at which sending began, a new connection included. `failure` says why no whole answer came.
+    """
+
+    __slots__ = ("failure", "pieces", "sent", "status")
+
+    def __init__(self) -> None:
+        self.sent = 0.0
+        self.status = 0
+        self.pieces: list[tuple[float, bytes]] = []
+        self.failure = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the answer's body, so far."""
+        return sum(len(piece) for _, piece in self.pieces)
+
+
+class LoadClient:
+    """Sends requests to the server at `base_url` (http or https), each on a connection that carries nothing else."""
+
+    def __init__(self, base_url: str, *, verify: bool = True, clock: Clock = time.perf_counter) -> None:
+        url = urlsplit(base_url)
+        assert url.hostname is not None, f"{base_url} names no host: Endpoint checks it"
+        self._host = url.hostname
+        self._port = url.port or (443 if url.scheme == "https" else 80)
+        self._ssl = _ssl_context(verify) if url.scheme == "https" else None
+        self._clock = clock
+        self._idle: list[_Connection] = []
+
+    async def open(self, number: int) -> None:
+        """Open connections ahead, so that no request waits for its own. Those that fail are left for `send` to name."""
+        opened = await asyncio.gather(*(self._connect() for _ in range(number)), return_exceptions=True)
+        for connection in opened:
+            if isinstance(connection, _Connection):
+                self._idle.append(connection)
+            elif not isinstance(connection, OSError):
+                raise connection
+
+    async def send(self, request: bytes) -> Exchange:
+        """The whole exchange of one request, head and body. What goes wrong is its `failure`, never an exception."""
+        exchange = Exchange()
+        exchange.sent = self._clock()
+        kept = self._kept()
+        if kept is not None:
+            await self._over(kept, request, exchange)
+            # A server closes connections that were idle for long; it may do so just when a request is on its way.
+            if exchange.failure != _CLOSED or exchange.status:
+                return exchange
+            exchange.failure = ""
+            exchange.sent = self._clock()
+        try:
+            connection = await self._connect()
+        except OSError as error:
+            exchange.failure = f"no connection: {error.strerror or error}"
+            return exchange
+        await self._over(connection, request, exchange)
+        return exchange
+
+    def close(self) -> None:
+        """Close what is idle."""
+        for connection in self._idle:
+            connection.abort()
+        self._idle.clear()
+
+    def _kept(self) -> "_Connection | None":
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return None
+
+    async def _over(self, connection: "_Connection", request: bytes, exchange: Exchange) -> None:
+        try:
+            await connection.carry(request, exchange)
+        except BaseException:
+            connection.abort()
+            raise
+        if connection.usable:
+            self._idle.append(connection)
+
+    async def _connect(self) -> "_Connection":
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: _Connection(self._clock), self._host, self._port, ssl=self._ssl
+        )
+        return connection
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, which carries one exchange at a time. `httptools` calls the methods `on_...`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._now = 0.0
+        self._exchange = Exchange()
+        self._ended: asyncio.Future[None] | None = None
+        self.usable = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without saying so.
+
+    async def carry(self, request: bytes, exchange: Exchange) -> None:
+        """Send the request and wait until its answer has ended, in whichever way."""
+        self._exchange = exchange
+        self._parser = httptools.HttpResponseParser(self)
+        self._ended = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        await self._ended
+
+    def abort(self) -> None:
+        self.usable = False
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._now = self._clock()
+        if self._ended is None:  # What nobody asked for: the server says why it closes.
+            self.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self.usable = False
+            self._end(f"what came is no HTTP: {error}")
+            self._transport.abort()
+
+    def on_body(self, body: bytes) -> None:
+        self._exchange.pieces.append((self._now, body))
+
+    def on_headers_complete(self) -> None:
+        self._exchange.status = self._parser.get_status_code()
+
+    def on_message_complete(self) -> None:
+        self.usable = self._parser.should_keep_alive()
+        if not self.usable:
+            self._transport.close()
+        self._end("")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        # An answer without a length ends with its connection; whoever reads it sees whether it is whole.
+        self.usable = False
+        self._end(str(error) if error else "" if self._exchange.pieces else _CLOSED)
+
+    def _end(self, failure: str) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._exchange.failure = failure
+            self._ended.set_result(None)
+            self._ended = None
+
+
+def _ssl_context(verify: bool) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

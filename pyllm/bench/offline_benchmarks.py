@@ -1,0 +1,129 @@
+"""`pyllm bench throughput` and `latency`: an engine inside this process tree, without HTTP."""
+
+import argparse
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from pyllm import AsyncEngine, SamplingParams
+from pyllm.bench import result_output
+from pyllm.bench.bench_options import prompts_of
+from pyllm.bench.prompt_sets import Prompt, PromptSource
+from pyllm.bench.result_output import Result
+from pyllm.bench.serve_benchmark import INTERRUPTED
+
+_PERCENTILES = (10, 25, 50, 75, 90, 99)  # vLLM's
+
+
+def run_throughput(options: argparse.Namespace, engine_options: Mapping[str, Any]) -> int:
+    """All prompts at once; prints requests and tokens a second. Gives 130 after Ctrl-C, with what had ended by then.
+
+    Raises:
+        ConfigError: options that cannot work.
+        PyllmError: the engine was lost.
+    """
+    source = prompts_of(options)
+    result = uvloop.run(_throughput(engine_options, source, options.num_prompts))
+    text = "Throughput: {requests_per_second:.2f} requests/s, {tokens_per_second:.2f} total tokens/s, "
+    text += "{output_tokens_per_second:.2f} output tokens/s"
+    lines = [text.format_map(result)]
+    lines.append("Requests: {num_requests} in {elapsed_time:.2f} s".format_map(result))
+    lines.append("Tokens: {total_input_tokens} in, {total_output_tokens} out".format_map(result))
+    _print(options, result, lines)
+    return 0 if result["num_requests"] == options.num_prompts else INTERRUPTED
+
+
+def run_latency(options: argparse.Namespace, engine_options: Mapping[str, Any]) -> int:
+    """One batch again and again; prints its latency. Gives 130 after Ctrl-C, with the iterations that had ended.
+
+    Raises:
+        ConfigError, PyllmError: as `run_throughput`.
+    """
+    latencies = uvloop.run(_latency(options, engine_options))
+    if not latencies:
+        return INTERRUPTED
+    percentiles = {str(percent): float(np.percentile(latencies, percent)) for percent in _PERCENTILES}
+    result = {"avg_latency": float(np.mean(latencies)), "latencies": latencies, "percentiles": percentiles}
+    lines = [f"Avg latency: {result['avg_latency']:.4f} seconds"]
+    lines += [f"{percent}% percentile latency: {value:.4f} seconds" for percent, value in percentiles.items()]
+    _print(options, result, lines)
+    return 0 if len(latencies) == options.num_iters else INTERRUPTED
+
+
+async def _throughput(engine_options: Mapping[str, Any], source: PromptSource, number: int) -> Result:
+    async with AsyncEngine(**engine_options) as engine:
+        prompts = source.prompts(number)
+        batch = [_exact(engine, prompt, source) for prompt in prompts]
+        totals = {"num_requests": 0, "total_input_tokens": 0, "total_output_tokens": 0}
+
+        async def complete(tokens: Sequence[int], length: int) -> None:
+            output = await engine.complete(list(tokens), _greedy(length))
+            totals["num_requests"] += 1
+            totals["total_input_tokens"] += len(tokens)
+            totals["total_output_tokens"] += len(output.outputs[0].token_ids)
+
+        begin = time.perf_counter()
+        tasks = [
+            asyncio.create_task(complete(tokens, prompt.output_tokens))
+            for tokens, prompt in zip(batch, prompts, strict=True)
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        except asyncio.CancelledError:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        seconds = time.perf_counter() - begin
+    tokens = totals["total_input_tokens"] + totals["total_output_tokens"]
+    return {
+        "elapsed_time": seconds,
+        **totals,
+        "total_num_tokens": tokens,
+        "requests_per_second": totals["num_requests"] / seconds,
+        "tokens_per_second": tokens / seconds,
+        "output_tokens_per_second": totals["total_output_tokens"] / seconds,
+    }
+
+
+async def _latency(options: argparse.Namespace, engine_options: Mapping[str, Any]) -> list[float]:
+    """Seconds of each iteration after the warm-up."""
+    latencies: list[float] = []
+    async with AsyncEngine(**engine_options) as engine:
+        params = _greedy(options.output_len)
+        try:
+            for iteration in range(options.num_iters_warmup + options.num_iters):
+                # Other prompts each time, since a prefix cache would know the same ones.
+                source = PromptSource(
+                    "random", output_tokens=1, input_tokens=options.input_len, first=iteration, seed=options.seed
+                )
+                batch = [_exact(engine, prompt, source) for prompt in source.prompts(options.batch_size)]
+                begin = time.perf_counter()
+                await asyncio.gather(*(engine.complete(tokens, params) for tokens in batch))
+                if iteration >= options.num_iters_warmup:
+                    latencies.append(time.perf_counter() - begin)
+        except asyncio.CancelledError:
+            pass  # What was measured counts.
+    return latencies
+
+
+def _exact(engine: AsyncEngine, prompt: Prompt, source: PromptSource) -> list[int]:
+    """The prompt's token ids; a random one has exactly as many as it has words, which is its length."""
+    tokens = list(engine.tokenizer.encode(prompt.text))
+    if source.name != "random":
+        return tokens
+    return list(itertools.islice(itertools.cycle(tokens), len(prompt.text.split())))
+
+
+def _greedy(length: int) -> SamplingParams:
+    return SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True)
+
+
+def _print(options: argparse.Namespace, result: Result, lines: Sequence[str]) -> None:
+    print("\n".join(lines) if options.output == "table" else result_output.in_format(options.output, result, [result]))
+    if options.output_json is not None:
+        path: Path = options.output_json
+        result_output.save(path, result)

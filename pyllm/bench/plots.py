@@ -1,0 +1,92 @@
+"""Curves of a result: in the terminal by plotext, or as a PNG by matplotlib, which the extra `pyllm[plot]` installs."""
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from pyllm.errors import ConfigError, PyllmError
+
+_WIDTH, _HEIGHT = 100, 16  # characters of one panel, at most
+_POINTS = 200
+
+
+class Panel(msgspec.Struct, frozen=True):
+    """One curve."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def latency_plots(curves: Mapping[str, Sequence[float]]) -> list[Panel]:
+    """For each latency by name, in seconds, the share of values that are at most so large; empty ones are left out."""
+    shares = np.linspace(0, 100, _POINTS)
+    return [
+        Panel(
+            f"{name}: share of values up to",
+            "ms",
+            "%",
+            (np.percentile(values, shares) * 1000).tolist(),
+            shares.tolist(),
+        )
+        for name, values in curves.items()
+        if len(values)
+    ]
+
+
+def knee_plots(rates: Sequence[float], good: Sequence[float]) -> list[Panel]:
+    """The share of good requests by the rate."""
+    ordered = sorted(zip(rates, good, strict=True))
+    if not ordered:
+        return []
+    return [
+        Panel("Good requests by rate", "requests/s", "%", [rate for rate, _ in ordered], [100 * g for _, g in ordered])
+    ]
+
+
+def show(panels: Sequence[Panel]) -> None:
+    """Print the panels, one below the other; in colour on a terminal."""
+    import plotext
+
+    figure = plotext.figure
+    columns = shutil.get_terminal_size((_WIDTH, _HEIGHT)).columns
+    for panel in panels:
+        figure.clear()
+        figure.draw(figure.signal(panel.x, panel.y))
+        figure.plot_size(min(columns, _WIDTH), _HEIGHT)
+        figure.title(panel.title)
+        figure.label(f"{panel.y_label} by {panel.x_label}")
+        figure.show(colorless=not sys.stdout.isatty())
+
+
+def check_matplotlib() -> None:
+    """Raise a ConfigError where there is no matplotlib: before a load, not after it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot-file needs matplotlib: pip install 'pyllm[plot]'")
+
+
+def save_png(panels: Sequence[Panel], path: Path) -> None:
+    """Write the panels side by side.
+
+    Raises:
+        PyllmError: the file cannot be written, or its ending is no format of matplotlib.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.0 * max(len(panels), 1), 4.0), layout="constrained")
+    for place, panel in enumerate(panels, 1):
+        axes = figure.add_subplot(1, len(panels), place)
+        axes.plot(panel.x, panel.y)
+        axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+        axes.grid(visible=True)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise PyllmError(f"the plot cannot be saved as {path}: {error}") from error

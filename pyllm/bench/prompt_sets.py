@@ -1,0 +1,132 @@
+"""Prompts for loads: natural ones that ship, conversations of a ShareGPT-style file, and random words.
+
+Tokenises nothing: how many tokens a prompt has is the server's word.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import msgspec
+
+from pyllm.errors import ConfigError
+
+PromptSet = Literal["natural", "sharegpt", "random"]
+
+# Each of these is one token of most vocabularies, with a space before it or without.
+_VOCABULARY = (
+    "air area art back body book case change child city class country course day end eye face fact family father field "
+    "food form game group hand head history home hour house idea job kind land law level life light line man market "
+    "matter member mind month mother music name night number order paper part people person place plan point power "
+    "problem process program question reason research result right room school sense service side state story student "
+    "study system table team test time type use value view war water way week woman word work world year"
+)
+WORDS = _VOCABULARY.split()
+
+_NATURAL_PROMPTS = Path(__file__).parent / "natural_prompts.txt"
+_HUMAN = ("human", "user")
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A text, and how many tokens are asked for."""
+
+    text: str
+    output_tokens: int
+
+
+class PromptSource(msgspec.Struct, frozen=True):
+    """Which prompts a load takes. Lengths are tokens; of random prompts words, which are nearly that.
+
+    `output_tokens` None is what the set has by default: 128, or for ShareGPT the file's own answers, at four characters
+    a token. `range_ratio` spreads random lengths evenly over `length * (1 - ratio)` to `length * (1 + ratio)`.
+    """
+
+    name: PromptSet = "natural"
+    path: Path | None = None
+    output_tokens: int | None = None
+    input_tokens: int = 1024
+    prefix_tokens: int = 0
+    range_ratio: float = 0.0
+    seed: int = 0
+    first: int = 0  # how many prompts of the same source were taken before
+
+    def prompts(self, number: int) -> list[Prompt]:
+        """So many prompts, the same for the same source.
+
+        Raises:
+            ConfigError: the file cannot be read, or has no conversation.
+        """
+        return {"natural": self._natural, "sharegpt": self._sharegpt, "random": self._random}[self.name](number)
+
+    def _natural(self, number: int) -> list[Prompt]:
+        texts = [text for text in _NATURAL_PROMPTS.read_text().split("\n\n") if text.strip()]
+        return self._cycled([Prompt(" ".join(text.split()), self.output_tokens or 128) for text in texts], number)
+
+    def _sharegpt(self, number: int) -> list[Prompt]:
+        assert self.path is not None, "the command line asks for it"
+        found = [
+            Prompt(question, self.output_tokens or max(1, len(answer) // 4)) for question, answer in _turns(self.path)
+        ]
+        if not found:
+            raise ConfigError(f"{self.path} has no conversation that begins with a question and its answer")
+        return self._cycled(found, number)
+
+    def _cycled(self, prompts: list[Prompt], number: int) -> list[Prompt]:
+        """Shuffled prompts, from the beginning again when they are used up, with a number in front.
+
+        The number is for the server's prefix cache, which would else know a prompt that comes again.
+        """
+        Random(self.seed).shuffle(prompts)  # noqa: S311  # prompts are no secret
+        chosen = []
+        for index in range(self.first, self.first + number):
+            rounds, place = divmod(index, len(prompts))
+            prompt = prompts[place]
+            text = f"({rounds + 1}) {prompt.text}" if rounds else prompt.text
+            chosen.append(Prompt(text, prompt.output_tokens))
+        return chosen
+
+    def _random(self, number: int) -> list[Prompt]:
+        prefix = Random(self.seed).choices(WORDS, k=self.prefix_tokens)  # noqa: S311  # as above
+        random = Random(f"{self.seed} {self.first}")  # noqa: S311  # as above
+        chosen = []
+        for _ in range(number):
+            words = prefix + random.choices(WORDS, k=self._length(self.input_tokens, random))
+            chosen.append(Prompt(" ".join(words), self._length(self.output_tokens or 128, random)))
+        return chosen
+
+    def _length(self, mean: int, random: Random) -> int:
+        spread = round(mean * self.range_ratio)
+        return max(1, random.randint(mean - spread, mean + spread))
+
+
+def warm_up_prompts(number: int) -> list[Prompt]:
+    """Short prompts which share no beginning with any set's."""
+    return [Prompt(f"Warm-up {index + 1}: say hello.", 4) for index in range(number)]
+
+
+def _turns(path: Path) -> Iterator[tuple[str, str]]:
+    """The first question and answer of each conversation."""
+    try:
+        document = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"--dataset-path {path}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"--dataset-path {path} is not JSON: {error}") from error
+    if not isinstance(document, list):
+        raise ConfigError(f"--dataset-path {path} is not a list of conversations, as ShareGPT files are")
+    for entry in document:
+        turns = _texts(entry)
+        if len(turns) > 1 and turns[0][0] in _HUMAN and turns[0][1] and turns[1][1]:
+            yield turns[0][1], turns[1][1]
+
+
+def _texts(entry: Any) -> list[tuple[str, str]]:
+    """Speaker and text of the first two turns; ShareGPT says `from` and `value`, others `role` and `content`."""
+    turns = entry.get("conversations") or entry.get("messages") if isinstance(entry, dict) else None
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns[:2]):
+        return []
+    return [
+        (str(turn.get("from") or turn.get("role")), str(turn.get("value") or turn.get("content") or ""))
+        for turn in turns[:2]
+    ]

@@ -1,0 +1,94 @@
+"""How much one measurement differs from another: ratios with 95 % confidence intervals. Pure functions.
+
+The ratio is B to A. Rounds of two servers in turn give pairs, and Student's t of the ratios' logarithms; the requests
+of two saved runs are resampled (bootstrap), as pairs where both runs had the same prompts.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+CONFIDENCE = 0.95
+_RESAMPLES = 2000
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """B to A. `low` and `high` bound it; both are None where too little was measured for an interval."""
+
+    a: float
+    b: float
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def differs(self) -> bool | None:
+        """Whether the interval leaves out 1; None without an interval."""
+        if self.low is None or self.high is None:
+            return None
+        return not self.low <= 1 <= self.high
+
+
+def ratio_of_rounds(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """From a figure of each round. Both are geometric means, and so is the ratio; all values must be above 0."""
+    logs = np.log(b) - np.log(a)
+    mean = float(np.mean(logs))
+    ratio = Ratio(_geometric_mean(a), _geometric_mean(b), math.exp(mean))
+    if len(logs) < 2:
+        return ratio
+    half = student_t(len(logs) - 1) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+    return msgspec.structs.replace(ratio, low=math.exp(mean - half), high=math.exp(mean + half))
+
+
+def ratio_of_samples(a: Sequence[float], b: Sequence[float], percentile: float | None, *, paired: bool) -> Ratio:
+    """Of two runs' requests: the ratio of their means, or of a percentile; the same requests give the same interval."""
+    first, second = np.asarray(a), np.asarray(b)
+    value_a, value_b = float(_statistic(first, percentile)), float(_statistic(second, percentile))
+    ratio = Ratio(value_a, value_b, value_b / value_a)
+    if min(len(a), len(b)) < 2:
+        return ratio
+    generator = np.random.default_rng(0)
+    chosen_a = generator.integers(len(first), size=(_RESAMPLES, len(first)))
+    chosen_b = chosen_a if paired else generator.integers(len(second), size=(_RESAMPLES, len(second)))
+    ratios = _statistic(second[chosen_b], percentile) / _statistic(first[chosen_a], percentile)
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(ratios, [tail, 100 - tail])
+    return msgspec.structs.replace(ratio, low=float(low), high=float(high))
+
+
+def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
+    """The t that a Student-distributed value stays within, either side, with this probability."""
+    low, high = 0.0, 1.0
+    while _within(high, degrees) < confidence:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, degrees) < confidence else (low, middle)
+    return (low + high) / 2
+
+
+def _within(t: float, degrees: int) -> float:
+    """The probability of -t to t: Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    angle = math.atan(t / math.sqrt(degrees))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    odd = degrees % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for step in range(degrees // 2):
+        total += term
+        denominator = 2 * step + (3 if odd else 2)
+        term *= cosine**2 * (denominator - 1) / denominator
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def _statistic(
+    values: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]", percentile: float | None
+) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+    if percentile is None:
+        return np.asarray(np.mean(values, axis=-1))
+    return np.asarray(np.percentile(values, percentile, axis=-1))
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(float(np.mean(np.log(values))))

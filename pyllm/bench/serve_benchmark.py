@@ -1,0 +1,203 @@
+"""`pyllm bench serve`: one load on a server, or several of rising rate until its targets break."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import uvloop
+from tqdm import tqdm
+
+from pyllm.bench import plots, result_output
+from pyllm.bench.arrivals import Arrivals
+from pyllm.bench.bench_options import arrivals_of, endpoint_of, pairs, prompts_of, selection_of
+from pyllm.bench.endpoint import Endpoint, find_model, warm_up
+from pyllm.bench.knee import KneeSearch
+from pyllm.bench.load_run import LoadResult, Timed, run_load
+from pyllm.bench.prompt_sets import Prompt, PromptSource, warm_up_prompts
+from pyllm.bench.request_metrics import Selection, errors_by_name, good_share, summarise
+from pyllm.bench.result_output import Result
+from pyllm.bench.server_histograms import read_totals, server_figures
+from pyllm.errors import ConfigError
+
+INTERRUPTED = 130  # what a shell gives a command that SIGINT ended
+
+_BUSY_CLIENT = 0.8  # cores of this process, which can use one
+_FIRST_RATE, _LAST_RATE = 1.0, 1024.0
+
+
+class LoadOptions(msgspec.Struct, frozen=True):
+    """What every load of a command has in common."""
+
+    endpoint: Endpoint
+    selection: Selection
+    max_concurrency: int | None
+    timeout: float
+    seed: int
+    progress: bool
+
+
+def run_serve(options: argparse.Namespace) -> int:
+    """Run the command and print its result; gives the exit code, 1 if every request failed.
+
+    Raises:
+        ConfigError: flags that cannot work.
+        PyllmError: the server cannot be measured.
+    """
+    load, source, arrivals = load_options(options, endpoint_of(options)), prompts_of(options), arrivals_of(options)
+    metadata = pairs(options.metadata, "--metadata")
+    if options.find_knee and (not load.selection.goodput or options.ramp_up_strategy):
+        raise ConfigError("--find-knee raises the rate until --goodput breaks: give its targets and no ramp")
+    if options.plot_file is not None:
+        plots.check_matplotlib()
+    prompts = source.prompts(options.num_prompts)
+    if options.find_knee:
+        return uvloop.run(_find_knee(options, load, source))
+    result, measured = uvloop.run(_serve(options, load, prompts, arrivals))
+    result = {**result, **metadata}
+    if options.save_result or options.save_detailed:
+        saved = {**result, **result_output.details(measured.records)} if options.save_detailed else result
+        result_output.save(_result_path(options, result), saved)
+    _print(options, result)
+    curves = {"TTFT": [record.ttft for record in measured.records if not record.error]}
+    curves["ITL"] = [gap for record in measured.records for gap in record.itl]
+    _plot(options, plots.latency_plots(curves))
+    return exit_code([measured])
+
+
+def load_options(options: argparse.Namespace, endpoint: Endpoint) -> LoadOptions:
+    """Of the flags that `serve` and `compare` share."""
+    return LoadOptions(
+        endpoint=endpoint,
+        selection=selection_of(options),
+        max_concurrency=options.max_concurrency,
+        timeout=options.timeout,
+        seed=options.seed,
+        progress=not options.disable_tqdm,
+    )
+
+
+async def ready(endpoint: Endpoint, num_warmups: int) -> Endpoint:
+    """The endpoint with its model, once the server has answered short requests."""
+    endpoint = await find_model(endpoint)
+    await warm_up(endpoint, warm_up_prompts(num_warmups))
+    return endpoint
+
+
+async def measure(load: LoadOptions, prompts: Sequence[Prompt], arrivals: Arrivals) -> LoadResult:
+    """One load; notes about it go to stderr."""
+    times = arrivals.times(len(prompts), load.seed)
+    requests = [Timed(load.endpoint.request(prompt), due) for prompt, due in zip(prompts, times, strict=True)]
+    client = load.endpoint.client()
+    bar = tqdm(total=len(requests), disable=None if load.progress else True, unit="req", leave=False)
+    try:
+        result = await run_load(
+            client, requests, load.max_concurrency, seconds_each=load.timeout, ended=partial(bar.update, 1)
+        )
+    finally:
+        bar.close()
+        client.close()
+    if any(not record.error and not record.has_usage for record in result.records):
+        print("note: the server gives no usage, so each chunk counts as one token", file=sys.stderr)
+    if result.client_cores > _BUSY_CLIENT:
+        print(
+            f"note: this client used {result.client_cores:.2f} of the one core that it can use: "
+            "it may be what the figures measure; share the load among several",
+            file=sys.stderr,
+        )
+    return result
+
+
+def exit_code(results: Sequence[LoadResult]) -> int:
+    """130 after Ctrl-C, 1 where every request failed, else 0."""
+    if any(result.unfinished for result in results):
+        return INTERRUPTED
+    return 0 if any(not record.error for result in results for record in result.records) else 1
+
+
+async def _serve(
+    options: argparse.Namespace, load: LoadOptions, prompts: Sequence[Prompt], arrivals: Arrivals
+) -> tuple[Result, LoadResult]:
+    load = msgspec.structs.replace(load, endpoint=await ready(load.endpoint, options.num_warmups))
+    before = await read_totals(load.endpoint)
+    measured = await measure(load, prompts, arrivals)
+    server = server_figures(before, await read_totals(load.endpoint))
+    result: Result = {
+        "date": result_output.now(),
+        "backend": options.backend,
+        "label": options.label,
+        "model_id": load.endpoint.model,
+        "num_prompts": len(prompts),
+        "request_rate": "inf" if arrivals.rate == float("inf") else arrivals.rate,
+        "burstiness": arrivals.burstiness,
+        "max_concurrency": load.max_concurrency,
+        **({"ramp_up_strategy": arrivals.ramp, "ramp_up_start_rps": arrivals.start} if arrivals.ramp else {}),
+        **({"ramp_up_end_rps": arrivals.end} if arrivals.ramp else {}),
+        **summarise(measured, load.selection),
+        **server,
+        "failures": errors_by_name(measured.records),
+    }
+    return result, measured
+
+
+async def _find_knee(options: argparse.Namespace, load: LoadOptions, source: PromptSource) -> int:
+    load = msgspec.structs.replace(load, endpoint=await ready(load.endpoint, options.num_warmups))
+    first, last = options.ramp_up_start_rps or _FIRST_RATE, options.ramp_up_end_rps or _LAST_RATE
+    search, steps, results = KneeSearch(first, last), list[Result](), list[LoadResult]()
+    for rate in search.rates():
+        # Other prompts each time: a prefix cache would know the same ones.
+        fresh = msgspec.structs.replace(source, first=len(steps) * options.num_prompts)
+        measured = await measure(load, fresh.prompts(options.num_prompts), Arrivals(rate, options.burstiness))
+        results.append(measured)
+        if measured.unfinished:
+            break
+        good = good_share(measured, load.selection.goodput)
+        search.report(rate, good >= options.knee_goodput)
+        steps.append({"request_rate": rate, "good_share": good, **summarise(measured, load.selection)})
+        print(f"{rate:.2f} requests/s: {good:.0%} good", file=sys.stderr)
+    _print_knee(options, search, steps)
+    rates = [step["request_rate"] for step in steps]
+    _plot(options, plots.knee_plots(rates, [step["good_share"] for step in steps]))
+    return exit_code(results)
+
+
+def _print_knee(options: argparse.Namespace, search: KneeSearch, steps: Sequence[Result]) -> None:
+    ordered = sorted(steps, key=lambda step: float(step["request_rate"]))
+    if options.output != "table":
+        whole = {"knee_request_rate": search.knee, "steps": ordered}
+        print(result_output.in_format(options.output, whole, ordered))
+    else:
+        latencies = [name for name in (steps[0] if steps else {}) if name.startswith("p") and name.endswith("_ms")]
+        names = ["request_rate", "good_share", "request_goodput", "output_throughput", *latencies]
+        rows = [[f"{step[name]:.2f}" for name in names] for step in ordered]
+        print(result_output.columns(names, rows))
+        print(_knee_text(search, options.knee_goodput))
+
+
+def _knee_text(search: KneeSearch, wanted: float) -> str:
+    targets = f"{wanted:.0%} of the requests met their targets"
+    if search.knee is None:
+        return f"no knee: at no rate {targets}"
+    if search.unbroken:
+        return f"no knee up to {search.knee:.2f} requests/s: {targets}; raise --ramp-up-end-rps or --num-prompts"
+    return f"knee: {search.knee:.2f} requests/s, the highest rate at which {targets}"
+
+
+def _print(options: argparse.Namespace, result: Result) -> None:
+    table = options.output == "table"
+    print(result_output.serving_table(result) if table else result_output.in_format(options.output, result, [result]))
+
+
+def _plot(options: argparse.Namespace, panels: Sequence[plots.Panel]) -> None:
+    if options.plot:
+        plots.show(panels)
+    if options.plot_file is not None:
+        plots.save_png(panels, options.plot_file)
+
+
+def _result_path(options: argparse.Namespace, result: Result) -> Path:
+    name = options.result_filename or result_output.file_name(result, options.label or options.backend)
+    path: Path = options.result_dir / name
+    return path

@@ -1,0 +1,149 @@
+"""An OpenAI-compatible server of scripted delays, which records when it had a request and when it sent each token.
+
+Raw asyncio, so that the delays are the script's. Its clock is `time.perf_counter`, which all processes share.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+JSON = "application/json"
+
+
+@dataclass
+class Script:
+    """What the server does. Seconds; `fail` gives for a prompt the failure that it has, if any."""
+
+    ttft: float = 0.0
+    itl: float = 0.0
+    key: str = ""
+    models: tuple[str, ...] = ("scripted",)
+    with_usage: bool = True
+    fail: Callable[[str], str] = lambda prompt: ""
+    metrics: Callable[[], str] = lambda: ""
+
+
+@dataclass
+class Sent:
+    """One request, as the server saw it."""
+
+    prompt: str
+    received: float
+    body: Mapping[str, Any]
+    tokens: list[float] = field(default_factory=list)
+
+    @property
+    def ttft(self) -> float:
+        return self.tokens[0] - self.received
+
+    @property
+    def itl(self) -> list[float]:
+        return [later - earlier for earlier, later in pairwise(self.tokens)]
+
+
+@dataclass
+class ScriptedServer:
+    """A server that runs. `sent` has its requests in the order in which they came."""
+
+    script: Script
+    address: str = ""
+    sent: list[Sent] = field(default_factory=list)
+    connections: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection's requests until the client closes it."""
+        self.connections += 1
+        try:
+            while await self._answer(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        first, *lines = head.split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        received = time.perf_counter()
+        path = first.split()[1]
+        if self.script.key and headers.get("authorization") != f"Bearer {self.script.key}":
+            _whole(writer, "401 Unauthorized", json.dumps({"error": {"message": "this key is unknown"}}))
+        elif path == "/v1/models":
+            _whole(writer, "200 OK", json.dumps({"data": [{"id": name} for name in self.script.models]}))
+        elif path == "/metrics":
+            text = self.script.metrics()
+            _whole(writer, "200 OK" if text else "404 Not Found", text, "text/plain")
+        elif path in ("/v1/completions", "/v1/chat/completions"):
+            return await self._complete(writer, json.loads(body), "chat" in path, received)
+        else:
+            _whole(writer, "404 Not Found", json.dumps({"error": {"message": f"no route {path}"}}))
+        return True
+
+    async def _complete(
+        self, writer: asyncio.StreamWriter, body: Mapping[str, Any], chat: bool, received: float
+    ) -> bool:
+        prompt = body["messages"][0]["content"] if chat else body["prompt"]
+        sent = Sent(prompt, received, body)
+        self.sent.append(sent)
+        if body["model"] not in self.script.models:
+            text = f"no model {body['model']!r} here"
+            _whole(writer, "404 Not Found", json.dumps({"error": {"message": text}}))
+            return True
+        failure = self.script.fail(prompt)
+        if failure == "busy":
+            _whole(writer, "429 Too Many Requests", json.dumps({"error": {"message": "too many requests"}}))
+            return True
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        if chat:
+            _chunk(writer, {"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
+        due = received + self.script.ttft
+        number = body["max_tokens"]
+        for index in range(number):
+            if (wait := due - time.perf_counter()) > 0:
+                await asyncio.sleep(wait)
+            if failure == "error" and index:
+                _chunk(writer, {"error": {"message": "the model is lost"}})
+            elif failure == "break" and index:
+                return False
+            finish = "length" if index == number - 1 else None
+            text = {"delta": {"content": "word "}} if chat else {"text": "word "}
+            sent.tokens.append(time.perf_counter())
+            _chunk(writer, {"choices": [{**text, "finish_reason": finish}]})
+            due += self.script.itl
+        if self.script.with_usage:
+            words = len(prompt.split())
+            _chunk(writer, {"choices": [], "usage": {"prompt_tokens": words, "completion_tokens": number}})
+        _data(writer, b"data: [DONE]\n\n")
+        writer.write(b"0\r\n\r\n")
+        return True
+
+
+def _whole(writer: asyncio.StreamWriter, status: str, text: str, kind: str = JSON) -> None:
+    body = text.encode()
+    writer.write(f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+
+
+def _chunk(writer: asyncio.StreamWriter, event: Mapping[str, Any]) -> None:
+    _data(writer, b"data: " + json.dumps(event).encode() + b"\n\n")
+
+
+def _data(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+@asynccontextmanager
+async def scripted_server(script: Script | None = None) -> AsyncIterator[ScriptedServer]:
+    """The server, on a free port of this host and in this process's loop."""
+    server = ScriptedServer(script or Script())
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    async with listener:
+        host, port = listener.sockets[0].getsockname()
+        server.address = f"http://{host}:{port}"
+        yield server
