@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from benchmarks import (
+    bench_client,
     captured_steps,
     encoding,
     frontend,
@@ -33,6 +34,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     "captured_steps": captured_steps.run,
     **frontend.FIGURES,
     "frontend.idle_stream_kb": idle_streams.run,
+    "bench_client": bench_client.run,
     "encoding": encoding.run,
     **stop_strings.FIGURES,
     "long_prompt": long_prompts.run,

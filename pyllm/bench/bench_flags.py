@@ -1,4 +1,4 @@
-"""The flags of `pyllm bench`, under vLLM's names where it has the thing. Loads little: every command's parser has them."""
+"""The flags of `pyllm bench`, under vLLM's names where it has the thing. Loads little: `--help` needs no more."""
 
 import argparse
 import json
@@ -64,9 +64,7 @@ def add_load_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup"
     )
     group.add_argument("--burstiness", type=positive, default=1.0, metavar="N", help="1: Poisson; less is burstier")
     group.add_argument("--max-concurrency", type=positive_int, metavar="N", help="requests that run at once, at most")
-    group.add_argument(
-        "--ramp-up-strategy", choices=("linear", "exponential"), help="how the rate rises during the load"
-    )
+    group.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="how the rate rises in the load")
     group.add_argument(
         "--ramp-up-start-rps", type=positive, metavar="N", help="the first rate of a ramp or of the knee"
     )

@@ -1,4 +1,4 @@
-"""What the flags of `pyllm bench` mean: the server, the prompts, the arrivals and the report as structs. Runs nothing."""
+"""What the flags of `pyllm bench` mean: the server, prompts, arrivals and report as structs. Runs nothing."""
 
 import argparse
 import math

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+_LOWEST = 8  # by how much the search goes below its start
+
 
 class Step(msgspec.Struct, frozen=True):
     """A rate that was tried, in requests/s, and whether the targets held."""
@@ -17,7 +19,7 @@ class KneeSearch:
     """Doubles the rate from `start` until the targets break or `end` holds, then halves the gap by ratio.
 
     Stops when the highest rate that held and the lowest that broke differ by `precision` at most. If `start` itself
-    breaks it goes down instead, to `start` / 1024.
+    breaks it goes down instead, to `start` / 8.
     """
 
     def __init__(self, start: float, end: float, precision: float = 0.1) -> None:
@@ -57,7 +59,7 @@ class KneeSearch:
             highest = self.steps[-1].rate
             return min(2 * highest, self._end) if highest < self._end else None
         if self.knee is None:
-            return self._broke / 2 if self._broke > self._start / 1024 else None
+            return self._broke / 2 if self._broke > self._start / _LOWEST else None
         if self._broke <= self.knee * (1 + self._precision):
             return None
         return math.sqrt(self.knee * self._broke)

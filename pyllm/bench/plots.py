@@ -63,7 +63,7 @@ def show(panels: Sequence[Panel]) -> None:
         figure.plot_size(min(columns, _WIDTH), _HEIGHT)
         figure.title(panel.title)
         figure.label(f"{panel.y_label} by {panel.x_label}")
-        figure.show(colorless=not sys.stdout.isatty())
+        print(figure.build().string(colorless=not sys.stdout.isatty()))
 
 
 def check_matplotlib() -> None:

@@ -106,11 +106,11 @@ def details(records: Sequence[RequestRecord]) -> Result:
     }
 
 
-def file_name(result: Result, label: str) -> str:
+def file_name(result: Result) -> str:
     """vLLM's name for a result's file."""
     at_once = f"-concurrency{result['max_concurrency']}" if result["max_concurrency"] else ""
     model = result["model_id"].rpartition("/")[2]
-    return f"{label}-{result['request_rate']}qps{at_once}-{model}-{result['date']}.json"
+    return f"{result['label']}-{result['request_rate']}qps{at_once}-{model}-{result['date']}.json"
 
 
 def save(path: Path, result: Result) -> None:

@@ -127,7 +127,7 @@ async def _serve(
     result: Result = {
         "date": result_output.now(),
         "backend": options.backend,
-        "label": options.label,
+        "label": options.label or options.backend,
         "model_id": load.endpoint.model,
         "num_prompts": len(prompts),
         "request_rate": "inf" if arrivals.rate == float("inf") else arrivals.rate,
@@ -198,6 +198,6 @@ def _plot(options: argparse.Namespace, panels: Sequence[plots.Panel]) -> None:
 
 
 def _result_path(options: argparse.Namespace, result: Result) -> Path:
-    name = options.result_filename or result_output.file_name(result, options.label or options.backend)
+    name = options.result_filename or result_output.file_name(result)
     path: Path = options.result_dir / name
     return path

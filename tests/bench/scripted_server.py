@@ -1,6 +1,7 @@
 """An OpenAI-compatible server of scripted delays, which records when it had a request and when it sent each token.
 
-Raw asyncio, so that the delays are the script's. Its clock is `time.perf_counter`, which all processes share.
+Raw asyncio, so that the delays are the script's; not uvloop, which would write after the time is noted. Its clock
+is `time.perf_counter`, which all processes share.
 """
 
 import asyncio
@@ -24,8 +25,8 @@ class Script:
     key: str = ""
     models: tuple[str, ...] = ("scripted",)
     with_usage: bool = True
-    fail: Callable[[str], str] = lambda prompt: ""
-    metrics: Callable[[], str] = lambda: ""
+    fail: Callable[[str], str] | None = None
+    metrics: Callable[[], str] | None = None
 
 
 @dataclass
@@ -46,6 +47,16 @@ class Sent:
         return [later - earlier for earlier, later in pairwise(self.tokens)]
 
 
+class StampedReader(asyncio.StreamReader):
+    """Notes when a request began to come: its task runs later, after those of requests that came with it."""
+
+    received = 0.0
+
+    def feed_data(self, data: bytes) -> None:
+        self.received = self.received or time.perf_counter()
+        super().feed_data(data)
+
+
 @dataclass
 class ScriptedServer:
     """A server that runs. `sent` has its requests in the order in which they came."""
@@ -54,34 +65,40 @@ class ScriptedServer:
     address: str = ""
     sent: list[Sent] = field(default_factory=list)
     connections: int = 0
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def close_connections(self) -> None:
+        """Close those that clients keep, as servers do after some idle time."""
+        for writer in self.writers:
+            writer.close()
+
+    async def serve(self, reader: "StampedReader", writer: asyncio.StreamWriter) -> None:
         """Answer one connection's requests until the client closes it."""
         self.connections += 1
+        self.writers.append(writer)
         try:
             while await self._answer(reader, writer):
-                pass
+                reader.received = 0.0
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _answer(self, reader: "StampedReader", writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         first, *lines = head.split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
-        received = time.perf_counter()
         path = first.split()[1]
         if self.script.key and headers.get("authorization") != f"Bearer {self.script.key}":
             _whole(writer, "401 Unauthorized", json.dumps({"error": {"message": "this key is unknown"}}))
         elif path == "/v1/models":
             _whole(writer, "200 OK", json.dumps({"data": [{"id": name} for name in self.script.models]}))
         elif path == "/metrics":
-            text = self.script.metrics()
+            text = self.script.metrics() if self.script.metrics else ""
             _whole(writer, "200 OK" if text else "404 Not Found", text, "text/plain")
         elif path in ("/v1/completions", "/v1/chat/completions"):
-            return await self._complete(writer, json.loads(body), "chat" in path, received)
+            return await self._complete(writer, json.loads(body), "chat" in path, reader.received)
         else:
             _whole(writer, "404 Not Found", json.dumps({"error": {"message": f"no route {path}"}}))
         return True
@@ -96,7 +113,7 @@ class ScriptedServer:
             text = f"no model {body['model']!r} here"
             _whole(writer, "404 Not Found", json.dumps({"error": {"message": text}}))
             return True
-        failure = self.script.fail(prompt)
+        failure = self.script.fail(prompt) if self.script.fail else ""
         if failure == "busy":
             _whole(writer, "429 Too Many Requests", json.dumps({"error": {"message": "too many requests"}}))
             return True
@@ -108,14 +125,18 @@ class ScriptedServer:
         for index in range(number):
             if (wait := due - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
+            if writer.is_closing():
+                return False
             if failure == "error" and index:
                 _chunk(writer, {"error": {"message": "the model is lost"}})
             elif failure == "break" and index:
                 return False
+            elif failure == "hang":
+                await asyncio.Event().wait()
             finish = "length" if index == number - 1 else None
             text = {"delta": {"content": "word "}} if chat else {"text": "word "}
-            sent.tokens.append(time.perf_counter())
             _chunk(writer, {"choices": [{**text, "finish_reason": finish}]})
+            sent.tokens.append(time.perf_counter())
             due += self.script.itl
         if self.script.with_usage:
             words = len(prompt.split())
@@ -142,7 +163,9 @@ def _data(writer: asyncio.StreamWriter, data: bytes) -> None:
 async def scripted_server(script: Script | None = None) -> AsyncIterator[ScriptedServer]:
     """The server, on a free port of this host and in this process's loop."""
     server = ScriptedServer(script or Script())
-    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    listener = await asyncio.get_running_loop().create_server(
+        lambda: asyncio.StreamReaderProtocol(StampedReader(), server.serve), "127.0.0.1", 0
+    )
     async with listener:
         host, port = listener.sockets[0].getsockname()
         server.address = f"http://{host}:{port}"

@@ -1,0 +1,44 @@
+"""Arrival times have the rate and the shape that was asked for."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyllm.bench.arrivals import Arrivals
+
+RATES = st.floats(0.01, 1e4)
+
+
+@given(RATES, st.floats(0.05, 50), st.integers(1, 200), st.integers(0, 9))
+def test_times_rise_and_end_by_the_rate(rate: float, burstiness: float, number: int, seed: int) -> None:
+    times = Arrivals(rate, burstiness).times(number, seed)
+    assert len(times) == number
+    assert all(0 <= earlier <= later for earlier, later in zip([0.0, *times], times, strict=False))
+    assert times[-1] == pytest.approx(number / rate)
+    assert times == Arrivals(rate, burstiness).times(number, seed)
+
+
+def test_no_rate_is_all_at_once_and_no_burst_is_even() -> None:
+    assert Arrivals().times(3) == [0.0, 0.0, 0.0]
+    assert Arrivals(4.0, math.inf).times(4) == pytest.approx([0.25, 0.5, 0.75, 1.0])
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_gaps_vary_as_a_gamma_distribution(burstiness: float) -> None:
+    """Its coefficient of variation is 1 / sqrt(shape): 1 for a Poisson process."""
+    gaps = np.diff(Arrivals(10.0, burstiness).times(20_000))
+    assert np.std(gaps) / np.mean(gaps) == pytest.approx(burstiness**-0.5, rel=0.05)
+
+
+@given(st.sampled_from(["linear", "exponential"]), RATES, st.floats(1, 100), st.integers(2, 50))
+def test_a_ramp_goes_from_one_rate_to_the_other(ramp: str, start: float, factor: float, number: int) -> None:
+    arrivals = Arrivals(math.inf, math.inf, ramp, start, start * factor)  # type: ignore[arg-type]  # one of its names
+    times = arrivals.times(number)
+    gaps = np.diff([0.0, *times])
+    assert gaps[0] == pytest.approx(1 / start)
+    assert gaps[-1] == pytest.approx(1 / (start * factor))
+    assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(gaps))

@@ -1,0 +1,227 @@
+"""The commands, as a user gives them: against a scripted server, and wrong in many ways."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pyllm.cli import main
+from tests.bench.conftest import StartServer
+from tests.bench.scripted_server import Script, ScriptedServer
+
+SHORT = ("--num-prompts", "6", "--output-len", "3")
+
+
+@pytest.fixture
+def server(start_server: StartServer) -> ScriptedServer:
+    return start_server(Script(ttft=0.002, itl=0.001))
+
+
+def serve(server: ScriptedServer, *arguments: str) -> int:
+    return main(["bench", "serve", "--base-url", server.address, *SHORT, *arguments])
+
+
+def test_serve_prints_vllms_table(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(server, "--max-concurrency", "2", "--goodput", "ttft:60000", "--metric-percentiles", "50,99") == 0
+    table = capsys.readouterr().out
+    for line in ("Successful requests: 6", "Total generated tokens: 18", "Peak concurrent requests: 2"):
+        assert line in " ".join(table.split())
+    for label in (
+        "Request goodput (req/s):",
+        "Mean TTFT (ms):",
+        "P99 TPOT (ms):",
+        "P50 E2EL (ms):",
+    ):
+        assert label in table
+
+
+def test_serve_sends_what_it_was_told(start_server: StartServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server = start_server(Script(key="secret", models=("first", "second")))
+    flags = ["--api-key", "secret", "--backend", "openai-chat", "--temperature", "0", "--extra-body", '{"top_k": 3}']
+    assert serve(server, *flags, "--dataset-name", "random", "--random-input-len", "5", "--num-warmups", "0") == 0
+    assert len(server.sent) == 6
+    for sent in server.sent:
+        assert len(sent.prompt.split()) == 5
+        fields = {name: sent.body[name] for name in ("model", "temperature", "top_k", "ignore_eos", "max_tokens")}
+        assert fields == {"model": "first", "temperature": 0, "top_k": 3, "ignore_eos": True, "max_tokens": 3}
+    assert "secret" not in capsys.readouterr().out
+
+
+def test_results_in_each_format(server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save = ["--save-result", "--save-detailed", "--result-dir", str(tmp_path / "new"), "--metadata", "run=1"]
+    assert serve(server, "--output", "json", *save) == 0
+    printed = json.loads(capsys.readouterr().out)
+    (path,) = (tmp_path / "new").iterdir()
+    assert path.name.startswith("openai-infqps-scripted-")
+    saved = json.loads(path.read_text())
+    assert printed.items() <= saved.items()
+    assert (saved["completed"], saved["run"], len(saved["ttfts"]), saved["output_lens"]) == (6, "1", 6, [3] * 6)
+    assert serve(server, "--output", "csv") == 0
+    (row,) = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert row["completed"] == "6"
+    assert row.keys() == {name for name, value in printed.items() if not isinstance(value, dict)} - {"run"}
+
+
+def test_plots(server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(server, "--plot", "--plot-file", str(tmp_path / "plot.png")) == 0
+    assert "ITL: share of values up to" in capsys.readouterr().out
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_servers_own_histograms_stand_beside(start_server: StartServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server = start_server(Script())
+
+    def metrics() -> str:
+        name, number = "vllm:time_to_first_token_seconds", len(server.sent)
+        return f'{name}_sum{{engine="0"}} {number * 0.25}\n{name}_count{{engine="0"}} {number}\n'
+
+    server.script.metrics = metrics
+    assert serve(server) == 0
+    assert "The server's own mean TTFT (ms): 250.00" in " ".join(capsys.readouterr().out.split())
+
+
+def test_failures_are_counted_by_name_and_all_failed_is_an_error(
+    start_server: StartServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = start_server(Script())
+    taken = iter([True, True, False, False, False, False])
+    server.script.fail = lambda prompt: "busy" if not prompt.startswith("Warm-up") and next(taken) else ""
+    assert serve(server) == 0
+    assert "2 x HTTP 429: too many requests" in capsys.readouterr().out
+    server.script.fail = lambda prompt: "" if prompt.startswith("Warm-up") else "break"
+    assert serve(server) == 1
+    assert "6 x the answer broke off after 1 chunks" in capsys.readouterr().out
+
+
+def test_the_knee_is_where_the_targets_break(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--find-knee", "--ramp-up-start-rps", "4000", "--ramp-up-end-rps", "8000", "--output", "json"]
+    assert serve(server, *flags, "--goodput", "ttft:60000") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["knee_request_rate"], [step["request_rate"] for step in found["steps"]]) == (8000.0, [4000.0, 8000.0])
+    assert serve(server, *flags, "--goodput", "ttft:0") == 0
+    assert json.loads(capsys.readouterr().out)["knee_request_rate"] is None
+
+
+def test_two_servers_are_compared_in_turn(start_server: StartServer, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = start_server(Script()), start_server(Script(ttft=0.05))
+    flags = ["--rounds", "2", "--num-prompts", "3", "--output-len", "2", "--output", "json"]
+    assert main(["bench", "compare", a.address, b.address, *flags]) == 0
+    ratios = {row["figure"]: row for row in json.loads(capsys.readouterr().out)}
+    assert ratios["mean_ttft_ms"]["ratio"] > 1 > ratios["request_throughput"]["ratio"]
+    assert ratios["mean_ttft_ms"]["low"] <= ratios["mean_ttft_ms"]["ratio"] <= ratios["mean_ttft_ms"]["high"]
+    assert sorted(sent.prompt for sent in a.sent) == sorted(sent.prompt for sent in b.sent)
+    rounds = [{sent.prompt for sent in a.sent[1:4]}, {sent.prompt for sent in a.sent[4:]}]
+    assert rounds[0].isdisjoint(rounds[1])
+    assert max(sent.received for sent in b.sent[1:4]) < min(sent.received for sent in a.sent[4:])
+
+
+def test_two_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = []
+    for name, factor in (("a", 1.0), ("b", 2.0)):
+        ttfts = [factor * value for value in (0.1, 0.2, 0.3, 0.4)]
+        detail = {
+            "ttfts": ttfts,
+            "itls": [[0.01], [0.02], [0.01], [0.03]],
+            "output_lens": [2] * 4,
+            "input_lens": [9] * 4,
+        }
+        (tmp_path / name).write_text(json.dumps({"request_throughput": 3.0 / factor, "mean_ttft_ms": 250, **detail}))
+        paths.append(str(tmp_path / name))
+    assert main(["bench", "compare", *paths, "--output", "json"]) == 0
+    rows = {row["figure"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["mean_ttft_ms"]["low"] == pytest.approx(2)  # the same requests, each twice as late
+    assert rows["mean_tpot_ms"]["ratio"] == 1
+    assert (rows["request_throughput"]["ratio"], rows["request_throughput"]["low"]) == (0.5, None)
+    assert main(["bench", "compare", *paths]) == 0
+    assert "not shown" in capsys.readouterr().out
+
+
+def test_ctrl_c_prints_what_was_measured(start_server: StartServer) -> None:
+    server = start_server(Script(fail=lambda prompt: "hang" if len(server.sent) > 4 else ""))
+    command = [sys.executable, "-m", "pyllm", "bench", "serve", "--base-url", server.address, *SHORT]
+    with subprocess.Popen(
+        [*command, "--max-concurrency", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    ) as process:
+        while len(server.sent) < 5:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert process.returncode == 130
+    assert "Successful requests: 3 Failed requests: 0 Unfinished requests: 3" in " ".join(out.split())
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--num-prompts", "0"], "'0' is not a whole number above 0"),
+        (["--request-rate", "-1"], "'-1' is not a number above 0"),
+        (["--burstiness", "nan"], "'nan' is not a number above 0"),
+        (["--backend", "tgi"], "invalid choice: 'tgi'"),
+        (["--dataset-name", "sonnet"], "invalid choice: 'sonnet'"),
+        (["--extra-body", "[1]"], "is not a JSON object"),
+        (["--random-range-ratio", "1.5"], "is not a number from 0 to below 1"),
+        (["--unknown"], "unrecognized arguments: --unknown"),
+        (["--base-url", "localhost:8000"], "give http://HOST:PORT"),
+        (["--base-url", "http://host:99999"], "give http://HOST:PORT"),
+        (["--dataset-name", "sharegpt"], "sharegpt needs it"),
+        (["--dataset-name", "sharegpt", "--dataset-path", "/nowhere.json"], "/nowhere.json: No such file"),
+        (["--dataset-name", "sharegpt", "--dataset-path", __file__], "is not JSON"),
+        (["--goodput", "itl:5"], "'itl:5' is not NAME:MS with a name of ttft, tpot, e2el"),
+        (["--goodput", "ttft:fast"], "'fast' is no number"),
+        (["--percentile-metrics", "ttft,speed"], "has no 'speed'"),
+        (["--metric-percentiles", "101"], "a percentile is from 0 to 100"),
+        (["--header", "X"], "'X' is not KEY=VALUE"),
+        (["--find-knee"], "give its targets"),
+        (["--ramp-up-strategy", "linear"], "needs --ramp-up-start-rps"),
+        (["--ramp-up-strategy", "linear", "--request-rate", "3"], "leave out --request-rate"),
+        (["--api-key", "two\nlines"], "no HTTP header can have"),
+    ],
+)
+def test_wrong_flags_are_usage_errors(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["bench", "serve", *arguments])
+    except SystemExit as exit_:  # argparse's own
+        code = int(exit_.code or 0)
+    error = capsys.readouterr().err
+    assert (code, text in error, "Traceback" in error) == (2, True, False), error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["http://127.0.0.1:1", "/nowhere"], "an address and a file cannot be compared"),
+        (["/nowhere", "/nowhere"], "/nowhere: No such file"),
+        ([__file__, __file__], "is no JSON of --save-result"),
+        (["http://127.0.0.1:1", "http://"], "give http://HOST:PORT"),
+    ],
+)
+def test_what_cannot_be_compared(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "compare", *arguments]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_server_that_cannot_be_measured_is_one_line(
+    start_server: StartServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    closed, empty = start_server(Script(key="secret")), start_server(Script(models=()))
+    for arguments, text in (
+        (["--base-url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
+        (["--base-url", "http://nowhere.invalid"], "no server answers at http://nowhere.invalid"),
+        (["--base-url", closed.address], "HTTP 401: this key is unknown): give --api-key or OPENAI_API_KEY"),
+        (["--base-url", closed.address, "--model", "scripted"], "give its key by --api-key"),
+        (["--base-url", closed.address, "--api-key", "secret", "--model", "other"], "lists the models scripted"),
+        (["--base-url", closed.address, "--api-key", "secret", "--endpoint", "/v2"], "no route /v2"),
+        (["--base-url", empty.address], "lists no model: give --model"),
+    ):
+        assert main(["bench", "serve", *arguments]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("pyllm: ")
+        assert text in line
