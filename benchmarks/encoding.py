@@ -11,8 +11,8 @@ from random import Random
 
 import uvloop
 
-from benchmarks.load import WORDS
 from benchmarks.record import Record
+from pyllm.bench import WORDS
 from pyllm.config.options import engine_config
 from pyllm.frontend.text.prompt_encoder import PromptEncoder
 from pyllm.frontend.text.templates import ChatTemplate

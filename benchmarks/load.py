@@ -1,35 +1,22 @@
 """A load on an OpenAI-compatible completions endpoint, measured where its tokens arrive.
 
-`python -m benchmarks.load ADDRESS MODEL [--concurrency C] ...` prints one JSON object. While the load runs, what comes
-is only noted; it is read afterwards, so that the processors are the server's. Knows no server by name.
+`python -m benchmarks.load ADDRESS MODEL [--concurrency C] ...` prints one JSON object. The client is that of
+`pyllm bench serve`. Knows no server by name.
 """
 
 import argparse
 import asyncio
 import statistics
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
-import httptools
 import msgspec
 
-# Each of these is one token of the embedded model's vocabulary, with a space before it or without.
-_VOCABULARY = (
-    "air area art back body book case change child city class country course day end eye face fact family father field "
-    "food form game group hand head history home hour house idea job kind land law level life light line man market "
-    "matter member mind month mother music name night number order paper part people person place plan point power "
-    "problem process program question reason research result right room school sense service side state story student "
-    "study system table team test time type use value view war water way week woman word work world year"
-)
-WORDS = _VOCABULARY.split()
+from pyllm.bench import WORDS, Endpoint, Prompt, Timed, run_load
 
-LIMIT = 3600.0  # seconds; bounds a server that hangs
+LIMIT = 3600.0  # seconds of a request; bounds a server that hangs
 MIXED_SEED = 1  # of the requests of mixed lengths, which two programs make for themselves
 
 
@@ -92,27 +79,27 @@ async def measure(address: str, model: str, requests: Sequence[Request], concurr
     Raises:
         RuntimeError: an answer was an error, broke off, or has not as many tokens as it was to have.
     """
-    bodies = [_body(model, request) for request in requests]
-    queue = iter(bodies)
-
-    async def send() -> list[_Exchange]:
-        return [await _exchange(address, body) for body in queue]
-
-    cpu, begin = time.process_time(), time.perf_counter()
-    async with asyncio.timeout(LIMIT):
-        exchanges = await asyncio.gather(*(send() for _ in range(concurrency)))
-    seconds = time.perf_counter() - begin
-    cpu = time.process_time() - cpu
-    answers = [_read(exchange) for those in exchanges for exchange in those]
-    tokens, wanted = sum(answer.tokens for answer in answers), sum(request.output_tokens for request in requests)
+    endpoint = Endpoint(address, model=model, fields={"temperature": 0, "ignore_eos": True})
+    prompts = [Prompt(request.prompt, request.output_tokens) for request in requests]
+    client = endpoint.client()
+    try:
+        sent = [Timed(endpoint.request(prompt)) for prompt in prompts]
+        result = await run_load(client, sent, concurrency, seconds_each=LIMIT)
+    finally:
+        client.close()
+    records, seconds = result.records, result.seconds
+    for record in records:
+        if record.error or not record.has_usage:
+            raise RuntimeError(f"{address}: {record.error or 'an answer has no usage: the server must give it'}")
+    tokens, wanted = sum(record.output_tokens for record in records), sum(request.output_tokens for request in requests)
     if tokens != wanted:
         raise RuntimeError(f"{tokens} tokens came from {address}, {wanted} were asked for: see what ended them early")
-    ttft = [answer.arrivals[0] - answer.sent for answer in answers]
-    gaps = [later - earlier for answer in answers for earlier, later in pairwise(answer.arrivals)]
+    ttft = [record.ttft for record in records]
+    gaps = [gap for record in records for gap in record.itl]
     return Figures(
         concurrency=concurrency,
         requests=len(requests),
-        prompt_tokens=round(statistics.mean(answer.prompt_tokens for answer in answers), 1),
+        prompt_tokens=round(statistics.mean(record.input_tokens for record in records), 1),
         seconds=round(seconds, 2),
         output_tokens_per_s=round(tokens / seconds, 1),
         requests_per_s=round(len(requests) / seconds, 3),
@@ -120,9 +107,9 @@ async def measure(address: str, model: str, requests: Sequence[Request], concurr
         ttft_p99_ms=_percentile(ttft, 0.99),
         itl_p50_ms=_percentile(gaps, 0.5),
         itl_p99_ms=_percentile(gaps, 0.99),
-        e2e_p50_ms=_percentile([answer.ended - answer.sent for answer in answers], 0.5),
-        tokens_per_chunk=round(tokens / sum(len(answer.arrivals) for answer in answers), 3),
-        client_cores=round(cpu / seconds, 3),
+        e2e_p50_ms=_percentile([record.e2el for record in records], 0.5),
+        tokens_per_chunk=round(tokens / sum(len(record.arrivals) for record in records), 3),
+        client_cores=round(result.client_cores, 3),
     )
 
 
@@ -151,125 +138,6 @@ def main() -> None:
 def warm_up_requests() -> list[Request]:
     """A few short requests which share nothing with any other load."""
     return equal_requests(4, 32, 8, seed=-1)
-
-
-def _body(model: str, request: Request) -> bytes:
-    return msgspec.json.encode(
-        {
-            "model": model,
-            "prompt": request.prompt,
-            "max_tokens": request.output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    )
-
-
-async def _exchange(address: str, body: bytes) -> "_Exchange":
-    host, port = urlsplit(address).hostname, urlsplit(address).port
-    assert host is not None, f"{address!r} is not http://HOST:PORT"
-    assert port is not None, f"{address!r} is not http://HOST:PORT"
-    exchange = _Exchange(
-        f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
-        + body
-    )
-    await asyncio.get_running_loop().create_connection(lambda: exchange, host, port)
-    await exchange.ended
-    return exchange
-
-
-class _Exchange(asyncio.Protocol):
-    """One request and what came for it, with the time of each piece. `httptools` calls the methods `on_...`."""
-
-    def __init__(self, request: bytes) -> None:
-        self._request = request
-        self._parser = httptools.HttpResponseParser(self)
-        self._now = self.sent = time.perf_counter()
-        self.status = 0
-        self.pieces: list[tuple[float, bytes]] = []
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self._now = time.perf_counter()
-        self._parser.feed_data(data)
-
-    def on_body(self, body: bytes) -> None:
-        self.pieces.append((self._now, body))
-
-    def on_message_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-        self._transport.close()
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.ended.done():
-            came = sum(len(body) for _, body in self.pieces)
-            self.ended.set_exception(RuntimeError(f"an answer broke off after {came} bytes ({error}): see the log"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    sent: float
-    arrivals: list[float]  # of each chunk
-    ended: float
-    prompt_tokens: int
-    tokens: int
-
-
-class _Choice(msgspec.Struct):
-    text: str = ""
-    finish_reason: str | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-
-
-def _read(exchange: _Exchange) -> _Answer:
-    """What the server said, by the times at which it was heard."""
-    if exchange.status != 200:
-        text = b"".join(body for _, body in exchange.pieces).decode(errors="replace")
-        raise RuntimeError(f"the server answered {exchange.status}: {text[:500]}")
-    arrivals, usage, last = [], None, None
-    decoder = msgspec.json.Decoder(_Event)
-    for now, data in _events(exchange.pieces):
-        if data == b"[DONE]":
-            break
-        event = decoder.decode(data)
-        usage = event.usage or usage
-        # Some servers say in a chunk of its own, without text, that an answer has ended.
-        if any(choice.text or choice.finish_reason is None for choice in event.choices):
-            arrivals.append(now)
-        last = now if event.choices else last
-    if usage is None or last is None:
-        raise RuntimeError(f"an answer of {len(arrivals)} chunks has no usage: the server must give it")
-    arrivals = arrivals or [last]  # An only token without text, as half of a character, is said with the end.
-    return _Answer(exchange.sent, arrivals, exchange.pieces[-1][0], usage.prompt_tokens, usage.completion_tokens)
-
-
-def _events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """The data of each server-sent event, and the time at which its last byte came."""
-    rest = b""
-    for now, piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield now, line[5:].strip()
 
 
 def _percentile(seconds: Sequence[float], share: float) -> float:

@@ -19,8 +19,8 @@ from typing import NamedTuple, cast
 import uvloop
 
 from benchmarks.api_process import HOST, api_process, core_process
-from benchmarks.load import WORDS
 from benchmarks.record import Record
+from pyllm.bench import WORDS
 
 CONTEXT = 131_072
 PROMPT_TOKENS = 100_000

@@ -88,7 +88,7 @@ async def test_an_empty_chunk_counts_unless_it_only_says_that_the_answer_has_end
     [
         ([answer(chunk("a"), usage(5, 2), DONE)], "2 tokens came from .*, 3 were asked for"),
         ([answer(chunk("a"), DONE)], "no usage"),
-        ([answer(chunk("a"), chunk("b"), status="503 Service Unavailable")], "answered 503"),
+        ([answer(chunk("a"), chunk("b"), status="503 Service Unavailable")], "HTTP 503"),
         ([WHOLE[:200]], "broke off"),
     ],
 )
