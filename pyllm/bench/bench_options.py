@@ -28,9 +28,12 @@ def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint
     key = options.api_key or os.environ.get("OPENAI_API_KEY", "")
     if not key.isprintable():
         raise ConfigError("the API key has characters that no HTTP header can have: was a line copied with it?")
+    path = options.endpoint or _PATHS[options.backend]
+    if not path.startswith("/") or not path.isprintable() or " " in path:
+        raise ConfigError(f"--endpoint {path!r} is no path such as /v1/completions")
     return Endpoint(
         base_url=base_url(url),
-        path=options.endpoint or _PATHS[options.backend],
+        path=path,
         chat=_PATHS[options.backend] == CHAT,
         model=options.model,
         api_key=key,

@@ -103,9 +103,12 @@ class LoadClient:
 
     async def _connect(self) -> "_Connection":
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
-            lambda: _Connection(self._clock), self._host, self._port, ssl=self._ssl
-        )
+        try:
+            _, connection = await loop.create_connection(
+                lambda: _Connection(self._clock), self._host, self._port, ssl=self._ssl
+            )
+        except UnicodeError as error:  # Of a name that no host can have, as one with an empty part.
+            raise OSError(f"no host can be called {self._host!r}") from error
         return connection
 
 

@@ -57,13 +57,13 @@ def run_serve(options: argparse.Namespace) -> int:
         return uvloop.run(_find_knee(options, load, source))
     result, measured = uvloop.run(_serve(options, load, prompts, arrivals))
     result = {**result, **metadata}
-    if options.save_result or options.save_detailed:
-        saved = {**result, **result_output.details(measured.records)} if options.save_detailed else result
-        result_output.save(_result_path(options, result), saved)
     _print(options, result)
     curves = {"TTFT": [record.ttft for record in measured.records if not record.error]}
     curves["ITL"] = [gap for record in measured.records for gap in record.itl]
     _plot(options, plots.latency_plots(curves))
+    if options.save_result or options.save_detailed:
+        saved = {**result, **result_output.details(measured.records)} if options.save_detailed else result
+        result_output.save(_result_path(options, result), saved)
     return exit_code([measured])
 
 

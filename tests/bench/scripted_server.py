@@ -7,11 +7,11 @@ is `time.perf_counter`, which all processes share.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, SupportsIndex
 
 JSON = "application/json"
 
@@ -52,7 +52,7 @@ class StampedReader(asyncio.StreamReader):
 
     received = 0.0
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
         self.received = self.received or time.perf_counter()
         super().feed_data(data)
 
@@ -72,8 +72,9 @@ class ScriptedServer:
         for writer in self.writers:
             writer.close()
 
-    async def serve(self, reader: "StampedReader", writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one connection's requests until the client closes it."""
+        assert isinstance(reader, StampedReader)
         self.connections += 1
         self.writers.append(writer)
         try:
@@ -134,8 +135,8 @@ class ScriptedServer:
             elif failure == "hang":
                 await asyncio.Event().wait()
             finish = "length" if index == number - 1 else None
-            text = {"delta": {"content": "word "}} if chat else {"text": "word "}
-            _chunk(writer, {"choices": [{**text, "finish_reason": finish}]})
+            word: dict[str, Any] = {"delta": {"content": "word "}} if chat else {"text": "word "}
+            _chunk(writer, {"choices": [{**word, "finish_reason": finish}]})
             sent.tokens.append(time.perf_counter())
             due += self.script.itl
         if self.script.with_usage:
