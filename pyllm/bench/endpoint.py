@@ -168,4 +168,6 @@ async def _models(endpoint: Endpoint) -> list[str]:
 
 
 def _unreachable(endpoint: Endpoint, failure: str) -> str:
+    if "CERTIFICATE_VERIFY_FAILED" in failure:
+        return f"the TLS certificate of {endpoint.base_url} cannot be verified ({failure}): --insecure accepts any"
     return f"no server answers at {endpoint.base_url} ({failure}): start one, or give its address by --base-url"

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import itertools
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ def run_latency(options: argparse.Namespace, engine_options: Mapping[str, Any]) 
     """
     latencies = uvloop.run(_latency(options, engine_options))
     if not latencies:
+        print("pyllm: interrupted before the first batch that counts had ended", file=sys.stderr)
         return INTERRUPTED
     percentiles = {str(percent): float(np.percentile(latencies, percent)) for percent in _PERCENTILES}
     result = {"avg_latency": float(np.mean(latencies)), "latencies": latencies, "percentiles": percentiles}
