@@ -63,18 +63,19 @@ TIMES = st.floats(0, 1e4)
 
 @st.composite
 def records(draw: st.DrawFn) -> RequestRecord:
-    sent, *arrivals = sorted(draw(st.lists(TIMES, min_size=2, max_size=20)))
+    sent, *arrivals = sorted(draw(st.lists(TIMES, min_size=2, max_size=8)))
     return RequestRecord(0, sent, sent, arrivals, arrivals[-1], 1, draw(st.integers(len(arrivals), 100)))
 
 
-@given(st.lists(records(), max_size=20))
+@given(st.lists(records(), max_size=8))
 def test_what_holds_for_any_records(measured: list[RequestRecord]) -> None:
     figures = summarise(LoadResult(measured, 1.0, 0.0), Selection(percentiles=(0.0, 50.0, 90.0, 100.0)))
     for metric in ("ttft", "tpot", "itl", "e2el"):
         p0, p50, p90, p100 = (figures[f"p{percent}_{metric}_ms"] for percent in (0, 50, 90, 100))
-        assert 0 <= p0 <= p50 <= p90 <= p100
-        assert p50 == figures[f"median_{metric}_ms"]
-        assert p0 - 1e-6 <= figures[f"mean_{metric}_ms"] <= p100 + 1e-6
+        rounding = 1e-9 * p100
+        assert 0 <= p0 <= p50 + rounding <= p90 + 2 * rounding <= p100 + 3 * rounding
+        assert p50 == pytest.approx(figures[f"median_{metric}_ms"])
+        assert p0 - rounding <= figures[f"mean_{metric}_ms"] <= p100 + rounding
     assert figures["max_output_tokens_per_s"] <= figures["total_output_tokens"] + 1e-6
     assert figures["max_concurrent_requests"] <= len(measured)
     for record in measured:  # The gaps and the first token make up the whole.
