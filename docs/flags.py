@@ -16,12 +16,28 @@ TOPICS = {
     "HeadlessConfig": "A headless core: `pyllm core`",
 }
 
+# Of `pyllm bench`: the group's title, and the benchmark that shows it.
+BENCH_TOPICS = {
+    "server": "serve",
+    "sampling": "serve",
+    "prompts": "serve",
+    "load": "serve",
+    "report": "serve",
+    "result": "serve",
+    "batch": "latency",
+}
+
 _HEAD = """# Flags
 
-`pyllm serve` takes the flags of all tables but the last; `pyllm core` those of the last and of the engine. `LLM`,
+`pyllm serve` takes the flags of all tables before that of `pyllm core`, which takes its own and the engine's. `LLM`,
 `AsyncEngine` and `LLMEngine` take the engine's as keywords, with underscores. Names are vLLM's where vLLM has the
 thing; [all flags of vLLM](vllm-flags.md). Numbers may be 8k (8,000) or 8K (8,192). `pyllm serve --config FILE` reads
 flags from a YAML file."""
+_BENCH = """## Benchmarks: `pyllm bench`
+
+`serve` and `compare` take the flags of all these tables but the last; `compare` has `--rounds`, and neither the address
+nor the result. `throughput` takes those of the prompts, `latency` those of the batch; both take the engine's, whose
+`--seed` is then that of the prompts, `--output` and `--output-json FILE`. [What the figures mean](benchmarking.md)."""
 
 
 def main() -> None:
@@ -32,9 +48,18 @@ def main() -> None:
         for group in make_parser(command)._action_groups:
             if group.title in TOPICS and group.title not in shown:
                 shown.add(group.title)
-                print(f"\n## {TOPICS[group.title]}\n\n| flag | default | |\n|---|---|---|")
-                for action in group._group_actions:
-                    print(_row(action))
+                _table(f"## {TOPICS[group.title]}", group)
+    print(f"\n{_BENCH}")
+    benchmarks = make_parser("bench").commands()
+    for title, name in BENCH_TOPICS.items():
+        group = next(group for group in benchmarks[name]._action_groups if group.title == title)
+        _table(f"### {title.capitalize()}", group)
+
+
+def _table(heading: str, group: argparse._ArgumentGroup) -> None:
+    print(f"\n{heading}\n\n| flag | default | |\n|---|---|---|")
+    for action in group._group_actions:
+        print(_row(action))
 
 
 def _row(action: argparse.Action) -> str:
@@ -42,6 +67,8 @@ def _row(action: argparse.Action) -> str:
     default = default.removesuffix(")")
     if isinstance(action, argparse.BooleanOptionalAction):
         flag, default = " / ".join(action.option_strings), "on" if default == "True" else "off"
+    elif action.nargs == 0:
+        flag = action.option_strings[-1]
     else:
         value = f"{{{','.join(action.choices)}}}" if action.choices else action.metavar
         flag = f"{', '.join(reversed(action.option_strings))} {value}"

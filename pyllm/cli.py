@@ -11,7 +11,7 @@ import msgspec
 
 from pyllm import __version__
 from pyllm.commands.command_line import expand, split_config
-from pyllm.commands.command_parser import CommandParser, nearest
+from pyllm.commands.command_parser import PATHS, CommandParser, nearest
 from pyllm.errors import ConfigError, PyllmError
 
 
@@ -28,6 +28,7 @@ class Command(msgspec.Struct, frozen=True):
 COMMANDS: Mapping[str, Command] = {
     "serve": Command("pyllm.commands.serve", "a model over HTTP: OpenAI's API and Anthropic's"),
     "core": Command("pyllm.commands.core", "a headless core for EngineClient, without HTTP"),
+    "bench": Command("pyllm.commands.bench", "measure a server or an engine, compare two"),
     "models": Command("pyllm.commands.models", "list the models on this machine"),
     "pull": Command("pyllm.commands.pull", "download a model of the Hugging Face hub"),
     "rm": Command("pyllm.commands.rm", "delete a downloaded model"),
@@ -143,11 +144,17 @@ def _completion(shell: str) -> str:
     for name, command in COMMANDS.items():
         module = importlib.import_module(command.module)
         _with_arguments(commands.add_parser(name, help=command.help), module)
-    for nested in commands.choices.values():
-        for action in nested._actions:
-            if action.metavar in {"FILE", "FOLDER", "MODEL"}:
-                action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab's own way to say so
+    _complete_paths(parser, shtab.FILE)
     return str(shtab.complete(parser, shell=shell))
+
+
+def _complete_paths(parser: CommandParser, how: Any) -> None:
+    """Say that the arguments for paths are completed so, those of nested commands included."""
+    for action in parser._actions:
+        if action.metavar in PATHS:
+            action.complete = how  # type: ignore[attr-defined]  # shtab's own way to say so
+    for nested in parser.commands().values():
+        _complete_paths(nested, how)
 
 
 def _with_arguments(parser: CommandParser, module: Any) -> CommandParser:

@@ -1,13 +1,13 @@
 import json
 import os
-import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from pyllm.cli import COMMANDS, SHELLS, main
+from pyllm.cli import COMMANDS, SHELLS, main, make_parser
 from tests.hub_server import HubServer
 from tests.tiny_model import write_tiny_model
 
@@ -84,6 +84,94 @@ WRONG = {
         ("--block-size 3 --bind ipc:///x", "power of two"),
         ("--seed -1 --bind ipc:///x", "seed is -1"),
     ],
+    "bench": [
+        ("", "required: BENCHMARK"),
+        ("srve", "did you mean serve?"),
+        ("Latency", "did you mean latency?"),
+        ("throughputs", "did you mean throughput?"),
+        ("comparison", "did you mean compare?"),
+        ("sweep", "choose from serve, throughput, latency, compare"),
+        ("--plto", "required: BENCHMARK"),
+        ("--help=nothing", "no help on 'nothing'"),
+        ("--plto serve", "pyllm bench serve: unknown flag --plto: did you mean --plot?"),
+        ("-v", "required: BENCHMARK"),
+        ("http://127.0.0.1:1", "there is no 'http://127.0.0.1:1'"),
+    ],
+    "bench serve": [
+        ("--num-prompts 0", "'0' is not a whole number above 0"),
+        ("--request-rate fast", "'fast' is not a number above 0"),
+        ("--burstiness nan", "'nan' is not a number above 0"),
+        ("--seed -1", "'-1' is not a whole number from 0"),
+        ("--top-p inf", "'inf' is not a number"),
+        ("--top-k few", "'few' is not a whole number"),
+        ("--backend tgi", "there is no 'tgi'"),
+        ("--backend openai-chta", "did you mean openai-chat?"),
+        ("--dataset-name sonnet", "there is no 'sonnet'"),
+        ("--extra-body [1]", "is not a JSON object"),
+        ("--random-range-ratio 1.5", "is not a number from 0 to below 1"),
+        ("--num-propmts 9", "did you mean --num-prompts?"),
+        ("--tokenizer gpt2", "the server counts the tokens"),
+        ("--max-num-seqs 9", "pyllm bench serve: unknown flag --max-num-seqs"),
+        ("everything", "unexpected argument 'everything'"),
+        ("--base-url localhost:8000", "give http://HOST:PORT"),
+        ("--base-url http://host:99999", "give http://HOST:PORT"),
+        ("--dataset-name sharegpt", "sharegpt needs it"),
+        ("--dataset-name sharegpt --dataset-path /nowhere.json", "/nowhere.json: No such file"),
+        (f"--dataset-name sharegpt --dataset-path {__file__}", "is not JSON"),
+        ("--goodput itl:5", "'itl:5' is not NAME:MS with a name of ttft, tpot, e2el"),
+        ("--goodput ttft:fast", "'fast' is no number"),
+        ("--percentile-metrics ttft,speed", "has no 'speed'"),
+        ("--metric-percentiles 101", "a percentile is from 0 to 100"),
+        ("--header X", "'X' is not KEY=VALUE"),
+        ("--find-knee", "give its targets"),
+        ("--ramp-up-strategy linear", "needs --ramp-up-start-rps"),
+        ("--ramp-up-strategy linear --request-rate 3", "leave out --request-rate"),
+        ("--api-key two\nlines", "no HTTP header can have"),
+        ("--endpoint v1/completions", "is no path such as /v1/completions"),
+    ],
+    "bench compare": [
+        ("", "required: A, B"),
+        ("http://127.0.0.1:1", "required: B"),
+        ("http://127.0.0.1:1 /nowhere", "an address and a file cannot be compared"),
+        ("/nowhere /nowhere", "/nowhere: No such file"),
+        ("garbage garbage", "garbage is no JSON of --save-result"),
+        ("http://127.0.0.1:1 http://", "give http://HOST:PORT"),
+        ("a b c", "unexpected argument 'c'"),
+        ("a b --rounds 0", "'0' is not a whole number above 0"),
+        ("a b --round 2", "did you mean --rounds?"),
+        ("a b --request-rate fast", "'fast' is not a number above 0"),
+        ("http://127.0.0.1:1 http://127.0.0.1:1 --goodput ttft", "'ttft' is not NAME:MS"),
+        ("http://127.0.0.1:1 http://127.0.0.1:1 --dataset-name sharegpt --dataset-path /no.json", "/no.json: No such"),
+        ("a b --base-url http://127.0.0.1:1", "unknown flag --base-url"),
+    ],
+    **{
+        f"bench {name}": [
+            ("/nowhere/model.gguf", "/nowhere/model.gguf"),
+            ("nowhere", "owner/repo:Q4_K_M"),
+            ("one two", "unexpected argument 'two'"),
+            ("--block-size 17", "power of two"),
+            ("--tensor-parallel-size 2", "9"),
+            ("--max-num-seqs -1", "max_num_seqs is -1"),
+            ("--max-num-seq 3", "did you mean --max-num-seqs?"),
+            ("--max-model-len 9000", "8192"),
+            ("--enable-lora", "merge the adapter"),
+            ("--seed -1", "seed is -1"),
+            ("--hf-overrides [1]", "must be a JSON object"),
+            ("--output xml", "there is no 'xml'"),
+            ("--output-len 0", "'0' is not a whole number above 0"),
+            *more,
+        ]
+        for name, more in {
+            "throughput": [
+                ("--num-prompt 3", "did you mean --num-prompts?"),
+                ("--dataset-name sharegpt --dataset-path /nowhere.json", "/nowhere.json: No such file"),
+            ],
+            "latency": [
+                ("--input-len many", "'many' is not a whole number above 0"),
+                ("--num-iter 3", "did you mean --num-iters?"),
+            ],
+        }.items()
+    },
     "models": [
         ("--jsn", "did you mean --json?"),
         ("--json=1", "ignored explicit argument '1'"),
@@ -191,7 +279,7 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_input_is_one_clear_line_and_exit_code_2(
     command: str, arguments: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [word for word in ([command] if command else []) + re.split(" ", arguments) if word]
+    words = [*command.split(), *(word for word in arguments.split(" ") if word)]
     try:
         code = main(words)
     except SystemExit as end:
@@ -204,20 +292,25 @@ def test_wrong_input_is_one_clear_line_and_exit_code_2(
 
 
 def test_every_command_has_ten_wrong_inputs() -> None:
-    assert set(COMMANDS) - set(WRONG) == set()
+    nested = {f"{name} {own}" for name in COMMANDS for own in make_parser(name).commands()}
+    assert nested
+    assert {*COMMANDS, *nested} - set(WRONG) == set()
     assert min(map(len, WRONG.values())) >= 10
 
 
-def test_help_is_light() -> None:
-    """Neither the engine nor a web framework is loaded to say what there is."""
-    code = "import sys\nfrom pyllm.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--help"], COMMANDS), (["bench", "--help"], ["serve", "compare"]), (["bench", "serve", "--help"], ["--plot"])],
+)
+def test_help_is_light(arguments: list[str], said: Iterable[str]) -> None:
+    """Neither the engine nor a web framework nor plots are loaded to say what there is."""
+    code = f"import sys\nfrom pyllm.cli import main\ntry: main({arguments!r})\nexcept SystemExit: pass\n"
     code += "print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert all(command in done.stdout for command in COMMANDS)
+    assert all(word in done.stdout for word in said)
     loaded = {name.partition(".")[0] for name in done.stdout.splitlines()[-1].split()}
-    assert (
-        loaded & {"torch", "transformers", "litestar", "uvicorn", "zmq", "numpy", "huggingface_hub", "shtab"} == set()
-    )
+    heavy = {"torch", "transformers", "litestar", "uvicorn", "zmq", "numpy", "huggingface_hub", "shtab", "plotext"}
+    assert loaded & heavy == set()
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -225,6 +318,7 @@ def test_completion_knows_commands_and_flags(shell: str, capsys: pytest.CaptureF
     assert main(["--print-completion", shell]) == 0
     script = capsys.readouterr().out
     assert all(word in script for word in (*COMMANDS, "--max-num-seqs", "--scheduler-recording", "--json"))
+    assert all(word in script for word in (*make_parser("bench").commands(), "--find-knee", "--num-iters-warmup"))
 
 
 def test_a_reader_who_leaves_is_no_error() -> None:

@@ -1,9 +1,11 @@
 from .answer_reading import RequestRecord
-from .bench_command import add_bench_arguments
+from .compare_benchmark import run_compare
 from .endpoint import Endpoint
 from .load_run import LoadResult, Timed, run_load
-from .prompt_sets import WORDS, Prompt, PromptSource, warm_up_prompts
+from .offline_benchmarks import run_latency, run_throughput
+from .prompt_sets import WORDS, Prompt, PromptSet, PromptSource, warm_up_prompts
 from .request_metrics import Figures, Selection, summarise
+from .serve_benchmark import run_serve
 
 __all__ = [
     "WORDS",
@@ -11,12 +13,16 @@ __all__ = [
     "Figures",
     "LoadResult",
     "Prompt",
+    "PromptSet",
     "PromptSource",
     "RequestRecord",
     "Selection",
     "Timed",
-    "add_bench_arguments",
+    "run_compare",
+    "run_latency",
     "run_load",
+    "run_serve",
+    "run_throughput",
     "summarise",
     "warm_up_prompts",
 ]

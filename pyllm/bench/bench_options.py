@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyllm.bench.arrivals import Arrivals
 from pyllm.bench.endpoint import CHAT, COMPLETIONS, Endpoint, base_url
 from pyllm.bench.prompt_sets import PromptSource
 from pyllm.bench.request_metrics import METRICS, TARGETS, Selection
+from pyllm.bench.request_rates import Arrivals
 from pyllm.errors import ConfigError
 
 _PATHS = {"openai": COMPLETIONS, "vllm": COMPLETIONS, "openai-chat": CHAT}
@@ -23,8 +23,6 @@ def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint
     fields: dict[str, Any] = {}
     if options.ignore_eos or options.dataset_name == "random":
         fields["ignore_eos"] = True
-    if options.temperature is not None:
-        fields["temperature"] = options.temperature
     key = options.api_key or os.environ.get("OPENAI_API_KEY", "")
     if not key.isprintable():
         raise ConfigError("the API key has characters that no HTTP header can have: was a line copied with it?")
@@ -35,10 +33,10 @@ def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint
         base_url=base_url(url),
         path=path,
         chat=_PATHS[options.backend] == CHAT,
-        model=options.model,
+        model=options.served_model_name or options.model,
         api_key=key,
         headers=pairs(options.header, "--header"),
-        fields={**fields, **options.extra_body},
+        fields={**fields, **options.sampling, **options.extra_body},
         verify=not options.insecure,
     )
 

@@ -50,7 +50,7 @@ async def _compare_servers(options: argparse.Namespace) -> tuple[dict[str, Ratio
     source, arrivals = prompts_of(options), arrivals_of(options)
     loads = [load_options(options, endpoint_of(options, url)) for url in (options.a, options.b)]
     source.prompts(1)  # A file that cannot be read is said before anything is sent.
-    endpoints = [await ready(load.endpoint, options.num_warmups) for load in loads]
+    endpoints = [await ready(options, load.endpoint) for load in loads]
     loads = [msgspec.structs.replace(load, endpoint=it) for load, it in zip(loads, endpoints, strict=True)]
     rounds: list[list[Figures]] = [[], []]
     results: list[LoadResult] = []

@@ -1,9 +1,11 @@
-"""The server that is measured: its address, model and key, and the requests that it understands.
+"""The server that is measured: its address, model and key, the requests that it understands, its own metrics.
 
-Raises errors that say what to do; sends no load.
+Raises errors that say what to do; sends no load. A server's metrics are the means of its latencies, where it has
+vLLM's Prometheus histograms: sums and counts before a load and after it are exact. Most servers have none.
 """
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,14 +15,26 @@ import msgspec
 from pyllm.bench.answer_reading import read_answer, reason_of
 from pyllm.bench.load_client import LoadClient
 from pyllm.bench.prompt_sets import Prompt
+from pyllm.bench.request_metrics import MILLISECONDS, Figures
 from pyllm.errors import ConfigError, PyllmError
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 _SHORT_TIMEOUT = 30.0  # seconds for the list of models
+_BETWEEN_ASKS = 0.1  # seconds
 _REFUSED = (401, 403)
 _OK = 200
+_HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds": "ttft",
+    "vllm:inter_token_latency_seconds": "itl",
+    "vllm:request_time_per_output_token_seconds": "tpot",
+    "vllm:e2e_request_latency_seconds": "e2el",
+}
+_LINE = re.compile(rf"^({'|'.join(_HISTOGRAMS)})_(sum|count)(?:\{{.*\}})? (\S+)", re.MULTILINE)
+
+# Sum and count of each latency in seconds, by its name and "sum" or "count".
+Totals = Mapping[tuple[str, str], float]
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -114,6 +128,22 @@ async def find_model(endpoint: Endpoint) -> Endpoint:
     return msgspec.structs.replace(endpoint, model=names[0])
 
 
+async def wait_until_ready(endpoint: Endpoint, seconds: float) -> None:
+    """Ask for the models until the server answers, whatever it says, for so many seconds at most."""
+    client = endpoint.client()
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                exchange = await client.send(endpoint.models_request())
+                if not exchange.failure:
+                    return
+                await asyncio.sleep(_BETWEEN_ASKS)
+    except TimeoutError:
+        pass  # What comes next says what is wrong.
+    finally:
+        client.close()
+
+
 async def warm_up(endpoint: Endpoint, prompts: list[Prompt]) -> None:
     """Send a few requests, one after the other, which count for nothing.
 
@@ -128,6 +158,38 @@ async def warm_up(endpoint: Endpoint, prompts: list[Prompt]) -> None:
                 raise PyllmError(await _explained(endpoint, record.error))
     finally:
         client.close()
+
+
+async def read_totals(endpoint: Endpoint) -> Totals:
+    """Sum and count of each latency in seconds, over all labels; empty where the server does not say."""
+    client = endpoint.client()
+    try:
+        exchange = await client.send(endpoint.metrics_request())
+    finally:
+        client.close()
+    if exchange.failure or exchange.status != _OK:
+        return {}
+    return parse_totals(b"".join(piece for _, piece in exchange.pieces).decode(errors="replace"))
+
+
+def parse_totals(text: str) -> Totals:
+    """Sum and count of each latency in a text of Prometheus' format."""
+    totals: dict[tuple[str, str], float] = {}
+    for name, part, value in _LINE.findall(text):
+        key = _HISTOGRAMS[name], part
+        totals[key] = totals.get(key, 0.0) + float(value)
+    return totals
+
+
+def server_figures(before: Totals, after: Totals) -> Figures:
+    """The means between two readings, in milliseconds."""
+    figures: Figures = {}
+    for metric in _HISTOGRAMS.values():
+        number = after.get((metric, "count"), 0.0) - before.get((metric, "count"), 0.0)
+        if number > 0:
+            seconds = after[metric, "sum"] - before.get((metric, "sum"), 0.0)
+            figures[f"server_mean_{metric}_ms"] = seconds / number * MILLISECONDS
+    return figures
 
 
 async def _explained(endpoint: Endpoint, error: str) -> str:

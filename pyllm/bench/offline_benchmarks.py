@@ -30,7 +30,8 @@ def run_throughput(options: argparse.Namespace, engine_options: Mapping[str, Any
         PyllmError: the engine was lost.
     """
     source = prompts_of(options)
-    result = uvloop.run(_throughput(engine_options, source, options.num_prompts))
+    prompts = source.prompts(options.num_prompts)  # A file that cannot be read is said before an engine starts.
+    result = uvloop.run(_throughput(engine_options, source, prompts))
     text = "Throughput: {requests_per_second:.2f} requests/s, {tokens_per_second:.2f} total tokens/s, "
     text += "{output_tokens_per_second:.2f} output tokens/s"
     lines = [text.format_map(result)]
@@ -58,9 +59,8 @@ def run_latency(options: argparse.Namespace, engine_options: Mapping[str, Any]) 
     return 0 if len(latencies) == options.num_iters else INTERRUPTED
 
 
-async def _throughput(engine_options: Mapping[str, Any], source: PromptSource, number: int) -> Result:
+async def _throughput(engine_options: Mapping[str, Any], source: PromptSource, prompts: Sequence[Prompt]) -> Result:
     async with AsyncEngine(**engine_options) as engine:
-        prompts = source.prompts(number)
         batch = [_exact(engine, prompt, source) for prompt in prompts]
         totals = {"num_requests": 0, "total_input_tokens": 0, "total_output_tokens": 0}
 

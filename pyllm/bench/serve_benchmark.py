@@ -11,15 +11,13 @@ import uvloop
 from tqdm import tqdm
 
 from pyllm.bench import plots, result_output
-from pyllm.bench.arrivals import Arrivals
 from pyllm.bench.bench_options import arrivals_of, endpoint_of, pairs, prompts_of, selection_of
-from pyllm.bench.endpoint import Endpoint, find_model, warm_up
-from pyllm.bench.knee import KneeSearch
+from pyllm.bench.endpoint import Endpoint, find_model, read_totals, server_figures, wait_until_ready, warm_up
 from pyllm.bench.load_run import LoadResult, Timed, run_load
 from pyllm.bench.prompt_sets import Prompt, PromptSource, warm_up_prompts
 from pyllm.bench.request_metrics import Selection, errors_by_name, good_share, summarise
+from pyllm.bench.request_rates import Arrivals, KneeSearch
 from pyllm.bench.result_output import Result
-from pyllm.bench.server_histograms import read_totals, server_figures
 from pyllm.errors import ConfigError
 
 INTERRUPTED = 130  # what a shell gives a command that SIGINT ended
@@ -79,10 +77,12 @@ def load_options(options: argparse.Namespace, endpoint: Endpoint) -> LoadOptions
     )
 
 
-async def ready(endpoint: Endpoint, num_warmups: int) -> Endpoint:
+async def ready(options: argparse.Namespace, endpoint: Endpoint) -> Endpoint:
     """The endpoint with its model, once the server has answered short requests."""
+    if options.ready_check_timeout_sec:
+        await wait_until_ready(endpoint, options.ready_check_timeout_sec)
     endpoint = await find_model(endpoint)
-    await warm_up(endpoint, warm_up_prompts(num_warmups))
+    await warm_up(endpoint, warm_up_prompts(options.num_warmups))
     return endpoint
 
 
@@ -120,7 +120,7 @@ def exit_code(results: Sequence[LoadResult]) -> int:
 async def _serve(
     options: argparse.Namespace, load: LoadOptions, prompts: Sequence[Prompt], arrivals: Arrivals
 ) -> tuple[Result, LoadResult]:
-    load = msgspec.structs.replace(load, endpoint=await ready(load.endpoint, options.num_warmups))
+    load = msgspec.structs.replace(load, endpoint=await ready(options, load.endpoint))
     before = await read_totals(load.endpoint)
     measured = await measure(load, prompts, arrivals)
     server = server_figures(before, await read_totals(load.endpoint))
@@ -143,7 +143,7 @@ async def _serve(
 
 
 async def _find_knee(options: argparse.Namespace, load: LoadOptions, source: PromptSource) -> int:
-    load = msgspec.structs.replace(load, endpoint=await ready(load.endpoint, options.num_warmups))
+    load = msgspec.structs.replace(load, endpoint=await ready(options, load.endpoint))
     first, last = options.ramp_up_start_rps or _FIRST_RATE, options.ramp_up_end_rps or _LAST_RATE
     search, steps, results = KneeSearch(first, last), list[Result](), list[LoadResult]()
     for rate in search.rates():

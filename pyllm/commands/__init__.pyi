@@ -1,7 +1,8 @@
 from .command_line import expand, split_config
-from .command_parser import CommandParser, nearest
+from .command_parser import PATHS, CommandParser, nearest
 
 __all__ = [
+    "PATHS",
     "CommandParser",
     "expand",
     "nearest",

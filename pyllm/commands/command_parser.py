@@ -56,7 +56,8 @@ class CommandParser(argparse.ArgumentParser):
         """The options, into those given, whose values stay where the arguments have none. Exits with 2 on errors."""
         found, unknown = self.parse_known_args(arguments, options or argparse.Namespace())
         if unknown:
-            self.error(self.explain(unknown))
+            chosen = self._chosen(found)
+            chosen.error(chosen.explain(unknown))
         return found
 
     def explain(self, unknown: Sequence[str]) -> str:
@@ -76,9 +77,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def flags(self) -> list[str]:
         """The long names of all options, those of its own commands included."""
-        nested = [parser for action in self._actions for parser in _parsers(action)]
         own = [name for name in self._option_string_actions if name.startswith("--")]
-        return own + [name for parser in nested for name in parser.flags()]
+        return own + [name for parser in self.commands().values() for name in parser.flags()]
+
+    def commands(self) -> "dict[str, CommandParser]":
+        """The parsers of its own commands, by name."""
+        return {name: parser for action in self._actions for name, parser in _parsers(action).items()}
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with 2."""
@@ -137,6 +141,14 @@ class CommandParser(argparse.ArgumentParser):
             formatter.add_text(self.epilog)
         return str(formatter.format_help())
 
+    def _chosen(self, found: argparse.Namespace) -> "CommandParser":
+        """The parser of the innermost command that the options name."""
+        for action in self._actions:
+            nested = _parsers(action)
+            if nested and (name := getattr(found, action.dest, None)) is not None:
+                return nested[name]._chosen(found)
+        return self
+
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """No option of one hyphen is found by its beginning either: `-p` is not `-pp`."""
         del option_string
@@ -173,9 +185,9 @@ def _shown(group: argparse._ArgumentGroup) -> list[argparse.Action]:
     return [action for action in group._group_actions if action.help is not argparse.SUPPRESS]
 
 
-def _parsers(action: argparse.Action) -> "list[CommandParser]":
+def _parsers(action: argparse.Action) -> dict[str, CommandParser]:
     choices = action.choices if isinstance(action, argparse._SubParsersAction) else {}
-    return [parser for parser in choices.values() if isinstance(parser, CommandParser)]
+    return {name: parser for name, parser in choices.items() if isinstance(parser, CommandParser)}
 
 
 def _name(action: argparse.Action) -> str:

@@ -4,6 +4,7 @@ import argparse
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pyllm.commands.settings_flags import given_settings
 from pyllm.commands.vllm_settings import settle
@@ -24,13 +25,23 @@ def read_engine(options: argparse.Namespace) -> tuple[EngineConfig, list[str]]:
     Raises:
         ConfigError: a value is wrong, or a name may be the model's.
     """
+    settings, notices = read_settings(options)
+    return engine_config(settings), notices
+
+
+def read_settings(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """The settings of an engine that the command line has, and notices of flags without effect.
+
+    Raises:
+        ConfigError: one of vLLM's own settings is wrong, or a name may be the model's.
+    """
     settle(options)
     given = given_settings(options)
     if options.model_argument is not None:
         given["model"] = options.model_argument
     elif "model" not in given and _may_hold_model(names := given.get("served_model_name", ())):
         raise ConfigError(f"{names[-1]} was read as a name of --served-model-name; give the model first, or by --model")
-    return engine_config(given), list(getattr(options, "notices", ()))
+    return given, list(getattr(options, "notices", ()))
 
 
 def announce(notices: Sequence[str]) -> None:

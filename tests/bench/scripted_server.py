@@ -161,13 +161,12 @@ def _data(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 @asynccontextmanager
-async def scripted_server(script: Script | None = None) -> AsyncIterator[ScriptedServer]:
-    """The server, on a free port of this host and in this process's loop."""
+async def scripted_server(script: Script | None = None, port: int = 0) -> AsyncIterator[ScriptedServer]:
+    """The server, on this port of this host, 0 being any free one, and in this process's loop."""
     server = ScriptedServer(script or Script())
     listener = await asyncio.get_running_loop().create_server(
-        lambda: asyncio.StreamReaderProtocol(StampedReader(), server.serve), "127.0.0.1", 0
+        lambda: asyncio.StreamReaderProtocol(StampedReader(), server.serve), "127.0.0.1", port
     )
     async with listener:
-        host, port = listener.sockets[0].getsockname()
-        server.address = f"http://{host}:{port}"
+        server.address = "http://{}:{}".format(*listener.sockets[0].getsockname())
         yield server

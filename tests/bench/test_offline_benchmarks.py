@@ -1,4 +1,4 @@
-"""The benchmarks without HTTP, on a tiny model; and what cannot work."""
+"""The benchmarks without HTTP, on a tiny model."""
 
 import json
 from pathlib import Path
@@ -20,8 +20,11 @@ ENGINE = ("--device", "cpu", "--kv-cache-memory-bytes", "16MiB", "--no-warm-spar
 def test_throughput_counts_every_token(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lengths = ["--dataset-name", "random", "--random-input-len", "20", "--random-output-len", "4", "--num-prompts", "3"]
     saved = tmp_path / "result.json"
-    assert main(["bench", "throughput", model, *ENGINE, *lengths, "--output-json", str(saved)]) == 0
-    assert "Tokens: 60 in, 12 out" in capsys.readouterr().out
+    flags = [*lengths, "--seed", "3", "--compilation-config", "3", "--output-json", str(saved)]
+    assert main(["bench", "throughput", model, *ENGINE, *flags]) == 0
+    said = capsys.readouterr()
+    assert "Tokens: 60 in, 12 out" in said.out
+    assert "note: --compilation-config: pyllm compiles nothing" in said.err
     result = json.loads(saved.read_text())
     assert (result["num_requests"], result["total_num_tokens"]) == (3, 72)
     assert result["tokens_per_second"] * result["elapsed_time"] == pytest.approx(72)
@@ -44,30 +47,3 @@ def test_latency_has_an_entry_for_each_iteration(model: str, capsys: pytest.Capt
     result = json.loads(capsys.readouterr().out)
     assert len(result["latencies"]) == 3
     assert result["percentiles"]["10"] <= result["percentiles"]["50"] <= result["percentiles"]["99"]
-
-
-@pytest.mark.parametrize("kind", ["throughput", "latency"])
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["/nowhere/model.gguf"], "/nowhere/model.gguf"),
-        (["nowhere"], "owner/repo:Q4_K_M"),
-        (["--block-size", "17"], "power of two"),
-        (["--tensor-parallel-size", "2"], "9"),
-        (["--max-num-seqs", "-1"], "max_num_seqs"),
-        (["--max-model-len", "9000"], "8192"),
-        (["--output", "xml"], "invalid choice: 'xml'"),
-        (["--output-len", "0"], "'0' is not a whole number above 0"),
-        (["--input-len", "many"], "'many' is not a whole number above 0"),
-        (["--num-iter", "3"], "unrecognized arguments: --num-iter"),
-    ],
-)
-def test_wrong_flags_are_usage_errors(
-    kind: str, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    try:
-        code = main(["bench", kind, *arguments])
-    except SystemExit as exit_:  # argparse's own
-        code = int(exit_.code or 0)
-    error = capsys.readouterr().err
-    assert (code, text in error, "Traceback" in error) == (2, True, False), error

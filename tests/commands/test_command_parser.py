@@ -48,7 +48,8 @@ def test_nested_commands_know_their_flags(capsys: pytest.CaptureFixture[str]) ->
     nested = parser.add_subparsers(dest="command").add_parser("run")
     nested.add_argument("--number", type=int)
     assert parser.read(["run", "--number", "3"]).number == 3
-    assert "did you mean --number?" in refusal(capsys, parser, "run", "--nubmer", "3")
+    unknown = refusal(capsys, parser, "run", "--nubmer", "3")
+    assert "tool run: unknown flag --nubmer: did you mean --number? (tool run --help=all lists" in unknown
     assert "did you mean run?" in refusal(capsys, parser, "rum")
 
 

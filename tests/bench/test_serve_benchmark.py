@@ -1,4 +1,4 @@
-"""The commands, as a user gives them: against a scripted server, and wrong in many ways."""
+"""`pyllm bench serve` as a user gives it, against a scripted server."""
 
 import asyncio
 import csv
@@ -14,7 +14,6 @@ from tests.bench.conftest import StartServer
 from tests.bench.scripted_server import Script, ScriptedServer, scripted_server
 from tests.waiting import until
 
-TWO = ("http://127.0.0.1:1", "http://127.0.0.1:1")
 SHORT = ("--num-prompts", "6", "--output-len", "3")
 
 
@@ -43,14 +42,34 @@ def test_serve_prints_vllms_table(server: ScriptedServer, capsys: pytest.Capture
 
 def test_serve_sends_what_it_was_told(start_server: StartServer, capsys: pytest.CaptureFixture[str]) -> None:
     server = start_server(Script(key="secret", models=("first", "second")))
-    flags = ["--api-key", "secret", "--backend", "openai-chat", "--temperature", "0", "--extra-body", '{"top_k": 3}']
+    flags = [
+        "--api-key",
+        "secret",
+        "--backend",
+        "openai-chat",
+        "--temperature",
+        "0",
+        "--top-p",
+        "0.5",
+        "--extra-body",
+        '{"top_k": 3}',
+    ]
     assert serve(server, *flags, "--dataset-name", "random", "--random-input-len", "5", "--num-warmups", "0") == 0
     assert len(server.sent) == 6
     for sent in server.sent:
         assert len(sent.prompt.split()) == 5
-        fields = {name: sent.body[name] for name in ("model", "temperature", "top_k", "ignore_eos", "max_tokens")}
-        assert fields == {"model": "first", "temperature": 0, "top_k": 3, "ignore_eos": True, "max_tokens": 3}
+        others = {"messages", "stream", "stream_options"}
+        fields = {name: value for name, value in sent.body.items() if name not in others}
+        wanted = {"model": "first", "temperature": 0, "top_p": 0.5, "top_k": 3, "ignore_eos": True, "max_tokens": 3}
+        assert fields == wanted
     assert "secret" not in capsys.readouterr().out
+
+
+def test_the_served_name_goes_before_the_models(start_server: StartServer) -> None:
+    server = start_server(Script(models=("chat",)))
+    flags = ["--model", "/models/chat", "--served-model-name", "chat", "--ready-check-timeout-sec", "60"]
+    assert serve(server, *flags) == 0
+    assert {sent.body["model"] for sent in server.sent} == {"chat"}
 
 
 def test_results_in_each_format(server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,40 +127,6 @@ def test_the_knee_is_where_the_targets_break(server: ScriptedServer, capsys: pyt
     assert json.loads(capsys.readouterr().out)["knee_request_rate"] is None
 
 
-def test_two_servers_are_compared_in_turn(start_server: StartServer, capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = start_server(Script()), start_server(Script(ttft=0.05))
-    flags = ["--rounds", "2", "--num-prompts", "3", "--output-len", "2", "--output", "json"]
-    assert main(["bench", "compare", a.address, b.address, *flags]) == 0
-    ratios = {row["figure"]: row for row in json.loads(capsys.readouterr().out)}
-    assert ratios["mean_ttft_ms"]["ratio"] > 1 > ratios["request_throughput"]["ratio"]
-    assert ratios["mean_ttft_ms"]["low"] <= ratios["mean_ttft_ms"]["ratio"] <= ratios["mean_ttft_ms"]["high"]
-    assert sorted(sent.prompt for sent in a.sent) == sorted(sent.prompt for sent in b.sent)
-    rounds = [{sent.prompt for sent in a.sent[1:4]}, {sent.prompt for sent in a.sent[4:]}]
-    assert rounds[0].isdisjoint(rounds[1])
-    assert max(sent.received for sent in b.sent[1:4]) < min(sent.received for sent in a.sent[4:])
-
-
-def test_two_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = []
-    for name, factor in (("a", 1.0), ("b", 2.0)):
-        ttfts = [factor * value for value in (0.1, 0.2, 0.3, 0.4)]
-        detail = {
-            "ttfts": ttfts,
-            "itls": [[0.01], [0.02], [0.01], [0.03]],
-            "output_lens": [2] * 4,
-            "input_lens": [9] * 4,
-        }
-        (tmp_path / name).write_text(json.dumps({"request_throughput": 3.0 / factor, "mean_ttft_ms": 250, **detail}))
-        paths.append(str(tmp_path / name))
-    assert main(["bench", "compare", *paths, "--output", "json"]) == 0
-    rows = {row["figure"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows["mean_ttft_ms"]["low"] == pytest.approx(2)  # the same requests, each twice as late
-    assert rows["mean_tpot_ms"]["ratio"] == 1
-    assert (rows["request_throughput"]["ratio"], rows["request_throughput"]["low"]) == (0.5, None)
-    assert main(["bench", "compare", *paths]) == 0
-    assert "not shown" in capsys.readouterr().out
-
-
 async def test_ctrl_c_prints_what_was_measured() -> None:
     async with scripted_server() as server:
         server.script.fail = lambda prompt: "hang" if len(server.sent) > 4 else ""
@@ -155,66 +140,6 @@ async def test_ctrl_c_prints_what_was_measured() -> None:
     assert process.returncode == 130
     assert "Successful requests: 3 Failed requests: 0 Unfinished requests: 3" in " ".join(out.split())
     assert "Traceback" not in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--num-prompts", "0"], "'0' is not a whole number above 0"),
-        (["--request-rate", "-1"], "'-1' is not a number above 0"),
-        (["--burstiness", "nan"], "'nan' is not a number above 0"),
-        (["--backend", "tgi"], "invalid choice: 'tgi'"),
-        (["--dataset-name", "sonnet"], "invalid choice: 'sonnet'"),
-        (["--extra-body", "[1]"], "is not a JSON object"),
-        (["--random-range-ratio", "1.5"], "is not a number from 0 to below 1"),
-        (["--unknown"], "unrecognized arguments: --unknown"),
-        (["--base-url", "localhost:8000"], "give http://HOST:PORT"),
-        (["--base-url", "http://host:99999"], "give http://HOST:PORT"),
-        (["--dataset-name", "sharegpt"], "sharegpt needs it"),
-        (["--dataset-name", "sharegpt", "--dataset-path", "/nowhere.json"], "/nowhere.json: No such file"),
-        (["--dataset-name", "sharegpt", "--dataset-path", __file__], "is not JSON"),
-        (["--goodput", "itl:5"], "'itl:5' is not NAME:MS with a name of ttft, tpot, e2el"),
-        (["--goodput", "ttft:fast"], "'fast' is no number"),
-        (["--percentile-metrics", "ttft,speed"], "has no 'speed'"),
-        (["--metric-percentiles", "101"], "a percentile is from 0 to 100"),
-        (["--header", "X"], "'X' is not KEY=VALUE"),
-        (["--find-knee"], "give its targets"),
-        (["--ramp-up-strategy", "linear"], "needs --ramp-up-start-rps"),
-        (["--ramp-up-strategy", "linear", "--request-rate", "3"], "leave out --request-rate"),
-        (["--api-key", "two\nlines"], "no HTTP header can have"),
-        (["--endpoint", "v1/completions"], "is no path such as /v1/completions"),
-    ],
-)
-def test_wrong_flags_are_usage_errors(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = main(["bench", "serve", *arguments])
-    except SystemExit as exit_:  # argparse's own
-        code = int(exit_.code or 0)
-    error = capsys.readouterr().err
-    assert (code, text in error, "Traceback" in error) == (2, True, False), error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["http://127.0.0.1:1", "/nowhere"], "an address and a file cannot be compared"),
-        (["/nowhere", "/nowhere"], "/nowhere: No such file"),
-        ([__file__, __file__], "is no JSON of --save-result"),
-        (["http://127.0.0.1:1", "http://"], "give http://HOST:PORT"),
-        (["http://127.0.0.1:1"], "the following arguments are required: B"),
-        ([*TWO, "--rounds", "0"], "'0' is not a whole number above 0"),
-        ([*TWO, "--request-rate", "fast"], "'fast' is not a number above 0"),
-        ([*TWO, "--goodput", "ttft"], "'ttft' is not NAME:MS"),
-        ([*TWO, "--dataset-name", "sharegpt", "--dataset-path", "/nowhere.json"], "/nowhere.json: No such file"),
-        ([*TWO, "--port", "80"], "unrecognized arguments: --port"),
-    ],
-)
-def test_what_cannot_be_compared(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code = main(["bench", "compare", *arguments])
-    except SystemExit as exit_:  # argparse's own
-        code = int(exit_.code or 0)
-    assert (code, text in (error := capsys.readouterr().err)) == (2, True), error
 
 
 def test_a_server_that_cannot_be_measured_is_one_line(

@@ -1,0 +1,187 @@
+"""`pyllm bench`: a load on any OpenAI-compatible server, an engine without HTTP, or two servers beside one another.
+
+Its benchmarks are commands of its own. Loads what one needs when it runs.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pyllm.commands import bench_flags
+from pyllm.commands.engine_arguments import MODEL_HELP, read_settings
+from pyllm.commands.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags
+
+
+class BenchParser(SettingsParser):
+    """The parser of a benchmark: it knows the flags of `vllm bench`."""
+
+    def explain_unknown(self, flag: str) -> str:
+        """What is here for a flag of `vllm bench`, else for one of vLLM's engine."""
+        text = bench_flags.OTHERS.get(flag.lstrip("-"))
+        return f"{flag}: {text}" if text else super().explain_unknown(flag)
+
+
+class Benchmark(msgspec.Struct, frozen=True):
+    """`common` are the flags that its short help shows, `run` gives the exit code."""
+
+    help: str
+    usage: str
+    common: tuple[str, ...]
+    example: str
+    add_arguments: Callable[[BenchParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+PARSER = BenchParser
+EXAMPLES = """examples:
+  pyllm bench serve --max-concurrency 4               a load on http://127.0.0.1:8000
+  pyllm bench compare http://a:8000 http://b:8000     the same loads on two servers, in turn
+  pyllm bench throughput MODEL                        an engine's tokens/s
+  pyllm bench latency MODEL --batch-size 8            an engine's time for one batch
+
+Flags are those of `vllm bench` where it has the thing; docs/benchmarking.md explains the figures."""
+# Of the engine, beside a benchmark's own ones.
+_ENGINE = ("dtype", "max-model-len", "max-num-seqs", "kv-cache-memory-bytes", "tensor-parallel-size")
+
+
+def add_arguments(parser: BenchParser) -> None:
+    """What the command takes: a benchmark, and what that takes."""
+    parser.usage = "pyllm bench BENCHMARK [ARGUMENTS]"
+    parser.epilog = EXAMPLES
+    kinds = parser.add_subparsers(
+        title="benchmarks", dest="benchmark", required=True, metavar="BENCHMARK", prog=parser.prog
+    )
+    for name, benchmark in BENCHMARKS.items():
+        text = f"{benchmark.help[:1].upper()}{benchmark.help[1:]}."
+        nested = kinds.add_parser(name, help=benchmark.help, description=text, usage=benchmark.usage)
+        nested.epilog = benchmark.example
+        nested.shorten_help(benchmark.common)
+        benchmark.add_arguments(nested)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print; gives the exit code: 1 if every request failed, 130 after Ctrl-C."""
+    return BENCHMARKS[options.benchmark].run(options)
+
+
+def _add_serve(parser: BenchParser) -> None:
+    bench_flags.add_server_flags(parser, address=True)
+    bench_flags.add_sampling_flags(parser)
+    bench_flags.add_prompt_flags(parser, num_prompts=100)
+    load = bench_flags.add_load_flags(parser)
+    load.add_argument("--find-knee", action="store_true", help="raise the rate until --goodput breaks")
+    wanted = "share of the requests that must meet it (default: 0.9)"
+    load.add_argument("--knee-goodput", type=bench_flags.share, default=0.9, metavar="N", help=wanted)
+    report = bench_flags.add_report_flags(parser)
+    report.add_argument("--plot", action="store_true", help="curves in the terminal")
+    report.add_argument("--plot-file", type=Path, metavar="FILE", help="curves as PNG, by matplotlib (pyllm[plot])")
+    bench_flags.add_result_flags(parser)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from pyllm.bench import run_serve
+
+    return run_serve(options)
+
+
+def _add_compare(parser: BenchParser) -> None:
+    parser.add_argument("a", metavar="A", help="http://HOST:PORT, or a file of `bench serve --save-result`")
+    parser.add_argument("b", metavar="B", help="the same")
+    rounds = "loads on each, in turn (default: 5)"
+    load = bench_flags.add_load_flags(parser)
+    load.add_argument("--rounds", type=bench_flags.positive_int, default=5, metavar="N", help=rounds)
+    bench_flags.add_server_flags(parser, address=False)
+    bench_flags.add_sampling_flags(parser)
+    bench_flags.add_prompt_flags(parser, num_prompts=20)
+    bench_flags.add_report_flags(parser)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from pyllm.bench import run_compare
+
+    return run_compare(options)
+
+
+def _add_throughput(parser: BenchParser) -> None:
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    bench_flags.add_prompt_flags(parser, num_prompts=100, seed=False)
+    bench_flags.add_offline_report_flags(parser)
+    add_engine_settings(parser)
+    add_vllm_flags(parser)
+
+
+def _throughput(options: argparse.Namespace) -> int:
+    from pyllm.bench import run_throughput
+
+    return run_throughput(options, _engine(options))
+
+
+def _add_latency(parser: BenchParser) -> None:
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    bench_flags.add_batch_flags(parser)
+    bench_flags.add_offline_report_flags(parser)
+    add_engine_settings(parser)
+    add_vllm_flags(parser)
+
+
+def _latency(options: argparse.Namespace) -> int:
+    from pyllm.bench import run_latency
+
+    return run_latency(options, _engine(options))
+
+
+def _engine(options: argparse.Namespace) -> dict[str, Any]:
+    """The engine's settings. Its seed, which is 0 unless given, is also that of the prompts, as in vLLM."""
+    settings, notices = read_settings(options)
+    for notice in dict.fromkeys(notices):
+        print(f"note: {notice}", file=sys.stderr)
+    options.seed = options.seed or 0
+    return settings
+
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "serve": Benchmark(
+        help="a load on any OpenAI-compatible server",
+        usage="pyllm bench serve [--base-url URL] [--FLAG VALUE ...]",
+        common=(
+            *("base-url", "model", "backend", "dataset-name", "num-prompts", "output-len", "request-rate"),
+            *("max-concurrency", "goodput", "find-knee", "metric-percentiles", "output", "plot", "save-result"),
+        ),
+        example="examples:\n  pyllm bench serve --request-rate 4 --goodput ttft:500 tpot:50 --plot\n"
+        "  pyllm bench serve --find-knee --goodput ttft:500",
+        add_arguments=_add_serve,
+        run=_serve,
+    ),
+    "throughput": Benchmark(
+        help="an engine's tokens/s, without HTTP",
+        usage="pyllm bench throughput [MODEL] [--FLAG VALUE ...]",
+        common=("num-prompts", "dataset-name", "input-len", "output-len", "output", "output-json", *_ENGINE),
+        example="example:\n  pyllm bench throughput model.gguf --num-prompts 100 --output-len 128",
+        add_arguments=_add_throughput,
+        run=_throughput,
+    ),
+    "latency": Benchmark(
+        help="an engine's time for one batch, without HTTP",
+        usage="pyllm bench latency [MODEL] [--FLAG VALUE ...]",
+        common=("batch-size", "input-len", "output-len", "num-iters", "output", "output-json", *_ENGINE),
+        example="example:\n  pyllm bench latency model.gguf --batch-size 8 --input-len 32 --output-len 128",
+        add_arguments=_add_latency,
+        run=_latency,
+    ),
+    "compare": Benchmark(
+        help="two servers in turn, or two saved results",
+        usage="pyllm bench compare A B [--FLAG VALUE ...]",
+        common=(
+            *("rounds", "num-prompts", "output-len", "dataset-name", "request-rate", "max-concurrency", "model"),
+            *("backend", "output"),
+        ),
+        example="examples:\n  pyllm bench compare http://localhost:8000 http://localhost:8001 --max-concurrency 4\n"
+        "  pyllm bench compare before.json after.json",
+        add_arguments=_add_compare,
+        run=_compare,
+    ),
+}
