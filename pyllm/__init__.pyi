@@ -1,6 +1,7 @@
 from .async_engine import AsyncEngine, Rendering
 from .client.client import EngineClient
 from .client.embedding import Embedding, EmbeddingOutput, EmbeddingRequestOutput
+from .engine_args import EngineArgs, FlexibleArgumentParser
 from .frontend.observability.summary import Percentiles, Summary
 from .frontend.text.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .frontend.text.outputs import CompletionOutput, RequestOutput
@@ -22,7 +23,9 @@ __all__ = [
     "Embedding",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "EngineArgs",
     "EngineClient",
+    "FlexibleArgumentParser",
     "Gauge",
     "Histogram",
     "LLMEngine",

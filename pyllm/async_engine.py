@@ -75,13 +75,13 @@ class AsyncEngine:
     """Use it as `async with AsyncEngine(model, tensor_parallel_size=2) as engine:`, or call `start` and `close`.
 
     `model` is a GGUF file or a Hugging Face folder, empty for the embedded one; the options are those of `pyllm serve`,
-    with underscores.
+    with underscores. One that is None has its default.
 
     Raises:
         ConfigError: an option that is unknown or cannot work.
     """
 
-    def __init__(self, model: str = "", **options: Any) -> None:
+    def __init__(self, model: str | None = "", **options: Any) -> None:
         self._config, self._checkpoint = resolve_config(engine_config({"model": model, **options}))
         self.tokenizer = Tokenizer(self._checkpoint.tokenizer)
         self._chat_template = ChatTemplate.of(self._checkpoint.tokenizer)

@@ -33,8 +33,9 @@ class LLM:
     Options and errors are those of `AsyncEngine`. There is no warm spare unless asked for: a script can wait.
     """
 
-    def __init__(self, model: str = "", **options: Any) -> None:
-        self._engine = AsyncEngine(model, **{"warm_spares": False, **options})
+    def __init__(self, model: str | None = "", **options: Any) -> None:
+        given = {name: value for name, value in options.items() if value is not None}
+        self._engine = AsyncEngine(model, **{"warm_spares": False, **given})
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="pyllm", daemon=True)
         self._thread.start()

@@ -41,7 +41,7 @@ class LLMEngine:
         StartError: the model could not be loaded.
     """
 
-    def __init__(self, model: str = "", **options: Any) -> None:
+    def __init__(self, model: str | None = "", **options: Any) -> None:
         config = engine_config({"model": model, "distributed_executor_backend": "uni", **options})
         if config.parallel != ParallelConfig(distributed_executor_backend="uni"):
             raise ConfigError("LLMEngine runs one rank, in this process: for more ranks or processes use LLM")

@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pyllm.errors import ConfigError
 
 LOGITS_PROCESSORS = "pyllm.logits_processors"
+SAMPLERS = "pyllm.samplers"
 TOOL_PARSERS = "pyllm.tool_parsers"
 REASONING_PARSERS = "pyllm.reasoning_parsers"
 

@@ -36,7 +36,7 @@ class SettingsParser(CommandParser):
         return f"{flag}: {text}" if text else ""
 
 
-def add_settings(parser: CommandParser, kind: type[msgspec.Struct]) -> None:
+def add_settings(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> None:
     """One flag for each field; the default stays None here, for the struct's own default to hold."""
     group = parser.add_argument_group(kind.__name__, (kind.__doc__ or "").strip().partition("\n")[0])
     hints = get_type_hints(kind, include_extras=True)
@@ -57,7 +57,7 @@ def add_settings(parser: CommandParser, kind: type[msgspec.Struct]) -> None:
         )
 
 
-def add_engine_settings(parser: CommandParser) -> None:
+def add_engine_settings(parser: argparse.ArgumentParser) -> None:
     """All settings of an engine."""
     for field in msgspec.structs.fields(EngineConfig):
         add_settings(parser, field.type)

@@ -526,7 +526,7 @@ OBJECTS = frozenset({"override_generation_config", "hf_overrides", "default_chat
 
 
 def engine_config(options: dict[str, Any]) -> EngineConfig:
-    """Build an `EngineConfig` from flat names, as keywords and flags give them.
+    """Build an `EngineConfig` from flat names, as keywords and flags give them; None stands for the default.
 
     Raises:
         ConfigError: an unknown name (with the nearest known one), or a value out of its range.
@@ -535,7 +535,8 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
     parts = {}
     for field in msgspec.structs.fields(EngineConfig):
         names = option_names(field.type)
-        parts[field.name] = config_part(field.type, {name: remaining.pop(name) for name in names if name in remaining})
+        given = {name: remaining.pop(name) for name in names if name in remaining}
+        parts[field.name] = config_part(field.type, {name: each for name, each in given.items() if each is not None})
     if remaining:
         raise ConfigError(_unknown_option(min(remaining)))
     return EngineConfig(**parts)

@@ -30,7 +30,7 @@ from pyllm.core.policy_plugins import Policy, load_policy
 from pyllm.core.recording import Recording
 from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups
-from pyllm.plugins import LOGITS_PROCESSORS, offered_names
+from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
 from pyllm.supervision.burst_logger import BurstLogger
 from pyllm.supervision.flight_recorder import FlightRecorder
 from pyllm.supervision.parent_link import ParentLink
@@ -196,7 +196,7 @@ def make_core(
         depth=2 if settings.async_scheduling else 1,  # With overlap the worker never waits for the scheduler.
         policy=parts.policy,
         recording=recording,
-        logits_processors=offered_names(LOGITS_PROCESSORS),
+        sampling_plugins=offered_names(LOGITS_PROCESSORS) | offered_names(SAMPLERS),
         token_seconds=parts.token_seconds,
     )
 

@@ -20,7 +20,7 @@ from pyllm.wire.messages import PROTOCOL_VERSION, Abort, Call, ClientMessage, He
 
 
 class Inbox:
-    """`ready` answers a hello; `logits_processors` are the names of the processors that workers can load."""
+    """`ready` answers a hello; `sampling_plugins` names the logits processors and samplers that workers can load."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Inbox:
         stage: Stage,
         ready: Ready,
         clock: Callable[[], float],
-        logits_processors: Collection[str],
+        sampling_plugins: Collection[str],
     ) -> None:
         self.num_malformed = 0
         self._scheduler = scheduler
@@ -42,7 +42,7 @@ class Inbox:
         self._stage = stage
         self._ready = ready
         self._clock = clock
-        self._logits_processors = logits_processors
+        self._sampling_plugins = sampling_plugins
         self._encoder = msgspec.msgpack.Encoder()
 
     def receive(self, identity: bytes, message: ClientMessage) -> bool:
@@ -91,7 +91,7 @@ class Inbox:
             return
         policy = self._calls.policy
         try:
-            check_submit(submit, self._ready.model, self._logits_processors)
+            check_submit(submit, self._ready.model, self._sampling_plugins)
             self._scheduler.add(
                 client,
                 submit.request,

@@ -34,11 +34,11 @@ class EngineCore:
 
     `depth` is the number of steps in flight: with 2, step k+1 is planned before step k's tokens are known. `config` has
     the settings of the scheduler, `policy` is a scheduling policy of another package, `recording` keeps the scheduler's
-    calls, and `logits_processors` are the names of the processors that workers can load. `token_seconds` is the
-    measured upper bound per token in a step, 0 if none was measured. `on_crash` is called when workers die, with a name
-    and a report: contents by file name. `on_alone(True)` is called when a step runs one suspect alone, so that a crash
-    of this process is its doing, and `on_alone(False)` when that ends. `memory`, `step_trace.size` zero bytes, keeps a
-    trace of the last steps after this process ends.
+    calls, and `sampling_plugins` names the logits processors and samplers that workers can load. `token_seconds` is
+    the measured upper bound per token in a step, 0 if none was measured. `on_crash` is called when workers die, with a
+    name and a report: contents by file name. `on_alone(True)` is called when a step runs one suspect alone, so that a
+    crash of this process is its doing, and `on_alone(False)` when that ends. `memory`, `step_trace.size` zero bytes,
+    keeps a trace of the last steps after this process ends.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class EngineCore:
         depth: int = 1,
         policy: Policy | None = None,
         recording: Recording | None = None,
-        logits_processors: Collection[str] = (),
+        sampling_plugins: Collection[str] = (),
         token_seconds: float = 0.0,
         on_crash: Callable[[str, Mapping[str, bytes]], object] = lambda name, parts: None,
         on_alone: Callable[[bool], object] = lambda is_alone: None,
@@ -88,7 +88,7 @@ class EngineCore:
             stage=self._stage,
             ready=ready,
             clock=clock,
-            logits_processors=logits_processors,
+            sampling_plugins=sampling_plugins,
         )
         self._wake = asyncio.Event()
 

@@ -29,10 +29,10 @@ MAX_BAD_WORDS_TOKENS = 1 << 14  # of all of them together
 MAX_EXTRA_ARGS_DEPTH = 32  # A worker must be able to decode them, at any depth of its call stack.
 
 
-def check_submit(submit: Submit, model: ModelInfo, logits_processors: Collection[str]) -> None:
+def check_submit(submit: Submit, model: ModelInfo, sampling_plugins: Collection[str]) -> None:
     """Refuse sampling parameters out of range and unsupported fields; the scheduler checks the rest.
 
-    `logits_processors` are the names of the processors that workers can load.
+    `sampling_plugins` are the names of logits processors and samplers that workers can load.
 
     Raises:
         RequestError: the text names the field.
@@ -59,7 +59,7 @@ def check_submit(submit: Submit, model: ModelInfo, logits_processors: Collection
     _check_logit_bias(sampling.logit_bias, model)
     size = len(sampling.grammar.encode())
     check("grammar", size, size <= MAX_GRAMMAR_BYTES, f"at most {MAX_GRAMMAR_BYTES} bytes")
-    _check_extra_args(sampling.extra_args, logits_processors)
+    _check_extra_args(sampling.extra_args, sampling_plugins)
 
 
 def _check_numbers(sampling: Sampling, max_tokens: int, model: ModelInfo) -> None:
@@ -113,13 +113,13 @@ def _check_logit_bias(logit_bias: dict[int, float], model: ModelInfo) -> None:
     check("logit_bias", beyond, beyond is None, f"from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}")
 
 
-def _check_extra_args(arguments: dict[str, Any], logits_processors: Collection[str]) -> None:
+def _check_extra_args(arguments: dict[str, Any], sampling_plugins: Collection[str]) -> None:
     if not arguments:
         return
     for name in arguments:
-        if name not in logits_processors:
-            known = ", ".join(sorted(logits_processors)) or "none"
-            raise RequestError(f"there is no logits processor {name!r}; installed are {known}", "extra_args")
+        if name not in sampling_plugins:
+            known = ", ".join(sorted(sampling_plugins)) or "none"
+            raise RequestError(f"there is no logits processor or sampler {name!r}; installed are {known}", "extra_args")
     if _is_nested_deeper(arguments, MAX_EXTRA_ARGS_DEPTH):
         raise RequestError(f"extra_args are nested more than {MAX_EXTRA_ARGS_DEPTH} deep", "extra_args")
     size = len(msgspec.msgpack.encode(arguments))

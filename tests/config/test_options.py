@@ -68,7 +68,6 @@ def test_misspelt_option_names_the_nearest() -> None:
         {"kv_offloading_size": -1},
         {"kv_offloading_size": True},
         {"kv_offloading_size": float("inf")},
-        {"kv_offloading_size": None},
         {"max_pinned_blocks": -1},
         {"enable_kv_cache_events": 2},
         {"long_prefill_token_threshold": -1},
@@ -99,3 +98,9 @@ def test_server_options_are_checked_too() -> None:
 def test_option_names_are_unique() -> None:
     names = option_names()
     assert len(names) == len(set(names))
+
+
+def test_none_stands_for_the_default_of_a_known_option() -> None:
+    assert engine_config({"kv_offloading_size": None, "model": None}) == EngineConfig()
+    with pytest.raises(ConfigError, match="unknown option 'max_num_seq'"):
+        engine_config({"max_num_seq": None})

@@ -129,7 +129,10 @@ def test_logit_biases_are_counted() -> None:
 
 
 def test_an_unknown_logits_processor_is_told_of_those_there_are() -> None:
-    assert str(refusal(submit(extra_args={"odd": {}}))) == "there is no logits processor 'odd'; installed are even"
+    assert (
+        str(refusal(submit(extra_args={"odd": {}})))
+        == "there is no logits processor or sampler 'odd'; installed are even"
+    )
 
 
 @pytest.mark.parametrize("logprobs", [None, 3, 5])

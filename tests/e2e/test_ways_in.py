@@ -1,5 +1,6 @@
 """Each way into the engine, with the embedded model; and the examples, as a reader would run them."""
 
+import ast
 import asyncio
 import io
 import os
@@ -34,6 +35,34 @@ def test_llm_says_paris_in_every_precision(dtype: str) -> None:
         assert two.outputs[0].text
         assert llm.generate(FRANCE, GREEDY)[0].outputs[0].text == one.outputs[0].text
         assert llm.chat([{"role": "user", "content": "Hi"}], GREEDY)[0].finished
+
+
+CHAT_PROGRAM = """
+from pyllm import LLM, EngineArgs, FlexibleArgumentParser
+
+parser = FlexibleArgumentParser()
+EngineArgs.add_cli_args(parser)
+parser.add_argument_group("Sampling parameters").add_argument("--max-tokens", type=int)
+args = vars(parser.parse_args())
+max_tokens = args.pop("max_tokens")
+llm = LLM(**args)
+sampling_params = llm.get_default_sampling_params()
+if max_tokens is not None:
+    sampling_params.max_tokens = max_tokens
+conversation = [{"role": "system", "content": "You are brief."}, {"role": "user", "content": "Say hello."}]
+outputs = llm.chat([conversation] * 3, sampling_params, use_tqdm=False)
+print([len(output.outputs[0].token_ids) for output in outputs])
+"""
+
+
+def test_a_chat_program_for_vllm_runs_when_its_import_is_changed() -> None:
+    flags = ["--max_model_len", "512", "--dtype", "bfloat16", "--max-tokens", "5", "--seed", "7"]
+    run = subprocess.run(
+        [sys.executable, "-c", CHAT_PROGRAM, *flags], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    lengths = ast.literal_eval(run.stdout)
+    assert len(lengths) == 3
+    assert all(0 < length <= 5 for length in lengths)
 
 
 def test_llm_has_vllms_keywords() -> None:

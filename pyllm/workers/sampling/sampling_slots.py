@@ -12,12 +12,14 @@ import numpy.typing as npt
 import torch
 from pyllm_kernels import LogitsStates
 
-from pyllm.errors import ProtocolError
+from pyllm.errors import ConfigError, ProtocolError
+from pyllm.plugins import SAMPLERS, offered_names
 from pyllm.wire.messages import Sampling
 from pyllm.workers.grammar.token_masks import GrammarRow, Grammars, Mask
 from pyllm.workers.sampling.logits_processors import LogitsProcessor, load_logits_processor
 from pyllm.workers.sampling.pooling import POOLING_CODES
 from pyllm.workers.sampling.sampler import SamplingRows
+from pyllm.workers.sampling.sampler_plugins import SamplerPlugin, load_sampler
 from pyllm.workers.step.batch import Batch, gather
 
 Ints = npt.NDArray[np.int32]
@@ -25,7 +27,7 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(slots=True)
 class Constraint:
-    """The constraints of a slot beyond numbers: a grammar, allowed tokens, logits processors, or why it failed."""
+    """The constraints of a slot beyond numbers: a grammar, allowed tokens, plugins, or why it failed."""
 
     grammar_text: str = ""
     grammar: GrammarRow | None = None
@@ -36,6 +38,7 @@ class Constraint:
     may_jump: bool = False  # whether tokens that the grammar forces may come without a step of their own
     allowed: Mask | None = None
     processors: tuple[LogitsProcessor, ...] = ()
+    sampler: SamplerPlugin | None = None
     failure: str = ""
 
 
@@ -174,9 +177,16 @@ class SamplingSlots:
         if sampling.allowed_token_ids:
             constraint.allowed = _mask(_ints(sampling.allowed_token_ids), self._vocab_size)
         try:
+            samplers = sampling.extra_args.keys() & offered_names(SAMPLERS) if sampling.extra_args else ()
+            if len(samplers) > 1:
+                raise ConfigError(f"a request has one sampler, and extra_args name {' and '.join(sorted(samplers))}")
             constraint.processors = tuple(
-                load_logits_processor(name, arguments) for name, arguments in sampling.extra_args.items()
+                load_logits_processor(name, arguments)
+                for name, arguments in sampling.extra_args.items()
+                if name not in samplers
             )
+            for name in samplers:
+                constraint.sampler = load_sampler(name, sampling.extra_args[name])
             if sampling.grammar:
                 self.begin_grammar(constraint, history)
         except Exception as error:  # noqa: BLE001 - an error in another package ends this request only

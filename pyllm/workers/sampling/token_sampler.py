@@ -208,9 +208,12 @@ class TokenSampler:
     def _change(self, batch: Batch, changes: Changes, row: int, logits_rows: Indices, deadline: float) -> bool:
         """Add a row's copies of logits; False if it cannot be sampled in this step."""
         slot = int(batch.host.slots[row])
-        num_copies = 1 if logits_rows[-1] == logits_rows[0] else len(logits_rows)
-        drafts = _drafts(batch, row, num_copies - 1)
         constraint = self._slots.constraints.get(slot)
+        is_fork = bool(logits_rows[-1] == logits_rows[0])
+        # A plugin draws once from each copy.
+        has_plugin = constraint is not None and constraint.sampler is not None
+        num_copies = 1 if is_fork and not has_plugin else len(logits_rows)
+        drafts = [] if is_fork else _drafts(batch, row, num_copies - 1)
         masks: list[Mask] | None = []
         if constraint is not None:
             masks = self._masks(changes, constraint, row, drafts, deadline)
@@ -264,12 +267,12 @@ class TokenSampler:
         )
         for index, slot in enumerate(changes.slots if self._slots.constraints else ()):
             constraint = self._slots.constraints.get(slot)
-            if constraint is not None and constraint.processors:
+            if constraint is not None and (constraint.processors or constraint.sampler is not None):
                 self._process(batch, changes, constraint, index, changed[index])
         return changed
 
     def _process(self, batch: Batch, changes: Changes, constraint: Constraint, index: int, logits: Tensor) -> None:
-        """Run a request's logits processors on one copy; an error ends this request only."""
+        """Run a request's logits processors and its sampler on one copy; an error ends this request only."""
         slot = changes.slots[index]
         tokens = np.append(self._slots.known_tokens(slot, 0), np.array(changes.drafts[index], np.int32))
         prompt, output = np.split(tokens, [constraint.num_prompt_tokens])
@@ -279,9 +282,13 @@ class TokenSampler:
                 if processed.shape != logits.shape:
                     raise ValueError(f"it gave logits of shape {tuple(processed.shape)}, not {tuple(logits.shape)}")
                 logits.copy_(processed)
+            if constraint.sampler is not None:
+                position = int(np.flatnonzero(changes.origins == index)[0])
+                token = constraint.sampler(prompt, output, logits, float(batch.host.uniforms[position]))
+                _leave_only(logits, token)
         except Exception as error:  # noqa: BLE001 - it is code of another package
             row = int(np.flatnonzero(batch.host.slots == slot)[0])
-            changes.failures[row] = f"a logits processor failed: {type(error).__name__}: {error}"
+            changes.failures[row] = f"a logits processor or sampler failed: {type(error).__name__}: {error}"
             changes.faults.append(row)
 
     def _logprobs(self, logits: Tensor, rows: Ints, chosen: Tensor, num_top: Ints) -> LogprobRows:
@@ -374,6 +381,18 @@ class TokenSampler:
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         return to_device(torch.from_numpy(array), self._device)
+
+
+def _leave_only(logits: Tensor, token: int) -> None:
+    """Exclude all tokens [vocab_size] but the one that was chosen.
+
+    Raises:
+        ValueError: there is no such token, or it is excluded.
+    """
+    if not 0 <= token < len(logits) or logits[token] == -torch.inf:
+        raise ValueError(f"it chose token {token}, which the request excludes or the vocabulary has not")
+    logits.fill_(-torch.inf)
+    logits[token] = 0.0
 
 
 def _drafts(batch: Batch, row: int, num_drafts: int) -> list[int]:

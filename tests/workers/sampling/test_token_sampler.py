@@ -478,3 +478,53 @@ def test_a_processor_changes_what_is_drawn_and_its_failure_is_no_fault_of_the_re
     assert "ZeroDivisionError" in sampled.failures[1]
     assert sampled.faults == (1,)
     assert tokens_by_row(sampled) == [[5], []]
+
+
+def test_a_plugin_chooses_the_token_by_what_the_request_allows_and_its_uniform() -> None:
+    calls = []
+
+    def draw(prompt: Any, output: Any, logits: torch.Tensor, uniform: float) -> int:
+        calls.append((prompt.tolist(), output.tolist(), uniform))
+        allowed = (logits > -torch.inf).nonzero().flatten()
+        return int(allowed[int(uniform * len(allowed))])
+
+    steps = Steps()
+    allowed = np.array([7, 9, 11, 13], np.int32)
+    steps.start(0, greedy(allowed_token_ids=allowed.tobytes()))
+    steps.start(1, greedy())
+    steps.draw(Row(1, [1], 1, [{5: 1.0}]))
+    steps.slots.constraints[0].sampler = draw
+    sampled = steps.draw(Row(0, PROMPT, 4, [{40: 3.0}]), Row(1, [1], 1, [{5: 1.0}]))
+    ((prompt, output, uniform),) = calls
+    assert (prompt, output) == (PROMPT, [])
+    assert tokens_by_row(sampled) == [[int(allowed[int(uniform * 4)])], [5]]
+
+
+def test_a_plugin_draws_once_for_each_sample_of_a_fork() -> None:
+    uniforms = []
+
+    def draw(prompt: Any, output: Any, logits: torch.Tensor, uniform: float) -> int:
+        uniforms.append(uniform)
+        return 10 + len(uniforms)
+
+    steps = Steps()
+    steps.start(0, greedy(allowed_token_ids=np.arange(60, dtype=np.int32).tobytes()))
+    steps.start(1, greedy())
+    steps.draw(Row(1, [1], 1, [{5: 1.0}]))
+    steps.slots.constraints[0].sampler = draw
+    assert tokens_by_row(steps.draw(Row(0, PROMPT, 4, [{40: 3.0}], samples=3))) == [[11, 12, 13]]
+    assert uniforms == [0.5] * 3
+
+
+@pytest.mark.parametrize("token", [-1, 5, 1 << 20])
+def test_a_plugin_that_chooses_what_is_excluded_fails_its_request_alone(token: int) -> None:
+    steps = Steps()
+    steps.start(0, greedy(allowed_token_ids=np.array([7], np.int32).tobytes()))
+    steps.start(1, greedy())
+    steps.draw(Row(1, [1], 1, [{5: 1.0}]))
+    steps.slots.constraints[0].sampler = lambda prompt, output, logits, uniform: token
+    sampled = steps.draw(Row(0, PROMPT, 4, [{7: 3.0}]), Row(1, [1], 1, [{5: 1.0}]))
+    assert list(sampled.failures) == [0]
+    assert f"it chose token {token}" in sampled.failures[0]
+    assert sampled.faults == (0,)
+    assert tokens_by_row(sampled) == [[], [5]]

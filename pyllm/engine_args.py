@@ -1,0 +1,29 @@
+"""The engine's flags for a program of one's own, in vLLM's way: `LLM(**vars(parser.parse_args()))`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pyllm.commands.command_line import expand
+from pyllm.commands.settings_flags import add_engine_settings
+
+
+class EngineArgs:
+    """The engine's settings as flags; what is not given is None, which `LLM` and `AsyncEngine` take for the default."""
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add one flag for each setting, `--model` included; gives the parser."""
+        add_engine_settings(parser)
+        return parser
+
+
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    """A parser that takes underscores in flags, and settings by their path (`--hf-overrides.max_window_layers 4`)."""
+
+    def parse_args(  # type: ignore[override]  # argparse's has overloads for the namespace's class
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """The arguments of the program, or those given; exits with 2 where they are wrong."""
+        return super().parse_args(expand(sys.argv[1:] if args is None else args), namespace)
