@@ -2,13 +2,13 @@ from .async_engine import AsyncEngine, Rendering
 from .client.client import EngineClient
 from .client.embedding import Embedding, EmbeddingOutput, EmbeddingRequestOutput
 from .engine_args import EngineArgs, FlexibleArgumentParser
+from .frontend.observability.metrics_snapshot import Counter, Gauge, Histogram, Metric
 from .frontend.observability.summary import Percentiles, Summary
 from .frontend.text.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .frontend.text.outputs import CompletionOutput, RequestOutput
 from .frontend.text.structured_outputs import resolve_constraint
 from .llm import LLM
 from .llm_engine import LLMEngine
-from .metrics_snapshot import Counter, Gauge, Histogram, Metric
 from .sampling_params import ResolvedConstraint, SamplingParams, StructuredOutputsParams
 from .scheduling_params import SchedulingParams
 

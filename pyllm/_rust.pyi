@@ -332,8 +332,10 @@ class Scheduler:
         `num_tokens` is its share of the last step; if that is 0, `reason` says why. Raises `SchedulerError` if there is
         no such request.
         """
-    def requests(self, limit: int) -> list[dict[str, Any]]:
+    def requests(self, limit: int, name: str | None = None) -> list[dict[str, Any]]:
         """All requests that live, in the order in which they came, then the last 1,000 that have ended, latest first.
+
+        At most `limit` of them, and only those of a `name` if one is given.
 
         Each has `client`, `request`, `name`, `tenant`, `priority`, `num_samples`, `num_prompt_tokens`,
         `num_output_tokens` (of all samples), `num_cached_tokens` (of the prompt, found in the prefix cache when it was
@@ -343,7 +345,7 @@ class Scheduler:
         `explain` has them.
         """
     def block_owners(self) -> dict[str, Any]:
-        """Whose the blocks of the device are: `tenants` (a number by name), `pinned`, `in_transit` and `free`.
+        """The blocks of the device by owner: `tenants` (a number by name), `pinned`, `in_transit` and `free`.
 
         The numbers add up to all blocks. One that several requests of a tenant share counts once. Pinned are those that
         no request uses; in transit are copies that end with the steps in flight, and blocks that a load writes to.

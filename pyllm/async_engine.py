@@ -21,7 +21,9 @@ from pyllm.client.submission import refuse_input
 from pyllm.config.options import ServerConfig, engine_config
 from pyllm.config.process_config import CoreConfig
 from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
-from pyllm.frontend.observability.metrics import Metrics, RequestMetrics
+from pyllm.frontend.observability.measured_sink import MeasuredSink
+from pyllm.frontend.observability.metrics import Metrics
+from pyllm.frontend.observability.metrics_snapshot import Metric, read_families
 from pyllm.frontend.observability.summary import RecentRequests, Summary
 from pyllm.frontend.text.outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from pyllm.frontend.text.prompt_encoder import PromptEncoder
@@ -30,11 +32,9 @@ from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config
-from pyllm.measured_sink import MeasuredSink
-from pyllm.metrics_snapshot import Metric, read_families
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
-from pyllm.supervision.process_samples import ProcessSample, ProcessSampler, load_nvml
+from pyllm.supervision.process_samples import ProcessSampler, load_nvml
 from pyllm.supervision.server_processes import STOP_GRACE
 from pyllm.supervision.start_progress import show_progress
 from pyllm.supervision.supervised_process import SupervisedProcess
@@ -94,7 +94,7 @@ class AsyncEngine:
         self._processors: dict[str, RequestProcessor] = {}
         self._recent = RecentRequests()
         self._metrics: Metrics | None = None
-        self._nvml = load_nvml() if self._config.device.device != "cpu" else None
+        self._sampler = ProcessSampler(self._pids, nvml=load_nvml() if self._config.device.device != "cpu" else None)
 
     async def __aenter__(self) -> "AsyncEngine":
         await self.start()
@@ -177,7 +177,6 @@ class AsyncEngine:
             RequestError: the request cannot run.
             EngineDeadError: the engine was given up: the core or its workers died too often.
         """
-        scheduling = scheduling.with_priority(priority)
         async with self._running(prompt, sampling_params, request_id, scheduling.with_priority(priority)) as (
             fold,
             changed,
@@ -199,7 +198,6 @@ class AsyncEngine:
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> RequestOutput:
         """The finished output alone; as `generate` otherwise."""
-        scheduling = scheduling.with_priority(priority)
         async with self._running(prompt, sampling_params, request_id, scheduling.with_priority(priority)) as (
             fold,
             changed,
@@ -285,7 +283,7 @@ class AsyncEngine:
 
     async def get_metrics(self) -> list[Metric]:
         """Every metric of `GET /metrics`, as structs, in the form of vLLM's `LLM.get_metrics`."""
-        stats, samples = await self.stats(), await asyncio.to_thread(self._sample_processes)
+        stats, samples = await self.stats(), (await asyncio.to_thread(self._sampler.sample)).processes
         metrics, condition = self._metrics, self._connected().condition()
         assert metrics is not None
         shown = metrics.shown(stats, metrics.counted(), condition, samples)
@@ -293,7 +291,7 @@ class AsyncEngine:
 
     async def get_summary(self, window: float = 60.0) -> Summary:
         """Throughput, latencies, hit rates and memory of the last `window` seconds."""
-        stats, samples = await self.stats(), await asyncio.to_thread(self._sample_processes)
+        stats, samples = await self.stats(), (await asyncio.to_thread(self._sampler.sample)).processes
         devices = [sample.device_bytes for sample in samples if sample.device_bytes is not None]
         memory = sum(sample.memory_bytes for sample in samples)
         return self._recent.summary(window, stats, memory, sum(devices) if devices else None)
@@ -354,7 +352,9 @@ class AsyncEngine:
         changed = asyncio.Event()
         fold = OutputFold(name, text, tokens.tolist(), params, changed.set)
         request = Request(tokens, params, msgspec.structs.replace(scheduling, name=name))
-        sink = MeasuredSink(fold, self._recent.follow(len(tokens), params.n), self._measured(len(tokens), params.n))
+        assert self._metrics is not None, "it is there from the connection on"
+        measured = self._recent.follow(len(tokens), params.n), self._metrics.request(len(tokens), params.n)
+        sink = MeasuredSink(fold, *measured)
         processor = self._processors[name] = RequestProcessor(client, self.tokenizer, request, sink)
         try:
             yield fold, changed
@@ -370,13 +370,8 @@ class AsyncEngine:
         self._metrics = Metrics(model.name, model, connection=self._client.counts)
         self._prompts = PromptEncoder(self.tokenizer, self._chat_template, model, self._metrics.encoding)
 
-    def _measured(self, num_prompt_tokens: int, num_samples: int) -> RequestMetrics:
-        assert self._metrics is not None, "it is there from the connection on"
-        return self._metrics.request(num_prompt_tokens, num_samples)
-
-    def _sample_processes(self) -> list[ProcessSample]:
-        pids = [process.process.pid for process in self._processes if process.process is not None]
-        return [sample for pid in pids for sample in ProcessSampler(pid, nvml=self._nvml).sample().processes]
+    def _pids(self) -> list[int]:
+        return [process.process.pid for process in self._processes if process.process is not None]
 
     def _lose(self, reason: BaseException) -> None:
         """The core, or the fork server that it needs, is gone for good."""
@@ -411,10 +406,12 @@ def read_prompt(prompt: Prompt, scheduling: SchedulingParams) -> tuple[str | Seq
         content = given.pop("prompt_token_ids", None)
         text = given.pop("prompt", None)
         content = text if content is None else content
-        if content is None or given:
-            names = ", ".join(map(repr, given)) or "nothing"
+        if given:
             has = "prompt or prompt_token_ids, and perhaps cache_salt"
-            raise RequestError(f"a prompt that is a dict has {has}; this one has also {names}", "prompt")
+            names = ", ".join(map(repr, given))
+            raise RequestError(f"a prompt that is a dict has {has}; this one also has {names}", "prompt")
+        if content is None:
+            raise RequestError("a prompt that is a dict needs prompt or prompt_token_ids", "prompt")
         prompt = content
     if isinstance(prompt, str | PromptTokens):
         return prompt, scheduling

@@ -51,7 +51,7 @@ _INTERRUPTED = 130  # what a shell gives a command that SIGINT ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and give its exit code: 2 for what was wrongly asked, 1 for any other error of ours."""
+    """Run a command and give its exit code: 2 for a usage error or an invalid setting, 1 for other errors of ours."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["_child"]:
         from pyllm.launch import entrypoints

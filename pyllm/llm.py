@@ -10,11 +10,11 @@ from typing import Any, TypeVar, cast
 from pyllm.async_engine import AsyncEngine, Message, Prompt, Rendering
 from pyllm.client.embedding import EmbeddingRequestOutput
 from pyllm.errors import EngineDeadError, RequestError
+from pyllm.frontend.observability.metrics_snapshot import Metric
 from pyllm.frontend.observability.summary import Summary
 from pyllm.frontend.text.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from pyllm.frontend.text.outputs import RequestOutput
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.metrics_snapshot import Metric
 from pyllm.prompt_progress import PromptProgress, UseTqdm
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams

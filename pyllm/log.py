@@ -1,6 +1,6 @@
 """Logging to stderr, the same in every process, as text or JSON; the level is PYLLM_LOG_LEVEL (INFO).
 
-No line has a prompt, an output or a key, unless `--enable-log-requests` or `--enable-log-outputs` asks for the former.
+No line has a key. `--enable-log-requests` adds prompts, `--enable-log-outputs` outputs.
 """
 
 import datetime

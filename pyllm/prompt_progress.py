@@ -1,6 +1,5 @@
 """The bar of a batch of prompts: how many have finished, and tokens per second. Knows no engine."""
 
-import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -11,13 +10,12 @@ UseTqdm = bool | Callable[..., Any]
 
 
 class PromptProgress:
-    """A context, in which `add` may be called by any thread."""
+    """A context, in which one thread calls `add`."""
 
     def __init__(self, total: int, use_tqdm: UseTqdm, clock: Callable[[], float] = time.perf_counter) -> None:
         self._total = total
         self._use_tqdm = use_tqdm
         self._clock = clock
-        self._lock = threading.Lock()
         self._num_prompt_tokens = self._num_output_tokens = 0
         self._bar: Any | None = None
         self._start = 0.0
@@ -41,11 +39,10 @@ class PromptProgress:
         """One more prompt has finished."""
         if self._bar is None:
             return
-        with self._lock:
-            self._num_prompt_tokens += num_prompt_tokens
-            self._num_output_tokens += num_output_tokens
-            self._bar.postfix = self._rates(self._clock() - self._start)
-            self._bar.update(1)
+        self._num_prompt_tokens += num_prompt_tokens
+        self._num_output_tokens += num_output_tokens
+        self._bar.postfix = self._rates(self._clock() - self._start)
+        self._bar.update(1)
 
     def _rates(self, seconds: float) -> str:
         """vLLM's text."""

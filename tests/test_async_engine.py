@@ -101,5 +101,5 @@ def test_a_prompt_is_a_text_or_ids_or_a_dict_with_one_of_them() -> None:
 
 @pytest.mark.parametrize("prompt", [None, 7, [1.5], {}, {"prompt": None}, {"prompt": "x", "multi_modal_data": {}}])
 def test_nothing_else_is_a_prompt(prompt: Any) -> None:
-    with pytest.raises(RequestError, match=r"a prompt (is|that is)"):
+    with pytest.raises(RequestError, match=r"a prompt (is|that is a dict)"):
         read_prompt(prompt, SchedulingParams())

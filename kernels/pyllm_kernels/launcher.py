@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -18,12 +18,6 @@ _MAX_KINDS = 4096
 Grid = tuple[int, int, int]
 Number = int | float
 Constant = int | float | str | None
-
-
-class CompiledKernel(Protocol):
-    """One version of a kernel: after `compiled[grid]` it takes all parameters by position, constants too."""
-
-    def __getitem__(self, grid: Grid, /) -> Callable[..., None]: ...
 
 
 class Launcher:
@@ -74,7 +68,7 @@ class Launcher:
 class _Version:
     """`run` launches `compiled` in a grid, the last one that was asked for."""
 
-    compiled: CompiledKernel
+    compiled: Any  # Triton's: `compiled[grid](*parameters)`, constants too
     grid: Grid
     run: Callable[..., None]
 

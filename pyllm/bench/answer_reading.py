@@ -12,7 +12,7 @@ import msgspec
 from pyllm.bench.load_client import Exchange
 
 _LONGEST_REASON = 200
-_SERVER_ERROR = 400
+_FIRST_ERROR_STATUS = 400
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
@@ -110,7 +110,7 @@ def _read(prompt: int, due: float, exchange: Exchange) -> RequestRecord:
     if exchange.failure:
         cut = f" after {exchange.num_bytes} bytes" if exchange.pieces else ""
         raise _AnswerError(exchange.failure + cut)
-    if exchange.status >= _SERVER_ERROR:
+    if exchange.status >= _FIRST_ERROR_STATUS:
         raise _AnswerError(f"HTTP {exchange.status}: {reason_of(b''.join(body for _, body in exchange.pieces))}")
     arrivals, usage, last, done, events = [], None, 0.0, False, 0
     for now, data in server_sent_events(exchange.pieces):

@@ -57,7 +57,7 @@ async def _compare_servers(options: argparse.Namespace) -> tuple[dict[str, Ratio
     for number in range(options.rounds):
         prompts = msgspec.structs.replace(source, first=number * options.num_prompts).prompts(options.num_prompts)
         for name, load, figures in zip("AB", loads, rounds, strict=True):
-            results.append(await measure(msgspec.structs.replace(load, seed=number), prompts, arrivals))
+            results.append(await measure(msgspec.structs.replace(load, seed=load.seed + number), prompts, arrivals))
             if results[-1].unfinished:
                 return _ratios(rounds), exit_code(results)
             figures.append(summarise(results[-1], load.selection))
@@ -91,7 +91,9 @@ def compare_results(a: Result, b: Result) -> dict[str, Ratio]:
         for statistic, percentile in _OF_FILES.items():
             name = f"{statistic}_{metric}_ms"
             if first.get(metric) and second.get(metric):
-                ratios[name] = ratio_of_samples(first[metric], second[metric], percentile, paired=paired)
+                # Outputs of one token have no TPOT, so that its samples may be of other requests.
+                are_all = len(first[metric]) == len(first["ttft"]) == len(second[metric])
+                ratios[name] = ratio_of_samples(first[metric], second[metric], percentile, paired=paired and are_all)
             elif min(a.get(name) or 0, b.get(name) or 0) > 0:
                 ratios[name] = Ratio(a[name], b[name], b[name] / a[name])
     return ratios
@@ -115,7 +117,8 @@ def _samples(result: Result) -> Samples:
         samples["prompt"] += [place, prompt]
         samples["ttft"].append(1000 * ttft)
         samples["e2el"].append(1000 * (ttft + sum(itl)))
-        samples["tpot"].append(1000 * sum(itl) / max(length - 1, 1))
+        if length > 1:
+            samples["tpot"].append(1000 * sum(itl) / (length - 1))
     return samples
 
 

@@ -37,6 +37,10 @@ class LoadOptions(msgspec.Struct, frozen=True):
     progress: bool
 
 
+# What --find-knee has no use for.
+_NOT_WITH_KNEE = ("save_result", "save_detailed", "metadata")
+
+
 def run_serve(options: argparse.Namespace) -> int:
     """Run the command and print its result; gives the exit code, 1 if every request failed.
 
@@ -48,6 +52,9 @@ def run_serve(options: argparse.Namespace) -> int:
     metadata = pairs(options.metadata, "--metadata")
     if options.find_knee and (not load.selection.goodput or options.ramp_up_strategy):
         raise ConfigError("--find-knee raises the rate until --goodput breaks: give its targets and no ramp")
+    if options.find_knee and (unused := [name for name in _NOT_WITH_KNEE if getattr(options, name)]):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        raise ConfigError(f"--find-knee sets the rate itself and saves nothing: leave out {flags}")
     if options.plot_file is not None:
         plots.check_matplotlib()
     prompts = source.prompts(options.num_prompts)

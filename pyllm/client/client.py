@@ -291,14 +291,14 @@ class EngineClient:
             raise RequestError(f"request {request} has ended, or is not of this client", "request")
         return await self._ask(list[SampleReport], "explain", wire_id)
 
-    async def requests(self, limit: int = 2000) -> list[RequestReport]:
+    async def requests(self, limit: int = 2000, name: str | None = None) -> list[RequestReport]:
         """All clients' requests: those that live, in the order in which they came, then the last 1,000 that have ended,
-        latest first. At most `limit`, and 2,000.
+        latest first. At most `limit`, and 2,000; with a `name` only those that have it (`SchedulingParams.name`).
         """
-        return await self._ask(list[RequestReport], "requests", limit)
+        return await self._ask(list[RequestReport], "requests", limit, name)
 
     async def block_owners(self) -> BlockOwners:
-        """Whose the blocks of the device are."""
+        """The blocks of the device by owner."""
         return await self._ask(BlockOwners, "block_owners")
 
     async def decisions(self, limit: int = 100) -> list[Decision]:

@@ -35,13 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the embedded model and those in the hub's cache."""
-    return list_models(options.json)
-
-
-def list_models(as_json: bool) -> int:
-    """Print the embedded model and those in the hub's cache."""
     rows = [_row(model) for model in (*_embedded(), *cached_models())]
-    if as_json:
+    if options.json:
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
         return 0
     lines = [("NAME", "FORMAT", "SIZE", "REVISION", "RUNS", "FITS", ""), *map(_cells, rows)]

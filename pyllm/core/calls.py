@@ -101,14 +101,14 @@ class Calls:
         """Where each sample of a request of this client's stands, and why; see `Scheduler.explain`."""
         return self._scheduler.explain(client, request)
 
-    def _requests(self, client: int, limit: int = MAX_REQUESTS) -> list[dict[str, Any]]:
+    def _requests(self, client: int, limit: int = MAX_REQUESTS, name: str | None = None) -> list[dict[str, Any]]:
         """All clients' requests, see `Scheduler.requests`; times are seconds before now. At most `limit`, and 2,000."""
         del client
         now = self._clock()
-        return [_with_ages(report, now) for report in self._scheduler.requests(min(limit, MAX_REQUESTS))]
+        return [_with_ages(report, now) for report in self._scheduler.requests(min(limit, MAX_REQUESTS), name)]
 
     def _block_owners(self, client: int) -> dict[str, Any]:
-        """Whose the blocks of the device are; see `Scheduler.block_owners`."""
+        """The blocks of the device by owner; see `Scheduler.block_owners`."""
         del client
         return self._scheduler.block_owners()
 
@@ -140,7 +140,8 @@ class Calls:
             policy = load_policy(settings.scheduling_policy)
         self._scheduler.reconfigure(**live_settings(settings))
         self._settings, self.policy = settings, policy
-        logger.info("client %d changed settings: %s", client, changes)
+        if changes:
+            logger.info("client %d changed settings: %s", client, changes)
         return {name: getattr(settings, name) for name in LIVE}
 
     def _reset_prefix_cache(self, client: int) -> None:

@@ -12,8 +12,7 @@ from collections.abc import Callable
 import msgspec
 from setproctitle import setproctitle
 
-from pyllm import log
-from pyllm.config.options import EngineConfig, HeadlessConfig, LogConfig, ServerConfig
+from pyllm.config.options import EngineConfig, HeadlessConfig, ServerConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, StateConfig
 from pyllm.errors import ConfigError
 from pyllm.launch import topology
@@ -33,7 +32,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     Raises:
         PyllmError: it cannot start, or a process was lost for good.
     """
-    _become_supervisor(engine.log)
+    _become_supervisor()
     server, api_keys = resolve_server(server)
     engine, checkpoint = resolve_config(engine)
     with _listener(server) as listener, SocketFolder() as folder:
@@ -86,7 +85,7 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             wanted.
         PyllmError: it cannot start, or was lost for good.
     """
-    _become_supervisor(engine.log)
+    _become_supervisor()
     if not headless.bind.startswith(("ipc://", "tcp://")):
         raise ConfigError(f"cannot bind to {headless.bind!r}: give --bind ipc://PATH or tcp://HOST:PORT")
     if headless.bind.startswith("tcp://") and not headless.curve_keys:
@@ -115,10 +114,9 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
     return 0
 
 
-def _become_supervisor(config: LogConfig) -> None:
+def _become_supervisor() -> None:
     setproctitle("pyllm::serve")
     keep_exit_codes()
-    log.configure("pyllm::serve", config)
 
 
 def _supervise(
@@ -134,7 +132,7 @@ def _supervise(
 
 
 def _announcement(listener: socket.socket, api: ApiConfig) -> str:
-    """What is printed when the server is ready: a line with a request to try, and one with the page of all routes."""
+    """What is printed when the server is ready: a line with a request to try, and one with the page."""
     prompt = "The capital of France is"
     body = msgspec.json.encode({"model": api.served_model_name[0], "prompt": prompt, "max_tokens": 16}).decode()
     key = " -H 'Authorization: Bearer KEY'" if api.api_keys else ""
@@ -146,9 +144,8 @@ def _announcement(listener: socket.socket, api: ApiConfig) -> str:
         host, port = listener.getsockname()[:2]
         where = address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     command = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
-    has_page = listener.family != socket.AF_UNIX and not api.server.disable_fastapi_docs
-    docs = f"\n  all routes, to try in a browser: {where}{api.server.root_path}/docs" if has_page else ""
-    return f"pyllm is ready on {where} - try: {command}{docs}"
+    page = f"\n  chat, routes and engine in a browser: {where}{api.server.root_path}/"
+    return f"pyllm is ready on {where} - try: {command}{'' if listener.family == socket.AF_UNIX else page}"
 
 
 def _listener(server: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:

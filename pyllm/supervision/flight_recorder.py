@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from pyllm.config.options import SECRETS
 from pyllm.errors import ConfigError
 
 # Records that are kept, and bytes that the files of one may have together.
@@ -28,7 +29,7 @@ MAX_NAME = 80  # characters of a file's name
 _STAMP = "%Y%m%dT%H%M%S.%fZ"
 _RECORD = re.compile(r"\.?\d{8}T\d{6}\.\d{6}Z-")
 # Fields of the configuration that are secret, and those that would only be long.
-_SECRET_FIELDS = frozenset({"sha256"})
+_SECRET_FIELDS = frozenset({"sha256"}) | SECRETS
 _LONG_FIELDS = frozenset({"tensors"})
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ nvidia-ml-py is installed, from the driver. Knows no roles: a process goes by it
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -52,16 +52,16 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 class ProcessSampler:
-    """Samples `root` and its descendants. Takes some milliseconds a process: call it from a thread."""
+    """Samples the processes that `roots` names and their descendants; takes milliseconds: call it from a thread."""
 
     def __init__(
         self,
-        root: int,
+        roots: Callable[[], Sequence[int]],
         proc: Path = _PROC,
         nvml: Any | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._root = root
+        self._roots = roots
         self._proc = proc
         self._nvml = nvml
         self._clock = clock
@@ -73,7 +73,10 @@ class ProcessSampler:
         now = self._clock()
         if now - self._taken_at >= FRESH:
             devices, bytes_of = _devices(self._nvml) if self._nvml is not None else ([], None)
-            found = [sample for pid in self._descendants() if (sample := self._process(pid, bytes_of)) is not None]
+            pids = list(self._descendants())
+            if bytes_of is not None and bytes_of.keys().isdisjoint(pids):
+                bytes_of = None  # In a container the driver may have other ids for them.
+            found = [sample for pid in pids if (sample := self._process(pid, bytes_of)) is not None]
             self._taken = Samples(sorted(found, key=lambda sample: -sample.age), devices)
             self._taken_at = now
         return self._taken
@@ -84,7 +87,7 @@ class ProcessSampler:
             if entry.name.isdecimal():
                 with suppress(OSError, ValueError, IndexError):
                     children.setdefault(int(_stat(entry)[1]), []).append(int(entry.name))
-        pending = [self._root]
+        pending = list(self._roots())
         while pending:
             pid = pending.pop()
             yield pid
@@ -135,7 +138,7 @@ def _pss(folder: Path) -> int:
     return 0
 
 
-def _devices(nvml: Any) -> tuple[list[DeviceSample], dict[int, int] | None]:
+def _devices(nvml: Any) -> tuple[list[DeviceSample], dict[int, int]]:
     """The cards, and the bytes of each process by its id; what a card does not tell is left out."""
     devices, bytes_of = [], dict[int, int]()
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -149,4 +152,4 @@ def _devices(nvml: Any) -> tuple[list[DeviceSample], dict[int, int] | None]:
             )
             for process in nvml.nvmlDeviceGetComputeRunningProcesses(card):
                 bytes_of[process.pid] = bytes_of.get(process.pid, 0) + (process.usedGpuMemory or 0)
-    return devices, bytes_of if devices else None
+    return devices, bytes_of

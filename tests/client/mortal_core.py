@@ -189,6 +189,10 @@ class MortalCore(FakeCore):
         for sequence in sequences:
             if sample in (-1, sequence.sample) or sequence.submit.beam_width:
                 self.sequences.remove(sequence)
+                later = (each for each in self.sequences if each.submit is sequence.submit)
+                heir = next((each for each in later if each.sample > sequence.sample), None)
+                if heir is not None and not sequence.submit.outputs:  # It computes their prompt from now on.
+                    heir.num_left += sequence.num_left
                 offset = 0 if sequence.submit.beam_width else sequence.num_tokens
                 rows.append(Row(sequence.submit.request, [], offset, sequence.sample, FinishCode.ABORT))
         if rows:

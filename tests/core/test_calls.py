@@ -239,6 +239,7 @@ async def test_requests_of_all_clients_with_their_ages() -> None:
     ]
     assert 0 <= latest["ended_age"] <= first["ended_age"] <= first["age"]
     assert len(engine.call("requests", 1).value) == 1
+    assert [report["request"] for report in engine.call("requests", 9, "cmpl-1").value] == [1]
 
 
 async def test_blocks_have_owners() -> None:

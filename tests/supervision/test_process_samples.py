@@ -30,7 +30,7 @@ def test_the_descendants_of_one_process(tmp_path: Path) -> None:
     add(tmp_path, 13, 1, "another")
     add(tmp_path, 15, 10, "/usr/bin/python3\0-m\0pyllm", started=40 * ticks)
     (tmp_path / "14").mkdir()  # It has ended since the folder was read.
-    serve, core, worker, spare = ProcessSampler(10, tmp_path).sample().processes
+    serve, core, worker, spare = ProcessSampler(lambda: [10], tmp_path).sample().processes
     assert [serve.name, core.name, worker.name] == ["pyllm::serve", "pyllm::core-0", "pyllm::worker-0-0"]
     assert spare.name == "python3"
     assert (serve.pid, serve.memory_bytes, serve.num_threads, serve.age) == (10, 7 << 10, 3, 90.0)
@@ -42,7 +42,7 @@ def test_within_a_second_it_is_the_same_sample(tmp_path: Path) -> None:
     (tmp_path / "uptime").write_text("100.0 5.0\n")
     add(tmp_path, 10, 1, "first")
     now = 0.0
-    sampler = ProcessSampler(10, tmp_path, clock=lambda: now)
+    sampler = ProcessSampler(lambda: [10], tmp_path, clock=lambda: now)
     assert [process.name for process in sampler.sample().processes] == ["first"]
     add(tmp_path, 11, 10, "second")
     now = 0.9
@@ -53,7 +53,7 @@ def test_within_a_second_it_is_the_same_sample(tmp_path: Path) -> None:
 
 def test_a_real_process_and_its_child() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        found = {process.pid: process for process in ProcessSampler(os.getpid()).sample().processes}
+        found = {process.pid: process for process in ProcessSampler(lambda: [os.getpid()]).sample().processes}
         assert found[os.getpid()].memory_bytes > 1 << 20
         assert found[os.getpid()].cpu_seconds > 0
         assert found[child.pid].age <= found[os.getpid()].age
@@ -90,7 +90,14 @@ def test_cards_and_what_processes_have_on_them(tmp_path: Path) -> None:
     (tmp_path / "uptime").write_text("100.0 5.0\n")
     add(tmp_path, 10, 1, "worker")
     add(tmp_path, 12, 10, "core")
-    samples = ProcessSampler(10, tmp_path, FakeNvml()).sample()
+    samples = ProcessSampler(lambda: [10], tmp_path, FakeNvml()).sample()
     assert {process.name: process.device_bytes for process in samples.processes} == {"worker": 3, "core": 0}
     (device,) = samples.devices
     assert (device.name, device.used_bytes, device.total_bytes, device.utilization) == ("card 0", 5, 9, 0.5)
+
+
+def test_a_driver_that_knows_none_of_them_tells_nothing(tmp_path: Path) -> None:
+    (tmp_path / "uptime").write_text("100.0 5.0\n")
+    add(tmp_path, 20, 1, "worker")
+    (process,) = ProcessSampler(lambda: [20], tmp_path, FakeNvml()).sample().processes
+    assert process.device_bytes is None

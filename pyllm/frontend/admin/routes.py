@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=2000)]
 
-_FORBIDDEN = {403: LOOKUP_ERROR_RESPONSES[404], 400: LOOKUP_ERROR_RESPONSES[404]}
-_LOOKUP_ERRORS: dict[int, ResponseSpec] = {**LOOKUP_ERROR_RESPONSES, **_FORBIDDEN}
+_ADMIN_ERRORS = {403: LOOKUP_ERROR_RESPONSES[404], 400: LOOKUP_ERROR_RESPONSES[404]}
+_LOOKUP_ERRORS: dict[int, ResponseSpec] = {**LOOKUP_ERROR_RESPONSES, **_ADMIN_ERRORS}
 
 
 class RequestList(msgspec.Struct):
@@ -81,12 +81,12 @@ def admin_routes(state: ServerState) -> Router:
 
     @get("/requests/{name:str}", summary="The requests of one id", responses=_LOOKUP_ERRORS)
     async def show_request(name: FromPath[str]) -> RequestList:
-        found = [report for report in await _in_time(client.requests()) if report.name == name]
+        found = await _in_time(client.requests(name=name))
         if not found:
             raise UnknownRequestError(name)
         return RequestList(found)
 
-    @get("/blocks", summary="Whose the blocks of the KV cache are", responses=_LOOKUP_ERRORS)
+    @get("/blocks", summary="The blocks of the KV cache by owner", responses=_LOOKUP_ERRORS)
     async def show_blocks() -> BlockReport:
         owners, stats = await _in_time(client.block_owners()), await _in_time(client.stats())
         return BlockReport(

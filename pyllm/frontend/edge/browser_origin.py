@@ -40,7 +40,7 @@ class BrowserOrigin:
             raise ForbiddenError(f"The host {head.host!r:.80} is not one of --allowed-hosts.")
 
     def check_page(self, head: RequestHeaders) -> None:
-        """A request that changes or starts something, of a server that asks for no key.
+        """Refuse an unsafe request that a page of another site sends to a server without keys.
 
         Raises:
             ForbiddenError: a browser sends it for a page that is not this server's, and is not named.
@@ -65,7 +65,11 @@ def is_local_program(scope: Scope, head: RequestHeaders) -> bool:
     client = scope["client"]
     if client is None or head.is_forwarded or not is_loopback(client[0]) or not is_loopback(host_name(head.host)):
         return False
-    return head.origin is None or _is_of(head.origin.decode("latin-1").lower(), head.host)
+    if head.origin is None:
+        return True
+    origin = head.origin.decode("latin-1").lower()
+    # An extension of a browser has a scheme of its own, and is not this server's page.
+    return origin.startswith(("http://", "https://")) and _is_of(origin, head.host)
 
 
 def is_loopback(host: str) -> bool:

@@ -7,7 +7,7 @@ from pyllm.frontend.http.ignored_fields import IGNORED_FIELDS_HEADER
 from pyllm.frontend.requests.request_context import MAX_TOKENS_HEADER
 
 ANY = "*"
-METHODS = b"GET, POST, DELETE"
+METHODS = b"GET, POST, PATCH, DELETE"
 PREFLIGHT_SECONDS = 600
 
 # What scripts may read of an answer besides its type and length.

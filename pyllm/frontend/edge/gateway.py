@@ -86,7 +86,9 @@ class Gateway:
             await _answer(answer, 204, self._cors.preflight(head.asked_headers), b"")
             return
         try:
-            if not is_public(scope["method"], scope["path"]):
+            if is_public(scope["method"], scope["path"]):
+                self._browser.check_host(head)
+            else:
                 self._admit(scope, head, context)
             if scope["method"] == "HEAD":
                 # As GET; the server leaves the body out, by a scope of its own.
@@ -120,7 +122,7 @@ class Gateway:
         """Find out whose request it is, and what that allows."""
         presented = head.key
         key = self._keys.find(presented) if presented else None
-        is_local_admin = self._admin_on_loopback and key is None and is_local_program(scope, head)
+        is_local_admin = self._admin_on_loopback and is_local_program(scope, head)
         if is_local_admin or (key is not None and key.role == "admin"):
             context.role = "admin"
         if key is not None:

@@ -27,12 +27,16 @@ _WANTED = frozenset({
     b"traceparent",
     b"tracestate",
     b"x-api-key",
+    b"via",
     b"x-forwarded-for",
     b"x-forwarded-host",
+    b"x-forwarded-proto",
+    b"x-real-ip",
     b"x-request-id",
     TENANT_HEADER.encode(),
     TIMEOUT_HEADER.encode(),
 })  # fmt: skip
+_OF_PROXIES = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
 _CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([^"';\s]*)""", re.IGNORECASE)
 _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?|\.\d{1,9}")
 
@@ -112,7 +116,7 @@ class RequestHeaders:
     @property
     def is_forwarded(self) -> bool:
         """Whether a proxy has passed it on, and says so."""
-        return not self._headers.keys().isdisjoint((b"forwarded", b"x-forwarded-for", b"x-forwarded-host"))
+        return not self._headers.keys().isdisjoint(_OF_PROXIES)
 
     @property
     def is_from_own_page(self) -> bool:

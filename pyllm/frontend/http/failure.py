@@ -53,7 +53,7 @@ class UnknownResponseError(RequestError):
 
 
 class UnknownRequestError(RequestError):
-    """A request that does not run, and has not ended not long ago."""
+    """An id that no running or recently ended request has."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"No request {name!r:.200} runs here, and none of the last 1,000 that ended had this id.")
@@ -80,7 +80,7 @@ class AuthenticationError(PyllmError):
 
 
 class ForbiddenError(PyllmError):
-    """What whoever asks may not do: a route of admins, or what a page of another site has a browser send."""
+    """The caller may not do this: the route is for admins, or a page of another site sends the request."""
 
 
 class RateLimitError(PyllmError):
@@ -115,13 +115,21 @@ def describe(error: Exception) -> Failure:
                 num_tokens=getattr(error, "num_tokens", None),
                 limit=getattr(error, "limit", None),
             )
-    if isinstance(error, ValidationException):  # Litestar's own; the one thing that it can miss is the body.
-        return Failure(400, "The request has no body; send a JSON object.")
+    if isinstance(error, ValidationException):  # Litestar's own: of the query, or that there is no body.
+        return _describe_validation(error)
     if isinstance(error, HTTPException) and error.status_code < 500:
         allow = (error.headers or {}).get("allow", "")
         return Failure(error.status_code, _HTTP_TEXTS.get(error.status_code, error.detail), allow=allow)
     logger.error("unexpected error while answering a request", exc_info=error)
     return Failure(500, "The server failed on this request; its log says why.")
+
+
+def _describe_validation(error: ValidationException) -> Failure:
+    for problem in error.extra if isinstance(error.extra, list) else []:
+        if isinstance(problem, dict) and problem.get("source") == "query":
+            name = str(problem.get("key"))
+            return Failure(400, f"{name} in the query: {problem.get('message')}.", name)
+    return Failure(400, "The request has no body; send a JSON object.")
 
 
 def failure_headers(failure: Failure) -> list[tuple[bytes, bytes]]:

@@ -1,4 +1,6 @@
+from .measured_sink import MeasuredSink
 from .metrics import Metrics, RequestMetrics
+from .metrics_snapshot import Counter, Gauge, Metric, read_families
 from .request_log import RequestLog
 from .stats_line import STATS_INTERVAL, StatsLine
 from .summary import Percentiles, RecentRequests, RequestTimes, Summary
@@ -7,6 +9,10 @@ from .tracing import RequestTrace, Tracer
 
 __all__ = [
     "STATS_INTERVAL",
+    "Counter",
+    "Gauge",
+    "MeasuredSink",
+    "Metric",
     "Metrics",
     "Percentiles",
     "RecentRequests",
@@ -19,4 +25,5 @@ __all__ = [
     "TraceContext",
     "Tracer",
     "parse_trace_context",
+    "read_families",
 ]

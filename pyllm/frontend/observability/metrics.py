@@ -146,7 +146,7 @@ class Metrics(Collector):
     def shown(
         self, stats: Stats, totals: bytes, condition: Condition, processes: Sequence[ProcessSample] = ()
     ) -> "Metrics":
-        """The metrics whose `collect` gives all of this."""
+        """A copy whose `collect` has these values, too."""
         shown = self.summed(totals)
         shown._stats, shown._condition, shown._processes = stats, condition, processes
         return shown

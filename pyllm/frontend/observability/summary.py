@@ -1,6 +1,6 @@
 """What an engine did in the last seconds, as one struct: throughput, latencies, hit rates, memory. Knows no HTTP.
 
-Latencies are exact, of the samples of requests that ended in the window; `metrics.py` has the histograms.
+Latencies are exact; `metrics.py` has the histograms.
 """
 
 import time
@@ -13,8 +13,11 @@ import msgspec
 from pyllm.client.columns import StartTimes
 from pyllm.frontend.observability.metrics import share
 
-MAX_SAMPLES = 10_000  # that are kept
+MAX_SAMPLES = 10_000  # whose latencies are kept
 MAX_PAUSES = 100_000
+# What comes within so many seconds is counted together, so that counts reach back for `MAX_WINDOW` seconds.
+RESOLUTION = 0.01
+MAX_WINDOW = 900.0
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -29,7 +32,9 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The last `window` seconds, or less if the engine is younger. Sizes are bytes, rates per second.
+    """The last `window` seconds, or less if the engine is younger; 900 at most. Sizes are bytes, rates per second.
+
+    Latencies are those of the last 10,000 samples that ended and of the last 100,000 deltas, where there were more.
 
     `time_to_first_token`, `inter_token_latency` (between two deltas), `time_per_output_token` (a sample's mean, its
     first token left out), `end_to_end` and `queue` (until the first step) are vLLM's. `prefix_cache_hit_rate` is the
@@ -56,16 +61,23 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Ended(msgspec.Struct, frozen=True, gc=False):
-    """A sample that has ended. `num_prompt_tokens` and `num_cached_tokens` are 0 but for a request's first sample."""
+    """The latencies of a sample that has ended."""
 
     at: float
     first_token: float | None
     per_token: float | None
     end_to_end: float
     queue: float | None
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    is_last: bool
+
+
+class _Counts(msgspec.Struct, gc=False):
+    """What came within `RESOLUTION` seconds from `at` on."""
+
+    at: float
+    num_tokens: int = 0
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
 
 
 class RecentRequests:
@@ -76,7 +88,7 @@ class RecentRequests:
         self._since = clock()
         self._ended: deque[_Ended] = deque(maxlen=MAX_SAMPLES)
         self._pauses: deque[tuple[float, float]] = deque(maxlen=MAX_PAUSES)
-        self._tokens: deque[tuple[float, int]] = deque(maxlen=MAX_PAUSES)
+        self._counts: deque[_Counts] = deque(maxlen=int(MAX_WINDOW / RESOLUTION))
 
     def follow(self, num_prompt_tokens: int, num_samples: int) -> "RequestTimes":
         """Follow one request, which comes now."""
@@ -87,13 +99,13 @@ class RecentRequests:
     ) -> Summary:
         """The last `window` seconds. `stats` are the core's, for what is so now."""
         now = self.clock()
-        window = max(1e-9, min(window, now - self._since))
+        window = max(1e-9, min(window, now - self._since, MAX_WINDOW))
         after = now - window
         ended = list(takewhile(lambda sample: sample.at >= after, reversed(self._ended)))
-        num_tokens = sum(number for _, number in takewhile(lambda entry: entry[0] >= after, reversed(self._tokens)))
+        counts = list(takewhile(lambda entry: entry.at >= after, reversed(self._counts)))
         pauses = [pause for _, pause in takewhile(lambda entry: entry[0] >= after, reversed(self._pauses))]
-        num_prompt_tokens = sum(sample.num_prompt_tokens for sample in ended)
-        num_requests = sum(sample.is_last for sample in ended)
+        num_prompt_tokens = sum(entry.num_prompt_tokens for entry in counts)
+        num_requests = sum(entry.num_requests for entry in counts)
         return Summary(
             window=window,
             num_requests=num_requests,
@@ -101,23 +113,27 @@ class RecentRequests:
             num_waiting=stats["num_waiting"] + stats["num_held"] + stats["num_loading"],
             requests_per_second=num_requests / window,
             prompt_tokens_per_second=num_prompt_tokens / window,
-            generation_tokens_per_second=num_tokens / window,
+            generation_tokens_per_second=sum(entry.num_tokens for entry in counts) / window,
             time_to_first_token=percentiles([sample.first_token for sample in ended]),
             inter_token_latency=percentiles(pauses),
             time_per_output_token=percentiles([sample.per_token for sample in ended]),
             end_to_end=percentiles([sample.end_to_end for sample in ended]),
             queue=percentiles([sample.queue for sample in ended]),
-            prefix_cache_hit_rate=share(sum(sample.num_cached_tokens for sample in ended), num_prompt_tokens),
+            prefix_cache_hit_rate=share(sum(entry.num_cached_tokens for entry in counts), num_prompt_tokens),
             kv_cache_usage=share(stats["num_used_blocks"], stats["num_blocks"]),
             memory_bytes=memory_bytes,
             device_bytes=device_bytes,
         )
 
-    def add_tokens(self, now: float, number: int, pause: float | None) -> None:
-        """A sample got tokens, `pause` seconds after its last ones."""
-        self._tokens.append((now, number))
-        if pause is not None:
-            self._pauses.append((now, pause))
+    def counts_at(self, now: float) -> _Counts:
+        """What counts what comes now."""
+        if not self._counts or now - self._counts[-1].at >= RESOLUTION:
+            self._counts.append(_Counts(now))
+        return self._counts[-1]
+
+    def add_pause(self, now: float, pause: float) -> None:
+        """A sample got tokens, so many seconds after its last ones."""
+        self._pauses.append((now, pause))
 
     def add_ended(self, sample: _Ended) -> None:
         """A sample has ended."""
@@ -146,11 +162,11 @@ class RequestTimes:
             self._queue = start.queue
         if not num_tokens:
             return
+        self._recent.counts_at(now).num_tokens += num_tokens
         if self._first[sample] is None:
             self._first[sample] = now
-            self._recent.add_tokens(now, num_tokens, None)
         else:
-            self._recent.add_tokens(now, num_tokens, now - self._last[sample])
+            self._recent.add_pause(now, now - self._last[sample])
         self._last[sample] = now
         self._num_tokens[sample] += num_tokens
 
@@ -159,6 +175,12 @@ class RequestTimes:
         now, first, number = self._recent.clock(), self._first[sample], self._num_tokens[sample]
         self._num_open -= 1
         is_first = self._num_open == len(self._first) - 1
+        counts = self._recent.counts_at(now)
+        if is_first:
+            counts.num_prompt_tokens += self._num_prompt_tokens
+            counts.num_cached_tokens += self._num_cached_tokens
+        if not self._num_open:
+            counts.num_requests += 1
         self._recent.add_ended(
             _Ended(
                 at=now,
@@ -166,9 +188,6 @@ class RequestTimes:
                 per_token=None if first is None or number < 2 else (self._last[sample] - first) / (number - 1),
                 end_to_end=now - self._arrival,
                 queue=self._queue if is_first else None,
-                num_prompt_tokens=self._num_prompt_tokens if is_first else 0,
-                num_cached_tokens=self._num_cached_tokens if is_first else 0,
-                is_last=self._num_open == 0,
             )
         )
 

@@ -76,7 +76,7 @@ class ServerState:
         self.metrics = Metrics(model_name, client.model, connection=client.counts)
         self.prompts = PromptEncoder(tokenizer, chat_template, client.model, self.metrics.encoding)
         self.chat = ChatPreprocessor(self.prompts, tokenizer, chat_template, server)
-        self.sampler = sampler or ProcessSampler(os.getpid())
+        self.sampler = sampler or ProcessSampler(lambda: [os.getpid()])
         self.crash_folder = crash_folder
         self.request_log = RequestLog(server, lambda tokens: tokenizer.decode(tokens, skip_special_tokens=False))
         self.keep_alive = KeepAlive(server.sse_keep_alive_interval)

@@ -67,6 +67,7 @@ class SamplingSlots:
         self.prompts: dict[int, Prompt] = {}
         self._vocab_size = vocab_size
         self._grammars = grammars
+        self._sampler_names = offered_names(SAMPLERS)  # Once: to look for them reads files.
         self._temperature = np.zeros(num_slots, np.float32)
         self._top_k = np.zeros(num_slots, np.int32)
         self._top_p = np.ones(num_slots, np.float32)
@@ -177,7 +178,7 @@ class SamplingSlots:
         if sampling.allowed_token_ids:
             constraint.allowed = _mask(_ints(sampling.allowed_token_ids), self._vocab_size)
         try:
-            samplers = sampling.extra_args.keys() & offered_names(SAMPLERS) if sampling.extra_args else ()
+            samplers = sampling.extra_args.keys() & self._sampler_names
             if len(samplers) > 1:
                 raise ConfigError(f"a request has one sampler, and extra_args name {' and '.join(sorted(samplers))}")
             constraint.processors = tuple(

@@ -306,10 +306,16 @@ impl Scheduler {
         explanations.iter().map(|explanation| reports::explanation(py, explanation)).collect()
     }
 
-    fn requests<'py>(&self, py: Python<'py>, limit: Number<usize>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    #[pyo3(signature = (limit, name = None))]
+    fn requests<'py>(
+        &self,
+        py: Python<'py>,
+        limit: Number<usize>,
+        name: Option<&str>,
+    ) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let limit = limit.named("limit")?;
-        let requests = self.call(py, |scheduler| Ok(scheduler.requests()))?;
-        requests.iter().take(limit).map(|request| reports::request(py, request)).collect()
+        let requests = self.call(py, |scheduler| Ok(scheduler.requests(limit, name)))?;
+        requests.iter().map(|request| reports::request(py, request)).collect()
     }
 
     fn block_owners<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

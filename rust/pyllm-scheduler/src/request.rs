@@ -98,11 +98,10 @@ pub struct Output {
 }
 
 /// How a sample ended; the numbers go over the wire.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Finish {
     /// It goes on.
-    #[default]
     None = 0,
     /// By a stop token.
     Stop = 1,

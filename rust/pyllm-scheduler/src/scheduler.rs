@@ -541,13 +541,13 @@ impl Scheduler {
     fn remove_request(&mut self, key: Key<LiveRequest>, finish: Finish) {
         self.end_isolation_of(key);
         if let Some(live) = self.requests.remove(key) {
-            self.keep_report(&live, finish);
             self.request_keys.remove(&(live.request.client, live.request.id));
             if let Some(deadline) = live.request.deadline {
                 self.deadlines.remove(&(ranking::ordered(deadline), live.serial));
             }
             self.queue.close(live.lane);
             self.outbox.close(live.client);
+            self.keep_report(live, finish);
         }
     }
 

@@ -92,6 +92,7 @@ async def test_without_an_admins_key_they_are_closed(
         (LOCAL, True),
         ({"host": "evil.com"}, False),
         ({**LOCAL, "x-forwarded-for": "10.0.0.1"}, False),
+        ({**LOCAL, "x-real-ip": "10.0.0.1"}, False),
         ({**LOCAL, "origin": "https://evil.com"}, False),
     ],
 )
@@ -129,8 +130,10 @@ async def test_what_they_show(tokenizer: Tokenizer) -> None:
 
         (listed,) = (await show("requests?limit=7"))["data"]
         assert (listed["name"], listed["finish"], listed["age"]) == ("cmpl-7", "stop", 1.5)
-        assert core.sent(Call)[-1].args == (7,)
+        assert core.sent(Call)[-1].args == (7, None)
         assert (await show("requests/cmpl-7"))["data"] == [listed]
+        assert core.sent(Call)[-1].args == (2000, "cmpl-7")
+        core.replies = {**REPLIES, "requests": []}
         assert (await show("requests/cmpl-8"))["error"]["code"] == "request_not_found"
         blocks = await show("blocks")
         assert (blocks["num_blocks"], blocks["owners"]["tenants"], blocks["prefix_hits"]) == (32, {"acme": 8}, 40)
@@ -152,3 +155,22 @@ async def test_settings_change_by_their_names(tokenizer: Tokenizer) -> None:
         del core.replies["reconfigure"]
         refused = await frontend.http.patch("/admin/config", json={"self": 1}, headers=bearer(ADMIN))
         assert refused.status_code == 400
+
+
+async def test_a_users_key_does_not_close_what_is_open_to_this_machine(tokenizer: Tokenizer) -> None:
+    core = answering(tokenizer, "ok")
+    core.replies = REPLIES
+    server = ServerConfig(admin_on_loopback=True)
+    async with in_process(core, tokenizer, keys=ring((USER, "user")), server=server) as frontend:
+        assert (await frontend.http.get("/admin/config", headers={**LOCAL, **bearer(USER)})).status_code == 200
+        wrong = await frontend.http.get("/admin/config", headers={**LOCAL, **bearer("sk-wrong")})
+        assert wrong.status_code == 401
+
+
+@pytest.mark.parametrize("limit", ["-1", "0", "abc", "100000"])
+async def test_a_wrong_query_is_named(tokenizer: Tokenizer, limit: str) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer, keys=BOTH) as frontend:
+        refused = await frontend.http.get(f"/admin/requests?limit={limit}", headers=bearer(ADMIN))
+    assert refused.status_code == 400
+    assert "limit" in refused.json()["error"]["message"]
+    assert refused.json()["error"]["param"] == "limit"

@@ -101,6 +101,7 @@ def test_loopback() -> None:
         (("::1", 1), {"host": "[::1]:8000"}, True),
         (("127.0.0.1", 1), {"host": LOCAL, "origin": f"http://{LOCAL}"}, True),
         (("127.0.0.1", 1), {"host": LOCAL, "origin": "http://127.0.0.1:3000"}, False),
+        (("127.0.0.1", 1), {"host": LOCAL, "origin": "chrome-extension://abc"}, False),
         (("127.0.0.1", 1), {"host": "evil.com:8000"}, False),
         (("127.0.0.1", 1), {"host": LOCAL, "x_forwarded_for": "10.0.0.1"}, False),
         (("127.0.0.1", 1), {"host": LOCAL, "forwarded": "for=10.0.0.1"}, False),

@@ -2,6 +2,7 @@
 //! whole engine. Nothing here is part of a decision.
 
 use std::collections::BTreeMap;
+use std::mem::take;
 
 use crate::ids::{BlockId, ClientId, RequestId};
 use crate::request::Finish;
@@ -52,23 +53,27 @@ pub struct BlockOwners {
 }
 
 impl Scheduler {
-    /// The requests that live, in the order in which they came, and the last 1,000 that have ended, latest first.
-    pub fn requests(&self) -> Vec<RequestReport> {
-        let mut live: Vec<_> = self.requests.iter().map(|(_, live)| live).collect();
+    /// The requests that live, in the order in which they came, and the last 1,000 that have ended, latest first: at
+    /// most `limit` of them, and only those of a `name` if one is given.
+    pub fn requests(&self, limit: usize, name: Option<&str>) -> Vec<RequestReport> {
+        let is_wanted = |of: &str| name.is_none_or(|name| name == of);
+        let mut live: Vec<_> =
+            self.requests.iter().map(|(_, live)| live).filter(|live| is_wanted(&live.request.name)).collect();
         live.sort_unstable_by_key(|live| live.serial);
-        live.into_iter().map(|live| self.report(live)).chain(self.ended.iter().rev().cloned()).collect()
+        let ended = self.ended.iter().rev().filter(|report| is_wanted(&report.name)).cloned();
+        live.into_iter().map(|live| self.report(live)).chain(ended).take(limit).collect()
     }
 
-    /// Whose the blocks are. Takes time with the blocks in use.
+    /// The blocks of the device by owner. Takes time with the blocks in use.
     pub fn block_owners(&self) -> BlockOwners {
         let mut owners = BlockOwners { free: self.cache.num_free(), ..BlockOwners::default() };
         let mut seen = vec![false; self.config.num_blocks as usize];
         for (_, live) in self.requests.iter() {
             let blocks = super::live_sequences(live).into_iter().flat_map(|key| &self.sequences[key].chains);
-            for block in blocks.flat_map(|chain| &chain.blocks) {
-                if !std::mem::replace(&mut seen[block.0 as usize], true) {
-                    *owners.tenants.entry(live.request.tenant.clone()).or_default() += 1;
-                }
+            let blocks = blocks.flat_map(|chain| &chain.blocks);
+            let num_own = blocks.filter(|block| !std::mem::replace(&mut seen[block.0 as usize], true)).count();
+            if num_own > 0 {
+                *owners.tenants.entry(live.request.tenant.clone()).or_default() += num_own as u32;
             }
         }
         for block in self.cache.free_blocks() {
@@ -84,14 +89,14 @@ impl Scheduler {
         owners
     }
 
-    pub(super) fn keep_report(&mut self, live: &LiveRequest, finish: Finish) {
+    /// The last thing that happens to a request: its texts move into the report.
+    pub(super) fn keep_report(&mut self, mut live: LiveRequest, finish: Finish) {
         if self.ended.len() == MAX_ENDED {
             self.ended.pop_front();
         }
-        self.ended.push_back(RequestReport {
-            ended: Some((self.now.max(live.request.arrival), finish)),
-            ..RequestReport::of_ended_samples(live)
-        });
+        let ended = Some((self.now.max(live.request.arrival), finish));
+        let (name, tenant) = (take(&mut live.request.name), take(&mut live.request.tenant));
+        self.ended.push_back(RequestReport { name, tenant, ended, ..RequestReport::of_ended_samples(&live) });
     }
 
     fn report(&self, live: &LiveRequest) -> RequestReport {

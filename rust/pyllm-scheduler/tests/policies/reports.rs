@@ -14,12 +14,14 @@ fn who_lives_comes_first_and_says_why_it_waits() {
     engine.add(Request { name: "first".to_owned(), tenant: "a".to_owned(), ..request(1, 9, 3) });
     engine.add(request(2, 5, 2));
     engine.step();
-    let reports = engine.scheduler.requests();
+    let reports = engine.scheduler.requests(usize::MAX, None);
     let [first, second] = &reports[..] else { panic!("both live: {reports:?}") };
     assert_eq!((&first.name[..], &first.tenant[..], first.num_prompt_tokens), ("first", "a", 9));
     assert_eq!((first.num_output_tokens, first.num_blocks, first.scheduled_at), (1, 3, Some(0.0)));
     assert_eq!((second.num_output_tokens, second.num_blocks, second.scheduled_at), (0, 0, None));
     assert_eq!(second.samples[0].reason, Some(Reason::Slots));
+    assert_eq!(engine.scheduler.requests(usize::MAX, Some("first")), reports[..1]);
+    assert_eq!(engine.scheduler.requests(1, None), reports[..1]);
     let owners = engine.scheduler.block_owners();
     assert_eq!((owners.tenants.get("a"), owners.free), (Some(&3), 61));
 }
@@ -35,7 +37,7 @@ fn who_has_ended_comes_after_latest_first() {
     engine.scheduler.drop_client(ClientId(7));
     engine.add(request(4, 4, 100));
     engine.scheduler.abort(CLIENT, RequestId(4), None);
-    let ended = engine.scheduler.requests().into_iter().map(|report| {
+    let ended = engine.scheduler.requests(usize::MAX, None).into_iter().map(|report| {
         let (_, finish) = report.ended.expect("nothing lives");
         assert!(report.samples.is_empty());
         (report.id.0, report.num_output_tokens, finish)
@@ -51,6 +53,6 @@ fn only_the_last_thousand_are_kept() {
         engine.add(request(id, 1, 1));
         engine.scheduler.abort(CLIENT, RequestId(id), None);
     }
-    let reports = engine.scheduler.requests();
+    let reports = engine.scheduler.requests(usize::MAX, None);
     assert_eq!((reports.len(), reports[0].id.0, reports[999].id.0), (1000, 1009, 10));
 }

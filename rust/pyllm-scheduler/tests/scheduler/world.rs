@@ -194,7 +194,7 @@ impl World {
         let owners = self.scheduler.block_owners();
         let owned = owners.tenants.values().sum::<u32>() + owners.pinned + owners.in_transit + owners.free;
         assert_eq!(u64::from(owned), stats.num_blocks);
-        let reports = self.scheduler.requests();
+        let reports = self.scheduler.requests(usize::MAX, None);
         assert_eq!(reports.iter().filter(|report| report.ended.is_none()).count() as u64, stats.num_requests);
         let events = self.scheduler.take_events(usize::MAX);
         self.subscriber.hear(&events, &self.config);

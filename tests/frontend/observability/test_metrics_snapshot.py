@@ -2,7 +2,7 @@
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from pyllm.metrics_snapshot import Counter, Gauge, Histogram, read_families
+from pyllm.frontend.observability.metrics_snapshot import Counter, Gauge, Histogram, read_families
 
 
 def test_each_family_and_set_of_labels_is_a_struct() -> None:
