@@ -61,7 +61,7 @@ def bearer(key: str) -> dict[str, str]:
 @pytest.mark.parametrize("route", ROUTES)
 async def test_only_admins_may(tokenizer: Tokenizer, route: str) -> None:
     core = answering(tokenizer, "ok")
-    core.replies = REPLIES
+    core.replies = dict(REPLIES)
     async with in_process(core, tokenizer, keys=BOTH) as frontend:
         get = frontend.http.get
         assert (await get(f"/admin/{route}")).status_code == 401
@@ -100,7 +100,7 @@ async def test_they_may_be_open_to_this_machine(
     tokenizer: Tokenizer, keys: KeyRing, headers: dict[str, str], is_open: bool
 ) -> None:
     core = answering(tokenizer, "ok")
-    core.replies = REPLIES
+    core.replies = dict(REPLIES)
     server = ServerConfig(admin_on_loopback=True)
     async with in_process(core, tokenizer, keys=keys, server=server) as frontend:
         response = await frontend.http.get("/admin/requests", headers=headers)
@@ -122,7 +122,7 @@ async def test_pages_of_other_sites_cannot_start_anything(tokenizer: Tokenizer) 
 
 async def test_what_they_show(tokenizer: Tokenizer) -> None:
     core = answering(tokenizer, "ok")
-    core.replies = REPLIES
+    core.replies = dict(REPLIES)
     async with in_process(core, tokenizer, keys=BOTH) as frontend:
 
         async def show(route: str) -> Any:
@@ -147,7 +147,7 @@ async def test_what_they_show(tokenizer: Tokenizer) -> None:
 
 async def test_settings_change_by_their_names(tokenizer: Tokenizer) -> None:
     core = answering(tokenizer, "ok")
-    core.replies = REPLIES
+    core.replies = dict(REPLIES)
     async with in_process(core, tokenizer, keys=BOTH) as frontend:
         changed = await frontend.http.patch("/admin/config", json={"watermark": 0.5}, headers=bearer(ADMIN))
         assert (changed.status_code, changed.json()) == (200, {"watermark": 0.5})
@@ -159,7 +159,7 @@ async def test_settings_change_by_their_names(tokenizer: Tokenizer) -> None:
 
 async def test_a_users_key_does_not_close_what_is_open_to_this_machine(tokenizer: Tokenizer) -> None:
     core = answering(tokenizer, "ok")
-    core.replies = REPLIES
+    core.replies = dict(REPLIES)
     server = ServerConfig(admin_on_loopback=True)
     async with in_process(core, tokenizer, keys=ring((USER, "user")), server=server) as frontend:
         assert (await frontend.http.get("/admin/config", headers={**LOCAL, **bearer(USER)})).status_code == 200
