@@ -135,7 +135,6 @@ def launch_attention(target: Target, head_size: int) -> None:
     query = torch.zeros(TOKENS, HEADS, head_size, dtype=dtype)
     positions = torch.zeros(TOKENS, dtype=torch.int32)
     shape = AttentionShape(HEADS, KV_HEADS, head_size, dtype)
-    prefill, decode = (tile(card, head_size, dtype.itemsize) for tile in (prefill_tile, decode_tile))
     metadata = AttentionMetadata(
         block_tables=torch.zeros(4, 64, dtype=torch.int32),
         slots=positions[:2],
@@ -145,7 +144,6 @@ def launch_attention(target: Target, head_size: int) -> None:
         max_sequence_length=1000,
         num_tokens=TOKENS,
     )
-    metadata = replace(metadata, tasks=make_tasks(metadata, shape, prefill, decode, card))
     output = torch.empty_like(query)
     plain, sinks = AttentionLayer(0.1), AttentionLayer(0.1, sinks=torch.zeros(HEADS))
     windowed = AttentionLayer(0.1, window=512, soft_cap=50.0)
@@ -154,6 +152,8 @@ def launch_attention(target: Target, head_size: int) -> None:
     pairs = [(own, layer) for layer in layers]
     pairs += [(cache, layer) for cache in float8 for layer in (layers if target.thorough else layers[:1])]
     for (keys, values), layer in pairs:
+        prefill, decode = (tile(card, head_size, dtype.itemsize, keys.itemsize) for tile in (prefill_tile, decode_tile))
+        metadata = replace(metadata, tasks=make_tasks(metadata, shape, prefill, decode, card))
         attention_prefill.prefill_attention(query, keys, values, metadata, layer, prefill, output)
         attention_decode.decode_attention(query, keys, values, metadata, layer, decode, output)
 
@@ -180,14 +180,15 @@ def launch_invariant_linears(hidden: torch.Tensor, card: Card) -> None:
 
 def launch_quantised_linears(hidden: torch.Tensor, card: Card) -> None:
     size = hidden.shape[1]
-    bytes_ = torch.zeros(size, size, dtype=torch.uint8)
+    bytes_, ones = torch.zeros(size, size, dtype=torch.uint8), torch.ones(size, size // 128)
     for x in (hidden[:3], hidden):  # Few rows have a tile of their own.
         for group_size in (32, 128):
             scales = torch.zeros(size, size // group_size, dtype=torch.float16)
             linear_w4a16.linear_w4a16(x, bytes_[:, : size // 2].contiguous(), scales, scales, card=card)
         linear_w8a8.linear_w8a8(x, bytes_.view(torch.int8), torch.zeros(size), card=card)
-        for scales in (torch.zeros(size, 1), torch.zeros(size // 128, size // 128)):
-            linear_fp8.linear_fp8(x, bytes_.view(torch.float8_e4m3fn), scales, card=card)
+        for height, scales in ((1, torch.zeros(size, 1)), (1, ones), (128, ones[: size // 128])):
+            weight = bytes_.view(torch.float8_e4m3fn)
+            linear_fp8.linear_fp8(x, weight, scales.contiguous(), block=(height, 128), card=card)
 
 
 def launch_experts(target: Target) -> None:

@@ -53,5 +53,5 @@ def paged_attention(
 def _tiles(
     head_dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, device: torch.device
 ) -> tuple[PrefillTile, DecodeTile]:
-    card, padded = card_of(device), max(next_power_of_2(head_dim), 16)
-    return prefill_tile(card, padded, dtype.itemsize), decode_tile(card, padded, dtype.itemsize, cache_dtype.itemsize)
+    arguments = card_of(device), max(next_power_of_2(head_dim), 16), dtype.itemsize, cache_dtype.itemsize
+    return prefill_tile(*arguments), decode_tile(*arguments)

@@ -59,22 +59,27 @@ _FLOAT8_PROGRAMS = {64: 4, 128: 2, 256: 2}
 _Tile = TypeVar("_Tile")
 
 
-def prefill_tile(card: Card, padded_head_dim: int, element_size: int) -> PrefillTile:
-    """The tile for queries of `element_size` bytes an element."""
+def prefill_tile(card: Card, padded_head_dim: int, element_size: int, cache_size: int | None = None) -> PrefillTile:
+    """The tile for queries of `element_size` bytes an element, over a cache of as many or of `cache_size`."""
     if element_size == 4:  # Twice the bytes and no tensor cores: 8 warps, as 4 would spill registers.
-        return PrefillTile(32, 32 if padded_head_dim <= 64 else 16, 8, 2)
+        return PrefillTile(32, 32 if padded_head_dim <= 64 else 16, 8, _float32_stages(cache_size))
     return _look_up(_PREFILL, card, padded_head_dim)
 
 
 def decode_tile(card: Card, padded_head_dim: int, element_size: int, cache_size: int | None = None) -> DecodeTile:
     """The tile for queries of `element_size` bytes an element, over a cache of as many or of `cache_size`."""
     if element_size == 4:
-        return DecodeTile(max(min(64, 4096 // padded_head_dim), 16), 8, 2, 2, 128)
+        return DecodeTile(max(min(64, 4096 // padded_head_dim), 16), 8, _float32_stages(cache_size), 2, 128)
     tile = _look_up(_DECODE, card, padded_head_dim)
     if cache_size == 1:
         programs = _of_width(_FLOAT8_PROGRAMS, padded_head_dim)
         return tile._replace(programs_per_multiprocessor=min(tile.programs_per_multiprocessor, programs))
     return tile
+
+
+def _float32_stages(cache_size: int | None) -> int:
+    # With tiles in flight, Triton converts fp8 behind shared memory, where every thread wants whole keys in registers.
+    return 1 if cache_size == 1 else 2
 
 
 def _look_up(table: Mapping[int, Mapping[int, _Tile]], card: Card, padded_head_dim: int) -> _Tile:

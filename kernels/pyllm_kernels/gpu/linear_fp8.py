@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.cards import Card
+from pyllm_kernels.cards import Card, card_of
 from pyllm_kernels.gpu.linear_tile import (
     Tile,
     float_block_k,
@@ -28,6 +28,9 @@ from pyllm_kernels.gpu.linear_tile import (
 from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.quantised_shapes import fp8_scale_block
 
+# Where a row has several scales, each tile's sum is in registers beside the whole sum: ptxas spills the larger tile.
+_SPILLS_TWO_SUMS = 120
+
 
 def linear_fp8(
     x: Tensor,
@@ -40,8 +43,7 @@ def linear_fp8(
     card: Card | None = None,
 ) -> Tensor:
     block_out, block_in = fp8_scale_block(x, weight, scales, out, block)
-    has_cores = has_tensor_cores(x, card)
-    tile = float_tile(has_cores, len(x), float_block_k(has_cores), batch_invariant)
+    tile = _tile(x, scales, batch_invariant, card or card_of(x.device))
     output = output_of(x, weight, out)
     launch = _launcher(x.shape[1], weight.shape[0], scales.shape[1], (block_out, block_in), tile)
     # Triton has conversions of e4m3 from Ada on, of bytes everywhere.
@@ -54,6 +56,14 @@ def linear_fp8(
 def _launcher(in_features: int, out_features: int, scales_a_row: int, block: tuple[int, int], tile: Tile) -> Launcher:
     sizes = {"IN_FEATURES": in_features, "OUT_FEATURES": out_features, "SCALES_A_ROW": scales_a_row}
     return Launcher(_fp8_kernel, sizes | {"BLOCK_OUT": block[0], "BLOCK_IN": block[1]} | options_of(tile))
+
+
+def _tile(x: Tensor, scales: Tensor, batch_invariant: bool, card: Card) -> Tile:
+    has_cores = has_tensor_cores(x, card)
+    tile = float_tile(has_cores, len(x), float_block_k(has_cores), batch_invariant)
+    if scales.shape[1] > 1 and card.capability >= _SPILLS_TWO_SUMS and tile.block_n > 64:
+        return tile._replace(block_n=64)
+    return tile
 
 
 # A compiler that knew the rows to be 1, or a multiple of 16, might choose another order.
