@@ -22,7 +22,7 @@ from benchmarks.gpu.offline_driver import SHARED_MEMORY, Compiler, Report
 from benchmarks.gpu.offline_launches import CASES, MODULES, Target
 
 # Those that multiply tiles. Others have as many threads as there are, and so may have to spill a few bytes.
-PRODUCTS = {"_linear_kernel", "_w4a16_kernel", "_w8a8_kernel", "_fp8_kernel", "_grouped_kernel"}
+PRODUCTS = {"_linear_kernel", "_w4a16_kernel", "_w8a16_kernel", "_w8a8_kernel", "_fp8_kernel", "_grouped_kernel"}
 PRODUCTS |= {"_prefill_kernel", "_decode_split_kernel"}
 # Turing has no bfloat16.
 TARGETS = [(75, "float16"), (75, "float32"), (86, "float16")]

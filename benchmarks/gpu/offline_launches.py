@@ -33,6 +33,7 @@ from pyllm_kernels.gpu import (
     linear_invariant,
     linear_w4a16,
     linear_w8a8,
+    linear_w8a16,
     norm,
     rope,
     sampling,
@@ -49,6 +50,7 @@ MODULES = (
     sampling,
     linear_invariant,
     linear_w4a16,
+    linear_w8a16,
     linear_w8a8,
     linear_fp8,
     expert_routing,
@@ -172,7 +174,9 @@ def launch_invariant_linears(hidden: torch.Tensor, card: Card) -> None:
     halves = torch.ones(size, size // 32, dtype=torch.float16)
     q4 = PackedLinear(bytes_[:, : size // 2].contiguous(), "q4_0", dtype, None, (halves, halves))
     fp8 = PackedLinear(bytes_.view(torch.float8_e4m3fn), "float8_e4m3fn", dtype, None, (ones,), size)
-    for packed, kernel in ((q4, linear_w4a16._w4a16_kernel), (fp8, linear_fp8._fp8_kernel)):
+    q8 = PackedLinear(bytes_.view(torch.int8), "q8_0", dtype, None, (halves,))
+    kernels = linear_w4a16._w4a16_kernel, linear_w8a16._w8a16_kernel, linear_fp8._fp8_kernel
+    for packed, kernel in zip((q4, q8, fp8), kernels, strict=True):
         for x in (hidden[:3], hidden):
             linear_invariant.packed_linear(x, packed, card=card)
         assert len(kernel.device_caches[0][0]) == 1, f"{packed.format} has several tiles"
@@ -185,6 +189,7 @@ def launch_quantised_linears(hidden: torch.Tensor, card: Card) -> None:
         for group_size in (32, 128):
             scales = torch.zeros(size, size // group_size, dtype=torch.float16)
             linear_w4a16.linear_w4a16(x, bytes_[:, : size // 2].contiguous(), scales, scales, card=card)
+            linear_w8a16.linear_w8a16(x, bytes_.view(torch.int8), scales, card=card)
         linear_w8a8.linear_w8a8(x, bytes_.view(torch.int8), torch.zeros(size), card=card)
         for height, scales in ((1, torch.zeros(size, 1)), (1, ones), (128, ones[: size // 128])):
             weight = bytes_.view(torch.float8_e4m3fn)
@@ -201,6 +206,7 @@ def launch_experts(target: Target) -> None:
     for matrix in (
         reference.pack_linear(bytes_.to(dtype)),
         PackedLinear(bytes_[:, : size // 2].contiguous(), "q4_0", dtype, None, (halves, halves)),
+        PackedLinear(bytes_.view(torch.int8), "q8_0", dtype, None, (halves,)),
         PackedLinear(bytes_.view(torch.int8), "int8", dtype, None, (ones[:, 0].contiguous(),)),
         PackedLinear(bytes_.view(torch.float8_e4m3fn), "float8_e4m3fn", dtype, None, (ones,), 128),
     ):

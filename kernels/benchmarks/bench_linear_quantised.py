@@ -16,7 +16,7 @@ from pyllm_kernels import select
 
 # Llama 3.1 8B.
 SHAPES = {"qkv": (6144, 4096), "output": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
-FORMATS = ["w4a16 g32", "w4a16 g128", "w8a8", "fp8", "fp8 blocks"]
+FORMATS = ["w4a16 g32", "w4a16 g128", "w8a16 g32", "w8a8", "fp8", "fp8 blocks"]
 OTHER_BYTES = 512 << 20  # More than any card's second-level cache holds.
 REPETITIONS = 30
 
@@ -62,8 +62,12 @@ def quantised(
         integers = torch.randint(0, 256, (out_features, in_features // 2), dtype=torch.uint8, device="cuda")
         scales, minimums = torch.rand(2, out_features, groups, device="cuda").half()
         return lambda x: kernels.linear_w4a16(x, integers, scales, minimums), integers.nbytes + 2 * scales.nbytes
-    if weight_format == "w8a8":
+    if weight_format.startswith("w8"):
         integers = torch.randint(-128, 128, (out_features, in_features), dtype=torch.int8, device="cuda")
+    if weight_format.startswith("w8a16"):
+        scales = torch.rand(out_features, in_features // int(weight_format.partition("g")[2]), device="cuda").half()
+        return lambda x: kernels.linear_w8a16(x, integers, scales), integers.nbytes + scales.nbytes
+    if weight_format == "w8a8":
         scales = torch.rand(out_features, device="cuda")
         return lambda x: kernels.linear_w8a8(x, integers, scales), integers.nbytes + scales.nbytes
     weight = torch.randn(out_features, in_features, device="cuda").to(torch.float8_e4m3fn)

@@ -36,7 +36,7 @@ class PackedLinear:
 
     - `layout` set: all memory of the matrix, packed by Rust; floats in their dtype, integers in bytes.
     - `factors` set: elements for Triton. The factors are their scales, then minimums if the format has them: one per
-      group of 32 features of "q4_0" and "q4_1", one per row of "int8", one per `scale_features` of a row of
+      group of 32 features of "q4_0", "q4_1" and "q8_0", one per row of "int8", one per `scale_features` of a row of
       "float8_e4m3fn".
     - Neither: floats [out_features, in_features]; of the reference's "int8", column 0 is the scale of the row, and its
       integers follow.

@@ -39,8 +39,8 @@ class W4A16LinearOp(Protocol):
     ) -> Tensor: ...
 
 
-class W8A8LinearOp(Protocol):
-    """`linear_w8a8` below."""
+class W8LinearOp(Protocol):
+    """`linear_w8a16` and `linear_w8a8` below."""
 
     def __call__(self, x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None = None, /) -> Tensor: ...
 
@@ -133,8 +133,9 @@ class Kernels:
     """The ops of one backend. Each field has the signature and meaning of the function of that name below.
 
     `kept_format` gives the format in which `pack_rows` can keep quantised rows as they are, or an empty text where it
-    cannot. On a CPU that is one of `GGUF_BLOCKS`, or "int8" with a scale a row. In Triton it is "q4_0", "q4_1", such
-    "int8", or "float8_e4m3fn" whose scales are each for a multiple of 64 features or for a row.
+    cannot. On a CPU that is one of `GGUF_BLOCKS`, or "int8" with a scale a row. In Triton it is "q4_0", "q4_1", "q8_0",
+    which rows of "q5_0" and "iq4_nl" become without any loss, such "int8", or "float8_e4m3fn" whose scales are each for
+    a multiple of 64 features or for a row.
     """
 
     backend: str
@@ -144,7 +145,8 @@ class Kernels:
     packed_linear: PackedLinearOp
     packed_rows: Callable[[PackedLinear, Tensor], Tensor]
     linear_w4a16: W4A16LinearOp
-    linear_w8a8: W8A8LinearOp
+    linear_w8a16: W8LinearOp
+    linear_w8a8: W8LinearOp
     linear_fp8: FP8LinearOp
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: AddNormOp
@@ -248,6 +250,19 @@ def linear_w4a16(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, 
     Raises `ValueError` for shapes, strides and dtypes that do not fit.
     """
     return select("auto", x.device).linear_w4a16(x, integers, scales, minimums, out)
+
+
+def linear_w8a16(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
+    """`x @ weight.T` of 8-bit weights, each `scale * integer` rounded to x's dtype, in which x stays.
+
+    - x [tokens, in_features], contiguous, float32, float16 or bfloat16.
+    - integers int8 [out_features, in_features].
+    - scales float16 [out_features, in_features / group_size]; group_size is a multiple of 32.
+    - out as for `linear_w4a16`, and so are results, tiles and what is not tested about them.
+
+    Raises `ValueError` for shapes, strides and dtypes that do not fit.
+    """
+    return select("auto", x.device).linear_w8a16(x, integers, scales, out)
 
 
 def linear_w8a8(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
@@ -506,6 +521,7 @@ def _reference() -> Kernels:
         packed_linear=reference.packed_linear,
         packed_rows=reference.packed_rows,
         linear_w4a16=reference.linear_w4a16,
+        linear_w8a16=reference.linear_w8a16,
         linear_w8a8=reference.linear_w8a8,
         linear_fp8=reference.linear_fp8,
         rms_norm=reference.rms_norm,
@@ -571,6 +587,7 @@ def _triton(device_type: str) -> Kernels:
         linear_packed,
         linear_w4a16,
         linear_w8a8,
+        linear_w8a16,
         norm,
         rope,
     )
@@ -583,6 +600,7 @@ def _triton(device_type: str) -> Kernels:
         packed_linear=linear_packed.packed_linear,
         packed_rows=linear_packed.packed_rows,
         linear_w4a16=linear_w4a16.linear_w4a16,
+        linear_w8a16=linear_w8a16.linear_w8a16,
         linear_w8a8=linear_w8a8.linear_w8a8,
         linear_fp8=linear_fp8.linear_fp8,
         rms_norm=norm.rms_norm,

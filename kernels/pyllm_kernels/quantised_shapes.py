@@ -23,15 +23,18 @@ def w4a16_group_size(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tens
     _check_matrix("minimums", minimums, torch.float16)
     out_features, in_features = integers.shape[0], 2 * integers.shape[1]
     _check_input_and_output(x, in_features, out_features, out)
-    groups = scales.shape[1]
-    if scales.shape[0] != out_features or groups == 0 or in_features == 0 or in_features % (groups * _GROUP_UNIT) != 0:
-        raise ValueError(
-            f"scales are {list(scales.shape)}: integers of {in_features} features take [{out_features}, groups], where "
-            f"a group has a multiple of {_GROUP_UNIT} features"
-        )
     if minimums.shape != scales.shape:
         raise ValueError(f"minimums are {list(minimums.shape)} and scales {list(scales.shape)}: both need one shape")
-    return in_features // groups
+    return _group_size(scales, out_features, in_features)
+
+
+def w8a16_group_size(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None) -> int:
+    """How many features share a scale; `ValueError` where the arguments of `linear_w8a16` do not fit."""
+    _check_matrix("integers", integers, torch.int8)
+    _check_matrix("scales", scales, torch.float16)
+    out_features, in_features = integers.shape
+    _check_input_and_output(x, in_features, out_features, out)
+    return _group_size(scales, out_features, in_features)
 
 
 def check_w8a8(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None) -> None:
@@ -72,6 +75,16 @@ def fp8_scale_block(
             f"or {out_features} rows of 1 or {-(-in_features // block_in)}, in blocks of {block_out} x {block_in}"
         )
     return outputs_a_scale[rows], features_a_scale[columns]
+
+
+def _group_size(scales: Tensor, out_features: int, in_features: int) -> int:
+    groups = scales.shape[1]
+    if scales.shape[0] != out_features or groups == 0 or in_features == 0 or in_features % (groups * _GROUP_UNIT) != 0:
+        raise ValueError(
+            f"scales are {list(scales.shape)}: integers of {in_features} features take [{out_features}, groups], where "
+            f"a group has a multiple of {_GROUP_UNIT} features"
+        )
+    return in_features // groups
 
 
 def _check_matrix(name: str, matrix: Tensor, dtype: torch.dtype) -> None:

@@ -17,7 +17,7 @@ from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, MatrixRows, check_alike, dtype_name, empty_bytes
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
-from pyllm_kernels.quantised_shapes import check_w8a8, fp8_block, fp8_scale_block, w4a16_group_size
+from pyllm_kernels.quantised_shapes import check_w8a8, fp8_block, fp8_scale_block, w4a16_group_size, w8a16_group_size
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -57,6 +57,8 @@ def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) ->
     if packed.format in {"q4_0", "q4_1"} and packed.factors:
         scales, minimums = packed.factors
         return linear_w4a16(x, packed.data, scales, minimums, out)
+    if packed.format == "q8_0" and packed.factors:
+        return linear_w8a16(x, packed.data, packed.factors[0], out)
     if packed.format == "int8" and packed.factors:
         return linear_w8a8(x, packed.data, packed.factors[0], out)
     if packed.format == "float8_e4m3fn":
@@ -77,6 +79,13 @@ def linear_w4a16(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, 
     halves = integers.view(len(integers), -1, _GROUP // 2)  # [out_features, groups of 32, bytes]
     grouped = torch.cat((halves & 15, halves >> 4), dim=-1).view(*scales.shape, group_size)
     weight = scales.float().unsqueeze(-1) * grouped + minimums.float().unsqueeze(-1)
+    product = F.linear(x.float(), weight.flatten(1).to(x.dtype).float()).to(x.dtype)
+    return product if out is None else out.copy_(product)
+
+
+def linear_w8a16(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
+    group_size = w8a16_group_size(x, integers, scales, out)
+    weight = scales.float().unsqueeze(-1) * integers.view(*scales.shape, group_size)
     product = F.linear(x.float(), weight.flatten(1).to(x.dtype).float()).to(x.dtype)
     return product if out is None else out.copy_(product)
 

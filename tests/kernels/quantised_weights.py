@@ -7,7 +7,7 @@ loads of fp8 are right but for NaN: the kernels load bytes and decode them, as T
 import gguf
 import pytest
 import torch
-from pyllm_kernels import MatrixRows, Scales
+from pyllm_kernels import GGUF_BLOCKS, MatrixRows, Scales
 from torch import Tensor
 
 needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -27,6 +27,11 @@ def random_w4(outer: int, inner: int, group_size: int, device: torch.device) -> 
     return integers, scales.half(), (-8 * scales + 0.01 * torch.randn_like(scales)).half()
 
 
+def random_grouped_w8(outer: int, inner: int, group_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    integers = torch.randint(-128, 128, (outer, inner), dtype=torch.int8, device=device)
+    return integers, (torch.rand(outer, inner // group_size, device=device) * 0.002 + 0.001).half()
+
+
 def random_w8(outer: int, inner: int, device: torch.device) -> tuple[Tensor, Tensor]:
     integers = torch.randint(-128, 128, (outer, inner), dtype=torch.int8, device=device)
     return integers, torch.rand(outer, device=device) * 0.002 + 0.001
@@ -38,9 +43,11 @@ def random_fp8(outer: int, inner: int, scales: tuple[int, int], device: torch.de
 
 
 def rows_of(kind: str, num_rows: int, features: int = FEATURES) -> MatrixRows:
-    """Random rows as a file has them: of "q4_0", "q4_1", "int8", or "fp8 64", with a scale for 64 features."""
+    """Random rows as a file has them: of a format of GGUF, "int8", or "fp8 64", with a scale for 64 features."""
     weight = torch.randn(num_rows, features)
-    if kind.startswith("q4"):
+    if kind == "iq4_nl":  # which the gguf package does not make
+        return random_blocks(kind, num_rows, features)
+    if kind in GGUF_BLOCKS:
         blocks = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[kind.upper()])
         return MatrixRows.of(torch.from_numpy(blocks), kind)
     if kind == "int8":
@@ -49,6 +56,14 @@ def rows_of(kind: str, num_rows: int, features: int = FEATURES) -> MatrixRows:
     scale_features = int(kind.split()[1])
     scales = torch.rand(num_rows, -(-features // scale_features)) + 0.5
     return MatrixRows.scaled(weight.to(torch.float8_e4m3fn), Scales(scales, scale_features))
+
+
+def random_blocks(kind: str, num_rows: int, features: int = FEATURES) -> MatrixRows:
+    """Rows of random bits in a format whose blocks begin with a scale, which is a number."""
+    block_features, block_bytes = GGUF_BLOCKS[kind]
+    blocks = torch.randint(0, 256, (num_rows, features // block_features, block_bytes), dtype=torch.uint8)
+    blocks[..., :2] = (torch.randn(blocks.shape[:2]) / 64).half().unsqueeze(-1).view(torch.uint8)
+    return MatrixRows.of(blocks.flatten(1), kind)
 
 
 def check(output: Tensor, x: Tensor, weight: Tensor) -> None:

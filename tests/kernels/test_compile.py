@@ -26,6 +26,7 @@ KERNELS = {
     "_stage_blocks_kernel",
     "_linear_kernel",
     "_w4a16_kernel",
+    "_w8a16_kernel",
     "_quantise_rows_kernel",
     "_w8a8_kernel",
     "_fp8_kernel",
@@ -76,7 +77,7 @@ def test_every_kernel_compiles(tmp_path: Path) -> None:
     # One version serves any number of samples.
     assert [report["kernel"] for report in reports].count("_sample_kernel") == 1
     # Few rows and many are multiplied by one unit, or a row's last bits might depend on their number.
-    products = {"_prefill_kernel", "_w4a16_kernel", "_w8a8_kernel", "_fp8_kernel", "_grouped_kernel"}
+    products = {"_prefill_kernel", "_w4a16_kernel", "_w8a16_kernel", "_w8a8_kernel", "_fp8_kernel", "_grouped_kernel"}
     for report in reports:
         if report["kernel"] in products:
             assert units_of(report) == {"warpgroup_mma"}

@@ -25,7 +25,7 @@ from torch import Tensor
 from tests.kernels.quantised_weights import needs_card, rows_of
 
 HIDDEN, SIZE, EXPERTS = 96, 64, 5
-KINDS = ["float", "q4_0", "q4_1", "int8", "fp8 64", "fp8 96"]
+KINDS = ["float", "q4_0", "q4_1", "q8_0", "int8", "fp8 64", "fp8 96"]
 BIASES = ("gate_bias", "up_bias", "down_bias")
 CLAMPED = ClampedSwiglu(0.9, 1.702)  # Beside biases of its size, the limit holds many numbers back.
 # An activation, and whether there are biases.
@@ -219,7 +219,7 @@ def test_no_tokens(triton: Kernels, device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("dtype", "tokens", "activation", "biased", "kind"),
     [
-        *[(torch.float32, 34, "silu", False, kind) for kind in ("float", "q4_0", "int8", "fp8 96")],
+        *[(torch.float32, 34, "silu", False, kind) for kind in ("float", "q4_0", "q8_0", "int8", "fp8 96")],
         *[(torch.float16, 66, CLAMPED, True, kind) for kind in ("float", "q4_1", "int8", "fp8 64")],
     ],
     ids=str,

@@ -7,9 +7,9 @@ import torch
 from pyllm_kernels import MatrixRows, NotFiniteError, PackedLinear, batch_invariant, dtype_name, select
 from pyllm_kernels.cards import Card
 
-from tests.kernels.quantised_weights import FEATURES, rows_of
+from tests.kernels.quantised_weights import FEATURES, random_blocks, rows_of
 
-KINDS = ["q4_0", "q4_1", "int8", "fp8 128", "fp8 64", "fp8 4"]
+KINDS = ["q4_0", "q4_1", "q8_0", "q5_0", "iq4_nl", "int8", "fp8 128", "fp8 64", "fp8 4"]
 
 
 def packed(backend: str, parts: list[MatrixRows], dtype: torch.dtype) -> PackedLinear:
@@ -18,7 +18,12 @@ def packed(backend: str, parts: list[MatrixRows], dtype: torch.dtype) -> PackedL
 
 
 @pytest.mark.parametrize(
-    ("kind", "kept"), [*((kind, kind.split()[0]) for kind in KINDS[:3]), ("fp8 64", "float8_e4m3fn")]
+    ("kind", "kept"),
+    [
+        *((kind, kind) for kind in ("q4_0", "q4_1", "q8_0", "int8")),
+        *((kind, "q8_0") for kind in ("q5_0", "iq4_nl")),
+        ("fp8 64", "float8_e4m3fn"),
+    ],
 )
 def test_what_is_kept_is_the_files(kind: str, kept: str) -> None:
     rows = rows_of(kind, 5)
@@ -49,8 +54,20 @@ def test_products_and_rows_are_those_of_the_numbers(kind: str, dtype: torch.dtyp
     torch.testing.assert_close(kernels.packed_rows(found, chosen), numbers[chosen].to(dtype), rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["q8_0", "q5_0", "iq4_nl"])
+def test_8_bits_lose_nothing(kind: str, dtype: torch.dtype) -> None:
+    """Beside the floats that those who have no such kernel make of the file; blocks are random bits."""
+    rows = random_blocks(kind, 9)
+    found, kernels = packed("triton", [rows], dtype), select("triton", "cpu")
+    floats = rows.numbers().to(dtype)
+    assert torch.equal(kernels.packed_rows(found, torch.arange(9, dtype=torch.int32)), floats)
+    if dtype is not torch.bfloat16:  # whose `tl.dot` the interpreter gets wrong
+        assert torch.equal(kernels.packed_linear(torch.eye(FEATURES, dtype=dtype), found), floats.T)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "int8", "fp8 128", "fp8 64"])
+@pytest.mark.parametrize("kind", ["q4_0", "q4_1", "q8_0", "int8", "fp8 128", "fp8 64"])
 def test_batch_invariant_rows_are_bitwise_the_same_alone(kind: str, dtype: torch.dtype) -> None:
     found = packed("triton", [rows_of(kind, 150)], dtype)
     linear = batch_invariant(select("triton", "cpu")).packed_linear
@@ -60,7 +77,7 @@ def test_batch_invariant_rows_are_bitwise_the_same_alone(kind: str, dtype: torch
         assert torch.equal(linear(x[rows].contiguous(), found), together[rows])
 
 
-@pytest.mark.parametrize("kind", ["q4_1", "int8", "fp8 64"])
+@pytest.mark.parametrize("kind", ["q4_1", "q8_0", "int8", "fp8 64"])
 def test_numbers_that_are_not_finite_are_named(kind: str) -> None:
     rows = rows_of(kind, 6)
     if rows.scales is None:
@@ -82,7 +99,7 @@ def test_numbers_that_are_not_finite_are_named(kind: str) -> None:
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_cpu_keeps_blocks_and_int8(backend: str) -> None:
     kernels = select(backend, "cpu")
-    assert [kernels.kept_format(rows_of(kind, 2)) for kind in KINDS] == ["q4_0", "q4_1", "int8", "", "", ""]
+    assert [kernels.kept_format(rows_of(kind, 2)) for kind in KINDS] == [*KINDS[:6], "", "", ""]
 
 
 def test_stored_bytes_are_those_of_the_rows() -> None:

@@ -7,7 +7,7 @@ import torch
 from pyllm_kernels import Kernels, select
 from torch import Tensor
 
-from tests.kernels.quantised_weights import DTYPES, needs_card, random_fp8, random_w4, random_w8
+from tests.kernels.quantised_weights import DTYPES, needs_card, random_fp8, random_grouped_w8, random_w4, random_w8
 
 FEW = 16  # More rows take another tile.
 Linear = Callable[..., Tensor]
@@ -21,16 +21,18 @@ def triton(device: torch.device) -> Kernels:
 def linears(kernels: Kernels, outer: int, device: torch.device) -> dict[str, Linear]:
     """Each linear with weights of its own, of 192 features; it takes x and `out`."""
     w4, w8 = random_w4(outer, 192, 32, device), random_w8(outer, 192, device)
+    grouped_w8 = random_grouped_w8(outer, 192, 32, device)
     whole, blocks = random_fp8(outer, 192, (1, 1), device), random_fp8(outer, 192, (-(-outer // 128), 2), device)
     return {
         "w4a16": lambda x, out=None: kernels.linear_w4a16(x, *w4, out),
+        "w8a16": lambda x, out=None: kernels.linear_w8a16(x, *grouped_w8, out),
         "w8a8": lambda x, out=None: kernels.linear_w8a8(x, *w8, out),
         "fp8": lambda x, out=None: kernels.linear_fp8(x, *whole, out),
         "fp8 in blocks": lambda x, out=None: kernels.linear_fp8(x, *blocks, out),
     }
 
 
-LINEARS = ["w4a16", "w8a8", "fp8", "fp8 in blocks"]
+LINEARS = ["w4a16", "w8a16", "w8a8", "fp8", "fp8 in blocks"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -33,15 +33,17 @@ from pyllm_kernels.gpu.linear_tile import (
 )
 from pyllm_kernels.gpu.linear_w4a16 import w4a16_block_k, w4a16_sums
 from pyllm_kernels.gpu.linear_w8a8 import has_integer_dot, quantise_rows, w8a8_sums, w8a8_tile
+from pyllm_kernels.gpu.linear_w8a16 import w8a16_block_k, w8a16_sums
 from pyllm_kernels.integers import ceil_div
-from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, dtype_name
-from pyllm_kernels.quantised_shapes import check_w8a8, fp8_block, fp8_scale_block, w4a16_group_size
+from pyllm_kernels.matrix_rows import FLOAT_DTYPES, dtype_name
+from pyllm_kernels.quantised_shapes import check_w8a8, fp8_block, fp8_scale_block, w4a16_group_size, w8a16_group_size
 from pyllm_kernels.reference import ACTIVATIONS
 
 _COLUMNS_AT_ONCE = 1024
 _FEATURES_UNIT = 32
 _MAX_EXPERTS = 1024  # The scores of a token are in the registers of one program.
-_FORMATS = {*FLOAT_DTYPES, "q4_0", "q4_1", "int8", "float8_e4m3fn"}
+_FOUR_BITS = {"q4_0", "q4_1"}
+_FORMATS = {*FLOAT_DTYPES, *_FOUR_BITS, "q8_0", "int8", "float8_e4m3fn"}
 _MAX_PAIRS = 2**31 - 2**20  # int32 has room for them, and for what a program reads past their end.
 
 
@@ -103,7 +105,7 @@ class _Gate(NamedTuple):
 class _Layout(NamedTuple):
     """How a matrix is multiplied, in terms of its linear's kernel."""
 
-    format: str  # "float", "w4a16", "w8a8" or "fp8"
+    format: str  # "float", "w4a16", "w8a16", "w8a8" or "fp8"
     block_k: int
     scale_features: int = 0
     scales_a_row: int = 0
@@ -145,7 +147,7 @@ def _check(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu,
             raise ValueError(f"the experts' matrices {name} are {packed.format}, not packed for Triton")
         if not packed.data.is_contiguous():
             raise ValueError(f"the experts' matrices {name} have strides {packed.data.stride()}: give contiguous rows")
-        found = packed.out_features // count, packed.data.shape[1] * (2 if packed.format in GGUF_BLOCKS else 1)
+        found = packed.out_features // count, packed.data.shape[1] * (2 if packed.format in _FOUR_BITS else 1)
         if found != (outputs, features) or packed.dtype is not x.dtype:
             raise ValueError(
                 f"an expert's matrix {name} is {packed.dtype} {list(found)}, beside {x.dtype} {[outputs, features]}"
@@ -184,6 +186,9 @@ def _layout(x: Tensor, packed: PackedLinear, card: Card) -> _Layout:
         scales = packed.factors[0]
         _, scale_features = fp8_scale_block(x, packed.data, scales, None, fp8_block(packed))
         return _Layout("fp8", float_block_k(has_cores), scale_features, scales.shape[1])
+    if packed.format == "q8_0":
+        group_size = w8a16_group_size(x, packed.data, packed.factors[0], None)
+        return _Layout("w8a16", w8a16_block_k(has_cores, group_size), group_size)
     scales, minimums = packed.factors
     group_size = w4a16_group_size(x, packed.data, scales, minimums, None)
     return _Layout("w4a16", w4a16_block_k(has_cores, group_size), group_size)
@@ -227,7 +232,7 @@ def _grouped_product(x: Tensor, packed: PackedLinear, count: int, step: _Step, g
 
 def _elements(packed: PackedLinear) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Elements, scales and minimums."""
-    data = packed.data.view(torch.uint8) if packed.format == "float8_e4m3fn" else packed.data
+    data = packed.data.view(torch.uint8) if packed.format in {"q8_0", "float8_e4m3fn"} else packed.data
     scales, minimums = (*packed.factors, None, None)[:2]
     return data, scales, minimums
 
@@ -310,6 +315,19 @@ def _sums(
             elements_ptr,
             scales_ptr,
             minimums_ptr,
+            outputs,
+            is_output,
+            IN_FEATURES,
+            SCALE_FEATURES,
+            BLOCK_K,
+        )
+    elif FORMAT == "w8a16":
+        sums = w8a16_sums(
+            x_ptr,
+            rows,
+            is_row,
+            elements_ptr,
+            scales_ptr,
             outputs,
             is_output,
             IN_FEATURES,

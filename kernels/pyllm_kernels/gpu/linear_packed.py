@@ -1,6 +1,6 @@
 """Matrices of files in the form that the Triton linears take, and the choice between these. Knows no file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,16 +12,25 @@ from pyllm_kernels.cpu_linear import NotFiniteError, PackedLinear
 from pyllm_kernels.gpu.linear_fp8 import linear_fp8
 from pyllm_kernels.gpu.linear_w4a16 import linear_w4a16
 from pyllm_kernels.gpu.linear_w8a8 import linear_w8a8
+from pyllm_kernels.gpu.linear_w8a16 import linear_w8a16
 from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, MatrixRows, check_alike, empty_bytes
 from pyllm_kernels.quantised_shapes import FP8_SCALE_UNIT, fp8_block
 
 _FLOAT8 = "float8_e4m3fn"
-_HALF_OF_A_GROUP = 16
+_FOUR_BITS = {"q4_0", "q4_1"}
+_EIGHT_BITS = "q8_0"
+# A block is a float16 and 32 integers, which 8 bits hold, or their places in a codebook: nothing is lost.
+_MADE_8_BITS = {"q8_0", "q5_0", "iq4_nl"}
+_GROUP, _HALF_OF_A_GROUP = 32, 16
+# `kvalues_iq4nl` of ggml.
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def kept_format(rows: MatrixRows) -> str:
-    if rows.format in {"q4_0", "q4_1"} or rows.is_int8:
+    if rows.format in _FOUR_BITS or rows.is_int8:
         return rows.format
+    if rows.format in _MADE_8_BITS:
+        return _EIGHT_BITS
     if rows.format == _FLOAT8 and rows.scales is not None:
         features = rows.scales.features
         return _FLOAT8 if features % FP8_SCALE_UNIT == 0 or features >= rows.in_features else ""
@@ -34,24 +43,21 @@ def pack_rows(
     if any(kept_format(part) != weight_format for part in parts):
         return reference.pack_rows(parts, weight_format, dtype, room)
     check_alike(parts)
-    stored = torch.cat([part.stored() for part in parts])
-    scales = [part.scales for part in parts if part.scales is not None]
-    scale_features = 0
-    if weight_format in GGUF_BLOCKS:
-        blocks = stored.view(len(stored), -1, GGUF_BLOCKS[weight_format][1])
-        halves = blocks[..., :-_HALF_OF_A_GROUP].contiguous().view(torch.float16)  # [rows, blocks, 1 or 2]
-        minimums = halves[..., 1] if weight_format == "q4_1" else -8 * halves[..., 0]
-        data = blocks[..., -_HALF_OF_A_GROUP:].flatten(1).contiguous()
-        factors = [halves[..., 0].contiguous(), minimums.contiguous()]
+    num_rows, scales = sum(map(len, parts)), [part.scales for part in parts if part.scales is not None]
+    if weight_format in _FOUR_BITS:
+        data, *factors = _joined(map(_in_4_bits, parts))
+    elif weight_format == _EIGHT_BITS:
+        data, *factors = _joined(map(_in_8_bits, parts))
     else:
-        data, numbers = stored.view(getattr(torch, weight_format)), torch.cat([part.numbers for part in scales])
+        data = torch.cat([part.stored() for part in parts]).view(getattr(torch, weight_format))
+        numbers = torch.cat([part.numbers for part in scales])
         factors = [numbers.view(-1) if weight_format == "int8" else numbers]
-        scale_features = scales[0].features
-    odd = torch.stack([~factor.view(len(stored), -1).isfinite().all(1) for factor in factors]).any(0)
+    odd = torch.stack([~factor.view(num_rows, -1).isfinite().all(1) for factor in factors]).any(0)
     if weight_format == _FLOAT8:
-        odd |= (stored & 0x7F == 0x7F).any(1)  # which are not numbers
+        odd |= (data.view(torch.uint8) & 0x7F == 0x7F).any(1)  # which are not numbers
     if odd.any():
         raise NotFiniteError(int(odd.nonzero()[0]))
+    scale_features = scales[0].features if scales else 0
     return PackedLinear(data, weight_format, dtype, None, tuple(factors), scale_features)
 
 
@@ -74,6 +80,8 @@ def packed_linear(
     if packed.format == _FLOAT8:
         block = fp8_block(packed)
         return linear_fp8(x, packed.data, packed.factors[0], out, block, batch_invariant=batch_invariant, card=card)
+    if packed.format == _EIGHT_BITS:
+        return linear_w8a16(x, packed.data, packed.factors[0], out, batch_invariant=batch_invariant, card=card)
     scales, minimums = packed.factors
     return linear_w4a16(x, packed.data, scales, minimums, out, batch_invariant=batch_invariant, card=card)
 
@@ -82,12 +90,43 @@ def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     if not packed.factors:
         return reference.packed_rows(packed, rows)
     stored, factors = packed.data.view(torch.uint8)[rows], [factor[rows].float() for factor in packed.factors]
-    if packed.format in GGUF_BLOCKS:
+    if packed.format in _FOUR_BITS:
         halves = stored.view(len(rows), -1, _HALF_OF_A_GROUP)
         integers = torch.cat((halves & 15, halves >> 4), dim=-1)  # [rows, groups, 32]
         return (factors[0].unsqueeze(-1) * integers + factors[1].unsqueeze(-1)).flatten(1).to(packed.dtype)
     elements = stored.view(packed.data.dtype).float()
     if packed.format == "int8":
         return (factors[0].unsqueeze(-1) * elements).to(packed.dtype)
-    scales = factors[0].repeat_interleave(packed.scale_features, dim=1)[:, : elements.shape[1]]
+    scale_features = _GROUP if packed.format == _EIGHT_BITS else packed.scale_features
+    scales = factors[0].repeat_interleave(scale_features, dim=1)[:, : elements.shape[1]]
     return (scales * elements).to(packed.dtype)
+
+
+def _joined(parts: Iterable[Sequence[Tensor]]) -> list[Tensor]:
+    return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+
+
+def _in_4_bits(part: MatrixRows) -> tuple[Tensor, Tensor, Tensor]:
+    """Integers uint8 [rows, features / 2], scales and minimums float16 [rows, groups]."""
+    blocks = _blocks(part)
+    halves = blocks[..., :-_HALF_OF_A_GROUP].contiguous().view(torch.float16)  # [rows, groups, 1 or 2]
+    minimums = halves[..., 1] if part.format == "q4_1" else -8 * halves[..., 0]
+    return blocks[..., -_HALF_OF_A_GROUP:].flatten(1), halves[..., 0], minimums
+
+
+def _in_8_bits(part: MatrixRows) -> tuple[Tensor, Tensor]:
+    """Integers int8 [rows, features] and scales float16 [rows, groups]."""
+    blocks = _blocks(part)
+    scales = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1)
+    if part.format == "q8_0":
+        return blocks[..., 2:].flatten(1).view(torch.int8), scales
+    halves = blocks[..., -_HALF_OF_A_GROUP:]
+    places = torch.cat((halves & 15, halves >> 4), dim=-1)  # [rows, groups, 32]
+    if part.format == "iq4_nl":
+        return torch.tensor(_IQ4, dtype=torch.int8)[places.int()].flatten(1), scales
+    fifths = blocks[..., 2:6].unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1  # [rows, groups, 4, 8]
+    return ((places | fifths.flatten(-2) << 4).view(torch.int8) - 16).flatten(1), scales
+
+
+def _blocks(part: MatrixRows) -> Tensor:
+    return part.stored().view(len(part), -1, GGUF_BLOCKS[part.format][1])

@@ -46,6 +46,11 @@ def float_block_k(has_cores: bool) -> int:
     return 64 if has_cores else 32
 
 
+def group_block_k(group_size: int, widest: int) -> int:
+    """Features at a time, up to `widest`, such that neither a tile nor a group straddles the end of the other."""
+    return next(size for size in (128, 64, 32) if size <= widest and group_size % size * (size % group_size) == 0)
+
+
 def float_tile(has_cores: bool, rows: int, block_k: int, batch_invariant: bool) -> Tile:
     """The tile of products of so many rows of floats with weights that become floats."""
     if not has_cores:  # Every product of numbers is an instruction then: registers have no room for a larger tile.
@@ -115,3 +120,21 @@ def store_block(output_ptr, output_stride, sums, rows, outputs, tokens, OUT_FEAT
     pointers = output_ptr + rows[:, None] * output_stride + outputs[None, :]
     mask = (rows < tokens)[:, None] & (outputs < OUT_FEATURES)[None, :]
     tl.store(pointers, tl.trans(sums).to(output_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def scaled_groups(integers, OFFSET: tl.constexpr, scales, minimums, dtype: tl.constexpr):
+    """`scale * (integer - OFFSET) + minimum`, of bytes [outputs, n] in as many groups as there are scales side by side.
+
+    A scale of float16 has 11 bits and an integer 8: their product is exact in float32, so the result is rounded once,
+    fused or not. No minimums: None.
+    """
+    OUTPUTS: tl.constexpr = integers.shape[0]
+    WIDTH: tl.constexpr = integers.shape[1]
+    GROUPS: tl.constexpr = scales.shape[1]
+    # As the last bits of 2^23 a byte is added to it: a card adds floats faster than it converts integers.
+    numbers = (integers.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET)
+    weights = tl.reshape(numbers, [OUTPUTS, GROUPS, WIDTH // GROUPS]) * scales.to(tl.float32)[:, :, None]
+    if minimums is not None:
+        weights += minimums.to(tl.float32)[:, :, None]
+    return tl.reshape(weights, [OUTPUTS, WIDTH]).to(dtype)

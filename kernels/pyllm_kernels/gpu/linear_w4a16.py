@@ -16,11 +16,13 @@ from pyllm_kernels.gpu.linear_tile import (
     Tile,
     float_tile,
     grid_of,
+    group_block_k,
     has_tensor_cores,
     load_block,
     options_of,
     output_of,
     rows_and_outputs,
+    scaled_groups,
     store_block,
 )
 from pyllm_kernels.launcher import Launcher
@@ -53,9 +55,7 @@ def _launcher(in_features: int, out_features: int, group_size: int, tile: Tile) 
 
 
 def w4a16_block_k(has_cores: bool, group_size: int) -> int:
-    """Features at a time such that neither a tile nor a group straddles the end of the other."""
-    widest = 128 if has_cores else 32
-    return next(size for size in (128, 64, 32) if size <= widest and group_size % size * (size % group_size) == 0)
+    return group_block_k(group_size, 128 if has_cores else 32)
 
 
 # A compiler that knew the rows to be 1, or a multiple of 16, might choose another order.
@@ -125,23 +125,9 @@ def w4a16_sums(
         scales = load_block(scales_ptr + group_offsets + group, is_output, group + groups, GROUPS_A_ROW, GROUPS)
         minimums = load_block(minimums_ptr + group_offsets + group, is_output, group + groups, GROUPS_A_ROW, GROUPS)
         x = load_block(x_ptrs + start, is_row, start + low, IN_FEATURES, BLOCK_K)
-        weight = _dequantise(integers & 15, scales, minimums, x.dtype)
+        weight = scaled_groups(integers & 15, 0, scales, minimums, x.dtype)
         accumulator = tl.dot(weight, tl.trans(x), accumulator, input_precision="ieee")
         x = load_block(x_ptrs + start + 16, is_row, start + 16 + low, IN_FEATURES, BLOCK_K)
-        weight = _dequantise(integers >> 4, scales, minimums, x.dtype)
+        weight = scaled_groups(integers >> 4, 0, scales, minimums, x.dtype)
         accumulator = tl.dot(weight, tl.trans(x), accumulator, input_precision="ieee")
     return accumulator
-
-
-@triton.jit
-def _dequantise(integers, scales, minimums, dtype: tl.constexpr):
-    """[outputs, n] integers of as many groups as there are scales, side by side.
-
-    A scale has 11 bits and an integer 4: their product is exact in float32, so the sum is rounded once, fused or not.
-    """
-    OUTPUTS: tl.constexpr = integers.shape[0]
-    WIDTH: tl.constexpr = integers.shape[1]
-    GROUPS: tl.constexpr = scales.shape[1]
-    grouped = tl.reshape(integers.to(tl.float32), [OUTPUTS, GROUPS, WIDTH // GROUPS])
-    weights = grouped * scales.to(tl.float32)[:, :, None] + minimums.to(tl.float32)[:, :, None]
-    return tl.reshape(weights, [OUTPUTS, WIDTH]).to(dtype)

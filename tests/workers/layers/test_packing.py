@@ -107,10 +107,12 @@ def test_what_a_device_has_no_kernel_for_becomes_floats_of_the_exact_numbers() -
     torch.testing.assert_close(product, torch.full((1, 10), float(IN_FEATURES)))
 
 
-def test_a_gpu_keeps_blocks_of_4_bits_and_makes_floats_of_the_others() -> None:
-    kinds = ["q4_0", "q4_1", "q8_0", "q4_k"]
+def test_a_gpu_keeps_blocks_of_4_and_8_bits_and_makes_floats_of_the_others() -> None:
+    kinds = ["q4_0", "q4_1", "q8_0", "q4_k", "float32"]
     placement = replace(PLACEMENT, dtype=torch.float16, quantization="gguf", kernels=select("triton", "cpu"))
     reader = Reader({str(index): kind for index, kind in enumerate(kinds)})
     parts = [MatrixPart(str(index), (10, IN_FEATURES)) for index in range(len(kinds))]
     packed = pack(reader, placement, parts)
-    assert [(part.format, part.out_features) for part in packed] == [("q4_0", 10), ("q4_1", 10), ("float16", 20)]
+    assert [(part.format, part.out_features) for part in packed] == [
+        *[("q4_0", 10), ("q4_1", 10), ("q8_0", 10), ("float16", 20)],
+    ]

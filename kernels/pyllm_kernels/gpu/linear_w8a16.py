@@ -1,0 +1,115 @@
+"""`x @ weight.T` on a GPU, of weights in 8 bits with a scale for each group of features; x stays in floats.
+
+`linear_tile.py` says in which order sums are added up. It does not know the files that such weights come from.
+"""
+# Triton traces a kernel's text: its arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pyllm_kernels.cards import Card
+from pyllm_kernels.gpu.linear_tile import (
+    Tile,
+    float_tile,
+    grid_of,
+    group_block_k,
+    has_tensor_cores,
+    load_block,
+    options_of,
+    output_of,
+    rows_and_outputs,
+    scaled_groups,
+    store_block,
+)
+from pyllm_kernels.launcher import Launcher
+from pyllm_kernels.quantised_shapes import w8a16_group_size
+
+
+def linear_w8a16(
+    x: Tensor,
+    integers: Tensor,
+    scales: Tensor,
+    out: Tensor | None = None,
+    *,
+    batch_invariant: bool = False,
+    card: Card | None = None,
+) -> Tensor:
+    group_size = w8a16_group_size(x, integers, scales, out)
+    has_cores = has_tensor_cores(x, card)
+    tile = float_tile(has_cores, len(x), w8a16_block_k(has_cores, group_size), batch_invariant)
+    output = output_of(x, integers, out)
+    launch = _launcher(x.shape[1], integers.shape[0], group_size, tile)
+    launch(grid_of(output, tile), (x, integers.view(torch.uint8), scales, output), (x.shape[0], output.stride(0)))
+    return output
+
+
+@functools.cache
+def _launcher(in_features: int, out_features: int, group_size: int, tile: Tile) -> Launcher:
+    sizes = {"IN_FEATURES": in_features, "OUT_FEATURES": out_features, "GROUP_SIZE": group_size}
+    return Launcher(_w8a16_kernel, sizes | options_of(tile))
+
+
+def w8a16_block_k(has_cores: bool, group_size: int) -> int:
+    return group_block_k(group_size, 64 if has_cores else 32)
+
+
+# A compiler that knew the rows to be 1, or a multiple of 16, might choose another order.
+@triton.jit(do_not_specialize=["tokens"])
+def _w8a16_kernel(
+    x_ptr,
+    integers_ptr,
+    scales_ptr,
+    output_ptr,
+    tokens,
+    output_stride,
+    IN_FEATURES: tl.constexpr,
+    OUT_FEATURES: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    rows, outputs = rows_and_outputs(tokens, OUT_FEATURES, BLOCK_M, BLOCK_N, GROUP_M)
+    is_row, is_output = rows < tokens, outputs < OUT_FEATURES
+    sums = w8a16_sums(
+        x_ptr, rows, is_row, integers_ptr, scales_ptr, outputs, is_output, IN_FEATURES, GROUP_SIZE, BLOCK_K
+    )
+    store_block(output_ptr, output_stride, sums, rows, outputs, tokens, OUT_FEATURES)
+
+
+@triton.jit
+def w8a16_sums(
+    x_ptr,
+    rows,
+    is_row,
+    integers_ptr,  # of bytes
+    scales_ptr,
+    outputs,
+    is_output,
+    IN_FEATURES: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """`weight @ x.T` of some outputs and rows; float32 [outputs, rows]."""
+    GROUPS: tl.constexpr = (BLOCK_K + GROUP_SIZE - 1) // GROUP_SIZE
+    GROUPS_A_ROW: tl.constexpr = IN_FEATURES // GROUP_SIZE
+    columns = tl.arange(0, BLOCK_K)
+    groups = tl.arange(0, GROUPS)
+    integers_ptrs = integers_ptr + outputs[:, None] * IN_FEATURES + columns[None, :]
+    scales_ptrs = scales_ptr + outputs[:, None] * GROUPS_A_ROW + groups[None, :]
+    x_ptrs = x_ptr + rows[:, None] * IN_FEATURES + columns[None, :]
+    accumulator = tl.zeros([outputs.shape[0], rows.shape[0]], dtype=tl.float32)
+    for start in range(0, IN_FEATURES, BLOCK_K):
+        group = start // GROUP_SIZE
+        integers = load_block(integers_ptrs + start, is_output, start + columns, IN_FEATURES, BLOCK_K)
+        scales = load_block(scales_ptrs + group, is_output, group + groups, GROUPS_A_ROW, GROUPS)
+        x = load_block(x_ptrs + start, is_row, start + columns, IN_FEATURES, BLOCK_K)
+        weight = scaled_groups(integers ^ 0x80, 128, scales, None, x.dtype)
+        accumulator = tl.dot(weight, tl.trans(x), accumulator, input_precision="ieee")
+    return accumulator
