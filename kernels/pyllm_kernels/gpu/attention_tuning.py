@@ -48,13 +48,13 @@ _PREFILL = {
     75: {64: PrefillTile(16, 32, 4, 2), 128: PrefillTile(16, 32, 4, 2), 256: PrefillTile(16, 16, 4, 2)},
 }
 _DECODE = {
-    120: _SMALL_DECODE | {128: DecodeTile(32, 8, 5, 2, 128)},  # With 4 warps, ptxas spills there.
+    120: _SMALL_DECODE | {128: DecodeTile(32, 8, 5, 2, 128)},  # With 4 warps, ptxas spills; over fp8 with 8.
     90: {64: DecodeTile(64, 4, 5, 5, 128), 128: DecodeTile(64, 4, 5, 3, 128), 256: DecodeTile(32, 4, 5, 3, 128)},
     86: _SMALL_DECODE,
     80: {64: DecodeTile(64, 4, 5, 4, 128), 128: DecodeTile(64, 4, 5, 2, 128), 256: DecodeTile(32, 4, 5, 2, 128)},
     75: {64: DecodeTile(32, 4, 2, 2, 128), 128: DecodeTile(16, 4, 2, 2, 128), 256: DecodeTile(16, 4, 2, 2, 128)},
 }
-# Over a cache in fp8, conversions take registers: so many programs run at once, at most.
+# Over a cache in fp8, conversions take registers: so many programs of 4 warps run at once, at most.
 _FLOAT8_PROGRAMS = {64: 4, 128: 2, 256: 2}
 _Tile = TypeVar("_Tile")
 
@@ -72,8 +72,8 @@ def decode_tile(card: Card, padded_head_dim: int, element_size: int, cache_size:
         return DecodeTile(max(min(64, 4096 // padded_head_dim), 16), 8, _float32_stages(cache_size), 2, 128)
     tile = _look_up(_DECODE, card, padded_head_dim)
     if cache_size == 1:
-        programs = _of_width(_FLOAT8_PROGRAMS, padded_head_dim)
-        return tile._replace(programs_per_multiprocessor=min(tile.programs_per_multiprocessor, programs))
+        programs = min(tile.programs_per_multiprocessor, _of_width(_FLOAT8_PROGRAMS, padded_head_dim))
+        return tile._replace(num_warps=4, programs_per_multiprocessor=programs)
     return tile
 
 
