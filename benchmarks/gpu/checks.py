@@ -28,6 +28,7 @@ from benchmarks.gpu.batches import PagedBatch, paged_batch
 
 Pairs = list[tuple[Tensor, Tensor]]
 Size = tuple[int, ...]
+Linear = Callable[[Tensor], Tensor]
 Checks = dict[str, tuple[Callable[["Setting"], Pairs], float | None]]
 # Two or three roundings of the largest number of a row; of a lone one each kernel and its reference may differ.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2.5e-3, torch.bfloat16: 2e-2}
@@ -79,6 +80,8 @@ def checks(setting: Setting, float8: bool) -> Checks:
         "attention_rows_alone": (_attention_rows_alone, BITWISE),
         "linear_invariant": (_linear_invariant, None),
         "linear_rows_alone": (_linear_rows_alone, BITWISE),
+        "linear_quantised": (_linear_quantised, None),
+        "linear_quantised_rows_alone": (_linear_quantised_rows_alone, BITWISE),
         "experts": (_experts, None),
         "experts_rows_alone": (_experts_rows_alone, BITWISE),
         "copy_blocks": (_copy_blocks, BITWISE),
@@ -308,6 +311,43 @@ def _linear_rows_alone(setting: Setting) -> Pairs:
     together = linear(x, packed)
     rows = (slice(0, 1), slice(17, 18), slice(64, 131))
     return [(linear(x[some].contiguous(), packed), together[some]) for some in rows]
+
+
+def _quantised_linears(setting: Setting, kernels: Kernels, out_features: int, in_features: int) -> list[Linear]:
+    """One for each layout of weights; the same weights for all kernels."""
+    shape, groups = (out_features, in_features), (out_features, in_features // 32)
+    generator = torch.Generator().manual_seed(0)
+    bytes_ = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(setting.device)
+    scales = (torch.rand(groups, generator=generator) * 0.01 + 0.01).to(setting.device)
+    nibbles, integers = bytes_[:, : in_features // 2].contiguous(), bytes_.view(torch.int8)
+    fp8 = (bytes_ & 0x7E).view(torch.float8_e4m3fn)  # without its NaN
+    return [
+        lambda x: kernels.linear_w4a16(x, nibbles, scales.half(), (-8 * scales).half()),
+        lambda x: kernels.linear_w8a16(x, integers, scales.half()),
+        lambda x: kernels.linear_w8a8(x, integers, scales[:, 0].contiguous()),
+        lambda x: kernels.linear_fp8(x, fp8, scales[:, :1].contiguous()),
+        lambda x: kernels.linear_fp8(x, fp8, scales[:, ::2].contiguous(), None, (1, 64)),
+    ]
+
+
+def _linear_quantised(setting: Setting) -> Pairs:
+    """Few rows and many, which have tiles of their own."""
+    pairs: Pairs = []
+    for out_features, in_features in setting.sizes((70, 192), (1024, 4096)):
+        ours, theirs = (
+            _quantised_linears(setting, kernels, out_features, in_features)
+            for kernels in (setting.triton, setting.reference)
+        )
+        for tokens in (3, 131):
+            x = setting.randn(tokens, in_features)
+            pairs += [(our(x), their(x)) for our, their in zip(ours, theirs, strict=True)]
+    return pairs
+
+
+def _linear_quantised_rows_alone(setting: Setting) -> Pairs:
+    x, rows = setting.randn(131, 192), (slice(20, 38), slice(64, 131))
+    linears = _quantised_linears(setting, setting.triton, 70, 192)
+    return [(linear(x[some].contiguous()), linear(x)[some]) for linear in linears for some in rows]
 
 
 Layer = tuple[Tensor, Tensor, Router, str, ExpertMatrices]
