@@ -123,8 +123,8 @@ def store_block(output_ptr, output_stride, sums, rows, outputs, tokens, OUT_FEAT
 
 
 @triton.jit
-def scaled_groups(integers, OFFSET: tl.constexpr, scales, minimums, dtype: tl.constexpr):
-    """`scale * (integer - OFFSET) + minimum`, of bytes [outputs, n] in as many groups as there are scales side by side.
+def scaled_groups(integers, scales, minimums, dtype: tl.constexpr):
+    """`scale * integer + minimum`, of float32 integers [outputs, n] in as many groups as there are scales side by side.
 
     A scale of float16 has 11 bits and an integer 8: their product is exact in float32, so the result is rounded once,
     fused or not. No minimums: None.
@@ -132,9 +132,7 @@ def scaled_groups(integers, OFFSET: tl.constexpr, scales, minimums, dtype: tl.co
     OUTPUTS: tl.constexpr = integers.shape[0]
     WIDTH: tl.constexpr = integers.shape[1]
     GROUPS: tl.constexpr = scales.shape[1]
-    # As the last bits of 2^23 a byte is added to it: a card adds floats faster than it converts integers.
-    numbers = (integers.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - (8388608.0 + OFFSET)
-    weights = tl.reshape(numbers, [OUTPUTS, GROUPS, WIDTH // GROUPS]) * scales.to(tl.float32)[:, :, None]
+    weights = tl.reshape(integers, [OUTPUTS, GROUPS, WIDTH // GROUPS]) * scales.to(tl.float32)[:, :, None]
     if minimums is not None:
         weights += minimums.to(tl.float32)[:, :, None]
     return tl.reshape(weights, [OUTPUTS, WIDTH]).to(dtype)

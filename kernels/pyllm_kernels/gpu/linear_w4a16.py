@@ -125,9 +125,9 @@ def w4a16_sums(
         scales = load_block(scales_ptr + group_offsets + group, is_output, group + groups, GROUPS_A_ROW, GROUPS)
         minimums = load_block(minimums_ptr + group_offsets + group, is_output, group + groups, GROUPS_A_ROW, GROUPS)
         x = load_block(x_ptrs + start, is_row, start + low, IN_FEATURES, BLOCK_K)
-        weight = scaled_groups(integers & 15, 0, scales, minimums, x.dtype)
+        weight = scaled_groups((integers & 15).to(tl.float32), scales, minimums, x.dtype)
         accumulator = tl.dot(weight, tl.trans(x), accumulator, input_precision="ieee")
         x = load_block(x_ptrs + start + 16, is_row, start + 16 + low, IN_FEATURES, BLOCK_K)
-        weight = scaled_groups(integers >> 4, 0, scales, minimums, x.dtype)
+        weight = scaled_groups((integers >> 4).to(tl.float32), scales, minimums, x.dtype)
         accumulator = tl.dot(weight, tl.trans(x), accumulator, input_precision="ieee")
     return accumulator

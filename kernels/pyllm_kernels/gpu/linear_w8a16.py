@@ -110,6 +110,14 @@ def w8a16_sums(
         integers = load_block(integers_ptrs + start, is_output, start + columns, IN_FEATURES, BLOCK_K)
         scales = load_block(scales_ptrs + group, is_output, group + groups, GROUPS_A_ROW, GROUPS)
         x = load_block(x_ptrs + start, is_row, start + columns, IN_FEATURES, BLOCK_K)
-        weight = scaled_groups(integers ^ 0x80, 128, scales, None, x.dtype)
+        weight = scaled_groups(_float32(integers), scales, None, x.dtype)
         accumulator = tl.dot(weight, tl.trans(x), accumulator, input_precision="ieee")
     return accumulator
+
+
+@triton.jit
+def _float32(integers):
+    """The numbers that bytes of int8 stand for. A card adds floats faster than it converts integers."""
+    # As the last bits of 2^23, a byte from 0 to 255 is added to it.
+    above = ((integers ^ 0x80).to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True)
+    return above - 8388736.0  # 2^23 + 128
