@@ -17,7 +17,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos clients bench peers bench-peers gpu-check gpu-compile docs screenshots format clean
+.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos clients bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
 
 setup: $(VENV)/.extension
 
@@ -116,6 +116,17 @@ docs: setup
 # The pictures of the page in the documents, made anew in Chromium.
 screenshots: setup
 	@$(BIN)/python -m tests.e2e.screenshots docs/images
+
+# Both distributions for glibc 2.28 and newer, in build/wheels; then they are installed where there is no Rust, and serve.
+# In a target folder of its own: cargo does not see that another linker is meant.
+MATURIN_BUILD = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/maturin build --release --zig --compatibility manylinux_2_28 \
+	--target-dir build/manylinux --out build/wheels
+wheels: setup
+	$(INSTALL) --requirements pyproject.toml --extra wheels
+	rm -rf build/wheels
+	$(MATURIN_BUILD) --manifest-path kernels/Cargo.toml
+	$(MATURIN_BUILD)
+	@$(BIN)/python -m tests.e2e.wheels build/wheels $(TORCH_INDEX)
 
 format: setup
 	$(BIN)/ruff check --fix

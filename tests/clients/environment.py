@@ -41,7 +41,7 @@ class Environment:
         if not upgrade and stamp.is_file() and stamp.read_text() == digest:
             return
         stamp.unlink(missing_ok=True)
-        uv = _uv()
+        uv = find_uv()
         subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, self.folder], check=True)
         excludes = [] if "torch" in wanted else ["--excludes", str(EXCLUDES)]
         subprocess.run(
@@ -60,7 +60,8 @@ class Environment:
         return subprocess.run([self.python, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
-def _uv() -> str:
+def find_uv() -> str:
+    """The program's path: of the user's own, else of `.venv`."""
     own = Path(sys.executable).with_name("uv")
     found = shutil.which("uv") or (str(own) if own.is_file() else None)
     if found is None:

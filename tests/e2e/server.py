@@ -23,7 +23,8 @@ class Server:
     """The process, its address once it is ready, and its process tree by title.
 
     With `log_file` what it logs goes there, and not to `log`: a pipe that nobody reads holds up whoever fills it. There
-    is no spare unless `warm_spares` are what is tested: it takes processor time that the test wants.
+    is no spare unless `warm_spares` are what is tested: it takes processor time that the test wants. `command` and
+    `inherited` are another installation's and its variables.
     """
 
     def __init__(
@@ -32,14 +33,16 @@ class Server:
         environment: Mapping[str, str] | None = None,
         log_file: IO[str] | None = None,
         warm_spares: bool = False,
+        command: Sequence[str] = (sys.executable, "-m", "pyllm", "serve"),
+        inherited: Mapping[str, str] = os.environ,
     ) -> None:
         spares = "--warm-spares" if warm_spares else "--no-warm-spares"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pyllm", "serve", "--port", "0", spares, *arguments],
+            [*command, "--port", "0", spares, *arguments],
             stdout=subprocess.PIPE,
             stderr=log_file or subprocess.PIPE,
             text=True,
-            env={**os.environ, **(environment or {})},
+            env={**inherited, **(environment or {})},
         )
         self.address = ""
         self.log = ""
