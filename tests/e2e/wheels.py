@@ -54,7 +54,7 @@ def _check(package: str, wheel: Path) -> list[str]:
     """The versions of glibc's symbols that the wheel needs."""
     expected, held = expected_files(package), files_in_wheel(wheel)
     assert held == expected, f"{wheel.name}: missing {expected - held}, not of the package {held - expected}"
-    command = [Path(sys.executable).with_name("auditwheel"), "show", "--json", wheel]
+    command = [str(Path(sys.executable).with_name("auditwheel")), "show", "--json", str(wheel)]
     audit: Mapping[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     # From the symbols, whatever the wheel calls itself.
     needed = _glibc(audit["overall_tag"])
