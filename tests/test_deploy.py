@@ -1,19 +1,27 @@
-"""The manifests agree with one another and with the server: routes, ports, times, flags and folders."""
+"""Manifests, unit and image agree with one another and with the server: routes, ports, times, flags and folders."""
 
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyllm import cli
+from pyllm.commands.settings_flags import given_settings
 from pyllm.config.api_keys import VARIABLE, ApiKey, KeyRing
-from pyllm.config.options import ServerConfig, config_part, engine_config, option_names
+from pyllm.config.options import ServerConfig, config_part, engine_config
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.supervision.flight_recorder import KEEP, MAX_BYTES
 from pyllm.supervision.restart_budget import WINDOW
 from pyllm.supervision.server_processes import STOP_GRACE
 from tests.frontend.serving import answering, in_process
 from tests.frontend.text import tiny_tokenizers
+from tests.monitoring import debian_program
 from tests.plain_yaml import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "deploy"
@@ -22,6 +30,9 @@ POD = DEPLOYMENT["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 PROBES = {name: CONTAINER[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
+UNIT = FOLDER / "systemd/pyllm.service"
+DOCKERFILE = re.sub(r" *\\\n *", " ", (FOLDER.parent / "Dockerfile").read_text())
+IMAGE = DOCKERFILE[DOCKERFILE.rindex("\nFROM ") :]  # the last stage, a line an instruction
 
 
 @pytest.fixture
@@ -29,16 +40,30 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
     return tiny_tokenizers.load(tiny_tokenizers.byte_level(), tmp_path)
 
 
-def server_config() -> ServerConfig:
-    """What the container's command line amounts to; a flag that there is not would end the test."""
-    _, *arguments = [*CONTAINER["command"], *CONTAINER["args"]]
-    options = cli.make_parser().parse_args(arguments)
-    engine_config(cli._given(options, option_names()))
-    return config_part(ServerConfig, cli._given(options, option_names(ServerConfig)))
+def server_config(command: Sequence[str] = (*CONTAINER["command"], *CONTAINER["args"])) -> ServerConfig:
+    """What a command line amounts to, the container's unless told; a flag that there is not would end the test."""
+    _, name, *arguments = command
+    options = cli.make_parser(name).parse_args(arguments)
+    engine_config(given_settings(options))
+    return config_part(ServerConfig, given_settings(options, ServerConfig))
 
 
-def flag(name: str) -> str:
-    (value,) = [argument.partition("=")[2] for argument in CONTAINER["args"] if argument.startswith(f"--{name}=")]
+def unit_settings() -> dict[str, str]:
+    """Those of the unit's sections, of which no two have the same."""
+    lines = [line for line in UNIT.read_text().splitlines() if line and line[0] not in "#["]
+    settings = dict(line.split("=", 1) for line in lines)
+    assert len(settings) == len(lines)
+    return settings
+
+
+def instruction(name: str) -> str:
+    """The one of this name in the image's last stage."""
+    (value,) = re.findall(rf"^{name} (.+)$", IMAGE, re.MULTILINE)
+    return str(value)
+
+
+def flag(name: str, arguments: Sequence[str] = tuple(CONTAINER["args"])) -> str:
+    (value,) = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"--{name}=")]
     return str(value)
 
 
@@ -99,6 +124,60 @@ def test_a_server_that_recovers_is_left_alone() -> None:
 
 def test_who_is_not_ready_is_seen_before_it_is_told_to_end() -> None:
     assert patience(PROBES["readiness"]) < CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"]
+
+
+def test_systemd_agrees_with_the_unit(tmp_path: Path) -> None:
+    """But for the program, which is not where the unit says on this machine."""
+    text = UNIT.read_text().replace("/opt/pyllm/bin/pyllm", sys.executable)
+    path = tmp_path / "pyllm.service"
+    path.write_text(text)
+    command = [debian_program("systemd-analyze", "systemd"), "verify", str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    path.write_text(text.replace("KillMode=", "KillMod="))
+    assert "KillMod" in subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+def test_the_unit_starts_the_server_and_leaves_it_the_time_to_end_in_order() -> None:
+    settings = unit_settings()
+    command = shlex.split(settings["ExecStart"])
+    config = server_config([argument for argument in command if not argument.startswith("--config=")])
+    assert settings["KillMode"] == "mixed"
+    assert 4 * (config.shutdown_timeout + STOP_GRACE) < int(settings["TimeoutStopSec"])
+    written = [flag("flight-recorder-dir", command), *re.findall(r"=(/\S+)", settings["Environment"])]
+    folders = {f"/run/{settings['RuntimeDirectory']}", f"/var/cache/{settings['CacheDirectory']}"}
+    folders |= {f"/var/lib/{settings['StateDirectory']}"}
+    assert len(written) == 4
+    assert all({path, *map(str, Path(path).parents)} & folders for path in written)
+
+
+def test_the_image_starts_the_server_as_the_manifests_do() -> None:
+    entry, arguments = json.loads(instruction("ENTRYPOINT")), json.loads(instruction("CMD"))
+    assert entry == ["tini", "--", "pyllm"]
+    config, theirs = server_config(["pyllm", *arguments]), server_config()
+    assert (config.host, config.port) == (theirs.host, theirs.port)
+    assert flag("flight-recorder-dir", arguments) == flag("flight-recorder-dir")
+    assert instruction("EXPOSE") == str(config.port)
+    context = POD["securityContext"]
+    user = f"{context['runAsUser']}:{context['runAsGroup']}"
+    assert instruction("USER") == user
+    environment = dict(variable.split("=") for variable in instruction("ENV").split())
+    assert environment.pop("PATH").startswith("/opt/pyllm/bin:")
+    assert environment.items() < {variable["name"]: variable.get("value") for variable in CONTAINER["env"]}.items()
+    assert f"install -d -o {user.replace(':', ' -g ')} /run/pyllm /var/lib/pyllm" in instruction("RUN")
+
+
+def test_the_image_is_healthy_while_the_liveness_probe_is_content() -> None:
+    check, probe = instruction("HEALTHCHECK"), PROBES["liveness"]
+    options = dict(re.findall(r"--([\w-]+)=(\w+)", check))
+    assert options["interval"] == f"{probe['periodSeconds']}s"
+    assert options["timeout"] == f"{probe['timeoutSeconds']}s"
+    assert int(options["retries"]) == probe["failureThreshold"]
+    assert options["start-period"] == f"{patience(PROBES['startup'])}s"
+    (program,) = json.loads(check[check.index("CMD ") + 4 :])[3:]
+    compile(program, "HEALTHCHECK", "exec")
+    port = CONTAINER["ports"][0]["containerPort"]
+    assert f"http://127.0.0.1:{port}{probe['httpGet']['path']}'" in program
 
 
 def test_somebody_reaps_what_killed_processes_had_started() -> None:

@@ -66,7 +66,9 @@ def test_the_autoscaler_scales_what_there_is_by_what_the_adapter_gives() -> None
     assert (target["kind"], target["name"]) == (deployment["kind"], deployment["metadata"]["name"])
     assert target["apiVersion"] == deployment["apiVersion"]
     assert deployment["spec"]["replicas"] == scaler["minReplicas"] < scaler["maxReplicas"]
-    assert [metric["pods"]["metric"]["name"] for metric in scaler["metrics"]] == [rule["name"]["as"] for rule in ADAPTER]
+    assert [metric["pods"]["metric"]["name"] for metric in scaler["metrics"]] == [
+        rule["name"]["as"] for rule in ADAPTER
+    ]
     for rule in ADAPTER:  # Kubernetes has no colons in names of metrics.
         assert f"__name__='{rule['name']['as'].replace('_', ':', 1)}'" in rule["seriesQuery"]
 

@@ -21,7 +21,7 @@ class Prometheus:
         (folder / "alerts.yaml").write_bytes((MONITORING / "alerts.yaml").read_bytes())
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            address = "127.0.0.1:{}".format(free.getsockname()[1])
+            address = f"127.0.0.1:{free.getsockname()[1]}"
         self._http = httpx.Client(base_url=f"http://{address}/api/v1")
         self._command = [debian_program("prometheus", "prometheus"), f"--web.listen-address={address}"]
         self._command += [f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]

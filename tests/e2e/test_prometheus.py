@@ -1,7 +1,6 @@
 """A real Prometheus scrapes a real server: every query of dashboard, alerts and autoscaler finds its series."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
