@@ -65,10 +65,11 @@ def build_editable(
 def with_kernels(metadata: str) -> str:
     """The same metadata with what the kernels require in place of the kernels."""
     project = tomllib.loads((KERNELS / "pyproject.toml").read_text())["project"]
+    needed = [f"Requires-Dist: {requirement}" for requirement in project["dependencies"]]
     lines: list[str] = []
     for line in metadata.splitlines():
         is_kernels = line.startswith(f"Requires-Dist: {project['name']}")
-        lines += [f"Requires-Dist: {needed}" for needed in project["dependencies"]] if is_kernels else [line]
+        lines += [new for new in needed if new not in metadata] if is_kernels else [line]
     return "\n".join(lines) + "\n"
 
 

@@ -16,6 +16,7 @@ METADATA = """Metadata-Version: 2.4
 Name: pyllm
 Requires-Dist: pyllm-kernels==0.1.0
 Requires-Dist: numpy>=2
+Requires-Dist: torch>=2.11
 
 The text.
 """
@@ -24,7 +25,7 @@ The text.
 def test_what_the_kernels_require_stands_in_their_place() -> None:
     lines = with_kernels(METADATA).splitlines()
     needed = [line for line in lines if line.startswith("Requires-Dist: ")]
-    assert [line.split(": ")[1].split(">")[0] for line in needed] == ["torch", "triton", "numpy"]
+    assert [line.split(": ")[1].split(">")[0] for line in needed] == ["triton", "numpy", "torch"]
     assert [line for line in lines if line not in needed] == [
         line for line in METADATA.splitlines() if not line.startswith("Requires-Dist: ")
     ]
