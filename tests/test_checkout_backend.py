@@ -10,7 +10,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from build_backend.checkout_backend import KERNELS, PATH_FILE, add_kernels, with_kernels
-from tests.wheel_files import ROOT
+from tests.wheel_files import ROOT, expected_files
 
 METADATA = """Metadata-Version: 2.4
 Name: pyllm
@@ -59,4 +59,5 @@ def test_a_source_distribution_has_what_builds_it(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("pyllm-*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "build_backend/checkout_backend.py", "Cargo.lock", "pyllm/frontend/docs.html"} < names
+    sources = {file for file in expected_files("pyllm") if not file.endswith(".so")}
+    assert {"pyproject.toml", "build_backend/checkout_backend.py", "Cargo.lock", *sources} < names

@@ -101,8 +101,8 @@ def _serve(environment: Path, variables: Mapping[str, str]) -> str:
     """What the embedded model answers."""
     with Server(environment=variables, inherited={}, command=[str(environment / "bin/pyllm"), "serve"]) as server:
         with server.http() as http:
-            page = http.get("/docs")  # a file beside the modules
-            assert page.status_code == 200, page.text
+            page = http.get("/", headers={"accept": "text/html"})  # of files beside the modules
+            assert (page.status_code, page.headers["content-type"].partition(";")[0]) == (200, "text/html"), page.text
         answer = server.complete("The capital of France is", max_tokens=8)
         assert answer.status_code == 200, answer.text
         text = str(answer.json()["choices"][0]["text"])
