@@ -29,6 +29,8 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command("pyllm.commands.serve", "a model over HTTP: OpenAI's API and Anthropic's"),
     "core": Command("pyllm.commands.core", "a headless core for EngineClient, without HTTP"),
     "bench": Command("pyllm.commands.bench", "measure a server or an engine, compare two"),
+    "batch": Command("pyllm.commands.run_batch", "a file of requests in OpenAI's batch format"),
+    "check": Command("pyllm.commands.check", "what this machine can do, what a model needs, what is wrong"),
     "models": Command("pyllm.commands.models", "list the models on this machine"),
     "pull": Command("pyllm.commands.pull", "download a model of the Hugging Face hub"),
     "rm": Command("pyllm.commands.rm", "delete a downloaded model"),

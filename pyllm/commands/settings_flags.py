@@ -5,6 +5,7 @@ structs.
 """
 
 import argparse
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -36,11 +37,15 @@ class SettingsParser(CommandParser):
         return f"{flag}: {text}" if text else ""
 
 
-def add_settings(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> None:
-    """One flag for each field; the default stays None here, for the struct's own default to hold."""
+def add_settings(
+    parser: argparse.ArgumentParser, kind: type[msgspec.Struct], names: Collection[str] | None = None
+) -> None:
+    """One flag for each field, or for those of these names; the default stays None here, for the struct's to hold."""
     group = parser.add_argument_group(kind.__name__, (kind.__doc__ or "").strip().partition("\n")[0])
     hints = get_type_hints(kind, include_extras=True)
     for field in msgspec.structs.fields(kind):
+        if names is not None and field.name not in names:
+            continue
         hint, help_text = hints[field.name], ""
         while get_origin(hint) is Annotated:
             hint, *metadata = get_args(hint)

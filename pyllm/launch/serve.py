@@ -7,11 +7,13 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from setproctitle import setproctitle
 
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.config.api_keys import ApiKey
 from pyllm.config.options import EngineConfig, HeadlessConfig, ServerConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, StateConfig
 from pyllm.errors import ConfigError
@@ -36,45 +38,43 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     server, api_keys = resolve_server(server)
     engine, checkpoint = resolve_config(engine)
     with _listener(server) as listener, SocketFolder() as folder:
-        core = CoreConfig(
-            engine=engine,
-            checkpoint=checkpoint,
-            bind=f"ipc://{folder}/core-0",
-            socket_folder=folder,
-            ready_timeout=server.ready_timeout,
-            shutdown_timeout=server.shutdown_timeout,
-            fork_server=topology.fork_server_address(engine, folder),
-        )
-        shared = shared_config(server, engine.scheduler.max_num_seqs)
-        count = server.api_server_count
-        state = StateConfig(shared=shared, bind=f"ipc://{folder}/state", log=engine.log)
-        api = ApiConfig(
-            server=server,
-            core_address=core.bind,
-            checkpoint=checkpoint,
-            served_model_name=engine.model.served_model_name,
-            seed=engine.model.seed,
-            log=engine.log,
-            shared=shared,
-            api_keys=api_keys,
-            flight_recorder_dir=engine.recovery.flight_recorder_dir,
-            state_address=state.bind if count > 1 else "",
-        )
-        limits = ProcessLimits(ready_timeout=server.ready_timeout, max_restarts=engine.recovery.max_restarts)
-        # In the order in which they end: API processes let their streams finish, then the rest has nothing left to do.
-        groups = [
-            [
-                topology.supervised_api(msgspec.structs.replace(api, index=index), listener, limits, engine.recovery)
-                for index in range(count)
-            ],
-            [topology.supervised_state(state, limits, engine.recovery)] if count > 1 else [],
-            *topology.supervised_engine(core),
-        ]
+        core = _core(engine, checkpoint, server, folder)
+        api = _api(core, server, api_keys)
+        groups = _groups(core, api, listener)
         announcement = _announcement(listener, api)
         # Once the API processes have closed the port, clients are to be refused: while it is open here, they would
         # connect all the same, and wait until this process has ended.
         _supervise(groups, lambda _: announcement, server.shutdown_timeout, listener.close)
     return 0
+
+
+def serve_for(engine: EngineConfig, server: ServerConfig, work: Callable[[str, EngineConfig], Awaitable[None]]) -> bool:
+    """Serve one program on a Unix socket in a private folder, without keys, and end when its `work` is done.
+
+    `work` gets the socket's path and the resolved settings. False where a signal ended it before.
+
+    Raises:
+        PyllmError: it cannot start, or a process was lost for good; or what `work` raised.
+    """
+    _become_supervisor()
+    server, _ = resolve_server(server)
+    engine, checkpoint = resolve_config(engine)
+    outcome: list[Exception | None] = []
+    with SocketFolder() as folder, bind_unix_listener(f"{folder}/http") as listener:
+        core = _core(engine, checkpoint, server, folder)
+
+        async def run() -> None:
+            try:
+                await work(listener.getsockname(), engine)
+                outcome.append(None)
+            except Exception as error:  # noqa: BLE001  raised again below: the server has done nothing wrong
+                outcome.append(error)
+
+        groups = _groups(core, _api(core, server, ()), listener)
+        _supervise(groups, lambda _: "", server.shutdown_timeout, listener.close, run)
+    if outcome and outcome[0] is not None:
+        raise outcome[0]
+    return bool(outcome)
 
 
 def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
@@ -114,6 +114,49 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
     return 0
 
 
+def _core(engine: EngineConfig, checkpoint: Checkpoint, server: ServerConfig, folder: str) -> CoreConfig:
+    return CoreConfig(
+        engine=engine,
+        checkpoint=checkpoint,
+        bind=f"ipc://{folder}/core-0",
+        socket_folder=folder,
+        ready_timeout=server.ready_timeout,
+        shutdown_timeout=server.shutdown_timeout,
+        fork_server=topology.fork_server_address(engine, folder),
+    )
+
+
+def _api(core: CoreConfig, server: ServerConfig, api_keys: tuple[ApiKey, ...]) -> ApiConfig:
+    engine = core.engine
+    return ApiConfig(
+        server=server,
+        core_address=core.bind,
+        checkpoint=core.checkpoint,
+        served_model_name=engine.model.served_model_name,
+        seed=engine.model.seed,
+        log=engine.log,
+        shared=shared_config(server, engine.scheduler.max_num_seqs),
+        api_keys=api_keys,
+        flight_recorder_dir=engine.recovery.flight_recorder_dir,
+        state_address=f"ipc://{core.socket_folder}/state" if server.api_server_count > 1 else "",
+    )
+
+
+def _groups(core: CoreConfig, api: ApiConfig, listener: socket.socket) -> list[list[SupervisedProcess]]:
+    """In the order in which they end: API processes let their streams finish, then the rest has nothing left to do."""
+    recovery, count = core.engine.recovery, api.server.api_server_count
+    limits = ProcessLimits(ready_timeout=core.ready_timeout, max_restarts=recovery.max_restarts)
+    state = StateConfig(shared=api.shared, bind=api.state_address, log=api.log)
+    return [
+        [
+            topology.supervised_api(msgspec.structs.replace(api, index=index), listener, limits, recovery)
+            for index in range(count)
+        ],
+        [topology.supervised_state(state, limits, recovery)] if count > 1 else [],
+        *topology.supervised_engine(core),
+    ]
+
+
 def _become_supervisor() -> None:
     setproctitle("pyllm::serve")
     keep_exit_codes()
@@ -124,9 +167,10 @@ def _supervise(
     announcement: Callable[[list[str]], str],
     shutdown_timeout: float,
     on_ending: Callable[[], None] = lambda: None,
+    work: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     try:
-        asyncio.run(supervise(groups, announcement, shutdown_timeout, on_ending))
+        asyncio.run(supervise(groups, announcement, shutdown_timeout, on_ending, work))
     finally:
         line_writer.stderr().finish()  # The reason of an end is the last line.
 

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from pyllm.supervision.start_progress import show_progress
 from pyllm.supervision.supervised_process import SupervisedProcess
@@ -20,7 +20,7 @@ LOST_GRACE = 3.0
 
 logger = logging.getLogger(__name__)
 
-# What ends a server: a signal, or the reason why it cannot go on. None: it has ended.
+# What ends a server: a signal, or the reason why it cannot go on. None: it has done its work; later, it has ended.
 Event = signal.Signals | BaseException | None
 
 
@@ -29,10 +29,12 @@ async def supervise(
     announcement: Callable[[list[str]], str],
     shutdown_timeout: float,
     on_ending: Callable[[], None] = lambda: None,
+    work: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Start all and keep them until a signal, then end them group by group; after a second signal, at once.
 
-    `announcement` makes the line to print once all are ready, of the addresses that they serve, in their order.
+    `announcement` makes the line to print once all are ready, of the addresses that they serve, in their order; none
+    where it is empty. With `work` they end when that is done, too; it is cancelled if they end before.
     `on_ending` is called as the first group is asked to end: once none of it is replaced any more.
 
     Raises:
@@ -42,7 +44,7 @@ async def supervise(
     events: asyncio.Queue[Event] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
-    starting = asyncio.create_task(_start(processes, announcement, events))
+    starting = asyncio.create_task(_start(processes, announcement, events, work))
     first = await events.get()
     starting.cancel()
     for process in processes:
@@ -67,7 +69,10 @@ async def supervise(
 
 
 async def _start(
-    processes: list[SupervisedProcess], announcement: Callable[[list[str]], str], events: asyncio.Queue[Event]
+    processes: list[SupervisedProcess],
+    announcement: Callable[[list[str]], str],
+    events: asyncio.Queue[Event],
+    work: Callable[[], Awaitable[None]] | None,
 ) -> None:
     try:
         for process in processes:
@@ -78,12 +83,15 @@ async def _start(
         finally:
             showing.cancel()
             await asyncio.wait({showing})
+        if line := announcement(addresses):
+            _announce(line)
+        for process in processes:
+            process.stand_by()
+        if work is not None:
+            await work()
+            events.put_nowait(None)
     except Exception as error:  # noqa: BLE001 - whatever it is, all that has been started has to end
         events.put_nowait(error)
-        return
-    _announce(announcement(addresses))
-    for process in processes:
-        process.stand_by()
 
 
 def _announce(line: str) -> None:

@@ -1,0 +1,8 @@
+"""A file of requests in OpenAI's batch format, sent to a server, and the file of their answers.
+
+Knows HTTP and the two files; neither starts a server nor knows an engine.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

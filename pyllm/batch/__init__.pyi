@@ -1,0 +1,10 @@
+from .answer_file import AnswerFile
+from .batch_run import BatchServer, run_batch
+from .request_file import RequestFile
+
+__all__ = [
+    "AnswerFile",
+    "BatchServer",
+    "RequestFile",
+    "run_batch",
+]

@@ -1,0 +1,161 @@
+"""The answers of a batch, one JSON object a line in OpenAI's format: read to go on where a run ended, and appended to.
+
+A line that a kill left unfinished is mended. Knows no request beyond its `custom_id`, and no server.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Set
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from pyllm.errors import ConfigError, PyllmError
+
+# Every line begins so: what else stands at the end of a file is not ours to mend.
+BEGINNING = b'{"id":"batch_req_'
+
+_SYNC_INTERVAL = 1.0  # seconds of answers that a loss of power may cost
+_LEAST_FAILURE = 400
+
+
+class Response(msgspec.Struct, frozen=True):
+    """What a server answered; `body` is JSON."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class BatchError(msgspec.Struct, frozen=True):
+    """Why there is no response."""
+
+    code: str
+    message: str
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A line: a response, of whatever status, or an error."""
+
+    id: str
+    custom_id: str
+    response: Response | None
+    error: BatchError | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the request was refused, or has no response."""
+        return self.response is None or self.response.status_code >= _LEAST_FAILURE
+
+
+class _WrittenResponse(msgspec.Struct):
+    status_code: int
+
+
+class _WrittenAnswer(msgspec.Struct):
+    custom_id: str
+    response: _WrittenResponse | None
+    error: Any
+
+
+class AnswerFile:
+    """The file, locked and open until `close`. `answered` are the custom_ids with a line, `num_failed` how many failed.
+
+    Raises:
+        ConfigError: it cannot be written, another process writes to it, or it has other lines than answers to these
+            requests. Nothing is changed then.
+    """
+
+    def __init__(self, path: Path, custom_ids: Set[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self.path = path
+        self.answered: set[str] = set()
+        self.num_failed = 0
+        self._clock = clock
+        self._synced_at = clock()
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ConfigError(f"cannot write answers to {path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._go_on(custom_ids)
+        except BlockingIOError:
+            os.close(self._file)
+            raise ConfigError(f"another process writes answers to {path}: wait for it, or name another file") from None
+        except OSError as error:
+            os.close(self._file)
+            raise ConfigError(f"cannot write answers to {path}: {error.strerror}") from None
+        except ConfigError:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> "AnswerFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.fsync(self._file)
+        os.close(self._file)
+
+    def append(self, answer: Answer) -> None:
+        """Write a line; the disk has it a second later, or when the file is closed.
+
+        Raises:
+            PyllmError: there is no room, or the disk fails.
+        """
+        rest = memoryview(msgspec.json.encode(answer) + b"\n")
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            if (now := self._clock()) - self._synced_at >= _SYNC_INTERVAL:
+                self._synced_at = now
+                os.fsync(self._file)
+        except OSError as error:
+            raise PyllmError(
+                f"cannot write to {self.path}: {error.strerror}; {len(self.answered)} requests have their answers, and "
+                "the same command goes on from there"
+            ) from None
+        self.answered.add(answer.custom_id)
+        self.num_failed += answer.is_failure
+
+    def _go_on(self, custom_ids: Set[str]) -> None:
+        """Read what is there, then finish or remove a last line without its end."""
+        size, tail = 0, b""
+        with open(self._file, "rb", closefd=False) as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    tail = line
+                    break
+                size += len(line)
+                if line.strip():
+                    self._note(line, number, custom_ids)
+        if not tail:
+            return
+        if not (tail.startswith(BEGINNING) or BEGINNING.startswith(tail)) and tail.strip(b"\0"):
+            raise ConfigError(f"{self.path} ends with a line that is no answer of a batch: name another file")
+        # Nothing that is cut off decodes: an object ends with its last character.
+        try:
+            self._note(tail, 0, custom_ids)
+        except ConfigError:
+            os.ftruncate(self._file, size)
+        else:
+            os.write(self._file, b"\n")
+
+    def _note(self, line: bytes, number: int, custom_ids: Set[str]) -> None:
+        where = f"line {number} of {self.path}"
+        try:
+            answer = msgspec.json.decode(line, type=_WrittenAnswer)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise ConfigError(f"{where} is no answer of a batch: remove it, or name another file") from None
+        if answer.custom_id not in custom_ids:
+            raise ConfigError(
+                f"{where} answers {answer.custom_id!r:.80}, and no request has that custom_id: name another file"
+            )
+        if answer.custom_id in self.answered:
+            raise ConfigError(f"{where} answers {answer.custom_id!r:.80} again: remove one of the two lines")
+        self.answered.add(answer.custom_id)
+        self.num_failed += answer.response is None or answer.response.status_code >= _LEAST_FAILURE

@@ -1,0 +1,162 @@
+"""The run of a batch: all requests without an answer, so many at once, against one server. Starts no server."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from pyllm.batch.answer_file import AnswerFile
+from pyllm.batch.request_file import RequestFile
+from pyllm.batch.request_sender import RequestSender, UnreachableError, Usage
+from pyllm.errors import ConfigError
+
+_CONNECT_TIMEOUT = 10.0
+_SHORT_TIMEOUT = 60.0  # seconds for the list of models
+_OK = 200
+
+
+class BatchServer(msgspec.Struct, frozen=True):
+    """Where requests go: an address without `/v1`, or the path of a Unix socket, too. At most `max_concurrency` at once."""
+
+    base_url: str
+    max_concurrency: int
+    socket: str = ""
+    api_key: str = ""
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """What a run did, in `seconds`."""
+
+    num_answered: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    seconds: float
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+async def run_batch(
+    requests: RequestFile, answers: AnswerFile, server: BatchServer, transport: Any | None = None
+) -> Totals:
+    """Send all requests that have no answer yet. A request that fails has an answer, which says why.
+
+    `transport` is one of `httpx2` that takes the place of the network.
+
+    Raises:
+        ConfigError: the server has none of the models that the requests name, or refuses the key.
+        PyllmError: it cannot be reached, or the answers cannot be written; what is answered stays.
+    """
+    pending = iter([request for request in requests.requests if request.custom_id not in answers.answered])
+    before = len(answers.answered)
+    with _Bar(len(requests.requests), before, time.perf_counter) as bar:
+        async with _client(server, transport) as http:
+            await _check_models(http, requests)
+            sender = RequestSender(http)
+
+            async def work() -> None:
+                for request in pending:  # Shared by all: each takes the next.
+                    answer, usage = await sender.send(request.custom_id, request.url, requests.body(request))
+                    answers.append(answer)
+                    bar.add(usage)
+
+            count = min(server.max_concurrency, len(requests.requests) - before)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(count):
+                        group.create_task(work())
+            except BaseExceptionGroup as errors:
+                raise _first(errors) from None
+        return bar.totals(len(answers.answered) - before)
+
+
+def _client(server: BatchServer, transport: Any | None) -> Any:
+    import httpx2
+
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # It logs every request.
+
+    count = server.max_concurrency
+    limits = httpx2.Limits(max_connections=count, max_keepalive_connections=count)
+    headers: Mapping[str, str] = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
+    if server.socket:
+        transport = httpx2.AsyncHTTPTransport(uds=server.socket, limits=limits)
+    return httpx2.AsyncClient(
+        base_url=server.base_url,
+        headers=headers,
+        limits=limits,
+        timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT),
+        transport=transport,
+    )
+
+
+async def _check_models(http: Any, requests: RequestFile) -> None:
+    """Refuse to go on where every request would be refused for its model; what else is wrong, requests will tell."""
+    import httpx2
+
+    try:
+        response = await http.get("/v1/models", timeout=_SHORT_TIMEOUT)
+    except httpx2.TransportError as error:
+        raise UnreachableError(
+            f"no connection to the server at {http.base_url}: {error or type(error).__name__}; is the address right?"
+        ) from None
+    if response.status_code != _OK:
+        return
+    try:
+        served = {model.id for model in msgspec.json.decode(response.content, type=_Models).data}
+    except msgspec.DecodeError:
+        return
+    if requests.models and served and not requests.models & served:
+        raise ConfigError(
+            f"{requests.path} asks for the model {min(requests.models)!r}, and the server has {min(served)!r}: change "
+            f"the requests, or serve it by that name (--served-model-name {min(requests.models)})"
+        )
+
+
+def _first(errors: BaseException) -> BaseException:
+    """The first of a group's errors, however deep it lies; those of other requests are the same or follow from it."""
+    while isinstance(errors, BaseExceptionGroup):
+        errors = errors.exceptions[0]
+    return errors
+
+
+class _Bar:
+    """A bar on a terminal: requests with an answer, and tokens per second of this run."""
+
+    def __init__(self, total: int, answered: int, clock: Callable[[], float]) -> None:
+        from tqdm import tqdm
+
+        tqdm.monitor_interval = 0  # No thread of its own.
+        self._clock = clock
+        self._start = clock()
+        self._num_prompt_tokens = self._num_output_tokens = 0
+        self._bar = tqdm(total=total, initial=answered, unit="request", dynamic_ncols=True, disable=None)
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def add(self, usage: Usage) -> None:
+        self._num_prompt_tokens += usage.num_prompt_tokens
+        self._num_output_tokens += usage.num_output_tokens
+        seconds = self._clock() - self._start
+        prompt, output = (
+            number / seconds if seconds else 0.0 for number in (self._num_prompt_tokens, self._num_output_tokens)
+        )
+        self._bar.postfix = f"input: {prompt:,.0f} tokens/s, output: {output:,.0f} tokens/s"
+        self._bar.update(1)
+
+    def totals(self, num_answered: int) -> Totals:
+        return Totals(num_answered, self._num_prompt_tokens, self._num_output_tokens, self._clock() - self._start)

@@ -1,0 +1,129 @@
+"""The requests of a batch, one JSON object a line in OpenAI's format. All are checked before the first is sent.
+
+Only where each line lies is kept in memory. Knows no server, and of a body whether it is an object, its model and
+`stream`.
+"""
+
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import msgspec
+
+from pyllm.errors import ConfigError
+
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+
+_MOST_PROBLEMS = 20  # that an error lists
+_LONGEST_ID = 512  # characters, as in OpenAI's API
+
+
+class BatchRequest(msgspec.Struct, frozen=True, gc=False):
+    """One line: `offset` and `num_bytes` say where it lies in the file."""
+
+    custom_id: str
+    url: str
+    offset: int
+    num_bytes: int
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+    stream: bool | None = None
+
+
+class _Line(msgspec.Struct):
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class _CheckedLine(msgspec.Struct):
+    custom_id: str
+    method: str
+    url: str
+    body: _Body
+
+
+class RequestFile:
+    """The file, open until `close`. `requests` are in its order; `models` are all that bodies name.
+
+    Raises:
+        ConfigError: it cannot be read, or lines are wrong; the text has a line for each, with its number.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.requests: list[BatchRequest] = []
+        self.models: set[str] = set()
+        try:
+            self._file: BinaryIO = path.open("rb")
+            problems = self._read()
+        except OSError as error:
+            raise ConfigError(f"cannot read the requests in {path}: {error.strerror}") from None
+        if problems:
+            self._file.close()
+            shown = problems[:_MOST_PROBLEMS]
+            more = [f"and {len(problems) - len(shown)} more lines"] * (len(problems) > len(shown))
+            raise ConfigError("\n  ".join([f"nothing was sent: {path} has lines that are wrong:", *shown, *more]))
+        if not self.requests:
+            self._file.close()
+            raise ConfigError(f"{path} has no requests: each line is an object with custom_id, method, url and body")
+
+    def __enter__(self) -> "RequestFile":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def body(self, request: BatchRequest) -> bytes:
+        """The request's body, as the file has it."""
+        self._file.seek(request.offset)
+        return bytes(msgspec.json.decode(self._file.read(request.num_bytes), type=_Line).body)
+
+    def _read(self) -> list[str]:
+        """Note all requests; gives what is wrong with which line."""
+        problems: list[str] = []
+        lines: dict[str, int] = {}  # of each custom_id
+        decoder = msgspec.json.Decoder(_CheckedLine)
+        offset = 0
+        for number, content in enumerate(self._file, 1):
+            begin, offset = offset, offset + len(content)
+            if not content.strip():
+                continue
+            try:
+                line = decoder.decode(content)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                problems.append(f"line {number}: {_reason(error)}")
+                continue
+            problem = _problem(line)
+            if not problem and (first := lines.setdefault(line.custom_id, number)) != number:
+                problem = f"custom_id {line.custom_id!r} is that of line {first}, too"
+            if problem:
+                problems.append(f"line {number}: {problem}")
+                continue
+            if line.body.model is not None:
+                self.models.add(line.body.model)
+            self.requests.append(BatchRequest(line.custom_id, line.url, begin, len(content)))
+        return problems
+
+
+def _problem(line: _CheckedLine) -> str:
+    """What is wrong with a line that is an object with the right fields."""
+    if not 0 < len(line.custom_id) <= _LONGEST_ID:
+        return f"custom_id has {len(line.custom_id)} characters: it must have 1 to {_LONGEST_ID}"
+    if line.method != "POST":
+        return f"method is {line.method!r:.80}: it must be POST"
+    if line.url not in URLS:
+        return f"url is {line.url!r:.80}: it must be one of {', '.join(URLS)}"
+    return "stream is true: a batch has whole answers, leave it out" if line.body.stream else ""
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, msgspec.ValidationError):
+        text, _, place = str(error).replace("`", "").partition(" - at $")
+        return f"{place.lstrip('.')}: {text}" if place else text
+    return f"no JSON: {error}"

@@ -1,0 +1,145 @@
+"""One request of a batch over HTTP, until it has an answer: what passes is tried again, what stays is the answer.
+
+Knows neither of the files. Raises only where all other requests would fail in the same way.
+"""
+
+import asyncio
+import random
+import uuid
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from pyllm.batch.answer_file import Answer, BatchError, Response
+from pyllm.errors import ConfigError, PyllmError
+
+# Statuses that say that the server, or one before it, is busy or starts.
+BUSY = frozenset(
+    {
+        HTTPStatus.TOO_MANY_REQUESTS,
+        HTTPStatus.BAD_GATEWAY,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    }
+)
+BUSY_PATIENCE = 600.0  # seconds of waits for a busy server, of one request
+UNREACHABLE_PATIENCE = 60.0  # seconds of waits for a server that accepts no connection
+MOST_LOSSES = 3  # of connections with this request on them
+
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
+_REFUSED = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+_SHOWN = 300  # characters of an answer in an error
+
+
+class UnreachableError(PyllmError):
+    """No server accepts connections at the address."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one answer."""
+
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class _Body(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class RequestSender:
+    """Sends over an `httpx2.AsyncClient`, whose base URL is the server's. `sleep` waits for seconds."""
+
+    def __init__(self, http: Any, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._http = http
+        self._sleep = sleep
+
+    async def send(self, custom_id: str, url: str, body: bytes) -> tuple[Answer, Usage]:
+        """The answer, be it a refusal, and its tokens.
+
+        Raises:
+            ConfigError: the server refuses the API key.
+            UnreachableError: it accepts no connection for a minute.
+        """
+        import httpx2
+
+        losses, waits = 0, _Waits(self._sleep)
+        while True:
+            try:
+                response = await self._http.post(url, content=body, headers={"Content-Type": "application/json"})
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                if waits.total >= UNREACHABLE_PATIENCE:
+                    raise UnreachableError(f"no connection to the server at {self._http.base_url}: {error}") from None
+                await waits.next()
+            except httpx2.TransportError as error:
+                losses += 1
+                if losses == MOST_LOSSES:
+                    text = f"the connection was lost {losses} times: {error or type(error).__name__}"
+                    return _failure(custom_id, "connection_lost", text), Usage()
+                await waits.next()
+            else:
+                if response.status_code in _REFUSED:
+                    raise ConfigError(
+                        f"the server refuses the key with {response.status_code}: {response.text[:_SHOWN]}; give "
+                        "--api-key or set OPENAI_API_KEY"
+                    )
+                if response.status_code not in BUSY or waits.total >= BUSY_PATIENCE:
+                    return _answer(custom_id, response)
+                await waits.next(_seconds(response.headers.get("retry-after")))
+
+
+class _Waits:
+    """Waits of one request, each longer than the one before, and different from those of other requests."""
+
+    def __init__(self, sleep: Callable[[float], Awaitable[None]]) -> None:
+        self.total = 0.0
+        self._sleep = sleep
+        self._next = _FIRST_WAIT
+
+    async def next(self, at_least: float = 0.0) -> None:
+        seconds = max(at_least, self._next * random.uniform(0.5, 1.0))  # noqa: S311  nothing secret depends on it
+        self._next = min(2 * self._next, _LONGEST_WAIT)
+        self.total += seconds
+        await self._sleep(seconds)
+
+
+def _answer(custom_id: str, response: Any) -> tuple[Answer, Usage]:
+    try:
+        body = msgspec.json.format(response.content, indent=-1)  # Whatever else has line ends between its parts.
+        usage = _usage(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = f"status {response.status_code} with a body that is no JSON: {response.text[:_SHOWN]!r}"
+        return _failure(custom_id, "invalid_response", text), Usage()
+    request_id = response.headers.get("x-request-id", "")
+    return Answer(_id(), custom_id, Response(response.status_code, request_id, msgspec.Raw(body))), usage
+
+
+def _usage(body: bytes) -> Usage:
+    """Of any of the APIs; nothing where a body says nothing about it, or something unknown."""
+    try:
+        usage = msgspec.json.decode(body, type=_Body).usage or _Usage()
+    except msgspec.ValidationError:
+        return Usage()
+    prompt, output = usage.prompt_tokens or usage.input_tokens, usage.completion_tokens or usage.output_tokens
+    return Usage(prompt or 0, output or 0)
+
+
+def _failure(custom_id: str, code: str, message: str) -> Answer:
+    return Answer(_id(), custom_id, None, BatchError(code, message))
+
+
+def _id() -> str:
+    return f"batch_req_{uuid.uuid4().hex}"
+
+
+def _seconds(text: str | None) -> float:
+    """Of a `Retry-After`; 0 where it is a date or nothing."""
+    return min(float(text), BUSY_PATIENCE) if text is not None and text.isdecimal() else 0.0

@@ -1,0 +1,163 @@
+"""`pyllm batch`: a file of requests in OpenAI's batch format, on a model that it serves to itself, or on a server."""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+from pyllm import log
+from pyllm.batch import AnswerFile, BatchServer, RequestFile, run_batch
+from pyllm.commands.engine_arguments import MODEL_HELP, announce, read_engine
+from pyllm.commands.settings_flags import (
+    SettingsParser,
+    add_engine_settings,
+    add_settings,
+    add_vllm_flags,
+    given_settings,
+)
+from pyllm.config.options import EngineConfig, ServerConfig, config_part
+from pyllm.errors import ConfigError
+
+PARSER = SettingsParser
+TAKES_CONFIG = True
+USAGE = "pyllm batch -i FILE -o FILE [MODEL | --base-url URL] [--FLAG VALUE ...]"
+COMMON = (
+    *("input-file", "output-file", "base-url", "api-key", "max-concurrency", "served-model-name", "max-model-len"),
+    *("max-num-seqs", "kv-cache-memory-bytes", "tensor-parallel-size", "config"),
+)
+# Settings of a server that change answers, or how it starts.
+SERVER_SETTINGS = frozenset(
+    {
+        *("tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_role"),
+        *("return_tokens_as_token_ids", "request_timeout", "max_request_body_bytes", "unknown_fields"),
+        *("api_server_count", "ready_timeout"),
+    }
+)
+EXAMPLES = """examples:
+  pyllm batch -i in.jsonl -o out.jsonl                                     the embedded model
+  pyllm batch -i in.jsonl -o out.jsonl Qwen/Qwen3-0.6B                     any model that `pyllm serve` takes
+  pyllm batch -i in.jsonl -o out.jsonl --base-url http://127.0.0.1:8000    a server that runs
+
+The same command again goes on where a run ended, however it ended."""
+
+# Requests at once for each sequence that runs at once: the engine is never without one that waits.
+_REQUESTS_PER_SEQUENCE = 2
+_REMOTE_CONCURRENCY = 256
+_FAILED, _INTERRUPTED = 1, 130
+
+
+def add_arguments(parser: SettingsParser) -> None:
+    """What the command takes."""
+    parser.usage = USAGE
+    parser.shorten_help(COMMON)
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument(
+        *("-i", "--input-file"),
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="requests, a JSON object a line: custom_id, method, url, body",
+    )
+    parser.add_argument(
+        "-o", "--output-file", type=Path, required=True, metavar="FILE", help="answers; what it has is not asked again"
+    )
+    parser.add_argument("--base-url", metavar="URL", help="a running server, instead of a model: http://HOST:PORT")
+    parser.add_argument("--api-key", metavar="KEY", help="its key; else OPENAI_API_KEY, if that is set")
+    parser.add_argument(
+        "--max-concurrency",
+        type=_positive,
+        metavar="N",
+        help=f"requests at once (default: {_REQUESTS_PER_SEQUENCE} times --max-num-seqs, or {_REMOTE_CONCURRENCY} "
+        "with --base-url)",
+    )
+    parser.add_argument("--config", metavar="FILE", help="YAML file of flags and values: max-model-len: 4096")
+    add_settings(parser, ServerConfig, SERVER_SETTINGS)
+    add_engine_settings(parser)
+    add_vllm_flags(parser)
+    parser.epilog = EXAMPLES
+
+
+def run(options: argparse.Namespace) -> int:
+    """Answer all requests that have no answer yet; gives 1 where any request of the file failed, now or before."""
+    base_url = _base_url(options)
+    engine, notices = read_engine(options)
+    given = given_settings(options, ServerConfig)
+    server = config_part(ServerConfig, {"disable_log_stats": True} | given)
+    with (
+        RequestFile(options.input_file) as requests,
+        AnswerFile(options.output_file, {request.custom_id for request in requests.requests}) as answers,
+    ):
+        if len(answers.answered) == len(requests.requests):
+            print(f"all {len(requests.requests)} requests have an answer in {options.output_file} already")
+            return _FAILED if answers.num_failed else 0
+
+        async def work(target: BatchServer) -> None:
+            totals = await run_batch(requests, answers, target)
+            rate = totals.num_output_tokens / totals.seconds
+            print(
+                f"{totals.num_answered} requests answered in {totals.seconds:.1f} s, {rate:,.0f} output tokens/s: "
+                f"{options.output_file} has {len(answers.answered)} answers, {answers.num_failed} of them errors"
+            )
+
+        try:
+            if base_url:
+                key = options.api_key or os.environ.get("OPENAI_API_KEY", "")
+                count = options.max_concurrency or _REMOTE_CONCURRENCY
+                asyncio.run(work(BatchServer(base_url, count, api_key=key)))
+                is_done = True
+            else:
+                is_done = _serve(engine, server, notices, options.max_concurrency, work)
+        except KeyboardInterrupt:
+            is_done = False
+        if not is_done:
+            print(
+                f"interrupted: {len(answers.answered)} of {len(requests.requests)} requests have an answer; the same "
+                "command goes on from there",
+                file=sys.stderr,
+            )
+            return _INTERRUPTED
+        return _FAILED if answers.num_failed else 0
+
+
+def _serve(
+    engine: EngineConfig,
+    server: ServerConfig,
+    notices: list[str],
+    concurrency: int | None,
+    work: Callable[[BatchServer], Coroutine[None, None, None]],
+) -> bool:
+    """Do the work on a server of our own; False where a signal ended it."""
+    from pyllm.launch import serve as launcher
+
+    log.configure("pyllm::serve", engine.log)
+    announce(notices)
+
+    async def on_ready(socket: str, resolved: EngineConfig) -> None:
+        count = concurrency or _REQUESTS_PER_SEQUENCE * resolved.scheduler.max_num_seqs
+        await work(BatchServer("http://localhost", count, socket))
+
+    return launcher.serve_for(engine, server, on_ready)
+
+
+def _base_url(options: argparse.Namespace) -> str:
+    """The address without `/v1`; empty where a model is to be served."""
+    if options.base_url is None:
+        if options.api_key is not None:
+            raise ConfigError("--api-key is for a server that runs: give --base-url, too")
+        return ""
+    settings = sorted(given_settings(options) | given_settings(options, ServerConfig))
+    if options.model_argument is not None or settings:
+        name = "MODEL" if options.model_argument is not None else f"--{settings[0].replace('_', '-')}"
+        raise ConfigError(f"--base-url is a server that runs, and {name} is for one that is started: leave one out")
+    url = str(options.base_url).rstrip("/").removesuffix("/v1")
+    if not url.startswith(("http://", "https://")) or not url.partition("://")[2]:
+        raise ConfigError(f"--base-url must be an address such as http://127.0.0.1:8000, got {options.base_url!r:.80}")
+    return url
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"needs a number of 1 or more, got {text!r:.80}")
+    return int(text)
