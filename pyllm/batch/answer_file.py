@@ -69,11 +69,18 @@ class AnswerFile:
             requests. Nothing is changed then.
     """
 
-    def __init__(self, path: Path, custom_ids: Set[str], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        custom_ids: Set[str],
+        clock: Callable[[], float] = time.monotonic,
+        sync: Callable[[int], None] = os.fsync,
+    ) -> None:
         self.path = path
         self.answered: set[str] = set()
         self.num_failed = 0
         self._clock = clock
+        self._sync = sync
         self._synced_at = clock()
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -98,7 +105,7 @@ class AnswerFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        os.fsync(self._file)
+        self._sync(self._file)
         os.close(self._file)
 
     def append(self, answer: Answer) -> None:
@@ -113,7 +120,7 @@ class AnswerFile:
                 rest = rest[os.write(self._file, rest) :]
             if (now := self._clock()) - self._synced_at >= _SYNC_INTERVAL:
                 self._synced_at = now
-                os.fsync(self._file)
+                self._sync(self._file)
         except OSError as error:
             raise PyllmError(
                 f"cannot write to {self.path}: {error.strerror}; {len(self.answered)} requests have their answers, and "

@@ -20,7 +20,7 @@ _OK = 200
 
 
 class BatchServer(msgspec.Struct, frozen=True):
-    """Where requests go: an address without `/v1`, or the path of a Unix socket, too. At most `max_concurrency` at once."""
+    """Where requests go, `max_concurrency` at once at most. The address is without `/v1`; `socket` is a path for it."""
 
     base_url: str
     max_concurrency: int

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
+
 from pyllm.supervision.server_processes import STOP_GRACE, supervise
 from pyllm.supervision.supervised_process import SupervisedProcess
 
@@ -71,3 +73,34 @@ async def test_a_stdout_that_nobody_reads_keeps_nobody_from_standing_by() -> Non
             cast("list[list[SupervisedProcess]]", [[LastPlace("core", events)]]), lambda addresses: "ready", 30.0
         )
     assert "core has a spare" in events
+
+
+async def test_with_work_all_end_when_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    events: list[str] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        events.append("the work is done")
+
+    groups = cast("list[list[SupervisedProcess]]", [[FakeSupervisedProcess("core", events)]])
+    await supervise(groups, lambda addresses: "", 30.0, work=work)
+    assert capsys.readouterr().out == ""
+    assert events[:3] == ["core starts", "core has a spare", "the work is done"]
+    assert events[-1] == "core has ended"
+
+
+async def test_a_signal_cancels_the_work() -> None:
+    events: list[str] = []
+
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            events.append("the work is cancelled")
+            raise
+
+    groups = cast("list[list[SupervisedProcess]]", [[FakeSupervisedProcess("core", events)]])
+    await supervise(groups, lambda addresses: "", 30.0, work=work)
+    assert "the work is cancelled" in events
+    assert events[-1] == "core has ended"
