@@ -172,6 +172,41 @@ WRONG = {
             ],
         }.items()
     },
+    "batch": [
+        ("", "required: -i/--input-file, -o/--output-file"),
+        ("-i requests", "required: -o/--output-file"),
+        ("-i /nowhere -o out", "cannot read the requests in /nowhere"),
+        ("-i empty -o out", "has no requests"),
+        ("-i garbage -o out", "line 1: no JSON"),
+        ("-i requests -o garbage", "garbage ends with a line that is no answer"),
+        ("-i requests -o requests", "line 1 of requests is no answer"),
+        ("-i requests -o /nowhere/out", "cannot write answers to /nowhere/out"),
+        ("-i requests -o out /nowhere/model.gguf", "/nowhere/model.gguf"),
+        ("-i requests -o out --base-url server", "such as http://127.0.0.1:8000, got 'server'"),
+        ("-i requests -o out --base-url http://a --seed 1", "--seed is for one that is started"),
+        ("-i requests -o out model.gguf --base-url http://a", "MODEL is for one that is started"),
+        ("-i requests -o out --api-key k", "give --base-url, too"),
+        ("-i requests -o out --max-concurrency 0", "a number of 1 or more, got '0'"),
+        ("-i requests -o out --input-fil x", "did you mean --input-file?"),
+        ("-i requests -o out --port 8000", "unknown flag --port"),
+        ("-i requests -o out --block-size 3", "power of two"),
+    ],
+    "check": [
+        ("/nowhere/model.gguf", "there is no model at /nowhere/model.gguf"),
+        ("nowhere", "owner/repo:Q4_K_M"),
+        ("owner/repo", "`pyllm pull owner/repo` downloads it"),
+        ("one two", "unexpected argument 'two'"),
+        ("--jsn", "did you mean --json?"),
+        ("--json=1", "ignored explicit argument '1'"),
+        ("--connections many", "a whole number, got 'many'"),
+        ("--connections=-1", "a whole number, got '-1'"),
+        ("--port 99999", "port is 99999"),
+        ("--dtype int4", "there is no 'int4'"),
+        ("--kv-cache-memory-bytes huge", "64MiB"),
+        ("--config /nowhere.yaml", "/nowhere.yaml"),
+        ("--enable-lora", "merge the adapter"),
+        ("--help=things", "no help on 'things'"),
+    ],
     "models": [
         ("--jsn", "did you mean --json?"),
         ("--json=1", "ignored explicit argument '1'"),
@@ -267,6 +302,8 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "empty").touch()
     (tmp_path / "garbage").write_bytes(b"\x00garbage" * 99)
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
+    (tmp_path / "requests").write_text(json.dumps(request) + "\n")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/server.key_secret").touch()
 

@@ -14,8 +14,16 @@ from pyllm.errors import ConfigError
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
-_MOST_PROBLEMS = 20  # that an error lists
 _LONGEST_ID = 512  # characters, as in OpenAI's API
+
+
+class WrongLinesError(ConfigError):
+    """Lines that are no requests of a batch; `problems` says for each what is wrong, with its number."""
+
+    def __init__(self, path: Path, problems: list[str]) -> None:
+        more = f", and {len(problems) - 1} more lines are wrong" if len(problems) > 1 else ""
+        super().__init__(f"nothing was sent: {path}, {problems[0]}{more}")
+        self.problems = problems
 
 
 class BatchRequest(msgspec.Struct, frozen=True, gc=False):
@@ -50,7 +58,8 @@ class RequestFile:
     """The file, open until `close`. `requests` are in its order; `models` are all that bodies name.
 
     Raises:
-        ConfigError: it cannot be read, or lines are wrong; the text has a line for each, with its number.
+        WrongLinesError: lines are wrong.
+        ConfigError: it cannot be read, or has no requests.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,9 +73,7 @@ class RequestFile:
             raise ConfigError(f"cannot read the requests in {path}: {error.strerror}") from None
         if problems:
             self._file.close()
-            shown = problems[:_MOST_PROBLEMS]
-            more = [f"and {len(problems) - len(shown)} more lines"] * (len(problems) > len(shown))
-            raise ConfigError("\n  ".join([f"nothing was sent: {path} has lines that are wrong:", *shown, *more]))
+            raise WrongLinesError(path, problems)
         if not self.requests:
             self._file.close()
             raise ConfigError(f"{path} has no requests: each line is an object with custom_id, method, url and body")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from pyllm import log
-from pyllm.batch import AnswerFile, BatchServer, RequestFile, run_batch
+from pyllm.batch import AnswerFile, BatchServer, RequestFile, WrongLinesError, run_batch
 from pyllm.commands.engine_arguments import MODEL_HELP, announce, read_engine
 from pyllm.commands.settings_flags import (
     SettingsParser,
@@ -46,6 +46,7 @@ The same command again goes on where a run ended, however it ended."""
 _REQUESTS_PER_SEQUENCE = 2
 _REMOTE_CONCURRENCY = 256
 _FAILED, _INTERRUPTED = 1, 130
+_MOST_PROBLEMS = 20  # that are listed
 
 
 def add_arguments(parser: SettingsParser) -> None:
@@ -86,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     given = given_settings(options, ServerConfig)
     server = config_part(ServerConfig, {"disable_log_stats": True} | given)
     with (
-        RequestFile(options.input_file) as requests,
+        _read_requests(options.input_file) as requests,
         AnswerFile(options.output_file, {request.custom_id for request in requests.requests}) as answers,
     ):
         if len(answers.answered) == len(requests.requests):
@@ -119,6 +120,17 @@ def run(options: argparse.Namespace) -> int:
             )
             return _INTERRUPTED
         return _FAILED if answers.num_failed else 0
+
+
+def _read_requests(path: Path) -> RequestFile:
+    """The file; where several lines are wrong, they are listed before the error is."""
+    try:
+        return RequestFile(path)
+    except WrongLinesError as error:
+        if len(error.problems) > 1:
+            for problem in error.problems[:_MOST_PROBLEMS]:
+                print(f"{path}, {problem}", file=sys.stderr)
+        raise
 
 
 def _serve(

@@ -1,8 +1,32 @@
+from .cpu_features import instructions, parse
+from .cuda_driver import VisibleCard, driver_version, visible_cards
+from .memory_check import (
+    activation_bytes,
+    check_memory,
+    kv_bytes,
+    kv_bytes_per_token,
+    memory_needed,
+    table_bytes_per_token,
+    weights_bytes,
+)
 from .probe_process import probe_model
-from .resolve import cpu_memory_needed, resolve_config
+from .resolve import cpu_memory_needed, resolve_config, resolve_settings
 
 __all__ = [
+    "VisibleCard",
+    "activation_bytes",
+    "check_memory",
     "cpu_memory_needed",
+    "driver_version",
+    "instructions",
+    "kv_bytes",
+    "kv_bytes_per_token",
+    "memory_needed",
+    "parse",
     "probe_model",
     "resolve_config",
+    "resolve_settings",
+    "table_bytes_per_token",
+    "visible_cards",
+    "weights_bytes",
 ]

@@ -9,14 +9,16 @@ from typing import Any
 
 # CUdevice_attribute in cuda.h.
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+_LONGEST_NAME = 256
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleCard:
-    """What defaults depend on."""
+    """What defaults depend on, and the card's name."""
 
     capability: int  # major * 10 + minor
     memory_bytes: int
+    name: str = ""
 
 
 def visible_cards(library: str = "libcuda.so.1") -> tuple[VisibleCard, ...]:
@@ -27,6 +29,16 @@ def visible_cards(library: str = "libcuda.so.1") -> tuple[VisibleCard, ...]:
         return ()
 
 
+def driver_version(library: str = "libcuda.so.1") -> str:
+    """The newest CUDA that the driver runs, such as `12.8`; empty without a driver."""
+    version = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL(library).cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return ""
+    return "" if failed else f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
 def read_cards(driver: Any) -> tuple[VisibleCard, ...]:
     """Ask a loaded library; a fake has the same functions, which give 0 where they succeed."""
     count = ctypes.c_int()
@@ -35,13 +47,15 @@ def read_cards(driver: Any) -> tuple[VisibleCard, ...]:
     cards = []
     for number in range(count.value):
         device, major, minor, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+        name = ctypes.create_string_buffer(_LONGEST_NAME)
         failures = (
             driver.cuDeviceGet(ctypes.byref(device), number)
             or driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
             or driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
             or driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+            or driver.cuDeviceGetName(name, _LONGEST_NAME, device)
         )
         if failures:
             return ()
-        cards.append(VisibleCard(major.value * 10 + minor.value, memory.value))
+        cards.append(VisibleCard(major.value * 10 + minor.value, memory.value, name.value.decode(errors="replace")))
     return tuple(cards)

@@ -9,6 +9,7 @@ from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.options import DEFAULT_CPU_KV_CACHE_BYTES, EngineConfig
 from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups, kv_tokens_per_layer
+from pyllm.families.spec import FeedForwardSpec
 from pyllm.families.tensors import FileTensor, TensorEntry, num_parameters
 from pyllm.supervision.memory import Memory, host_memory
 
@@ -42,15 +43,43 @@ def memory_needed(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     return weights_bytes(engine, checkpoint) + _PROCESS_BYTES * (ranks + 1)
 
 
-def kv_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
-    """What a token's keys and values take in the cache, on all ranks together: of a sequence of the whole context."""
+def kv_bytes(engine: EngineConfig, checkpoint: Checkpoint, num_tokens: int) -> int:
+    """What the keys and values of a sequence of so many tokens take in the cache, on all ranks together."""
     spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
     heads = spec.attention.kv_heads_of_rank(ranks) * ranks
     element_bytes = _ELEMENT_BYTES[engine.cache.kv_cache_dtype]
     context = engine.model.max_model_len or spec.max_position_embeddings
     groups = kv_groups(spec, context, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
-    tokens = kv_tokens_per_layer(groups, context)
-    return -(-2 * tokens * heads * spec.attention.head_size * element_bytes // context)
+    return 2 * kv_tokens_per_layer(groups, num_tokens) * heads * spec.attention.head_size * element_bytes
+
+
+def kv_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
+    """What a token's keys and values take in the cache, on all ranks together: of a sequence of the whole context."""
+    context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
+    return -(-kv_bytes(engine, checkpoint, context) // context)
+
+
+def activation_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
+    """About what one step's activations and logits take on each rank: of the largest step, as every layer reuses them.
+
+    On a CPU it is a part of what a process is reckoned to take. A worker on a GPU measures it when it starts.
+    """
+    spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
+    attention = spec.attention
+    # Input, residual and normed input; query, key, value and what attention gives; gate, up and their product.
+    widths = 3 * spec.hidden_size + 2 * (attention.query_size + attention.kv_size) // ranks
+    feed_forward = max(_features(layer.feed_forward) for layer in spec.layers) or 4 * spec.hidden_size
+    elements = engine.scheduler.max_num_batched_tokens * (widths + 3 * feed_forward // ranks)
+    return elements * _ELEMENT_BYTES[engine.model.dtype] + 4 * engine.scheduler.max_num_seqs * spec.vocab_size
+
+
+def table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
+    """What each token of the context takes, used or not: cosines and sines, and entries of block tables."""
+    rotations = 4 * sum(rope.rotary_size for rope in checkpoint.spec.ropes)
+    context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
+    groups = kv_groups(checkpoint.spec, context, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
+    block_tables = -(-4 * len(groups) * engine.scheduler.max_num_seqs // engine.cache.block_size)
+    return (rotations + block_tables) * engine.parallel.tensor_parallel_size
 
 
 def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[], list[Memory]] = host_memory) -> None:
@@ -67,7 +96,7 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
     weights, total = weights_bytes(engine, checkpoint), memory_needed(engine, checkpoint)
     cache = (engine.cache.kv_cache_memory_bytes or DEFAULT_CPU_KV_CACHE_BYTES) * ranks
     context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
-    tables_per_token = _table_bytes_per_token(engine, checkpoint)
+    tables_per_token = table_bytes_per_token(engine, checkpoint)
     tables = context * tables_per_token
     is_mapped = _are_mapped(engine, checkpoint, weights)
     for memory in read():
@@ -127,15 +156,6 @@ def _sources(checkpoint: Checkpoint) -> list[FileTensor]:
     return list({(entry.source.file, entry.source.offset): entry.source for entry in checkpoint.tensors}.values())
 
 
-def _table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
-    """What each token of the context takes, used or not: cosines and sines, and entries of block tables."""
-    rotations = 4 * sum(rope.rotary_size for rope in checkpoint.spec.ropes)
-    context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
-    groups = kv_groups(checkpoint.spec, context, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
-    block_tables = -(-4 * len(groups) * engine.scheduler.max_num_seqs // engine.cache.block_size)
-    return (rotations + block_tables) * engine.parallel.tensor_parallel_size
-
-
 def _kept_bytes(source: FileTensor, element_bytes: int) -> int:
     """Of a matrix: blocks as the file has them, or Q8_0 where they have no kernel; else elements."""
     if len(source.shape) == 1:
@@ -160,6 +180,11 @@ def _quantised_bytes(entry: TensorEntry, element_bytes: int) -> int:
     if quantised.bits == 8 or quantised.groups is not None or (group % 32 and group < columns):
         return count * 34 // 32
     return count * (18 if quantised.zeros is None else 20) // 32
+
+
+def _features(feed_forward: FeedForwardSpec) -> int:
+    """Features between the two matrices, of all experts that a token takes."""
+    return feed_forward.size * (feed_forward.routing.active if feed_forward.routing else 1)
 
 
 def _gigabytes(count: int) -> str:

@@ -72,8 +72,17 @@ def resolve_config(
     """Read the model's description and replace everything that is `auto`, None or a 0 that stands for a default.
 
     Raises:
-        ConfigError: the model cannot be read, or two settings do not go together.
+        ConfigError: the model cannot be read, two settings do not go together, or the memory is too small.
     """
+    resolved, checkpoint = resolve_settings(config, probe, list_cards)
+    check_memory(resolved, checkpoint)
+    return resolved, checkpoint
+
+
+def resolve_settings(
+    config: EngineConfig, probe: Probe = probe_model, list_cards: Callable[[], Sequence[VisibleCard]] = visible_cards
+) -> tuple[EngineConfig, Checkpoint]:
+    """The same without a look at the memory."""
     model = config.model
     checkpoint = read_checkpoint(
         at_revision(model.model, model.revision, "revision"),
@@ -143,7 +152,6 @@ def resolve_config(
         log=msgspec.structs.replace(config.log, log_config_file=log_file),
         recovery=msgspec.structs.replace(config.recovery, flight_recorder_dir=crashes),
     )
-    check_memory(resolved, checkpoint)
     return resolved, checkpoint
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyllm.batch.request_file import URLS, RequestFile
+from pyllm.batch.request_file import URLS, RequestFile, WrongLinesError
 from pyllm.errors import ConfigError
 
 
@@ -58,18 +58,20 @@ def test_what_is_wrong_is_named_by_its_line(tmp_path: Path, text: str, problem: 
 
 
 def test_many_problems_are_counted(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as raised:
-        RequestFile(write(tmp_path, *["{}"] * 23))
-    text = str(raised.value).splitlines()
-    assert len(text) == 22
-    assert text[-1].strip() == "and 3 more lines"
+    path = write(tmp_path, *["{}"] * 23)
+    with pytest.raises(WrongLinesError, match="line 1: Object missing.*, and 22 more lines are wrong") as raised:
+        RequestFile(path)
+    assert [problem.partition(":")[0] for problem in raised.value.problems] == [f"line {n}" for n in range(1, 24)]
 
 
 def test_bytes_that_are_no_text_are_a_problem_of_their_line(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'\xff\xfe\n{"custom_id": "\xff"}\n')
-    with pytest.raises(ConfigError, match=r"(?s)line 1: no JSON.*line 2: "):
+    with pytest.raises(WrongLinesError) as raised:
         RequestFile(path)
+    first, second = raised.value.problems
+    assert first.startswith("line 1: no JSON")
+    assert second.startswith("line 2: ")
 
 
 @pytest.mark.parametrize("text", ["", "\n  \n"])

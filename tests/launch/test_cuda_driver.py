@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pyllm.launch.cuda_driver import VisibleCard, read_cards, visible_cards
+from pyllm.launch.cuda_driver import VisibleCard, driver_version, read_cards, visible_cards
 
 GIB = 1 << 30
 
@@ -34,16 +34,24 @@ class FakeDriver:
         memory._obj.value = {10: 141 * GIB, 11: 15 * GIB}[device.value]
         return self._code("cuDeviceTotalMem_v2")
 
+    def cuDeviceGetName(self, name: Any, size: int, device: Any) -> int:  # noqa: N802
+        name.value = {10: b"NVIDIA H200", 11: b"Tesla T4"}[device.value][: size - 1]
+        return self._code("cuDeviceGetName")
+
     def _code(self, name: str) -> int:
         return 999 if name == self._fails else 0
 
 
 def test_cards_come_with_capability_and_memory() -> None:
-    assert read_cards(FakeDriver()) == (VisibleCard(90, 141 * GIB), VisibleCard(75, 15 * GIB))
+    assert read_cards(FakeDriver()) == (
+        VisibleCard(90, 141 * GIB, "NVIDIA H200"),
+        VisibleCard(75, 15 * GIB, "Tesla T4"),
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetAttribute", "cuDeviceTotalMem_v2"]
+    "name",
+    ["cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetAttribute", "cuDeviceTotalMem_v2", "cuDeviceGetName"],
 )
 def test_a_driver_that_fails_has_no_cards(name: str) -> None:
     assert read_cards(FakeDriver(name)) == ()
@@ -51,3 +59,4 @@ def test_a_driver_that_fails_has_no_cards(name: str) -> None:
 
 def test_without_a_driver_there_are_no_cards() -> None:
     assert visible_cards("libcuda-of-nobody.so.1") == ()
+    assert driver_version("libcuda-of-nobody.so.1") == ""

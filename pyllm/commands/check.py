@@ -1,0 +1,183 @@
+"""`pyllm check`: what this machine can do, what a model would need, and what is wrong, with the fix. Loads no weights.
+
+It takes the flags of `pyllm serve`, and looks at what that would find.
+"""
+
+import argparse
+import logging
+import sys
+from types import TracebackType
+
+import msgspec
+
+from pyllm.checkpoint import Hub, HubName, at_revision, find_model, parse_model
+from pyllm.commands.engine_arguments import MODEL_HELP, read_engine
+from pyllm.commands.settings_flags import (
+    SettingsParser,
+    add_engine_settings,
+    add_settings,
+    add_vllm_flags,
+    given_settings,
+)
+from pyllm.config.options import EngineConfig, ServerConfig, config_part
+from pyllm.errors import ConfigError
+from pyllm.launch import check_memory, resolve_settings, visible_cards
+from pyllm.machine import (
+    Finding,
+    ModelNeeds,
+    Report,
+    SystemLimits,
+    as_json,
+    as_text,
+    find_problems,
+    model_needs,
+    print_tables,
+    read_limits,
+    read_processor,
+    read_software,
+    sort_findings,
+)
+from pyllm.wire import bind_listener
+
+PARSER = SettingsParser
+TAKES_CONFIG = True
+USAGE = "pyllm check [MODEL] [--FLAG VALUE ...]"
+COMMON = (
+    *("json", "connections", "host", "port", "max-model-len", "max-num-seqs", "kv-cache-memory-bytes", "dtype"),
+    *("gpu-memory-utilization", "tensor-parallel-size", "config"),
+)
+EXAMPLES = """examples:
+  pyllm check                                           this machine
+  pyllm check model.gguf --max-model-len 32k            what it needs, and what fits
+  pyllm check --config server.yaml --connections 5000   a server before it is started
+
+Exit code 0: it can run. 1: something is wrong that would stop it."""
+
+_CANNOT_RUN = 1
+
+
+def add_arguments(parser: SettingsParser) -> None:
+    """What the command takes."""
+    parser.usage = USAGE
+    parser.shorten_help(COMMON)
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument(
+        "--connections", type=_count, default=256, metavar="N", help="clients that are connected at once (default: 256)"
+    )
+    parser.add_argument("--config", metavar="FILE", help="YAML file of flags and values: max-model-len: 4096")
+    add_settings(parser, ServerConfig)
+    add_engine_settings(parser)
+    add_vllm_flags(parser)
+    parser.epilog = EXAMPLES
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what was found; gives 1 where something would stop a server.
+
+    Raises:
+        ConfigError: a value is wrong, or there is no such model.
+    """
+    engine, _ = read_engine(options)
+    server = config_part(ServerConfig, given_settings(options, ServerConfig))
+    limits, processor, software = read_limits(), read_processor(), read_software()
+    needs, found = _look_at_model(engine, limits) if engine.model.model else (None, [])
+    found = sort_findings(
+        [*found, *_address(server), *find_problems(processor, limits, software, needs, options.connections)]
+    )
+    can_run = all(finding.severity != "error" for finding in found)
+    report = Report(can_run=can_run, processor=processor, limits=limits, software=software, model=needs, findings=found)
+    if options.json:
+        print(as_json(report))
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        print_tables(report, Console())
+    else:
+        print(as_text(report))
+    return 0 if can_run else _CANNOT_RUN
+
+
+def _look_at_model(engine: EngineConfig, limits: SystemLimits) -> tuple[ModelNeeds | None, list[Finding]]:
+    """What the model needs, where it can be read, and what a server would say of it before it loads it."""
+    engine, name = _on_this_machine(engine)
+    with _Warnings() as warnings:
+        try:
+            engine, checkpoint = resolve_settings(engine)
+        except ConfigError as error:
+            return None, [*warnings.findings, Finding("error", str(error), "")]
+        checkpoint = msgspec.structs.replace(checkpoint, name=name or checkpoint.name)
+        ranks = engine.parallel.tensor_parallel_size
+        memories = [memory.available for memory in limits.memory]
+        if engine.device.device == "cuda":
+            memories = [card.memory_bytes for card in visible_cards()[:ranks]]
+        needs = model_needs(engine, checkpoint, memories)
+        try:
+            check_memory(engine, checkpoint, lambda: list(limits.memory))
+        except ConfigError as error:
+            return needs, [*warnings.findings, Finding("error", str(error), "")]
+    return needs, warnings.findings
+
+
+def _on_this_machine(engine: EngineConfig) -> tuple[EngineConfig, str]:
+    """The settings with the model's path, and its name on the hub if it has one. Downloads nothing.
+
+    Raises:
+        ConfigError: it is not on this machine.
+    """
+    model = engine.model
+    place = parse_model(at_revision(model.model, model.revision, "revision"))
+    if not isinstance(place, HubName):
+        if not place.exists():
+            raise ConfigError(f"there is no model at {place}")
+        return engine, ""
+    hub = Hub(cache_dir=model.download_dir or None, token=model.hf_token or None, offline=True)
+    try:
+        path = find_model(place, hub)
+    except ConfigError:
+        raise ConfigError(
+            f"{place.text} is not on this machine: `pyllm pull {place.text}` downloads it, and then it can be checked"
+        ) from None
+    model = msgspec.structs.replace(model, model=str(path), revision="")
+    return msgspec.structs.replace(engine, model=model), place.text
+
+
+def _address(server: ServerConfig) -> list[Finding]:
+    """Whether a server could listen where it is to."""
+    try:
+        if not server.uds:
+            bind_listener(server.host, server.port).close()
+    except ConfigError as error:
+        return [Finding("error", str(error).partition(";")[0], "Stop what listens there, or give another --port.")]
+    return []
+
+
+class _Warnings(logging.Handler):
+    """Warnings of this package in a block, as findings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.findings: list[Finding] = []
+        self._logger = logging.getLogger("pyllm")
+        self._propagated = self._logger.propagate
+
+    def __enter__(self) -> "_Warnings":
+        self._logger.addHandler(self)
+        self._logger.propagate = False
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._logger.removeHandler(self)
+        self._logger.propagate = self._propagated
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self.findings.append(Finding("warning", record.getMessage(), ""))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"needs a whole number, got {text!r:.80}")
+    return int(text)

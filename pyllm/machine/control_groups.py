@@ -1,0 +1,51 @@
+"""Limits of the control groups around this process, of version 1 or 2. Knows no limit by name; memory's are elsewhere.
+
+Source: https://docs.kernel.org/admin-guide/cgroup-v2.html and its predecessor's cgroup-v1/.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+_MOUNT = "sys/fs/cgroup"
+
+
+def read_file(path: Path) -> str:
+    """The text of a file of Linux without its end; empty where there is none, or none for us."""
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def group_folders(root: Path, controller: str) -> Iterator[Path]:
+    """The folder of this process's group and those of all groups around it, inmost first, for one controller."""
+    for line in read_file(root / "proc/self/cgroup").splitlines():
+        _, controllers, own = (*line.split(":", 2), "", "")[:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / _MOUNT / controller if controllers else root / _MOUNT
+        group = mount / own.lstrip("/")
+        # Inside a container the path is often that of the host, and the group itself is at the mount.
+        yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(mount))
+
+
+def cpu_quota(root: Path) -> float | None:
+    """Cores' worth of time that the tightest group lets this process have; None without a limit."""
+    quotas = []
+    for folder in group_folders(root, "cpu"):
+        words = read_file(folder / "cpu.max").split()
+        if not words:
+            words = [read_file(folder / "cpu.cfs_quota_us"), read_file(folder / "cpu.cfs_period_us")]
+        if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
+
+
+def free_processes(root: Path) -> int | None:
+    """Processes and threads that the tightest group lets this process start; None without a limit."""
+    free = []
+    for folder in group_folders(root, "pids"):
+        limit, used = read_file(folder / "pids.max"), read_file(folder / "pids.current")
+        if limit.isdecimal() and used.isdecimal():
+            free.append(max(0, int(limit) - int(used)))
+    return min(free, default=None)

@@ -1,0 +1,121 @@
+"""What a model would take with given settings, and which contexts and how many sequences at once fit beside it.
+
+Works from the checkpoint's description; loads no weights. The rules are those by which a server starts.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pyllm.checkpoint import Checkpoint
+from pyllm.config import DEFAULT_CPU_KV_CACHE_BYTES, EngineConfig
+from pyllm.families import num_parameters
+from pyllm.launch import activation_bytes, kv_bytes, kv_bytes_per_token, memory_needed, table_bytes_per_token
+from pyllm.launch import weights_bytes as weights_of
+
+# Contexts for which the number of sequences is given, up to the model's own.
+CONTEXTS = (1024, 4096, 16384, 65536, 262144)
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """How many sequences of so many tokens each run at once: as the cache is set, and if it took all memory."""
+
+    context: int
+    sequences: int
+    most_sequences: int
+
+
+class ModelNeeds(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes are of all ranks together, but `activation_bytes` and `memory_bytes`: those are of each card or the host.
+
+    `room_bytes` is what memory has for a KV cache; negative where the model does not fit. `longest_context` is that of
+    a lone sequence in the cache as it is set.
+    """
+
+    name: str
+    format: str
+    architecture: str
+    parameters: int
+    device: str
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    ranks: int
+    context: int
+    max_num_seqs: int
+    weights_bytes: int
+    process_bytes: int
+    table_bytes: int
+    activation_bytes: int
+    kv_bytes_per_token: int
+    context_bytes: int  # keys and values of one sequence of the whole context
+    cache_bytes: int
+    memory_bytes: int
+    room_bytes: int
+    longest_context: int
+    fits: tuple[Fit, ...]
+
+
+def model_needs(engine: EngineConfig, checkpoint: Checkpoint, memories: Sequence[int]) -> ModelNeeds:
+    """The needs of a model with resolved settings; `memories` are what each card has, or what the host has free.
+
+    With no memory known nothing fits.
+    """
+    ranks, context = engine.parallel.tensor_parallel_size, engine.model.max_model_len or 1
+    weights, activation = weights_of(engine, checkpoint), activation_bytes(engine, checkpoint)
+    tables = context * table_bytes_per_token(engine, checkpoint)
+    memory = min(memories, default=0)
+    if engine.device.device == "cpu":
+        processes = memory_needed(engine, checkpoint) - weights
+        room = memory - weights - processes - tables
+        cache = (engine.cache.kv_cache_memory_bytes or DEFAULT_CPU_KV_CACHE_BYTES) * ranks
+    else:
+        processes = 0
+        share = int(memory * engine.cache.gpu_memory_utilization)
+        room = ranks * (share - activation) - weights - tables
+        own = engine.cache.kv_cache_memory_bytes
+        cache = max(0, room) if own is None else own * ranks
+
+    def sequences(num_tokens: int, size: int) -> int:
+        block = engine.cache.block_size
+        needed = kv_bytes(engine, checkpoint, -(-num_tokens // block) * block)
+        return min(engine.scheduler.max_num_seqs, max(0, size) // needed)
+
+    usable = min(cache, max(0, room))
+    return ModelNeeds(
+        name=checkpoint.name,
+        format=checkpoint.format,
+        architecture=checkpoint.spec.architecture,
+        parameters=num_parameters(checkpoint.spec),
+        device=engine.device.device,
+        dtype=engine.model.dtype,
+        quantization=engine.model.quantization,
+        kv_cache_dtype=engine.cache.kv_cache_dtype,
+        ranks=ranks,
+        context=context,
+        max_num_seqs=engine.scheduler.max_num_seqs,
+        weights_bytes=weights,
+        process_bytes=processes,
+        table_bytes=tables,
+        activation_bytes=activation,
+        kv_bytes_per_token=kv_bytes_per_token(engine, checkpoint),
+        context_bytes=kv_bytes(engine, checkpoint, context),
+        cache_bytes=cache,
+        memory_bytes=memory,
+        room_bytes=room,
+        longest_context=_longest(engine, checkpoint, usable),
+        fits=tuple(
+            Fit(length, sequences(length, usable), sequences(length, room))
+            for length in (*(length for length in CONTEXTS if length < context), context)
+        ),
+    )
+
+
+def _longest(engine: EngineConfig, checkpoint: Checkpoint, size: int) -> int:
+    """The longest sequence whose keys and values fit into so many bytes, in whole blocks; at most the context."""
+    block, context = engine.cache.block_size, engine.model.max_model_len or 1
+    low, high = 0, context // block
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if kv_bytes(engine, checkpoint, middle * block) <= size else (low, middle - 1)
+    return context if low == context // block and kv_bytes(engine, checkpoint, context) <= size else low * block

@@ -1,0 +1,122 @@
+"""The processor: its instructions and the kernels that they choose, the cores that may be used, NUMA nodes.
+
+Everything is what files of Linux say. `kernels/src/isa.rs` decides at run time by the same rules.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from pyllm.launch import instructions, parse
+from pyllm.machine.control_groups import cpu_quota, read_file
+
+# What each level of the kernels needs beside the levels before it.
+LEVELS: Mapping[str, frozenset[str]] = {
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
+    "avx512_vnni": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_vnni"}),
+    "avx512_bf16": frozenset({"avx512_bf16"}),
+    "amx": frozenset({"amx_tile", "amx_int8", "amx_bf16"}),
+}
+PORTABLE = "portable"
+
+_VECTORS = {PORTABLE: "plain Rust", "avx2": "AVX2"}
+_AVX512 = "AVX-512"
+_SHOWN = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_int8", "amx_bf16")
+_INTEL = "GenuineIntel"
+
+
+class NumaNode(msgspec.Struct, frozen=True):
+    """A part of the machine with memory of its own; `cores` is a list as Linux writes it, such as `0-7,16`."""
+
+    index: int
+    cores: str
+    memory_bytes: int
+
+
+class Processor(msgspec.Struct, frozen=True, kw_only=True):
+    """`kernel_level` is the best of `LEVELS` that is there; `kernels` has each format's kernel on it.
+
+    `usable_cores` are those of the affinity mask, `quota` is how many of them a control group gives time for.
+    """
+
+    name: str
+    features: tuple[str, ...]
+    kernel_level: str
+    kernels: Mapping[str, str]
+    num_cores: int
+    usable_cores: int
+    quota: float | None
+    numa_nodes: tuple[NumaNode, ...]
+
+
+def read_processor(root: Path = Path("/")) -> Processor:
+    """The processor of the machine whose files are below `root`."""
+    text = read_file(root / "proc/cpuinfo")
+    fields = parse(text)
+    flags = instructions(fields)
+    level = kernel_level(flags, fields.get("vendor_id", ""))
+    num_cores = sum(line.startswith("processor") for line in text.splitlines())
+    allowed = _field(read_file(root / "proc/self/status"), "Cpus_allowed_list")
+    return Processor(
+        name=fields.get("model name", fields.get("CPU part", "unknown")),
+        features=tuple(name for name in _SHOWN if name in flags),
+        kernel_level=level,
+        kernels=kernels_of(level),
+        num_cores=num_cores,
+        usable_cores=len(cores_in(allowed)) or num_cores,
+        quota=cpu_quota(root),
+        numa_nodes=_numa_nodes(root),
+    )
+
+
+def kernel_level(flags: frozenset[str], vendor: str) -> str:
+    """The level whose kernels run. Intel's bfloat16 of AVX-512 is slower than float32, so it is not taken alone."""
+    best = PORTABLE
+    for level, needed in LEVELS.items():
+        if not needed <= flags:
+            break
+        if level != "avx512_bf16" or vendor != _INTEL:
+            best = level
+    return best
+
+
+def kernels_of(level: str) -> dict[str, str]:
+    """The instructions by which each format of weights is multiplied, and attention is computed."""
+    vectors = _VECTORS.get(level, _AVX512)
+    integers = f"{_AVX512} VNNI" if vectors == _AVX512 else vectors
+    tiles = level == "amx"
+    bfloat16 = {"avx512_bf16": f"{_AVX512} BF16", "amx": "AMX tiles"}.get(level, vectors)
+    return {
+        "float32": vectors,
+        "bfloat16": bfloat16,
+        "float16": "torch",
+        "int8": f"AMX tiles from 4 rows, {integers} below" if tiles else integers,
+        "GGUF blocks": f"AMX tiles from 33 rows, {integers} below" if tiles else integers,
+        "attention": "AMX tiles where shapes allow" if tiles else vectors,
+    }
+
+
+def cores_in(text: str) -> list[int]:
+    """The numbers in a list as Linux writes it: `0-3,8`."""
+    cores: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            cores += range(int(first), int(last or first) + 1)
+    return cores
+
+
+def _numa_nodes(root: Path) -> tuple[NumaNode, ...]:
+    nodes = []
+    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        total = _field(read_file(folder / "meminfo"), "MemTotal").split()
+        size = int(total[0]) << 10 if total and total[0].isdecimal() else 0
+        nodes.append(NumaNode(int(folder.name[4:]), read_file(folder / "cpulist"), size))
+    return tuple(sorted(nodes, key=lambda node: node.index))
+
+
+def _field(text: str, name: str) -> str:
+    """What follows `name:` in a line; of `Node 0 MemTotal: 5 kB` as well."""
+    found = (line.partition(f"{name}:")[2].strip() for line in text.splitlines() if f"{name}:" in line)
+    return next(found, "")
