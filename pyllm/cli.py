@@ -42,7 +42,9 @@ SHELLS = ("bash", "zsh")
 EXAMPLES = """examples:
   pyllm serve                                   the embedded model on http://127.0.0.1:8000
   pyllm serve Qwen/Qwen3-0.6B --port 8001       a model of the Hugging Face hub
-  pyllm models                                  what is on this machine
+  pyllm check                                   what this machine can do, and what is wrong
+  pyllm batch -i in.jsonl -o out.jsonl          answers to a file of requests
+  pyllm models                                  the models on this machine
   pyllm --print-completion bash > ~/.local/share/bash-completion/completions/pyllm
 
 pyllm COMMAND --help says more."""

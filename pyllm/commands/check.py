@@ -30,7 +30,7 @@ from pyllm.machine import (
     as_json,
     as_text,
     find_problems,
-    model_needs,
+    needs_of_model,
     print_tables,
     read_limits,
     read_processor,
@@ -111,7 +111,7 @@ def _look_at_model(engine: EngineConfig, limits: SystemLimits) -> tuple[ModelNee
         memories = [memory.available for memory in limits.memory]
         if engine.device.device == "cuda":
             memories = [card.memory_bytes for card in visible_cards()[:ranks]]
-        needs = model_needs(engine, checkpoint, memories)
+        needs = needs_of_model(engine, checkpoint, memories)
         try:
             check_memory(engine, checkpoint, lambda: list(limits.memory))
         except ConfigError as error:

@@ -1,5 +1,5 @@
 from .findings import Finding, find_problems, sort_findings
-from .model_needs import ModelNeeds, model_needs
+from .model_needs import ModelNeeds, needs_of_model
 from .processor import Processor, kernel_level, read_processor
 from .report import Report, as_json, as_text, print_tables
 from .software import Software, read_software
@@ -16,7 +16,7 @@ __all__ = [
     "as_text",
     "find_problems",
     "kernel_level",
-    "model_needs",
+    "needs_of_model",
     "print_tables",
     "read_limits",
     "read_processor",

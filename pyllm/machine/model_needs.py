@@ -56,7 +56,7 @@ class ModelNeeds(msgspec.Struct, frozen=True, kw_only=True):
     fits: tuple[Fit, ...]
 
 
-def model_needs(engine: EngineConfig, checkpoint: Checkpoint, memories: Sequence[int]) -> ModelNeeds:
+def needs_of_model(engine: EngineConfig, checkpoint: Checkpoint, memories: Sequence[int]) -> ModelNeeds:
     """The needs of a model with resolved settings; `memories` are what each card has, or what the host has free.
 
     With no memory known nothing fits.

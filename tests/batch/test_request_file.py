@@ -59,7 +59,7 @@ def test_what_is_wrong_is_named_by_its_line(tmp_path: Path, text: str, problem: 
 
 def test_many_problems_are_counted(tmp_path: Path) -> None:
     path = write(tmp_path, *["{}"] * 23)
-    with pytest.raises(WrongLinesError, match="line 1: Object missing.*, and 22 more lines are wrong") as raised:
+    with pytest.raises(WrongLinesError, match=r"line 1: Object missing.*, and 22 more lines are wrong") as raised:
         RequestFile(path)
     assert [problem.partition(":")[0] for problem in raised.value.problems] == [f"line {n}" for n in range(1, 24)]
 

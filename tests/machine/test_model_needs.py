@@ -11,7 +11,7 @@ from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.options import EngineConfig, engine_config
 from pyllm.launch.memory_check import kv_bytes
 from pyllm.launch.resolve import resolve_settings
-from pyllm.machine.model_needs import model_needs
+from pyllm.machine.model_needs import needs_of_model
 from tests.tiny_model import write_tiny_model
 
 GIB = 1 << 30
@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 def test_the_embedded_model_on_a_cpu() -> None:
     engine, checkpoint = resolve_settings(engine_config({"device": "cpu", "kv_cache_memory_bytes": "64MiB"}))
-    needs = model_needs(engine, checkpoint, [8 * GIB, 4 * GIB])
+    needs = needs_of_model(engine, checkpoint, [8 * GIB, 4 * GIB])
     assert (needs.parameters, needs.device, needs.context, needs.memory_bytes) == (134_515_008, "cpu", 8192, 4 * GIB)
     assert needs.kv_bytes_per_token == 2 * 30 * 192 * 2
     assert needs.context_bytes == 8192 * needs.kv_bytes_per_token
@@ -35,7 +35,7 @@ def test_the_embedded_model_on_a_cpu() -> None:
 def test_a_model_that_does_not_fit_has_no_room(tmp_path: Path) -> None:
     engine, checkpoint = resolve_settings(engine_config({"model": write_tiny_model(tmp_path), "device": "cpu"}))
     for memories in ([1 << 20], []):
-        needs = model_needs(engine, checkpoint, memories)
+        needs = needs_of_model(engine, checkpoint, memories)
         assert needs.room_bytes < 0
         assert needs.longest_context == 0
         assert {(fit.sequences, fit.most_sequences) for fit in needs.fits} == {(0, 0)}
@@ -46,7 +46,7 @@ def test_cards_share_weights_and_keep_room_for_a_step(tmp_path: Path) -> None:
         engine_config({"model": write_tiny_model(tmp_path), "device": "cpu", "tensor_parallel_size": 3})
     )
     engine = msgspec.structs.replace(engine, device=msgspec.structs.replace(engine.device, device="cuda"))
-    needs = model_needs(engine, checkpoint, [GIB, 2 * GIB, 2 * GIB])
+    needs = needs_of_model(engine, checkpoint, [GIB, 2 * GIB, 2 * GIB])
     assert needs.process_bytes == 0
     assert needs.activation_bytes > 0
     share = int(GIB * 0.9) - needs.activation_bytes
@@ -69,7 +69,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> tuple[EngineConfig, Ch
 def test_the_longest_context_is_the_longest_that_fits(windowed: tuple[EngineConfig, Checkpoint], size: int) -> None:
     engine, checkpoint = windowed
     cache = msgspec.structs.replace(engine.cache, kv_cache_memory_bytes=size)
-    needs = model_needs(msgspec.structs.replace(engine, cache=cache), checkpoint, [GIB])
+    needs = needs_of_model(msgspec.structs.replace(engine, cache=cache), checkpoint, [GIB])
     longest, block = needs.longest_context, engine.cache.block_size
     assert kv_bytes(engine, checkpoint, longest) <= size
     assert longest == needs.context or kv_bytes(engine, checkpoint, longest + block) > size
