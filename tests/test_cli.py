@@ -194,7 +194,7 @@ WRONG = {
     "check": [
         ("/nowhere/model.gguf", "there is no model at /nowhere/model.gguf"),
         ("nowhere", "owner/repo:Q4_K_M"),
-        ("owner/repo", "`pyllm pull owner/repo` downloads it"),
+        ("owner/repo:", "owner/repo:Q4_K_M"),
         ("one two", "unexpected argument 'two'"),
         ("--jsn", "did you mean --json?"),
         ("--json=1", "ignored explicit argument '1'"),

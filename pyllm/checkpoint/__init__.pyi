@@ -1,7 +1,7 @@
-from .cache import CacheError, cache_folder, file_identity, write_file
+from .cache import CacheError, cache_folder, file_identity, forget_gguf, write_file
 from .generation_config import SamplingDefaults, parse_overrides
 from .gguf_types import BLOCK_SIZES, FLOAT_TYPES, REQUANTISED_TYPES
-from .hub import Hub, find_model, size_text
+from .hub import Hub, find_model, outline_model, size_text
 from .hub_cache import CachedModel, cached_models, remove
 from .huggingface import Probe, read_generation_config
 from .model_name import FORMS, HubName, at_revision, parse_hub_name, parse_model
@@ -29,6 +29,8 @@ __all__ = [
     "embedded_model",
     "file_identity",
     "find_model",
+    "forget_gguf",
+    "outline_model",
     "parse_hub_name",
     "parse_model",
     "parse_overrides",

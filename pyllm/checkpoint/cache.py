@@ -53,6 +53,13 @@ def cached_gguf(path: Path, folder: Path) -> Checkpoint:
     return checkpoint
 
 
+def forget_gguf(path: Path, folder: Path) -> None:
+    """Remove what `cached_gguf` keeps of a file, if there is anything."""
+    key = hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
+    for name in (f"{key}.checkpoint", f"{key}.tokenizer.json"):
+        (folder / name).unlink(missing_ok=True)
+
+
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """`$XDG_CACHE_HOME/pyllm` or `~/.cache/pyllm`, made if need be, readable by its owner alone.
 

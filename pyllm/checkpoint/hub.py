@@ -5,9 +5,11 @@ broken downloads and draws progress bars. It is imported for a name of the hub o
 """
 
 import logging
+import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT = 10.0  # seconds for the list of a repository's files
+_HEADED = frozenset({".safetensors", ".gguf"})
+# Bytes that hold most headers of safetensors, the longest that the format allows, and what holds one of GGUF, whose
+# length nothing says: with a vocabulary of 256,000 tokens it has some 15 MB.
+_BEGINNING, _LONGEST_HEADER, _GGUF_BEGINNING = 1 << 18, 100_000_008, 32 << 20
 _TOO_MANY_REQUESTS, _SERVER_ERROR = 429, 500
 
 
@@ -65,6 +71,25 @@ def find_model(name: HubName, hub: Hub, collect: Collect = collect) -> Path:
         return path
 
 
+def outline_model(name: HubName, hub: Hub, folder: Path) -> Path:
+    """As `find_model`, but of weights come their headers alone: what is behind them reads as zeros and takes no room.
+
+    The files are in `folder`, the caller's, and have their size. Nothing is put into the cache.
+
+    Raises:
+        ConfigError: as `find_model`.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE if hub.offline is None else hub.offline:
+        raise ConfigError(f"{name.text} is not on this machine, and HF_HUB_OFFLINE is set: unset it to ask the hub")
+    try:
+        return _download_outline(name, hub, folder)
+    except _Unreachable as error:
+        reason = f"cannot reach {_endpoint(hub)} ({error}): check the network, or HF_ENDPOINT"
+        raise ConfigError(f"{name.text} is not on this machine, and {reason}") from None
+
+
 def repository_folder(name: HubName, hub: Hub) -> Path:
     """Where the cache keeps a repository."""
     from huggingface_hub.file_download import repo_folder_name
@@ -82,13 +107,10 @@ def size_text(count: int) -> str:
 
 
 def _download(name: HubName, hub: Hub, collect: Collect) -> Path:
-    import httpx2
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, XetDownloadError
 
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # It logs every request.
     repository, cache = name.repository, _cache(hub)
-    try:
+    with _errors(name, hub, cache):
         commit, sizes = _list_files(name, hub)
 
         def get(file: str) -> Path:
@@ -105,6 +127,67 @@ def _download(name: HubName, hub: Hub, collect: Collect) -> Path:
         path = collect(name, sizes, get)
         # Once all of it is there: who is without network later finds the whole model, be it an older one.
         _write_reference(repository_folder(name, hub) / "refs" / name.revision, commit)
+    _say_which(name, path)
+    return path
+
+
+def _download_outline(name: HubName, hub: Hub, folder: Path) -> Path:
+    from huggingface_hub import hf_hub_download, hf_hub_url
+
+    repository = name.repository
+    with _errors(name, hub, folder):
+        commit, sizes = _list_files(name, hub)
+
+        def get(file: str) -> Path:
+            if Path(file).suffix.lower() not in _HEADED:
+                return Path(
+                    hf_hub_download(
+                        repository, file, revision=commit, local_dir=folder, token=hub.token, endpoint=hub.endpoint
+                    )
+                )
+            url = hf_hub_url(repository, file, revision=commit, endpoint=hub.endpoint)
+            path = folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(_header(url, hub, is_gguf=path.suffix.lower() == ".gguf"))
+            os.truncate(path, sizes.get(file) or path.stat().st_size)
+            return path
+
+        return collect(name, sizes, get)
+
+
+def _header(url: str, hub: Hub, *, is_gguf: bool) -> bytes:
+    """The beginning of a file of weights, its header included: that of safetensors begins with its length."""
+    if is_gguf:
+        return _beginning(url, hub, _GGUF_BEGINNING)
+    content = _beginning(url, hub, _BEGINNING)
+    length = 8 + int.from_bytes(content[:8], "little")
+    return content if length <= len(content) else _beginning(url, hub, min(length, _LONGEST_HEADER))
+
+
+def _beginning(url: str, hub: Hub, size: int) -> bytes:
+    """At most `size` bytes of a file."""
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    headers = build_hf_headers(token=hub.token) | {"Range": f"bytes=0-{size - 1}"}
+    content = b""
+    with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=_TIMEOUT) as response:
+        hf_raise_for_status(response)
+        for part in response.iter_bytes():  # A server that knows no ranges sends all of it.
+            content += part
+            if len(content) >= size:
+                break
+    return content[:size]
+
+
+@contextmanager
+def _errors(name: HubName, hub: Hub, place: Path) -> Iterator[None]:
+    """What may go wrong while files come to a place, as errors of ours."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, XetDownloadError
+
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # It logs every request.
+    try:
+        yield
     except HFValidationError as error:
         raise ConfigError(f"{name.text!r} is no name of a model: {error}") from None
     except LocalEntryNotFoundError as error:  # huggingface_hub could not ask for a file, and looked into its cache.
@@ -114,13 +197,11 @@ def _download(name: HubName, hub: Hub, collect: Collect) -> Path:
     except (httpx2.HTTPError, XetDownloadError) as error:
         raise _Unreachable(f"{type(error).__name__}: {error}") from None
     except OSError as error:
-        free = size_text(shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free)
+        free = size_text(shutil.disk_usage(next(there for there in (place, *place.parents) if there.exists())).free)
         raise ConfigError(
-            f"cannot download {name.text} to {cache}, which has {free} free: {error.strerror or error}; free some, or "
+            f"cannot download {name.text} to {place}, which has {free} free: {error.strerror or error}; free some, or "
             "set HF_HUB_CACHE to another folder"
         ) from None
-    _say_which(name, path)
-    return path
 
 
 def _list_files(name: HubName, hub: Hub) -> tuple[str, dict[str, int]]:

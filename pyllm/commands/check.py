@@ -6,11 +6,25 @@ It takes the flags of `pyllm serve`, and looks at what that would find.
 import argparse
 import logging
 import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
-from pyllm.checkpoint import Hub, HubName, at_revision, find_model, parse_model
+from pyllm.checkpoint import (
+    CacheError,
+    Hub,
+    HubName,
+    at_revision,
+    cache_folder,
+    find_model,
+    forget_gguf,
+    outline_model,
+    parse_model,
+    size_text,
+)
 from pyllm.commands.engine_arguments import MODEL_HELP, read_engine
 from pyllm.commands.settings_flags import (
     SettingsParser,
@@ -99,47 +113,61 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _look_at_model(engine: EngineConfig, limits: SystemLimits) -> tuple[ModelNeeds | None, list[Finding]]:
-    """What the model needs, where it can be read, and what a server would say of it before it loads it."""
-    engine, name = _on_this_machine(engine)
-    with _Warnings() as warnings:
-        try:
-            engine, checkpoint = resolve_settings(engine)
-        except ConfigError as error:
-            return None, [*warnings.findings, Finding("error", str(error), "")]
-        checkpoint = msgspec.structs.replace(checkpoint, name=name or checkpoint.name)
-        ranks = engine.parallel.tensor_parallel_size
-        memories = [memory.available for memory in limits.memory]
-        if engine.device.device == "cuda":
-            memories = [card.memory_bytes for card in visible_cards()[:ranks]]
-        needs = needs_of_model(engine, checkpoint, memories)
-        try:
-            check_memory(engine, checkpoint, lambda: list(limits.memory))
-        except ConfigError as error:
-            return needs, [*warnings.findings, Finding("error", str(error), "")]
-    return needs, warnings.findings
-
-
-def _on_this_machine(engine: EngineConfig) -> tuple[EngineConfig, str]:
-    """The settings with the model's path, and its name on the hub if it has one. Downloads nothing.
+    """What the model needs, where it can be read, and what a server would say of it before it loads it.
 
     Raises:
-        ConfigError: it is not on this machine.
+        ConfigError: there is no such model.
     """
     model = engine.model
     place = parse_model(at_revision(model.model, model.revision, "revision"))
     if not isinstance(place, HubName):
         if not place.exists():
             raise ConfigError(f"there is no model at {place}")
-        return engine, ""
-    hub = Hub(cache_dir=model.download_dir or None, token=model.hf_token or None, offline=True)
+        return _needs(engine, place, "", limits)
+    hub = Hub(cache_dir=model.download_dir or None, token=model.hf_token or None)
     try:
-        path = find_model(place, hub)
-    except ConfigError:
-        raise ConfigError(
-            f"{place.text} is not on this machine: `pyllm pull {place.text}` downloads it, and then it can be checked"
-        ) from None
-    model = msgspec.structs.replace(model, model=str(path), revision="")
-    return msgspec.structs.replace(engine, model=model), place.text
+        path = find_model(place, msgspec.structs.replace(hub, offline=True))
+    except ConfigError:  # Not here, or not whole: the hub knows more.
+        return _outline_needs(engine, place, hub, limits)
+    return _needs(engine, path, place.text, limits)
+
+
+def _outline_needs(
+    engine: EngineConfig, place: HubName, hub: Hub, limits: SystemLimits
+) -> tuple[ModelNeeds | None, list[Finding]]:
+    """Of a model that is on the hub alone, by the headers of its files."""
+    with tempfile.TemporaryDirectory(prefix="pyllm-check-") as folder:
+        path = outline_model(place, hub, Path(folder))
+        try:
+            needs, found = _needs(engine, path, place.text, limits)
+        finally:
+            with suppress(CacheError):
+                forget_gguf(path, cache_folder())
+        size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    text = f"{place.text} is not on this machine: a server downloads {size_text(size)} first"
+    return needs, [*found, Finding("note", text, f"Do it now: pyllm pull {place.text}.")]
+
+
+def _needs(
+    engine: EngineConfig, path: Path, name: str, limits: SystemLimits
+) -> tuple[ModelNeeds | None, list[Finding]]:
+    """Of a model at a path, with a name of the hub if it has one."""
+    model = msgspec.structs.replace(engine.model, model=str(path), revision="")
+    with _Warnings() as warnings:
+        try:
+            engine, checkpoint = resolve_settings(msgspec.structs.replace(engine, model=model))
+        except ConfigError as error:
+            return None, [*warnings.findings, Finding("error", str(error), "")]
+        checkpoint = msgspec.structs.replace(checkpoint, name=name or checkpoint.name)
+        memories = [memory.available for memory in limits.memory]
+        if engine.device.device == "cuda":
+            memories = [card.memory_bytes for card in visible_cards()[: engine.parallel.tensor_parallel_size]]
+        needs = needs_of_model(engine, checkpoint, memories)
+        try:
+            check_memory(engine, checkpoint, lambda: list(limits.memory))
+        except ConfigError as error:
+            return needs, [*warnings.findings, Finding("error", str(error), "")]
+    return needs, warnings.findings
 
 
 def _address(server: ServerConfig) -> list[Finding]:

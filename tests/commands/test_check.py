@@ -1,12 +1,17 @@
 """`pyllm check` on this machine: a model, its flags, and what would stop a server."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pyllm.cli import main
+from tests.hub_server import HubServer
+from tests.tiny_gguf import write_tiny_gguf
 from tests.tiny_model import write_tiny_model
 
 
@@ -66,3 +71,44 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
 def test_more_connections_than_files(capsys: pytest.CaptureFixture[str]) -> None:
     _, report = check(capsys, "--connections", "999999999")
     assert "999999999 connections" in problems(report, "warning")
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_model_of_the_hub_is_checked_by_its_headers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    if kind == "gguf":
+        write_tiny_gguf(write_tiny_model(tmp_path / "tiny"), folder / "tiny-F32.gguf")
+    else:
+        write_tiny_model(folder, hidden_size=480, intermediate_size=960)
+    with HubServer() as server:
+        server.add("me/tiny", folder)
+        environment = os.environ | {
+            "HF_ENDPOINT": server.endpoint,
+            "HF_HOME": str(tmp_path / "hf"),
+            "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        }
+        command = [sys.executable, "-m", "pyllm", "check", "--json", "--port", "0", "--device", "cpu", "me/tiny"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        ranges = [asked for method, path, asked in server.requests if "/resolve/" in path and asked]
+        command[-1] = "me/other"
+        strange = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["model"]["name"] == "me/tiny"
+    _, here = check(capsys, "--device", "cpu", str(next(folder.glob("*.gguf"), folder)))
+    same = ("weights_bytes", "parameters", "kv_bytes_per_token", "context", "architecture", "table_bytes")
+    model = here["model"]
+    assert isinstance(model, dict)
+    assert {name: report["model"][name] for name in same} == {name: model[name] for name in same}
+    assert "me/tiny is not on this machine: a server downloads" in problems(report, "note")
+    # Of the weights only the beginning was asked for, and nothing of them stays.
+    assert ranges == ["bytes=0-33554431" if kind == "gguf" else "bytes=0-262143"]
+    left = [
+        path.name for path in tmp_path.rglob("*") if path.is_file() and path.parent not in {folder, tmp_path / "tiny"}
+    ]
+    assert [name for name in left if name.endswith((".checkpoint", ".json", ".safetensors", ".gguf"))] == []
+    assert (strange.returncode, strange.stderr.count("\n")) == (2, 1)
+    assert "there is no model me/other" in strange.stderr
