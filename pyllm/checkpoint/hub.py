@@ -166,7 +166,11 @@ def _header(url: str, hub: Hub, *, is_gguf: bool) -> bytes:
 
 def _beginning(url: str, hub: Hub, size: int) -> bytes:
     """At most `size` bytes of a file."""
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented there, and imported from elsewhere
+        build_hf_headers,
+        get_session,
+        hf_raise_for_status,
+    )
 
     headers = build_hf_headers(token=hub.token) | {"Range": f"bytes=0-{size - 1}"}
     content = b""
