@@ -100,7 +100,7 @@ def _processor(processor: Processor) -> Iterator[Finding]:
             "warning",
             f"the control group gives time for {quota:g} of {usable} cores, and a thread for each core would be "
             "stopped again and again",
-            f"Start it on as many cores as there is time for: taskset -c 0-{cores - 1} pyllm serve.",
+            f"Start it on {cores} of them: taskset -c LIST pyllm serve, or --cpuset-cpus of docker.",
         )
     if len(processor.numa_nodes) > 1:
         yield Finding(
