@@ -21,6 +21,7 @@ from pyllm.client.submission import refuse_input
 from pyllm.config.options import ServerConfig, engine_config
 from pyllm.config.process_config import CoreConfig
 from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
+from pyllm.frontend.chat.preprocessor import ChatPreprocessor
 from pyllm.frontend.observability.measured_sink import MeasuredSink
 from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.metrics_snapshot import Metric, read_families
@@ -108,6 +109,20 @@ class AsyncEngine:
     def get_default_sampling_params(self) -> SamplingParams:
         """What requests without parameters get: the sampling defaults of the model's files, or of the options."""
         return SamplingParams(**self._checkpoint.sampling.given())
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model, as its files have it."""
+        return self._checkpoint.name
+
+    def chat_preprocessor(self, server: ServerConfig = LIMITS) -> ChatPreprocessor:
+        """What makes prompts of conversations and reads the answers, with the parsers of `server`; once it is started.
+
+        Raises:
+            ConfigError: there is no such parser.
+            EngineDeadError: it is not started.
+        """
+        return ChatPreprocessor(self._encoder(), self.tokenizer, self._chat_template, server)
 
     def spawn(self) -> None:
         """Start the engine's processes without waiting for them; `start` does this where it was not done before.

@@ -28,6 +28,8 @@ class Command(msgspec.Struct, frozen=True):
 COMMANDS: Mapping[str, Command] = {
     "serve": Command("pyllm.commands.serve", "a model over HTTP: OpenAI's API and Anthropic's"),
     "core": Command("pyllm.commands.core", "a headless core for EngineClient, without HTTP"),
+    "chat": Command("pyllm.commands.chat", "a conversation in the terminal, with a model or a server"),
+    "complete": Command("pyllm.commands.complete", "one completion, for pipes"),
     "bench": Command("pyllm.commands.bench", "measure a server or an engine, compare two"),
     "batch": Command("pyllm.commands.run_batch", "a file of requests in OpenAI's batch format"),
     "check": Command("pyllm.commands.check", "what this machine can do, what a model needs, what is wrong"),
@@ -42,6 +44,7 @@ SHELLS = ("bash", "zsh")
 EXAMPLES = """examples:
   pyllm serve                                   the embedded model on http://127.0.0.1:8000
   pyllm serve Qwen/Qwen3-0.6B --port 8001       a model of the Hugging Face hub
+  pyllm chat                                    a conversation in the terminal
   pyllm check                                   what this machine can do, and what is wrong
   pyllm batch -i in.jsonl -o out.jsonl          answers to a file of requests
   pyllm models                                  the models on this machine

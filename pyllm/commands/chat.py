@@ -1,0 +1,39 @@
+"""`pyllm chat`: a conversation in the terminal, with a server or with an engine inside."""
+
+import argparse
+import asyncio
+
+from pyllm.commands.settings_flags import SettingsParser
+from pyllm.commands.source_arguments import add_source_arguments, log_warnings_alone, source_request
+
+PARSER = SettingsParser
+USAGE = "pyllm chat [MODEL or URL] [--FLAG VALUE ...]"
+COMMON = ("system-prompt", "quick", "url", "api-key", "model-name", "max-model-len", "kv-cache-memory-bytes")
+EXAMPLES = """examples:
+  pyllm chat                                      the server on port 8000, or else the embedded model
+  pyllm chat Qwen/Qwen3-0.6B --max-model-len 8k   a model of the Hugging Face hub, computed by this program
+  pyllm chat http://gpu-server:8000               a server; OPENAI_API_KEY is its key
+  pyllm chat -q "Name three colours."             one message
+
+/help in the chat lists its commands."""
+
+
+def add_arguments(parser: SettingsParser) -> None:
+    """What the command takes."""
+    parser.usage = USAGE
+    parser.shorten_help(COMMON)
+    add_source_arguments(parser)
+    group = parser.add_argument_group("chat", "What the chat begins with.")
+    group.conflict_handler = "resolve"  # `-q` is as in `vllm chat`, not the engine's.
+    group.add_argument("--system-prompt", metavar="TEXT", default="", help="what the model is told first")
+    group.add_argument("-q", "--quick", metavar="TEXT", default="", help="answer this message, and end")
+    parser.epilog = EXAMPLES
+
+
+def run(options: argparse.Namespace) -> int:
+    """Chat until the user ends it; gives the exit code."""
+    from pyllm import terminal_chat
+
+    log_warnings_alone("pyllm::chat")
+    source = terminal_chat.select_source(source_request(options))
+    return asyncio.run(terminal_chat.chat(source, terminal_chat.Transcript(options.system_prompt), options.quick))

@@ -1,0 +1,132 @@
+"""`pyllm complete`: one completion for pipes, by a server or by an engine inside."""
+
+import argparse
+import asyncio
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pyllm.commands.settings_flags import SettingsParser
+from pyllm.commands.source_arguments import add_source_arguments, log_warnings_alone, source_request
+from pyllm.errors import ConfigError, RequestError
+from pyllm.terminal_chat import AnswerParameters
+
+USAGE = "pyllm complete [MODEL or URL] [PROMPT] [--FLAG VALUE ...]"
+COMMON = (
+    *("chat", "max-tokens", "temperature", "top-p", "seed", "stop", "n", "json-schema"),
+    *("url", "api-key", "model-name", "max-model-len"),
+)
+MAX_TOKENS = 256  # of a completion, which may have no end of its own
+EXAMPLES = """examples:
+  pyllm complete "The capital of France is" --max-tokens 8 --temperature 0
+  git diff | pyllm complete --chat Qwen/Qwen3-0.6B > summary.txt
+  pyllm complete http://gpu-server:8000 --chat --json-schema person.json "Invent a person." | jq .name
+
+A single word is the prompt, unless it is an address, a file or like owner/repo. Without a prompt it is read from
+stdin, less the end of its last line.
+
+exit codes: 0 done, 1 failed (also: JSON cut off at --max-tokens), 2 wrongly asked, 130 interrupted"""
+
+_MODEL = re.compile(r"(/|\./|\.\./|~).*|.*://.*|.*\.gguf|[\w.-]+/[\w.-]+([/:@][\w./@:-]+)?", re.IGNORECASE)
+
+
+class CompletionParser(SettingsParser):
+    """Lets flags stand between the model and the prompt."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's own; it calls this again, when the positional arguments are set aside."""
+        if self._is_intermixed:
+            return super().parse_known_args(args, namespace)
+        self._is_intermixed = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_intermixed = False
+
+    _is_intermixed = False
+
+
+PARSER = CompletionParser
+
+
+def add_arguments(parser: SettingsParser) -> None:
+    """What the command takes."""
+    parser.usage = USAGE
+    parser.shorten_help(COMMON)
+    add_source_arguments(parser)
+    parser.add_argument("prompt_argument", nargs="?", metavar="PROMPT", help="the text to continue (default: stdin)")
+    group = parser.add_argument_group("answer", "What is answered, and how.")
+    group.conflict_handler = "resolve"  # `--seed` is the answer's, not the engine's.
+    group.add_argument("--chat", action="store_true", help="send the prompt as a user's message to an assistant")
+    length = f"most tokens (default: {MAX_TOKENS}; with --chat as many as fit)"
+    group.add_argument("--max-tokens", type=int, metavar="N", help=length)
+    group.add_argument("--temperature", type=float, metavar="T", help="0: the likeliest token each time")
+    group.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens of this probability")
+    group.add_argument("--seed", type=int, metavar="N", help="makes the answer repeatable")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="ends the answer before it; may be repeated")
+    group.add_argument("-n", "--n", type=int, metavar="N", help="number of answers, printed one after another")
+    group.add_argument("--json-schema", metavar="FILE", help="the answer is JSON of this schema")
+    parser.epilog = EXAMPLES
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the completion; gives the exit code."""
+    from pyllm import terminal_chat
+
+    log_warnings_alone("pyllm::complete")
+    options.model_argument, prompt = _split(options)
+    parameters = _parameters(options)
+    request = source_request(options)
+    prompt = _read_prompt() if prompt is None else prompt
+    if not prompt:
+        raise ConfigError("the prompt is empty")
+    source = terminal_chat.select_source(request)
+    asyncio.run(terminal_chat.print_completion(source, prompt, parameters, options.chat))
+    return 0
+
+
+def _split(options: argparse.Namespace) -> tuple[str | None, str | None]:
+    """The model, and the prompt, as far as they are there."""
+    first, second = options.model_argument, options.prompt_argument
+    if second is not None or first is None:
+        return first, second
+    has_source = options.url is not None or options.model is not None
+    is_model = not has_source and not re.search(r"\s", first) and (_MODEL.fullmatch(first) or Path(first).exists())
+    return (first, None) if is_model else (None, first)
+
+
+def _parameters(options: argparse.Namespace) -> AnswerParameters:
+    max_tokens = options.max_tokens
+    try:
+        return AnswerParameters(
+            temperature=options.temperature,
+            top_p=options.top_p,
+            max_tokens=MAX_TOKENS if max_tokens is None and not options.chat else max_tokens,
+            seed=options.seed,
+            stop=None if options.stop is None else tuple(options.stop),
+            n=options.n,
+            json_schema=None if options.json_schema is None else _read_schema(Path(options.json_schema)),
+        )
+    except RequestError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _read_schema(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise ConfigError(f"cannot read --json-schema {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--json-schema {path} is no JSON schema: {error}") from None
+
+
+def _read_prompt() -> str:
+    if sys.stdin.isatty():
+        raise ConfigError("there is no prompt: give it behind the model, or by a pipe")
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"stdin is no text in UTF-8: {error}") from None

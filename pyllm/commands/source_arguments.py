@@ -1,0 +1,54 @@
+"""Where answers come from, as arguments: a model with the settings of its engine, or a server. Opens nothing."""
+
+import argparse
+import os
+
+from pyllm import log
+from pyllm.commands.settings_flags import SettingsParser, add_engine_settings, given_settings
+from pyllm.config.options import engine_config
+from pyllm.errors import ConfigError
+from pyllm.terminal_chat import SourceRequest
+
+MODEL_OR_URL_HELP = (
+    "a model as in pyllm serve, or the address of a server, such as http://127.0.0.1:8000; without it the server on "
+    "http://127.0.0.1:8000 if there is one, else the embedded model"
+)
+
+
+def add_source_arguments(parser: SettingsParser) -> None:
+    """The server's, and the settings of an engine inside."""
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_OR_URL_HELP)
+    group = parser.add_argument_group("server", "A server that answers, instead of an engine inside.")
+    group.add_argument("--url", metavar="URL", help="its address; the same as in place of MODEL")
+    group.add_argument("--api-key", metavar="KEY", help="its key (default: OPENAI_API_KEY of the environment)")
+    group.add_argument("--model-name", metavar="NAME", help="which of its models (default: the first)")
+    add_engine_settings(parser)
+
+
+def source_request(options: argparse.Namespace) -> SourceRequest:
+    """What the arguments ask for.
+
+    Raises:
+        ConfigError: the model is named twice, or a setting is wrong.
+    """
+    settings = given_settings(options)
+    names = [name for name in (options.model_argument, options.url, settings.pop("model", None)) if name is not None]
+    if len(names) > 1:
+        raise ConfigError(f"{names[0]} and {names[1]} both say what answers: name one")
+    engine_config(settings)  # Before anything is opened.
+    return SourceRequest(
+        name=names[0] if names else "",
+        api_key=options.api_key or os.environ.get("OPENAI_API_KEY", ""),
+        model_name=options.model_name or "",
+        options=settings,
+    )
+
+
+def log_warnings_alone(process: str) -> None:
+    """Log what is wrong and no more, in this program and its processes, unless PYLLM_LOG_LEVEL is set.
+
+    Raises:
+        ConfigError: it is set to no level.
+    """
+    os.environ.setdefault("PYLLM_LOG_LEVEL", "WARNING")
+    log.configure(process)

@@ -1,0 +1,20 @@
+from .answer_source import AnswerParameters, AnswerPiece, AnswerSource, TokenUsage
+from .chat_loop import chat
+from .completion import print_completion
+from .markdown_blocks import MarkdownBlocks
+from .source_selection import SourceRequest, is_address, select_source
+from .transcript import Transcript
+
+__all__ = [
+    "AnswerParameters",
+    "AnswerPiece",
+    "AnswerSource",
+    "MarkdownBlocks",
+    "SourceRequest",
+    "TokenUsage",
+    "Transcript",
+    "chat",
+    "is_address",
+    "print_completion",
+    "select_source",
+]

@@ -1,0 +1,68 @@
+"""A chat from its beginning to its end: on a terminal with an editor and Markdown, elsewhere as plain lines."""
+
+import sys
+
+from pyllm.errors import PyllmError
+from pyllm.terminal_chat.answer_source import AnswerSource
+from pyllm.terminal_chat.chat_session import ChatSession, ReadMessage
+from pyllm.terminal_chat.display import Display, PlainDisplay
+from pyllm.terminal_chat.line_input import LineInput
+from pyllm.terminal_chat.slash_commands import SLASH_COMMANDS, QuitChat, run_command
+from pyllm.terminal_chat.transcript import Transcript
+
+
+async def chat(source: AnswerSource, transcript: Transcript, question: str = "") -> int:
+    """Chat until the user ends it, or ask the one question; gives the exit code.
+
+    Raises:
+        PyllmError: the source does not start.
+    """
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    display: Display = PlainDisplay()
+    read: ReadMessage = LineInput().read
+    if sys.stdout.isatty():
+        from pyllm.terminal_chat.terminal_display import TerminalDisplay
+
+        display = TerminalDisplay()
+    try:
+        await source.start()
+        session = ChatSession(source, display, transcript)
+        display.notice(source.description)
+        if question:
+            return 0 if await session.ask(question) else 1
+        if is_terminal:
+            from pyllm.terminal_chat.terminal_input import TerminalInput, open_history, state_folder
+
+            read = TerminalInput(list(SLASH_COMMANDS), open_history(state_folder())).read
+            display.notice("/help lists the commands; Ctrl-D ends the chat\n")
+        has_failed = await run_chat(session, read)
+        return 1 if has_failed and not is_terminal else 0
+    finally:
+        await source.close()
+
+
+async def run_chat(session: ChatSession, read: ReadMessage) -> bool:
+    """Read and answer messages until there are no more; whether one failed."""
+    has_failed = was_interrupted = False
+    while True:
+        try:
+            message = await read()
+        except EOFError:
+            return has_failed
+        except KeyboardInterrupt:
+            if was_interrupted:
+                return has_failed
+            was_interrupted = True
+            session.display.notice("Ctrl-C again, or Ctrl-D, ends the chat")
+            continue
+        was_interrupted = False
+        try:
+            if message.startswith("/"):
+                await run_command(session, message.strip())
+            elif message.strip():
+                has_failed |= not await session.ask(message.strip())
+        except QuitChat:
+            return has_failed
+        except PyllmError as error:
+            has_failed = True
+            session.display.error(str(error))

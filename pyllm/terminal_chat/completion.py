@@ -1,0 +1,48 @@
+"""One completion for a pipe: the text to stdout as it comes, and nothing else there."""
+
+import contextlib
+import sys
+from typing import TextIO
+
+from pyllm.errors import PyllmError
+from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerSource
+from pyllm.terminal_chat.terminal_text import plain
+
+
+async def print_completion(
+    source: AnswerSource, prompt: str, parameters: AnswerParameters, as_chat: bool = False, output: TextIO | None = None
+) -> None:
+    """Start the source, print what follows the prompt, and end the source. `as_chat` sends it as a user's message.
+
+    Of several answers the first comes as it is made and the others after it, each behind an end of line. On a terminal
+    control characters are left out, and the last line is ended.
+
+    Raises:
+        PyllmError: the request failed, or its JSON was cut off.
+    """
+    output = output or sys.stdout
+    is_terminal = output.isatty()
+    texts: dict[int, list[str]] = {}
+    reasons: dict[int, str] = {}
+    try:
+        await source.start()
+        messages = [{"role": "user", "content": prompt}]
+        stream = source.chat(messages, parameters) if as_chat else source.complete(prompt, parameters)
+        async with contextlib.aclosing(stream) as pieces:
+            async for piece in pieces:
+                if piece.finish_reason is not None:
+                    reasons[piece.choice] = piece.finish_reason
+                content = plain(piece.content) if is_terminal else piece.content
+                texts.setdefault(piece.choice, []).append(content)
+                if content and piece.choice == 0:
+                    output.write(content)
+                    output.flush()
+    finally:
+        await source.close()
+    for choice in sorted(set(texts) - {0}):
+        output.write("".join(["\n", *texts[choice]]))
+    if is_terminal or len(texts) > 1:
+        output.write("\n")
+    output.flush()
+    if parameters.json_schema is not None and "length" in reasons.values():
+        raise PyllmError("the answer was cut off before its JSON was complete: give more --max-tokens")

@@ -1,0 +1,117 @@
+"""Answers of an engine inside this program. Knows neither HTTP nor a terminal."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from pyllm.async_engine import AsyncEngine, Prompt
+from pyllm.frontend.chat import Conversation
+from pyllm.frontend.chat.parsers import Content, Reasoning, SampleParser
+from pyllm.frontend.text import RequestOutput, TextDelta
+from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
+from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, Message, TokenUsage
+
+logger = logging.getLogger(__name__)
+
+
+class EngineSource:
+    """An engine with the given options, those of `AsyncEngine`. Making one reads the model's files, or downloads them.
+
+    Raises:
+        ConfigError: the model or an option cannot work.
+    """
+
+    def __init__(self, model: str, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
+        self._engine = AsyncEngine(model, **self._options)
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self._engine.model_name
+
+    @property
+    def description(self) -> str:
+        """The model, and that it runs here."""
+        return f"{self.model}, computed by this program"
+
+    async def start(self) -> None:
+        """Load the model, with a bar on stderr."""
+        await self._engine.start()
+
+    async def models(self) -> list[str]:
+        """The only model."""
+        return [self.model]
+
+    async def select(self, name: str) -> None:
+        """Load another model with the same options, in place of this one."""
+        # To read it may take a download.
+        engine = await asyncio.to_thread(AsyncEngine, name, **self._options)
+        await self._engine.close()
+        self._engine = engine
+        await engine.start()
+
+    async def chat(
+        self, messages: Sequence[Message], parameters: AnswerParameters
+    ) -> AsyncGenerator[AnswerPiece, None]:
+        """Render the conversation by the model's template; split its reasoning off."""
+        conversation = Conversation(messages=messages)
+        preprocessor = self._engine.chat_preprocessor()
+        prepared = await preprocessor.prepare(conversation, self._sampling(parameters), _log_ignored)
+        parsers = None if prepared.make_parser is None else [prepared.make_parser() for _ in range(prepared.params.n)]
+        async with contextlib.aclosing(self._pieces(prepared.prompts[0], prepared.params, parsers)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def complete(self, prompt: str, parameters: AnswerParameters) -> AsyncGenerator[AnswerPiece, None]:
+        """Continue the text as it is."""
+        return self._pieces(prompt, self._sampling(parameters), None)
+
+    async def close(self) -> None:
+        """End the engine's processes."""
+        await self._engine.close()
+
+    async def _pieces(
+        self, prompt: Prompt, params: SamplingParams, parsers: Sequence[SampleParser] | None
+    ) -> AsyncGenerator[AnswerPiece, None]:
+        seen = [TextDelta("", []) for _ in range(params.n)]
+        output: RequestOutput | None = None
+        async with contextlib.aclosing(self._engine.generate(prompt, params)) as outputs:
+            async for output in outputs:
+                for sample in output.outputs:
+                    before = seen[sample.index]
+                    text, tokens = sample.text[len(before.text) :], sample.token_ids[len(before.tokens) :]
+                    ended = sample.finish_reason if before.finish_reason is None else None
+                    if not (text or tokens or ended):
+                        continue
+                    seen[sample.index] = TextDelta(sample.text, sample.token_ids, sample.finish_reason)
+                    delta = TextDelta(text, tokens, ended)
+                    yield _read(sample.index, delta, None if parsers is None else parsers[sample.index])
+        assert output is not None, "a finished request has an output"
+        num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
+        yield AnswerPiece(usage=TokenUsage(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens))
+
+    def _sampling(self, parameters: AnswerParameters) -> SamplingParams:
+        params = self._engine.get_default_sampling_params()
+        for name, value in parameters.sampling().items():
+            setattr(params, name, value)
+        if parameters.json_schema is not None:
+            params.structured_outputs = StructuredOutputsParams(json=parameters.json_schema)
+        params.validate()
+        return params
+
+
+def _log_ignored(field: str, text: str) -> None:
+    del field
+    logger.warning("%s", text)
+
+
+def _read(choice: int, delta: TextDelta, parser: SampleParser | None) -> AnswerPiece:
+    if parser is None:
+        return AnswerPiece(delta.text, "", choice, delta.finish_reason)
+    pieces = parser.feed(delta)
+    content = "".join(piece.text for piece in pieces if isinstance(piece, Content))
+    reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+    return AnswerPiece(content, reasoning, choice, delta.finish_reason)

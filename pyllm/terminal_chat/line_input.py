@@ -1,0 +1,48 @@
+"""Lines from where there is no terminal: each is a message, and a backslash at its end goes on with the next.
+
+A thread reads, so that the event loop goes on meanwhile.
+"""
+
+import asyncio
+import contextlib
+import sys
+import threading
+from typing import TextIO
+
+
+class LineInput:
+    """Reads `stream` (stdin) within a running event loop."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdin
+        self._lines: asyncio.Queue[str] = asyncio.Queue()
+        self._thread: threading.Thread | None = None
+
+    async def read(self) -> str:
+        """The next message.
+
+        Raises:
+            EOFError: there is none.
+        """
+        if self._thread is None:
+            # A daemon: nobody waits for a line that nobody needs.
+            self._thread = threading.Thread(target=self._read, args=(asyncio.get_running_loop(),), daemon=True)
+            self._thread.start()
+        parts: list[str] = []
+        while True:
+            line = await self._lines.get()
+            if not line:
+                self._lines.put_nowait("")
+                if parts:
+                    return "\n".join(parts)
+                raise EOFError
+            text = line.rstrip("\r\n")
+            if not text.endswith("\\"):
+                return "\n".join([*parts, text])
+            parts.append(text[:-1])
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody reads any more.
+            for line in iter(self._stream.readline, ""):
+                loop.call_soon_threadsafe(self._lines.put_nowait, line)
+            loop.call_soon_threadsafe(self._lines.put_nowait, "")

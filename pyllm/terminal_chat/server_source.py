@@ -1,0 +1,259 @@
+"""Answers of an OpenAI-compatible server by HTTP. A stream that breaks goes on where its events have ids.
+
+Knows no terminal, and of our own server only `Last-Event-ID` (docs/http-api.md).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import msgspec
+
+from pyllm.errors import ConfigError, PyllmError, RequestError
+from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, Message, TokenUsage
+
+# Seconds before each try to go on with a stream; the count begins anew with every event.
+PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)
+# A server may compute a long prompt without sending a byte.
+TIMEOUT = httpx2.Timeout(10.0, read=600.0)
+
+_SHOWN_CHARACTERS = 300  # of an answer that is no error in OpenAI's form
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # the older name
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Delta | None = None  # of a chat
+    text: str | None = None  # of a completion
+    finish_reason: str | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _UnavailableError(PyllmError):
+    """The server answered with a 5xx."""
+
+
+class ServerSource:
+    """A server at an address such as `http://127.0.0.1:8000`; `/v1` may be left out.
+
+    `model` is its first one where it is empty. `pause` waits so many seconds.
+
+    Raises:
+        ConfigError: the address is none, or the key cannot be sent.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        api_key: str = "",
+        model: str = "",
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._base = base_url(address)
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise ConfigError("the API key has characters that no header can carry: was more than the key pasted?")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx2.AsyncClient(
+            headers=headers, timeout=TIMEOUT, trust_env=urlsplit(self._base).hostname not in _LOOPBACK
+        )
+        self._model = model
+        self._pause = pause
+
+    @property
+    def model(self) -> str:
+        """The name that requests have."""
+        return self._model
+
+    @property
+    def description(self) -> str:
+        """The model and the server's address."""
+        return f"{self._model} at {self._base.removesuffix('/v1')}"
+
+    async def start(self) -> None:
+        """Ask the server for its models; the first one answers unless another was named.
+
+        Raises:
+            PyllmError: it cannot be reached, wants a key, or has no models.
+        """
+        if self._model:
+            return
+        models = await self.models()
+        if not models:
+            raise PyllmError(f"{self._base} has no models")
+        self._model = models[0]
+
+    async def models(self) -> list[str]:
+        """The names that the server lists."""
+        url = f"{self._base}/models"
+        try:
+            response = await self._client.get(url)
+            await _check_status(response)
+            return [model.id for model in msgspec.json.decode(response.content, type=_Models).data]
+        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+            raise PyllmError(_unreachable(self._base, error)) from None
+        except msgspec.DecodeError:
+            raise PyllmError(f"{url} lists no models: it is no OpenAI-compatible server") from None
+
+    async def select(self, name: str) -> None:
+        """Ask another of its models from now on."""
+        models = await self.models()
+        if name not in models:
+            raise PyllmError(f"{self._base} has no model {name!r}, but {', '.join(models) or 'none'}")
+        self._model = name
+
+    def chat(self, messages: Sequence[Message], parameters: AnswerParameters) -> AsyncGenerator[AnswerPiece, None]:
+        """`POST /v1/chat/completions`."""
+        return self._pieces("chat/completions", {"messages": list(messages)}, parameters)
+
+    def complete(self, prompt: str, parameters: AnswerParameters) -> AsyncGenerator[AnswerPiece, None]:
+        """`POST /v1/completions`."""
+        return self._pieces("completions", {"prompt": prompt}, parameters)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def _pieces(
+        self, route: str, body: dict[str, Any], parameters: AnswerParameters
+    ) -> AsyncGenerator[AnswerPiece, None]:
+        body |= {"model": self._model, "stream": True, "stream_options": {"include_usage": True}}
+        body |= parameters.sampling()
+        if (schema := parameters.json_schema) is not None:
+            named = {"name": "answer", "schema": schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": named}
+        async with contextlib.aclosing(self._events(f"{self._base}/{route}", body)) as events:
+            async for data in events:
+                for piece in _read_chunk(data):
+                    yield piece
+
+    async def _events(self, url: str, body: dict[str, Any]) -> AsyncGenerator[str, None]:
+        """The data of each event up to `[DONE]`, over as many connections as that takes."""
+        last_event_id = ""
+        pauses = iter(PAUSES)
+        while True:
+            headers = {"Accept": "text/event-stream"}
+            if last_event_id:
+                headers["Last-Event-ID"] = last_event_id
+            try:
+                async with self._client.stream("POST", url, json=body, headers=headers) as response:
+                    await _check_status(response)
+                    async for event in httpx2.EventSource(response):
+                        if event.data == "[DONE]":
+                            return
+                        if event.id and event.id != last_event_id:
+                            last_event_id = event.id
+                            pauses = iter(PAUSES)
+                        if event.data:
+                            yield event.data
+                reason = "the server ended it early"
+            except httpx2.TransportError as error:
+                reason = str(error) or type(error).__name__
+                if not last_event_id and isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+                    raise PyllmError(_unreachable(self._base, error)) from None
+            except _UnavailableError as error:
+                reason = str(error)
+                if not last_event_id:
+                    raise
+            if not last_event_id:
+                raise PyllmError(f"the stream broke off: {reason}")
+            seconds = next(pauses, None)
+            if seconds is None:
+                raise PyllmError(f"the stream broke off, and {len(PAUSES)} tries to go on failed: {reason}")
+            await self._pause(seconds)
+
+
+def base_url(address: str) -> str:
+    """The address with `/v1` at its end, where it has no such end.
+
+    Raises:
+        ConfigError: it is no address of a server.
+    """
+    try:
+        parts = urlsplit(address)
+        is_address = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        httpx2.URL(address)
+    except (ValueError, httpx2.InvalidURL) as error:
+        raise ConfigError(f"{address} is no address of a server: {error}") from None
+    if not is_address or parts.query or parts.fragment or any(letter.isspace() for letter in address):
+        raise ConfigError(f"{address} is no address of a server, as http://127.0.0.1:8000 or https://host/v1 are")
+    path = address.rstrip("/")
+    return path if path.endswith("/v1") else f"{path}/v1"
+
+
+def _read_chunk(data: str) -> list[AnswerPiece]:
+    try:
+        chunk = msgspec.json.decode(data, type=_Chunk)
+    except msgspec.DecodeError as error:
+        text = f"the server sent an event that is no chunk of an answer ({error}): {data[:_SHOWN_CHARACTERS]}"
+        raise PyllmError(text) from None
+    if chunk.error is not None:
+        raise PyllmError(_error_text(data.encode()))
+    pieces = []
+    for choice in chunk.choices or ():
+        delta = choice.delta or _Delta(content=choice.text)
+        reasoning = delta.reasoning or delta.reasoning_content or ""
+        pieces.append(AnswerPiece(delta.content or "", reasoning, choice.index, choice.finish_reason))
+    if (usage := chunk.usage) is not None:
+        details = usage.prompt_tokens_details
+        cached = 0 if details is None else details.cached_tokens or 0
+        pieces.append(AnswerPiece(usage=TokenUsage(usage.prompt_tokens, usage.completion_tokens, cached)))
+    return pieces
+
+
+async def _check_status(response: httpx2.Response) -> None:
+    status = response.status_code
+    if status == httpx2.codes.OK:
+        return
+    text = f"{response.url} answered {status}: {_error_text(await response.aread())}"
+    if status in {httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN}:
+        text += " (give the server's key by --api-key or OPENAI_API_KEY)"
+    if status >= httpx2.codes.INTERNAL_SERVER_ERROR:
+        raise _UnavailableError(text)
+    raise RequestError(text)
+
+
+def _error_text(content: bytes) -> str:
+    """What an error says, in OpenAI's form or another."""
+    try:
+        error = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return content.decode(errors="replace").strip()[:_SHOWN_CHARACTERS] or "nothing"
+    while isinstance(error, dict):
+        error = next((error[name] for name in ("error", "message", "detail") if error.get(name)), str(error))
+    return str(error)
+
+
+def _unreachable(base: str, error: Exception) -> str:
+    return f"cannot reach {base}: {error or type(error).__name__}; is the server running?"

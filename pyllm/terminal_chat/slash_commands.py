@@ -1,0 +1,132 @@
+"""The commands of a chat: lines that begin with a slash. Each is a function of the session and its argument."""
+
+import difflib
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from pyllm.errors import PyllmError
+from pyllm.terminal_chat.chat_session import ChatSession
+from pyllm.terminal_chat.transcript import PARAMETER_NAMES, load_transcript
+
+KEYS = """Enter sends. Alt-Enter, or a backslash at the end of the line, makes a new line.
+Ctrl-C stops an answer; at an empty prompt twice, or Ctrl-D, it ends the chat."""
+
+
+class QuitChat(Exception):  # noqa: N818 - it is no error
+    """The chat is to end."""
+
+
+class SlashCommand(msgspec.Struct, frozen=True):
+    """What the command takes, what it does, and how."""
+
+    takes: str
+    help: str
+    run: Callable[[ChatSession, str], Awaitable[None]]
+
+
+async def run_command(session: ChatSession, line: str) -> None:
+    """Run a line such as `/params temperature 0.2`.
+
+    Raises:
+        PyllmError: there is no such command, or it cannot do that.
+        QuitChat: it was `/quit`.
+    """
+    name, _, argument = line.partition(" ")
+    command = SLASH_COMMANDS.get(name)
+    if command is None:
+        near = difflib.get_close_matches(name, SLASH_COMMANDS, n=1)
+        hint = f": did you mean {near[0]}?" if near else "; /help lists them"
+        raise PyllmError(f"there is no command {name}{hint} (a message that begins with / needs a space before it)")
+    await command.run(session, argument.strip())
+
+
+async def _help(session: ChatSession, argument: str) -> None:
+    del argument
+    lines = [f"{f'{name} {command.takes}':24}{command.help}" for name, command in SLASH_COMMANDS.items()]
+    session.display.notice("\n".join([*lines, "", KEYS]))
+
+
+async def _system(session: ChatSession, argument: str) -> None:
+    if argument:
+        session.transcript.system = "" if argument == "-" else argument
+    session.display.notice(f"system prompt: {session.transcript.system or 'none'}")
+
+
+async def _save(session: ChatSession, argument: str) -> None:
+    path = _path(argument, "/save")
+    session.transcript.save(path, session.source.model)
+    session.display.notice(f"{len(session.transcript.messages)} messages saved to {path}")
+
+
+async def _load(session: ChatSession, argument: str) -> None:
+    path = _path(argument, "/load")
+    session.transcript = load_transcript(path)
+    session.unanswered = None
+    session.display.notice(f"{len(session.transcript.messages)} messages loaded from {path}")
+
+
+async def _retry(session: ChatSession, argument: str) -> None:
+    del argument
+    question = session.unanswered or session.transcript.take_last_question()
+    if question is None:
+        raise PyllmError("there is no message to try again")
+    await session.ask(question)
+
+
+async def _params(session: ChatSession, argument: str) -> None:
+    name, _, value = argument.replace("=", " ", 1).partition(" ")
+    if name == "default":
+        session.transcript.parameters = type(session.transcript.parameters)()
+    elif name:
+        if not value.strip():
+            raise PyllmError(f"/params {name} needs a value, or default")
+        session.transcript.set_parameter(name, value.strip())
+    given = session.transcript.parameters.given()
+    shown = {
+        name: msgspec.json.encode(given[name]).decode() if name in given else "default" for name in PARAMETER_NAMES
+    }
+    session.display.notice("\n".join(f"{name:20}{value}" for name, value in shown.items()))
+
+
+async def _clear(session: ChatSession, argument: str) -> None:
+    del argument
+    session.transcript.messages.clear()
+    session.unanswered = None
+    session.display.notice("the messages are forgotten; the system prompt and the parameters stay")
+
+
+async def _model(session: ChatSession, argument: str) -> None:
+    if argument:
+        await session.source.select(argument)
+    session.display.notice(session.source.description)
+    if not argument and (others := [name for name in await session.source.models() if name != session.source.model]):
+        session.display.notice(f"others: {', '.join(others)}")
+
+
+async def _quit(session: ChatSession, argument: str) -> None:
+    del session, argument
+    raise QuitChat
+
+
+def _path(argument: str, command: str) -> Path:
+    if not argument:
+        raise PyllmError(f"{command} needs a file")
+    try:
+        return Path(argument).expanduser()
+    except RuntimeError:
+        raise PyllmError(f"there is no home folder for {argument}") from None
+
+
+SLASH_COMMANDS: Mapping[str, SlashCommand] = {
+    "/help": SlashCommand("", "show this", _help),
+    "/system": SlashCommand("[TEXT | -]", "show, set or remove the system prompt", _system),
+    "/params": SlashCommand("[NAME VALUE]", "show or set sampling parameters; VALUE default unsets one", _params),
+    "/retry": SlashCommand("", "answer the last message again", _retry),
+    "/save": SlashCommand("FILE", "write the conversation as JSON", _save),
+    "/load": SlashCommand("FILE", "go on with a saved conversation", _load),
+    "/clear": SlashCommand("", "forget the messages", _clear),
+    "/model": SlashCommand("[NAME]", "show the model, or take another one", _model),
+    "/quit": SlashCommand("", "end the chat", _quit),
+}

@@ -1,0 +1,94 @@
+"""Messages typed at a terminal: several lines, history, completion of commands. Does not know what commands do.
+
+Enter sends; Alt-Enter, or a backslash at the end of the line, makes a new line.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input import Input
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import Output
+
+PROMPT, CONTINUATION = "> ", "  "
+PLACEHOLDER = "a message, or /help"
+
+
+class TerminalInput:
+    """Reads at the terminal, or at `keys` and `screen`. `commands` are completed at the beginning of a message."""
+
+    def __init__(
+        self, commands: Sequence[str], history: History, keys: Input | None = None, screen: Output | None = None
+    ) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            history=history,
+            multiline=True,
+            key_bindings=_bindings(),
+            completer=WordCompleter(list(commands), sentence=True),
+            complete_while_typing=Condition(lambda: self._session.default_buffer.text.startswith("/")),
+            prompt_continuation=lambda width, number, wrapped: CONTINUATION,
+            input=keys,
+            output=screen,
+        )
+
+    async def read(self) -> str:
+        """The next message.
+
+        Raises:
+            EOFError: Ctrl-D at an empty prompt.
+            KeyboardInterrupt: Ctrl-C at an empty prompt; elsewhere it empties the prompt.
+        """
+        return await self._session.prompt_async(PROMPT, placeholder=PLACEHOLDER)
+
+
+def state_folder(environment: Mapping[str, str] = os.environ, home: Callable[[], Path] = Path.home) -> Path | None:
+    """`$XDG_STATE_HOME/pyllm`, or that in `~/.local/state`; None for a user without a home. It is not made."""
+    try:
+        return Path(environment.get("XDG_STATE_HOME") or home() / ".local/state").absolute() / "pyllm"
+    except RuntimeError:
+        return None
+
+
+def open_history(folder: Path | None) -> History:
+    """The messages of earlier chats, in a file for its owner alone; in memory where there can be no file."""
+    if folder is None:
+        return InMemoryHistory()
+    path = folder / "chat_history"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600))
+        path.chmod(0o600)
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(path)
+
+
+def _bindings() -> KeyBindings:
+    bindings = KeyBindings()
+
+    @bindings.add("enter")
+    def send(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.char_before_cursor == "\\" and buffer.document.is_cursor_at_the_end_of_line:
+            buffer.delete_before_cursor()
+            buffer.newline(copy_margin=False)
+        else:
+            buffer.validate_and_handle()
+
+    @bindings.add("escape", "enter")
+    def new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    @bindings.add("c-c")
+    def interrupt(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt(), style="class:aborting")
+
+    return bindings

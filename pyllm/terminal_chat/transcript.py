@@ -1,0 +1,113 @@
+"""A conversation so far: its messages and the parameters of the next answer; kept in a file, and read again.
+
+The file is a body for `POST /v1/chat/completions`. Asks nobody.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pyllm.errors import PyllmError, RequestError
+from pyllm.terminal_chat.answer_source import AnswerParameters, Message
+
+# What `/params` shows and sets; the others are for completions.
+PARAMETER_NAMES = tuple(
+    field.name for field in msgspec.structs.fields(AnswerParameters) if field.name not in {"n", "json_schema"}
+)
+
+
+class _SavedMessage(msgspec.Struct):
+    role: str
+    content: str
+
+
+class _Saved(msgspec.Struct):
+    messages: list[_SavedMessage]
+
+
+class Transcript:
+    """Questions and answers in turn, behind the system prompt, if there is one."""
+
+    def __init__(self, system: str = "", parameters: AnswerParameters | None = None) -> None:
+        self.system = system
+        self.parameters = parameters or AnswerParameters()
+        self.messages: list[Message] = []  # without the system prompt
+
+    def asking(self, question: str) -> list[Message]:
+        """The messages of a request with the next question."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.messages, {"role": "user", "content": question}]
+
+    def add(self, question: str, answer: str) -> None:
+        """Keep a question with its answer."""
+        self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    def take_last_question(self) -> str | None:
+        """The last question, which is forgotten with its answer; None where there is none."""
+        questions = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
+        if not questions:
+            return None
+        question = self.messages[questions[-1]]["content"]
+        del self.messages[questions[-1] :]
+        return question
+
+    def set_parameter(self, name: str, text: str) -> None:
+        """Set a parameter from what was typed; `default` unsets it.
+
+        Raises:
+            RequestError: there is none of this name, or the value is wrong.
+        """
+        if name not in PARAMETER_NAMES:
+            raise RequestError(f"there is no parameter {name!r}: choose from {', '.join(PARAMETER_NAMES)}")
+        given = self.parameters.given() | {name: None if text == "default" else _read_value(name, text)}
+        try:
+            self.parameters = msgspec.convert(given, AnswerParameters)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"{name} cannot be {text!r}: {str(error).partition(' - ')[0]}") from None
+
+    def save(self, path: Path, model: str) -> None:
+        """Write the file, in place of an earlier one of the same kind.
+
+        Raises:
+            PyllmError: it cannot be written, or another kind of file is there.
+        """
+        if path.exists():
+            try:
+                msgspec.json.decode(path.read_bytes(), type=_Saved)
+            except (OSError, msgspec.DecodeError):
+                raise PyllmError(f"{path} is there and is no saved conversation: choose another name") from None
+        body = {"model": model, "messages": self.asking("")[:-1], **self.parameters.given()}
+        try:
+            path.write_bytes(msgspec.json.format(msgspec.json.encode(body)) + b"\n")
+        except OSError as error:
+            raise PyllmError(f"cannot write {path}: {error.strerror}") from None
+
+
+def load_transcript(path: Path) -> Transcript:
+    """The conversation in a file; other fields of the body are ignored.
+
+    Raises:
+        PyllmError: it cannot be read, or is none.
+    """
+    try:
+        content = path.read_bytes()
+        messages = msgspec.json.decode(content, type=_Saved).messages
+        transcript = Transcript(parameters=msgspec.json.decode(content, type=AnswerParameters))
+    except OSError as error:
+        raise PyllmError(f"cannot read {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise PyllmError(f"{path} is no saved conversation: {error}") from None
+    if messages and messages[0].role == "system":
+        transcript.system = messages.pop(0).content
+    transcript.messages = [{"role": message.role, "content": message.content} for message in messages]
+    return transcript
+
+
+def _read_value(name: str, text: str) -> Any:
+    """JSON where it is some; stop strings are a list, or one text."""
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        value = text
+    return [text if not isinstance(value, str) else value] if name == "stop" and not isinstance(value, list) else value
