@@ -173,6 +173,7 @@ class AsyncEngine:
             raise
         finally:
             showing.cancel()
+            await asyncio.wait({showing})  # The bar is gone before anybody else writes.
         for process in self._processes:
             process.stand_by()
 

@@ -16,6 +16,7 @@ class AnswerTiming:
         self._num_pieces = 0
         self.usage: TokenUsage | None = None
         self.finish_reason: str | None = None
+        self.is_stopped = False  # by the user
 
     def add(self, piece: AnswerPiece) -> None:
         """Take the next piece."""
@@ -31,7 +32,7 @@ class AnswerTiming:
 
         An answer that was stopped has no token counts: they come with the end.
         """
-        parts = []
+        parts = ["stopped"] * self.is_stopped
         usage = self.usage
         if usage is not None:
             parts.append(f"{usage.num_output_tokens} tokens")

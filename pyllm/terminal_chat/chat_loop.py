@@ -23,7 +23,7 @@ async def chat(source: AnswerSource, transcript: Transcript, question: str = "")
     if sys.stdout.isatty():
         from pyllm.terminal_chat.terminal_display import TerminalDisplay
 
-        display = TerminalDisplay()
+        display = TerminalDisplay(keyboard=sys.stdin.fileno() if sys.stdin.isatty() else None)
     try:
         await source.start()
         session = ChatSession(source, display, transcript)

@@ -48,7 +48,6 @@ class ChatSession:
             self._answering = None
             task.cancel()  # Without effect but where this chat itself is cancelled.
         if task.cancelled():
-            self.display.notice("stopped")
             return False
         error = task.exception()
         if isinstance(error, PyllmError):
@@ -75,6 +74,9 @@ class ChatSession:
                     timing.add(piece)
                     answer.append(piece.content)
                     self.display.add(piece)
+        except asyncio.CancelledError:
+            timing.is_stopped = True
+            raise
         finally:
             self.display.end_answer(timing.summary())
             if any(answer):

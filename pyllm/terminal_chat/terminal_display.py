@@ -4,14 +4,15 @@ Knows neither the source nor the conversation.
 """
 
 import asyncio
+import termios
 import time
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.live import Live
+from rich.console import Console, RenderableType
+from rich.control import Control
 from rich.markdown import Heading, Markdown
-from rich.segment import Segment
+from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
 from pyllm.terminal_chat.answer_source import AnswerPiece
@@ -24,14 +25,21 @@ _CODE_THEME = "ansi_dark"  # the terminal's own colours, on its own background
 
 
 class TerminalDisplay:
-    """Shows on `console`, within a running event loop."""
+    """Shows on `console`, within a running event loop. Meanwhile what is typed at the terminal `keyboard` is hidden."""
 
-    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        keyboard: int | None = None,
+    ) -> None:
         self._console = console or Console(highlight=False)
         self._clock = clock
+        self._keyboard = keyboard
+        self._echo: list[Any] | None = None  # the terminal's attributes before
         self._blocks = MarkdownBlocks()
         self._is_reasoning = False
-        self._live: Live | None = None
+        self._height = 0  # lines of the last block that are drawn; the cursor is below them
         self._next_frame = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -44,91 +52,89 @@ class TerminalDisplay:
         self._console.print(Text(plain(text), style="red"))
 
     def begin_answer(self) -> None:
-        """Reserve the last lines for the block that grows."""
+        """Hide the cursor, and what is typed: it would move the lines that are drawn again."""
+        self._echo = _without_echo(self._keyboard)
+        self._console.show_cursor(False)
         self._console.print()
-        # Its own limit cuts the end off, where the news is: `_Tail` cuts the beginning.
-        self._live = Live(
-            console=self._console,
-            auto_refresh=False,
-            transient=True,
-            vertical_overflow="visible",
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._live.start()
 
     def add(self, piece: AnswerPiece) -> None:
         """Print the blocks that this finishes, and draw the rest soon."""
+        finished = []
         for text, is_reasoning in ((piece.reasoning, True), (piece.content, False)):
             if not text:
                 continue
             if is_reasoning != self._is_reasoning:
-                self._print(self._blocks.take())
+                finished.append(self._rendered(self._blocks.take()))
                 self._is_reasoning = is_reasoning
-            for block in self._blocks.feed(text):
-                self._print(block)
-        self._draw_soon()
+            finished += [self._rendered(block) for block in self._blocks.feed(text)]
+        if any(finished):
+            self._replace(finished)
+        if self._timer is None:
+            delay = max(0.0, self._next_frame - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._draw)
 
     def end_answer(self, summary: str) -> None:
         """Print the last block and the figures."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._print(self._blocks.take())
+        self._replace([self._rendered(self._blocks.take())])
         self._is_reasoning = False
-        if self._live is not None:
-            self._live.update("", refresh=True)
-            self._live.stop()
-            self._live = None
         if summary:
             self.notice(summary)
         self._console.print()
-
-    def _print(self, block: str) -> None:
-        if not block.strip():
-            return
-        if self._live is not None:
-            self._live.update("")  # What is printed stands where it was.
-        self._console.print(self._rendered(block))
-        self._console.print()
-
-    def _rendered(self, block: str) -> RenderableType:
-        if self._is_reasoning:
-            return Text(plain(block).strip(), style="dim italic")
-        return _AnswerMarkdown(plain(block).strip("\n"), code_theme=_CODE_THEME, hyperlinks=False)
-
-    def _draw_soon(self) -> None:
-        if self._timer is None:
-            delay = max(0.0, self._next_frame - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(delay, self._draw)
+        self._console.show_cursor(True)
+        if self._keyboard is not None and self._echo is not None:
+            termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._echo)
 
     def _draw(self) -> None:
         self._timer = None
-        assert self._live is not None
         start = self._clock()
-        self._live.update(_Tail(self._rendered(self._blocks.rest)), refresh=True)
+        self._replace([], self._rendered(self._blocks.rest))
         end = self._clock()
         self._next_frame = end + max(_FRAME, (end - start) / _DRAWING_SHARE)
+
+    def _replace(self, finished: list[RenderableType | None], growing: RenderableType | None = None) -> None:
+        """Print these in place of the lines that are drawn, and draw the last lines of what grows below."""
+        erase = (ControlType.ERASE_IN_LINE, 2)
+        with self._console:  # It writes all of it at once.
+            self._console.control(
+                Control(ControlType.CARRIAGE_RETURN, erase, *[(ControlType.CURSOR_UP, 1), erase] * self._height)
+            )
+            for block in finished:
+                if block is not None:
+                    self._console.print(block)
+                    self._console.print()
+            lines = [] if growing is None else self._console.render_lines(growing, pad=False)
+            lines = lines[-max(1, self._console.height - 2) :]
+            for line in lines:
+                self._console.print(Segments([*line, Segment.line()]), end="")
+            self._height = len(lines)
+
+    def _rendered(self, block: str) -> RenderableType | None:
+        if not block.strip():
+            return None
+        if self._is_reasoning:
+            return Text(plain(block).strip(), style="dim italic")
+        return _AnswerMarkdown(plain(block).strip("\n"), code_theme=_CODE_THEME, hyperlinks=False)
 
 
 class _Heading(Heading):
     """On the left, as all others are."""
 
-    LEVEL_ALIGN = dict.fromkeys(Heading.LEVEL_ALIGN, "left")
+    LEVEL_ALIGN: ClassVar = dict.fromkeys(Heading.LEVEL_ALIGN, "left")
 
 
 class _AnswerMarkdown(Markdown):
     elements: ClassVar = {**Markdown.elements, "heading_open": _Heading}
 
 
-class _Tail:
-    """The last lines of what does not fit on the screen."""
-
-    def __init__(self, content: RenderableType) -> None:
-        self._content = content
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(self._content, options.update(height=None), pad=False)
-        for line in lines[-max(1, console.height - 2) :]:
-            yield from line
-            yield Segment.line()
+def _without_echo(keyboard: int | None) -> list[Any] | None:
+    """The attributes of this terminal before it stopped to show what is typed."""
+    if keyboard is None:
+        return None
+    before = termios.tcgetattr(keyboard)
+    flags = [*before]
+    flags[3] &= ~termios.ECHO
+    termios.tcsetattr(keyboard, termios.TCSADRAIN, flags)
+    return before

@@ -10,13 +10,14 @@ from pathlib import Path
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
 
 PROMPT, CONTINUATION = "> ", "  "
-PLACEHOLDER = "a message, or /help"
+PLACEHOLDER = FormattedText([("fg:ansibrightblack", "a message, or /help")])
 
 
 class TerminalInput:
