@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from pyllm.async_engine import AsyncEngine, Prompt
@@ -19,13 +19,18 @@ logger = logging.getLogger(__name__)
 class EngineSource:
     """An engine with the given options, those of `AsyncEngine`. Making one reads the model's files, or downloads them.
 
+    `make_engine` makes it of a model's name and the options.
+
     Raises:
         ConfigError: the model or an option cannot work.
     """
 
-    def __init__(self, model: str, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: str, options: Mapping[str, Any], make_engine: Callable[..., AsyncEngine] = AsyncEngine
+    ) -> None:
         self._options = dict(options)
-        self._engine = AsyncEngine(model, **self._options)
+        self._make_engine = make_engine
+        self._engine = make_engine(model, **self._options)
 
     @property
     def model(self) -> str:
@@ -48,7 +53,7 @@ class EngineSource:
     async def select(self, name: str) -> None:
         """Load another model with the same options, in place of this one."""
         # To read it may take a download.
-        engine = await asyncio.to_thread(AsyncEngine, name, **self._options)
+        engine = await asyncio.to_thread(self._make_engine, name, **self._options)
         await self._engine.close()
         self._engine = engine
         await engine.start()

@@ -14,6 +14,7 @@ from rich.control import Control
 from rich.markdown import Heading, Markdown
 from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
+from rich.theme import Theme
 
 from pyllm.terminal_chat.answer_source import AnswerPiece
 from pyllm.terminal_chat.markdown_blocks import MarkdownBlocks
@@ -21,6 +22,8 @@ from pyllm.terminal_chat.terminal_text import plain
 
 _FRAME = 0.05  # seconds between two drawings of the last block, or more where one takes long
 _DRAWING_SHARE = 0.2  # of the time, at most
+# Without rich's black background, which a light terminal has not.
+THEME = Theme({"markdown.code": "bold cyan"})
 _CODE_THEME = "ansi_dark"  # the terminal's own colours, on its own background
 
 
@@ -33,7 +36,7 @@ class TerminalDisplay:
         clock: Callable[[], float] = time.monotonic,
         keyboard: int | None = None,
     ) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or Console(highlight=False, theme=THEME)
         self._clock = clock
         self._keyboard = keyboard
         self._echo: list[Any] | None = None  # the terminal's attributes before
@@ -71,7 +74,15 @@ class TerminalDisplay:
             self._replace(finished)
         if self._timer is None:
             delay = max(0.0, self._next_frame - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(delay, self._draw)
+            self._timer = asyncio.get_running_loop().call_later(delay, self.draw)
+
+    def draw(self) -> None:
+        """Draw what is there of the last block; `add` sees to it."""
+        self._timer = None
+        start = self._clock()
+        self._replace([], self._rendered(self._blocks.rest))
+        end = self._clock()
+        self._next_frame = end + max(_FRAME, (end - start) / _DRAWING_SHARE)
 
     def end_answer(self, summary: str) -> None:
         """Print the last block and the figures."""
@@ -87,13 +98,6 @@ class TerminalDisplay:
         if self._keyboard is not None and self._echo is not None:
             termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._echo)
 
-    def _draw(self) -> None:
-        self._timer = None
-        start = self._clock()
-        self._replace([], self._rendered(self._blocks.rest))
-        end = self._clock()
-        self._next_frame = end + max(_FRAME, (end - start) / _DRAWING_SHARE)
-
     def _replace(self, finished: list[RenderableType | None], growing: RenderableType | None = None) -> None:
         """Print these in place of the lines that are drawn, and draw the last lines of what grows below."""
         erase = (ControlType.ERASE_IN_LINE, 2)
@@ -103,13 +107,20 @@ class TerminalDisplay:
             )
             for block in finished:
                 if block is not None:
-                    self._console.print(block)
-                    self._console.print()
-            lines = [] if growing is None else self._console.render_lines(growing, pad=False)
-            lines = lines[-max(1, self._console.height - 2) :]
-            for line in lines:
-                self._console.print(Segments([*line, Segment.line()]), end="")
+                    self._write([*self._lines(block), []])
+            lines = [] if growing is None else self._lines(growing)[-max(1, self._console.height - 2) :]
+            self._write(lines)
             self._height = len(lines)
+
+    def _lines(self, block: RenderableType) -> list[list[Segment]]:
+        """The lines of a block, without the blank ones around it."""
+        lines = self._console.render_lines(block, pad=False)
+        filled = [index for index, line in enumerate(lines) if any(segment.text.strip() for segment in line)]
+        return lines[filled[0] : filled[-1] + 1] if filled else []
+
+    def _write(self, lines: list[list[Segment]]) -> None:
+        for line in lines:
+            self._console.print(Segments([*line, Segment.line()]), end="")
 
     def _rendered(self, block: str) -> RenderableType | None:
         if not block.strip():

@@ -64,7 +64,8 @@ class Transcript:
         try:
             self.parameters = msgspec.convert(given, AnswerParameters)
         except msgspec.ValidationError as error:
-            raise RequestError(f"{name} cannot be {text!r}: {str(error).partition(' - ')[0]}") from None
+            reason = str(error).partition(" - ")[0].replace(" | null", "")
+            raise RequestError(f"{name} cannot be {text!r}: {reason}") from None
 
     def save(self, path: Path, model: str) -> None:
         """Write the file, in place of an earlier one of the same kind.

@@ -1,0 +1,153 @@
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from pyllm import CompletionOutput
+from pyllm.async_engine import AsyncEngine
+from pyllm.errors import RequestError, StartError
+from pyllm.frontend.chat import Conversation, Prepared
+from pyllm.frontend.chat.parsers import SampleParser
+from pyllm.frontend.text import RequestOutput
+from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
+from pyllm.terminal_chat import AnswerParameters, AnswerPiece, TokenUsage
+from pyllm.terminal_chat.engine_source import EngineSource
+
+PLAIN = AnswerParameters()
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+class CharacterDecoder:
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(map(chr, tokens))
+
+
+class ScriptedEngine:
+    """Gives `texts` of each sample, one more at each output; a token has one character."""
+
+    def __init__(self, name: str, texts: Sequence[Sequence[str]] = (("a", "b"),), **options: Any) -> None:
+        self.model_name = name
+        self.options = options
+        self.texts = texts
+        self.asked: list[tuple[Any, SamplingParams]] = []
+        self.conversations: list[Conversation] = []
+        self.log: list[str] = []
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        return SamplingParams(temperature=0.6, top_k=20)
+
+    def chat_preprocessor(self) -> "ScriptedEngine":
+        return self
+
+    async def prepare(self, conversation: Conversation, params: SamplingParams, ignore: object) -> Prepared:
+        self.conversations.append(conversation)
+
+        def make_parser() -> SampleParser:
+            return SampleParser(None, lambda: cast(Any, CharacterDecoder()), thinks_opened=False)
+
+        params = msgspec.structs.replace(params, skip_special_tokens=False)
+        return Prepared([[1, 2, 3]], params, make_parser if self.options.get("thinks") else None)
+
+    async def generate(self, prompt: Any, params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
+        self.asked.append((prompt, params))
+        try:
+            for count in range(1, max(map(len, self.texts)) + 1):
+                outputs = []
+                for index, texts in enumerate(self.texts):
+                    text = "".join(texts[:count])
+                    reason = "stop" if count >= len(texts) else None
+                    outputs.append(CompletionOutput(index, text, [*text.encode()], reason))
+                finished = all(output.finish_reason for output in outputs)
+                yield RequestOutput("r", None, [1, 2, 3], outputs, finished, num_cached_tokens=2)
+        finally:
+            self.log.append("left")
+
+    async def start(self) -> None:
+        self.log.append("start")
+        if self.model_name == "broken":
+            raise StartError("no memory")
+
+    async def close(self) -> None:
+        self.log.append("close")
+
+
+def source_of(name: str = "one", **options: Any) -> tuple[EngineSource, list[ScriptedEngine]]:
+    made: list[ScriptedEngine] = []
+
+    def make(name: str, **options: Any) -> AsyncEngine:
+        made.append(ScriptedEngine(name, **options))
+        return cast(AsyncEngine, made[-1])
+
+    return EngineSource(name, options, make), made
+
+
+async def answer(source: EngineSource, parameters: AnswerParameters = PLAIN) -> list[AnswerPiece]:
+    return [piece async for piece in source.chat(MESSAGES, parameters)]
+
+
+async def test_an_answer_comes_in_pieces_with_its_usage() -> None:
+    source, (engine,) = source_of()
+    parameters = AnswerParameters(temperature=0, seed=3, json_schema={"type": "object"})
+    assert await answer(source, parameters) == [
+        AnswerPiece("a"),
+        AnswerPiece("b", finish_reason="stop"),
+        AnswerPiece(usage=TokenUsage(3, 2, 2)),
+    ]
+    ((prompt, params),) = engine.asked
+    assert prompt == [1, 2, 3]
+    # What was not given stays the model's own.
+    assert (params.temperature, params.seed, params.top_k, params.skip_special_tokens) == (0, 3, 20, False)
+    assert params.structured_outputs == StructuredOutputsParams(json={"type": "object"})
+    assert [*engine.conversations[0].messages] == MESSAGES
+
+
+async def test_reasoning_is_split_off() -> None:
+    source, _ = source_of(thinks=True, texts=[["<think>", "hm", "</think>", "\n\n", "yes"]])
+    pieces = await answer(source)
+    assert "".join(piece.reasoning for piece in pieces) == "hm"
+    assert "".join(piece.content for piece in pieces).strip() == "yes"
+    assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["stop"]
+
+
+async def test_a_completion_has_several_samples_of_different_lengths() -> None:
+    source, (engine,) = source_of(texts=[["a"], ["b", "c"]])
+    pieces = [piece async for piece in source.complete("x", AnswerParameters(n=2))]
+    assert pieces == [
+        AnswerPiece("a", finish_reason="stop"),
+        AnswerPiece("b", choice=1),
+        AnswerPiece("c", choice=1, finish_reason="stop"),
+        AnswerPiece(usage=TokenUsage(3, 3, 2)),
+    ]
+    assert engine.asked[0][0] == "x"
+
+
+async def test_leaving_an_answer_ends_its_request() -> None:
+    source, (engine,) = source_of()
+    pieces = source.chat(MESSAGES, PLAIN)
+    await anext(pieces)
+    await pieces.aclose()
+    assert engine.log == ["left"]
+
+
+async def test_parameters_that_do_not_go_together_are_refused() -> None:
+    source, (engine,) = source_of()
+    engine.get_default_sampling_params = lambda: SamplingParams(min_tokens=9)  # type: ignore[method-assign]  # a fake
+    with pytest.raises(RequestError, match="min_tokens"):
+        await answer(source, AnswerParameters(max_tokens=3))
+
+
+async def test_another_model_takes_the_memory_of_the_first() -> None:
+    source, made = source_of(block_size=16)
+    await source.start()
+    await source.select("two")
+    assert [engine.log for engine in made] == [["start", "close"], ["start"]]
+    assert [engine.options for engine in made] == [{"block_size": 16}] * 2
+    assert await source.models() == ["two"]
+    with pytest.raises(StartError):
+        await source.select("broken")
+    assert source.model == "broken"  # A question fails now; another model may be selected.
+    await source.select("three")
+    await asyncio.sleep(0)
+    assert made[-1].log == ["start"]
