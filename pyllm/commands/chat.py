@@ -4,7 +4,7 @@ import argparse
 import asyncio
 
 from pyllm.commands.settings_flags import SettingsParser
-from pyllm.commands.source_arguments import add_source_arguments, log_warnings_alone, source_request
+from pyllm.commands.source_arguments import add_source_arguments, only_warnings, source_request
 
 PARSER = SettingsParser
 USAGE = "pyllm chat [MODEL or URL] [--FLAG VALUE ...]"
@@ -34,6 +34,6 @@ def run(options: argparse.Namespace) -> int:
     """Chat until the user ends it; gives the exit code."""
     from pyllm import terminal_chat
 
-    log_warnings_alone("pyllm::chat")
-    source = terminal_chat.select_source(source_request(options))
-    return asyncio.run(terminal_chat.chat(source, terminal_chat.Transcript(options.system_prompt), options.quick))
+    with only_warnings("pyllm::chat"):
+        source = terminal_chat.select_source(source_request(options))
+        return asyncio.run(terminal_chat.chat(source, terminal_chat.Transcript(options.system_prompt), options.quick))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pyllm.commands.settings_flags import SettingsParser
-from pyllm.commands.source_arguments import add_source_arguments, log_warnings_alone, source_request
+from pyllm.commands.source_arguments import add_source_arguments, only_warnings, source_request
 from pyllm.errors import ConfigError, RequestError
 from pyllm.terminal_chat import AnswerParameters
 
@@ -76,19 +76,19 @@ def run(options: argparse.Namespace) -> int:
     """Print the completion; gives the exit code."""
     from pyllm import terminal_chat
 
-    log_warnings_alone("pyllm::complete")
-    options.model_argument, prompt = _split(options)
+    options.model_argument, prompt = split_arguments(options)
     parameters = _parameters(options)
     request = source_request(options)
     prompt = _read_prompt() if prompt is None else prompt
     if not prompt:
         raise ConfigError("the prompt is empty")
-    source = terminal_chat.select_source(request)
-    asyncio.run(terminal_chat.print_completion(source, prompt, parameters, options.chat))
+    with only_warnings("pyllm::complete"):
+        source = terminal_chat.select_source(request)
+        asyncio.run(terminal_chat.print_completion(source, prompt, parameters, options.chat))
     return 0
 
 
-def _split(options: argparse.Namespace) -> tuple[str | None, str | None]:
+def split_arguments(options: argparse.Namespace) -> tuple[str | None, str | None]:
     """The model, and the prompt, as far as they are there."""
     first, second = options.model_argument, options.prompt_argument
     if second is not None or first is None:

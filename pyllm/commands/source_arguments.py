@@ -1,7 +1,9 @@
 """Where answers come from, as arguments: a model with the settings of its engine, or a server. Opens nothing."""
 
 import argparse
+import contextlib
 import os
+from collections.abc import Iterator
 
 from pyllm import log
 from pyllm.commands.settings_flags import SettingsParser, add_engine_settings, given_settings
@@ -44,11 +46,18 @@ def source_request(options: argparse.Namespace) -> SourceRequest:
     )
 
 
-def log_warnings_alone(process: str) -> None:
-    """Log what is wrong and no more, in this program and its processes, unless PYLLM_LOG_LEVEL is set.
+@contextlib.contextmanager
+def only_warnings(process: str) -> Iterator[None]:
+    """Log what is wrong and no more, in this program and the processes that it starts, unless PYLLM_LOG_LEVEL is set.
 
     Raises:
         ConfigError: it is set to no level.
     """
-    os.environ.setdefault("PYLLM_LOG_LEVEL", "WARNING")
-    log.configure(process)
+    is_set = "PYLLM_LOG_LEVEL" in os.environ
+    os.environ.setdefault("PYLLM_LOG_LEVEL", "WARNING")  # The processes inherit it.
+    try:
+        log.configure(process)
+        yield
+    finally:
+        if not is_set:
+            del os.environ["PYLLM_LOG_LEVEL"]

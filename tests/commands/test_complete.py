@@ -1,0 +1,45 @@
+import io
+import sys
+
+import pytest
+
+from pyllm.cli import main, read_options
+from pyllm.commands.complete import split_arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model", "prompt"),
+    [
+        ([], None, None),
+        (["The capital of France is"], None, "The capital of France is"),
+        (["hello"], None, "hello"),
+        (["see http://host for more"], None, "see http://host for more"),
+        (["http://host"], "http://host", None),
+        (["model.gguf"], "model.gguf", None),
+        (["/nowhere/model"], "/nowhere/model", None),
+        (["owner/repo"], "owner/repo", None),
+        (["owner/repo:Q4_K_M"], "owner/repo:Q4_K_M", None),
+        (["owner/repo@main"], "owner/repo@main", None),
+        (["pros/cons/other words"], None, "pros/cons/other words"),
+        (["--model", "owner/repo", "and/or"], None, "and/or"),
+        (["--url", "http://host", "and/or"], None, "and/or"),
+        (["one", "two"], "one", "two"),
+        (["--max-tokens", "3", "one", "--seed", "1", "two", "-n", "2"], "one", "two"),
+        (["one", "--", "--two"], "one", "--two"),
+        ([__file__], __file__, None),
+    ],
+)
+def test_which_word_is_the_prompt(arguments: list[str], model: str | None, prompt: str | None) -> None:
+    assert split_arguments(read_options("complete", arguments)) == (model, prompt)
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [(b"", "the prompt is empty"), (b"\n", "the prompt is empty"), (b"\xff\xfe", "no text in UTF-8")],
+)
+def test_a_prompt_on_stdin(
+    content: bytes, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+    assert main(["complete"]) == 2
+    assert error in capsys.readouterr().err
