@@ -23,5 +23,6 @@ async def show_progress(read: Callable[[], float], stream: TextIO | None = None)
         while (progress := read()) < 1:
             if progress > bar.n:
                 bar.n = progress
+                bar.delay = 0.0  # Once it is drawn it is also wiped out at its end.
                 bar.refresh()
             await asyncio.sleep(_PAUSE)
