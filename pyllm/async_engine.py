@@ -21,6 +21,7 @@ from pyllm.client.submission import refuse_input
 from pyllm.config.options import ServerConfig, engine_config
 from pyllm.config.process_config import CoreConfig
 from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
+from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
 from pyllm.frontend.observability.measured_sink import MeasuredSink
 from pyllm.frontend.observability.metrics import Metrics
@@ -76,14 +77,14 @@ class AsyncEngine:
     """Use it as `async with AsyncEngine(model, tensor_parallel_size=2) as engine:`, or call `start` and `close`.
 
     `model` is a GGUF file or a Hugging Face folder, empty for the embedded one; the options are those of `pyllm serve`,
-    with underscores. One that is None has its default.
+    with underscores, and vLLM's are read as `pyllm serve` reads them. One that is None has its default.
 
     Raises:
         ConfigError: an option that is unknown or cannot work.
     """
 
     def __init__(self, model: str | None = "", **options: Any) -> None:
-        self._config, self._checkpoint = resolve_config(engine_config({"model": model, **options}))
+        self._config, self._checkpoint = resolve_config(engine_config({"model": model, **engine_keywords(options)}))
         self.tokenizer = Tokenizer(self._checkpoint.tokenizer)
         self._chat_template = ChatTemplate.of(self._checkpoint.tokenizer)
         self._folder: SocketFolder | None = None

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from pyllm import __version__
-from pyllm.commands.command_line import expand, split_config
-from pyllm.commands.command_parser import PATHS, CommandParser, nearest
 from pyllm.errors import ConfigError, PyllmError
+from pyllm.flags.command_line import expand, split_config
+from pyllm.flags.command_parser import PATHS, CommandParser, nearest
 
 
 class Command(msgspec.Struct, frozen=True):

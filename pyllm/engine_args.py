@@ -5,17 +5,18 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pyllm.commands.command_line import expand
-from pyllm.commands.settings_flags import add_engine_settings
+from pyllm.flags.command_line import expand
+from pyllm.flags.settings_flags import add_engine_settings, add_vllm_flags
 
 
 class EngineArgs:
-    """The engine's settings as flags; what is not given is None, which `LLM` and `AsyncEngine` take for the default."""
+    """The engine's settings as flags, and vLLM's; one that is not given is None, which `LLM` takes for the default."""
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Add one flag for each setting, `--model` included; gives the parser."""
         add_engine_settings(parser)
+        add_vllm_flags(parser)
         return parser
 
 

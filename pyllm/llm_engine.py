@@ -18,6 +18,7 @@ from pyllm.config.process_config import CoreConfig
 from pyllm.core import core_process
 from pyllm.core.executors.inline import InlineExecutor
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
+from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.text.outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from pyllm.frontend.text.sampling_texts import resolve_texts
 from pyllm.frontend.text.tokenizer import Tokenizer
@@ -42,7 +43,7 @@ class LLMEngine:
     """
 
     def __init__(self, model: str | None = "", **options: Any) -> None:
-        config = engine_config({"model": model, "distributed_executor_backend": "uni", **options})
+        config = engine_config({"model": model, "distributed_executor_backend": "uni", **engine_keywords(options)})
         if config.parallel != ParallelConfig(distributed_executor_backend="uni"):
             raise ConfigError("LLMEngine runs one rank, in this process: for more ranks or processes use LLM")
         engine, checkpoint = resolve_config(config)

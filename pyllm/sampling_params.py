@@ -88,7 +88,7 @@ class ResolvedConstraint(StructuredOutputsParams, frozen=True, kw_only=True):
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Names, meanings and defaults are vLLM's.
+    """Names, meanings and defaults are vLLM's, but for `max_tokens`, which is 16 there.
 
     `temperature` 0 is greedy, and then `top_k`, `top_p` and `min_p` have no effect. `top_k` 0 or -1 is off.
     `max_tokens` None is all that is left of the context. `seed` None lets the client draw one. `stop` strings end the

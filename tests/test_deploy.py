@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from pyllm import cli
-from pyllm.commands.settings_flags import given_settings
 from pyllm.config.api_keys import VARIABLE, ApiKey, KeyRing
 from pyllm.config.options import ServerConfig, config_part, engine_config
+from pyllm.flags.settings_flags import given_settings
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.supervision.flight_recorder import KEEP, MAX_BYTES
 from pyllm.supervision.restart_budget import WINDOW

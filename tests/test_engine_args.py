@@ -6,6 +6,7 @@ import pytest
 
 from pyllm.config.options import EngineConfig, engine_config
 from pyllm.engine_args import EngineArgs, FlexibleArgumentParser
+from pyllm.flags.keyword_settings import engine_keywords
 
 
 def parser_of_a_program() -> FlexibleArgumentParser:
@@ -19,10 +20,18 @@ def parser_of_a_program() -> FlexibleArgumentParser:
 def test_what_is_given_becomes_a_setting_and_the_rest_keeps_its_default() -> None:
     options = vars(parser_of_a_program().parse_args(["--max_model_len", "8k", "-tp", "2", "--max-tokens", "7"]))
     assert options.pop("max_tokens") == 7
-    config = engine_config(options)
+    config = engine_config(engine_keywords(options))
     assert (config.model.model, config.model.max_model_len) == ("tiny.gguf", 8000)
     assert config.parallel.tensor_parallel_size == 2
     assert config.scheduler == EngineConfig().scheduler
+
+
+def test_vllms_own_flags_are_read_by_the_engine() -> None:
+    flags = ["--trust-remote-code", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
+    options = vars(parser_of_a_program().parse_args([*flags, "--pipeline-parallel-size", "1"]))
+    del options["max_tokens"]
+    config = engine_config(engine_keywords(options))
+    assert (config.scheduler.num_speculative_tokens, config.model.model) == (2, "tiny.gguf")
 
 
 def test_any_parser_takes_the_flags(capsys: pytest.CaptureFixture[str]) -> None:

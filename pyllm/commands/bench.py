@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from pyllm.commands import bench_flags
-from pyllm.commands.engine_arguments import MODEL_HELP, read_settings
-from pyllm.commands.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags
+from pyllm.flags.engine_arguments import MODEL_HELP, read_settings
+from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags
 
 
 class BenchParser(SettingsParser):

@@ -3,8 +3,8 @@
 import argparse
 import asyncio
 
-from pyllm.commands.settings_flags import SettingsParser
 from pyllm.commands.source_arguments import add_source_arguments, only_warnings, source_request
+from pyllm.flags.settings_flags import SettingsParser
 
 PARSER = SettingsParser
 USAGE = "pyllm chat [MODEL or URL] [--FLAG VALUE ...]"

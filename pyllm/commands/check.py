@@ -25,16 +25,16 @@ from pyllm.checkpoint import (
     parse_model,
     size_text,
 )
-from pyllm.commands.engine_arguments import MODEL_HELP, read_engine
-from pyllm.commands.settings_flags import (
+from pyllm.config.options import EngineConfig, ServerConfig, config_part
+from pyllm.errors import ConfigError
+from pyllm.flags.engine_arguments import MODEL_HELP, read_engine
+from pyllm.flags.settings_flags import (
     SettingsParser,
     add_engine_settings,
     add_settings,
     add_vllm_flags,
     given_settings,
 )
-from pyllm.config.options import EngineConfig, ServerConfig, config_part
-from pyllm.errors import ConfigError
 from pyllm.launch import check_memory, resolve_settings, visible_cards
 from pyllm.machine import (
     Finding,

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from pyllm.commands.settings_flags import SettingsParser
 from pyllm.commands.source_arguments import add_source_arguments, only_warnings, source_request
 from pyllm.errors import ConfigError, RequestError
+from pyllm.flags.settings_flags import SettingsParser
 from pyllm.terminal_chat import AnswerParameters
 
 USAGE = "pyllm complete [MODEL or URL] [PROMPT] [--FLAG VALUE ...]"

@@ -3,9 +3,9 @@
 import argparse
 
 from pyllm import log
-from pyllm.commands.engine_arguments import MODEL_HELP, announce, read_engine
-from pyllm.commands.settings_flags import SettingsParser, add_engine_settings, add_settings, given_settings
 from pyllm.config.options import HeadlessConfig, config_part
+from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine
+from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_settings, given_settings
 
 PARSER = SettingsParser
 USAGE = "pyllm core [MODEL] --bind ADDRESS [--FLAG VALUE ...]"

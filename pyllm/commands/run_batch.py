@@ -9,16 +9,16 @@ from pathlib import Path
 
 from pyllm import log
 from pyllm.batch import AnswerFile, BatchServer, RequestFile, WrongLinesError, run_batch
-from pyllm.commands.engine_arguments import MODEL_HELP, announce, read_engine
-from pyllm.commands.settings_flags import (
+from pyllm.config.options import EngineConfig, ServerConfig, config_part
+from pyllm.errors import ConfigError
+from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine
+from pyllm.flags.settings_flags import (
     SettingsParser,
     add_engine_settings,
     add_settings,
     add_vllm_flags,
     given_settings,
 )
-from pyllm.config.options import EngineConfig, ServerConfig, config_part
-from pyllm.errors import ConfigError
 
 PARSER = SettingsParser
 TAKES_CONFIG = True

@@ -3,15 +3,15 @@
 import argparse
 
 from pyllm import log
-from pyllm.commands.engine_arguments import MODEL_HELP, announce, read_engine
-from pyllm.commands.settings_flags import (
+from pyllm.config.options import ServerConfig, config_part
+from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine
+from pyllm.flags.settings_flags import (
     SettingsParser,
     add_engine_settings,
     add_settings,
     add_vllm_flags,
     given_settings,
 )
-from pyllm.config.options import ServerConfig, config_part
 
 PARSER = SettingsParser
 TAKES_CONFIG = True

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 
 from pyllm import log
-from pyllm.commands.settings_flags import SettingsParser, add_engine_settings, given_settings
 from pyllm.config.options import engine_config
 from pyllm.errors import ConfigError
+from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, given_settings
 from pyllm.terminal_chat import SourceRequest
 
 MODEL_OR_URL_HELP = (

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from pyllm.cli import read_options
-from pyllm.commands.engine_arguments import read_engine
-from pyllm.commands.settings_flags import given_settings
 from pyllm.config.options import EngineConfig, ServerConfig, config_part
 from pyllm.config.vllm_flags import VLLM_FLAGS, VllmFlag
 from pyllm.errors import ConfigError
+from pyllm.flags.engine_arguments import read_engine
+from pyllm.flags.settings_flags import given_settings
 
 FIXTURE = Path(__file__).parent.parent / "config/vllm_flags.json"
 COMMON: list[str] = list(chain(*json.loads(FIXTURE.read_text()).values()))

@@ -1,7 +1,7 @@
 import pytest
 
 from pyllm.cli import make_parser
-from pyllm.commands.command_parser import CommandParser
+from pyllm.flags.command_parser import CommandParser
 
 
 def parser_of_two() -> CommandParser:

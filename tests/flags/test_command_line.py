@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from pyllm.commands.command_line import expand, split_config
 from pyllm.errors import ConfigError
+from pyllm.flags.command_line import expand, split_config
 
 
 @pytest.mark.parametrize(

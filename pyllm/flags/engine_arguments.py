@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyllm.commands.settings_flags import given_settings
-from pyllm.commands.vllm_settings import settle
 from pyllm.config.options import EngineConfig, engine_config
 from pyllm.errors import ConfigError
+from pyllm.flags.settings_flags import given_settings
+from pyllm.flags.vllm_settings import settle
 
 MODEL_HELP = (
     "GGUF file, Hugging Face folder, or a model of the hub: owner/repo, owner/repo:Q4_K_M, owner/repo@revision or "

@@ -10,17 +10,17 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from pyllm.commands.command_parser import CommandParser
 from pyllm.config.option_texts import parse_count
 from pyllm.config.options import SIZES, WORDS, EngineConfig, option_names
 from pyllm.config.vllm_flags import VLLM_FLAGS, VllmFlag, explain_flag
 from pyllm.errors import ConfigError
+from pyllm.flags.command_parser import CommandParser
 
 # Fields that are repeated to give several values.
 REPEATED = frozenset({"middleware"})
 # What vLLM calls the context of the model, whatever it is.
 _AUTO_LENGTH = frozenset({"auto", "-1"})
-# vLLM's flags that are read by `pyllm/commands/vllm_settings.py`.
+# vLLM's flags that are read by `pyllm/flags/vllm_settings.py`.
 NESTED = ("speculative-config", "structured-outputs-config", "kv-events-config", "compilation-config", "swap-space")
 # How many words a field of texts takes, if not one. `--hf-token` alone is the token of a login, which is found anyway.
 _NUM_WORDS = {**dict.fromkeys(WORDS, "+"), "hf_token": "?"}
@@ -68,9 +68,9 @@ def add_engine_settings(parser: argparse.ArgumentParser) -> None:
         add_settings(parser, field.type)
 
 
-def add_vllm_flags(parser: CommandParser) -> None:
+def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
     """vLLM's flags that are not settings of their own name here; they are not in the help."""
-    known = set(parser.flags())
+    known = set(parser._option_string_actions)
     for flag in VLLM_FLAGS.values():
         if flag.flag in known or flag.name == "config":
             continue

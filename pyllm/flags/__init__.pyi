@@ -1,0 +1,23 @@
+from .command_line import expand, split_config
+from .command_parser import PATHS, CommandParser, nearest
+from .engine_arguments import MODEL_HELP, announce, read_engine, read_settings
+from .keyword_settings import engine_keywords
+from .settings_flags import SettingsParser, add_engine_settings, add_settings, add_vllm_flags, given_settings
+
+__all__ = [
+    "MODEL_HELP",
+    "PATHS",
+    "CommandParser",
+    "SettingsParser",
+    "add_engine_settings",
+    "add_settings",
+    "add_vllm_flags",
+    "announce",
+    "engine_keywords",
+    "expand",
+    "given_settings",
+    "nearest",
+    "read_engine",
+    "read_settings",
+    "split_config",
+]

@@ -1,0 +1,73 @@
+"""vLLM's keywords of Python as settings of ours: each is read as its flag would be. Starts nothing."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from pyllm.config.options import ServerConfig, option_names
+from pyllm.config.vllm_flags import VLLM_FLAGS, explain_flag
+from pyllm.errors import ConfigError
+from pyllm.flags.command_line import expand
+from pyllm.flags.engine_arguments import announce
+from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags, given_settings
+from pyllm.flags.vllm_settings import settle
+
+# A keyword of ours whose value may be vLLM's word, too.
+_LENGTH = "max_model_len"
+_NO_STATS = "disable_log_stats"
+
+
+def engine_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of `LLM` or `AsyncEngine` without those that are vLLM's alone; what these mean here is among them.
+
+    A keyword that is None has its default. What is always so here is logged.
+
+    Raises:
+        ConfigError: a keyword of vLLM's has no meaning here, or its value has none; the text says what to use instead.
+    """
+    known, of_server = set(option_names()), set(option_names(ServerConfig)) - set(option_names())
+    ours: dict[str, Any] = {}
+    words: list[str] = []
+    for name, value in options.items():
+        if value is None:
+            continue
+        if name == _NO_STATS:  # An engine in a program prints none.
+            continue
+        if name in of_server:
+            raise ConfigError(f"{name} is of `pyllm serve`: an engine inside a program has no server")
+        if name == "notices":  # Of a program whose flags are `EngineArgs`'.
+            announce(value)
+        elif name in known and not _is_vllms_word(name, value):
+            ours[name] = value
+        elif name.replace("_", "-") in VLLM_FLAGS:
+            words += _as_flag(name.replace("_", "-"), value)
+        elif name not in known and (text := explain_flag(name.replace("_", "-"))):
+            raise ConfigError(f"{name}: {text}")
+        else:
+            ours[name] = value
+    if not words:
+        return ours
+    parser = _KeywordParser(prog="pyllm")
+    add_engine_settings(parser)
+    add_vllm_flags(parser)
+    read = parser.read(expand(words))
+    settle(read)
+    announce(getattr(read, "notices", ()))
+    return {**given_settings(read), **ours}
+
+
+class _KeywordParser(SettingsParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise where a command line would end the program."""
+        raise ConfigError(message.removeprefix("argument "))
+
+
+def _is_vllms_word(name: str, value: Any) -> bool:
+    flag = VLLM_FLAGS.get(name.replace("_", "-"))
+    return isinstance(value, str) and (name == _LENGTH or (flag is not None and value in flag.values))
+
+
+def _as_flag(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}={value if isinstance(value, str | int | float) else json.dumps(value)}"]

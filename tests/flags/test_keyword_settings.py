@@ -1,0 +1,61 @@
+"""vLLM's keywords of Python: what they become, and what is said of those that have no meaning."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from pyllm.config.options import engine_config
+from pyllm.errors import ConfigError
+from pyllm.flags.keyword_settings import engine_keywords
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"max_num_seqs": 7, "tenant_weights": {"a": 2}}, {"max_num_seqs": 7, "tenant_weights": {"a": 2}}),
+        ({"dtype": "half"}, {"dtype": "float16"}),
+        ({"max_model_len": "8k"}, {"max_model_len": 8000}),
+        ({"max_model_len": 512}, {"max_model_len": 512}),
+        ({"model_impl": "vllm"}, {"model_impl": "native"}),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, {"num_speculative_tokens": 3}),
+        ({"compilation_config": 0}, {"enforce_eager": True}),
+        ({"swap_space": 2, "tensor_parallel_size": 1}, {"kv_offloading_size": 2.0, "tensor_parallel_size": 1}),
+        ({"trust_remote_code": True, "load_format": "auto", "task": "generate"}, {}),
+        ({"pipeline_parallel_size": 1, "enable_lora": False, "cpu_offload_gb": 0}, {}),
+        ({"limit_mm_per_prompt": {"image": 0}, "tokenizer_mode": "auto", "enable_chunked_prefill": True}, {}),
+        ({"seed": None, "quantization": None, "disable_log_stats": True}, {}),
+    ],
+)
+def test_what_they_become(options: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert engine_keywords(options) == expected
+    assert engine_config(engine_keywords(options)) == engine_config(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"pipeline_parallel_size": 2}, "--tensor-parallel-size"),
+        ({"enable_lora": True}, "merge the adapter"),
+        ({"speculative_config": {"model": "small"}}, "use ngram"),
+        ({"enable_sleep_mode": True}, "does not sleep"),
+        ({"max_model_len": "many"}, "max-model-len"),
+        ({"port": 8000}, "pyllm serve"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_with_what_to_use(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        engine_keywords(options)
+
+
+def test_what_is_always_so_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    engine_keywords({"prefix_caching_hash_algo": "sha256"})
+    assert [record.getMessage() for record in caplog.records] == [
+        "--prefix-caching-hash-algo: blocks are found by a chained BLAKE3 digest of their tokens"
+    ]
+
+
+def test_a_name_that_nobody_knows_is_left_to_the_configuration() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
+        engine_config(engine_keywords({"max_num_seq": 3}))
