@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyllm.bench.endpoint import CHAT, COMPLETIONS, Endpoint, base_url
-from pyllm.bench.prompt_sets import PromptSource
+from pyllm.bench.prompt_sets import PromptSet, PromptSource
 from pyllm.bench.request_metrics import METRICS, TARGETS, Selection
 from pyllm.bench.request_rates import Arrivals
 from pyllm.errors import ConfigError
@@ -21,7 +21,7 @@ def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = options.base_url or f"http://{host}:{options.port}"
     fields: dict[str, Any] = {}
-    if options.ignore_eos or options.dataset_name == "random":
+    if options.ignore_eos or dataset_of(options) == "random":
         fields["ignore_eos"] = True
     key = options.api_key or os.environ.get("OPENAI_API_KEY", "")
     if not key.isprintable():
@@ -41,16 +41,31 @@ def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint
     )
 
 
+def dataset_of(options: argparse.Namespace) -> PromptSet:
+    """Which prompts the flags ask for: a length asks for random ones.
+
+    Raises:
+        ConfigError: other prompts are named, which have lengths of their own.
+    """
+    lengths = ("input_len", "random_input_len", "random_output_len", "random_prefix_len", "random_range_ratio")
+    given = [f"--{name.replace('_', '-')}" for name in lengths if getattr(options, name)]
+    name: PromptSet = options.dataset_name or ("random" if given else "natural")
+    if given and name != "random":
+        raise ConfigError(f"{given[0]} is of random prompts, and --dataset-name is {name}: leave out either")
+    return name
+
+
 def prompts_of(options: argparse.Namespace) -> PromptSource:
     """The prompts that the flags name."""
-    if (options.dataset_name == "sharegpt") != (options.dataset_path is not None):
+    name = dataset_of(options)
+    if (name == "sharegpt") != (options.dataset_path is not None):
         raise ConfigError("--dataset-path goes with --dataset-name sharegpt, and sharegpt needs it")
-    own = {"random": options.random_output_len, "sharegpt": options.sharegpt_output_len}
+    own = {"random": options.random_output_len or 128, "sharegpt": options.sharegpt_output_len}
     return PromptSource(
-        name=options.dataset_name,
+        name=name,
         path=options.dataset_path,
-        output_tokens=options.output_len or own.get(options.dataset_name),
-        input_tokens=options.input_len or options.random_input_len,
+        output_tokens=options.output_len or own.get(name),
+        input_tokens=options.input_len or options.random_input_len or 1024,
         prefix_tokens=options.random_prefix_len,
         range_ratio=options.random_range_ratio,
         seed=options.seed,

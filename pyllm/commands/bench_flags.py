@@ -82,17 +82,15 @@ def add_prompt_flags(parser: argparse.ArgumentParser, num_prompts: int, *, seed:
         help=f"requests of a load (default: {num_prompts})",
     )
     group.add_argument(
-        "--dataset-name", choices=get_args(PromptSet), default="natural", help="which prompts (default: natural)"
+        "--dataset-name",
+        choices=get_args(PromptSet),
+        help="which prompts (default: random where a length is given, else natural)",
     )
     group.add_argument("--dataset-path", type=Path, metavar="FILE", help="a ShareGPT-style file")
     group.add_argument("--input-len", type=positive_int, metavar="N", help="the same as --random-input-len")
     group.add_argument("--output-len", type=positive_int, metavar="N", help="tokens asked for, of any dataset")
-    group.add_argument(
-        "--random-input-len", type=positive_int, default=1024, metavar="N", help="words of a prompt (default: 1024)"
-    )
-    group.add_argument(
-        "--random-output-len", type=positive_int, default=128, metavar="N", help="tokens of an output (default: 128)"
-    )
+    group.add_argument("--random-input-len", type=positive_int, metavar="N", help="words of a prompt (default: 1024)")
+    group.add_argument("--random-output-len", type=positive_int, metavar="N", help="tokens of an output (default: 128)")
     group.add_argument(
         "--random-prefix-len", type=not_negative_int, default=0, metavar="N", help="shared by all prompts"
     )
