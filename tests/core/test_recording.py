@@ -113,7 +113,10 @@ async def test_another_decision_is_named_and_the_exit_code_is_1(tmp_path: Path) 
     assert "Traceback" not in replayed.stderr
 
 
-@pytest.mark.parametrize(("contents", "text"), [(b"", "no recording of this version"), (None, "cannot read")])
+@pytest.mark.parametrize(
+    ("contents", "text"),
+    [(b"", "is no recording: give a file that"), (None, "cannot read")],
+)
 def test_what_is_no_recording_is_refused(tmp_path: Path, contents: bytes | None, text: str) -> None:
     path = tmp_path / "recording"
     if contents is not None:

@@ -90,5 +90,5 @@ def test_flags_as_vllms_users_guess(model: str) -> None:
 def test_unsupported_architecture_is_named(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "strange", architectures=["MambaForCausalLM"])
     server = Server(folder)
-    assert server.wait() == 1
+    assert server.wait() == 2
     assert "MambaForCausalLM" in server.log
