@@ -1,4 +1,4 @@
-"""Chromium for tests, without a window. Who needs it and has it not is told what to install: no test is skipped."""
+"""Chromium for tests, without a window. Where it is missing, a test fails and says what to install."""
 
 import shutil
 from collections.abc import Callable, Iterator

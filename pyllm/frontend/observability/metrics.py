@@ -426,6 +426,11 @@ def _filled(value: Counted, numbers: Iterator[float]) -> Counted:
     return {key: int(next(numbers)) for key in value} if isinstance(value, dict) else int(next(numbers))
 
 
+def num_waiting(stats: Stats) -> int:
+    """Sequences that wait for whatever reason, by the core's figures."""
+    return stats["num_waiting"] + stats["num_held"] + stats["num_loading"]
+
+
 def share(part: int, whole: int) -> float:
     """A part of a whole, from 0 to 1; of nothing it is 0."""
     return part / whole if whole else 0.0

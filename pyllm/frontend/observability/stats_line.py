@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from pyllm.frontend.observability.metrics import num_waiting, share
+
 # Seconds between two lines.
 STATS_INTERVAL = 10.0
 
@@ -30,12 +32,12 @@ class StatsLine:
         self._lookups = stats["prefix_queries"], stats["prefix_hits"]
         if queries:
             self._hit_rate = hits / queries
-        running, waiting = stats["num_running"], stats["num_waiting"] + stats["num_held"] + stats["num_loading"]
+        running, waiting = stats["num_running"], num_waiting(stats)
         is_busy = bool(prompt or generated or running or waiting)
         if not is_busy and not self._was_busy:
             return None
         self._was_busy = is_busy
-        usage = stats["num_used_blocks"] / stats["num_blocks"] if stats["num_blocks"] else 0.0
+        usage = share(stats["num_used_blocks"], stats["num_blocks"])
         return (
             f"Avg prompt throughput: {prompt / seconds:.1f} tokens/s, "
             f"Avg generation throughput: {generated / seconds:.1f} tokens/s, "

@@ -11,7 +11,7 @@ from itertools import takewhile
 import msgspec
 
 from pyllm.client.columns import StartTimes
-from pyllm.frontend.observability.metrics import share
+from pyllm.frontend.observability.metrics import num_waiting, share
 
 MAX_SAMPLES = 10_000  # whose latencies are kept
 MAX_PAUSES = 100_000
@@ -110,7 +110,7 @@ class RecentRequests:
             window=window,
             num_requests=num_requests,
             num_running=stats["num_running"],
-            num_waiting=stats["num_waiting"] + stats["num_held"] + stats["num_loading"],
+            num_waiting=num_waiting(stats),
             requests_per_second=num_requests / window,
             prompt_tokens_per_second=num_prompt_tokens / window,
             generation_tokens_per_second=sum(entry.num_tokens for entry in counts) / window,
