@@ -22,7 +22,7 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def modules(browser: Browser) -> Iterator[Browser]:
     """A browser on the bare document, whose own script is not found, to import modules from by `/NAME.js`."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(QuietHandler, directory=STATIC)) as server:
@@ -31,5 +31,6 @@ def modules(browser: Browser) -> Iterator[Browser]:
         browser.open(f"http://127.0.0.1:{server.server_address[1]}/index.html")
         yield browser
         browser.open("about:blank")
+        browser.problems()  # What the bare document missed is no other test's problem.
         server.shutdown()
         thread.join()
