@@ -11,7 +11,9 @@ left and as few as 8 columns on the right, so a step of few tokens wastes little
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from pyllm_kernels.cards import Card, card_of
 from pyllm_kernels.integers import ceil_div
-from pyllm_kernels.launcher import Constant, Grid
+from pyllm_kernels.launcher import Constant, Grid, Launcher
 
 _ROWS_OF_A_GROUP = 8
 _OLDEST_TENSOR_CORES = 80  # of those that Triton compiles for
@@ -80,6 +82,20 @@ def options_of(tile: Tile) -> dict[str, Constant]:
         "num_stages": tile.num_stages,
         "enable_fp_fusion": True,
     }
+
+
+def grouped_launcher(kernel: Any) -> Callable[[int, int, int, Tile], Launcher]:
+    """The launchers of a kernel of weights in groups: by features in, features out, features of a group, and tile.
+
+    The cache is the kernel's own. One for all would have it in the key, and Triton hashes a kernel by its whole text.
+    """
+
+    @functools.cache
+    def launcher(in_features: int, out_features: int, group_size: int, tile: Tile) -> Launcher:
+        sizes = {"IN_FEATURES": in_features, "OUT_FEATURES": out_features, "GROUP_SIZE": group_size}
+        return Launcher(kernel, sizes | options_of(tile))
+
+    return launcher
 
 
 @triton.jit

@@ -5,27 +5,23 @@
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-import functools
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.cards import Card
 from pyllm_kernels.gpu.linear_tile import (
-    Tile,
     float_tile,
     grid_of,
     group_block_k,
+    grouped_launcher,
     has_tensor_cores,
     load_block,
-    options_of,
     output_of,
     rows_and_outputs,
     scaled_groups,
     store_block,
 )
-from pyllm_kernels.launcher import Launcher
 from pyllm_kernels.quantised_shapes import w4a16_group_size
 
 
@@ -46,12 +42,6 @@ def linear_w4a16(
     launch = _launcher(x.shape[1], integers.shape[0], group_size, tile)
     launch(grid_of(output, tile), (x, integers, scales, minimums, output), (x.shape[0], output.stride(0)))
     return output
-
-
-@functools.cache
-def _launcher(in_features: int, out_features: int, group_size: int, tile: Tile) -> Launcher:
-    sizes = {"IN_FEATURES": in_features, "OUT_FEATURES": out_features, "GROUP_SIZE": group_size}
-    return Launcher(_w4a16_kernel, sizes | options_of(tile))
 
 
 def w4a16_block_k(has_cores: bool, group_size: int) -> int:
@@ -92,6 +82,9 @@ def _w4a16_kernel(
         BLOCK_K,
     )
     store_block(output_ptr, output_stride, sums, rows, outputs, tokens, OUT_FEATURES)
+
+
+_launcher = grouped_launcher(_w4a16_kernel)
 
 
 @triton.jit
