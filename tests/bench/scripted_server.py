@@ -1,7 +1,7 @@
 """An OpenAI-compatible server of scripted delays, which records when it had a request and when it sent each token.
 
-Raw asyncio, so that the delays are the script's; not uvloop, which would write after the time is noted. Its clock
-is `time.perf_counter`, which all processes share.
+Raw asyncio, so that the delays are the script's. Its clock is `time.perf_counter`, which all processes share. Its own
+work must not delay its notes: it parses a request half-way to the first token, and makes what it will write before.
 """
 
 import asyncio
@@ -48,13 +48,31 @@ class Sent:
 
 
 class StampedReader(asyncio.StreamReader):
-    """Notes when a request began to come: its task runs later, after those of requests that came with it."""
+    """Notes when a request began to come, and passes it on `delay` seconds later.
 
-    received = 0.0
+    Without the delay, of requests that come together each is noted after the work for those before it.
+    """
+
+    def __init__(self, delay: float) -> None:
+        super().__init__()
+        self.received = 0.0
+        self._delay = delay
+        self._ended = False
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
         self.received = self.received or time.perf_counter()
-        super().feed_data(data)
+        if self._delay:
+            asyncio.get_running_loop().call_later(self._delay, self._pass_on, data)
+        else:
+            self._pass_on(data)
+
+    def feed_eof(self) -> None:
+        self._ended = True
+        super().feed_eof()
+
+    def _pass_on(self, data: Iterable[SupportsIndex]) -> None:
+        if not self._ended:
+            super().feed_data(data)
 
 
 @dataclass
@@ -85,7 +103,7 @@ class ScriptedServer:
         finally:
             writer.close()
 
-    async def _answer(self, reader: "StampedReader", writer: asyncio.StreamWriter) -> bool:
+    async def _answer(self, reader: StampedReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         first, *lines = head.split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
@@ -120,30 +138,31 @@ class ScriptedServer:
             return True
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         if chat:
-            _chunk(writer, {"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
+            role = {"role": "assistant", "content": ""}
+            writer.write(_event({"choices": [{"delta": role, "finish_reason": None}]}))
         due = received + self.script.ttft
         number = body["max_tokens"]
+        word: dict[str, Any] = {"delta": {"content": "word "}} if chat else {"text": "word "}
+        token, last_token = (_event({"choices": [{**word, "finish_reason": reason}]}) for reason in (None, "length"))
+        end = _data(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+        if self.script.with_usage:
+            usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": number}
+            end = _event({"choices": [], "usage": usage}) + end
         for index in range(number):
             if (wait := due - time.perf_counter()) > 0:
                 await asyncio.sleep(wait)
             if writer.is_closing():
                 return False
             if failure == "error" and index:
-                _chunk(writer, {"error": {"message": "the model is lost"}})
+                writer.write(_event({"error": {"message": "the model is lost"}}))
             elif failure == "break" and index:
                 return False
             elif failure == "hang":
                 await asyncio.Event().wait()
-            finish = "length" if index == number - 1 else None
-            word: dict[str, Any] = {"delta": {"content": "word "}} if chat else {"text": "word "}
-            _chunk(writer, {"choices": [{**word, "finish_reason": finish}]})
+            writer.write(last_token if index == number - 1 else token)
             sent.tokens.append(time.perf_counter())
             due += self.script.itl
-        if self.script.with_usage:
-            words = len(prompt.split())
-            _chunk(writer, {"choices": [], "usage": {"prompt_tokens": words, "completion_tokens": number}})
-        _data(writer, b"data: [DONE]\n\n")
-        writer.write(b"0\r\n\r\n")
+        writer.write(end)
         return True
 
 
@@ -152,12 +171,12 @@ def _whole(writer: asyncio.StreamWriter, status: str, text: str, kind: str = JSO
     writer.write(f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
 
 
-def _chunk(writer: asyncio.StreamWriter, event: Mapping[str, Any]) -> None:
-    _data(writer, b"data: " + json.dumps(event).encode() + b"\n\n")
+def _event(event: Mapping[str, Any]) -> bytes:
+    return _data(b"data: " + json.dumps(event).encode() + b"\n\n")
 
 
-def _data(writer: asyncio.StreamWriter, data: bytes) -> None:
-    writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+def _data(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 @asynccontextmanager
@@ -165,7 +184,7 @@ async def scripted_server(script: Script | None = None, port: int = 0) -> AsyncI
     """The server, on this port of this host, 0 being any free one, and in this process's loop."""
     server = ScriptedServer(script or Script())
     listener = await asyncio.get_running_loop().create_server(
-        lambda: asyncio.StreamReaderProtocol(StampedReader(), server.serve), "127.0.0.1", port
+        lambda: asyncio.StreamReaderProtocol(StampedReader(server.script.ttft / 2), server.serve), "127.0.0.1", port
     )
     async with listener:
         server.address = "http://{}:{}".format(*listener.sockets[0].getsockname())
