@@ -42,7 +42,7 @@ _NOT_WITH_KNEE = ("save_result", "save_detailed", "metadata")
 
 
 def run_serve(options: argparse.Namespace) -> int:
-    """Run the command and print its result; gives the exit code, 1 if every request failed.
+    """Run the command and print its result; gives the exit code, 1 if a request failed.
 
     Raises:
         ConfigError: flags that cannot work.
@@ -118,10 +118,16 @@ async def measure(load: LoadOptions, prompts: Sequence[Prompt], arrivals: Arriva
 
 
 def exit_code(results: Sequence[LoadResult]) -> int:
-    """130 after Ctrl-C, 1 where every request failed, else 0."""
+    """130 after Ctrl-C, 1 where a request failed, else 0. Says on stderr how many failed, and why the first one did."""
+    records = [record for result in results for record in result.records]
+    failed = [record for record in records if record.error]
+    if failed:
+        print(
+            f"pyllm: {len(failed)} of {len(records)} requests failed; the first one: {failed[0].error}", file=sys.stderr
+        )
     if any(result.unfinished for result in results):
         return INTERRUPTED
-    return 0 if any(not record.error for result in results for record in result.records) else 1
+    return 1 if failed else 0
 
 
 async def _serve(
@@ -167,7 +173,9 @@ async def _find_knee(options: argparse.Namespace, load: LoadOptions, source: Pro
     _print_knee(options, search, steps)
     rates = [step["request_rate"] for step in steps]
     _plot(options, plots.knee_plots(rates, [step["good_share"] for step in steps]))
-    return exit_code(results)
+    # A server that refuses what is too much for it shows where its knee is.
+    some_good = any(not record.error for result in results for record in result.records)
+    return 0 if some_good and not results[-1].unfinished else exit_code(results)
 
 
 def _print_knee(options: argparse.Namespace, search: KneeSearch, steps: Sequence[Result]) -> None:

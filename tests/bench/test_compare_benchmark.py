@@ -23,6 +23,19 @@ def test_two_servers_are_compared_in_turn(start_server: StartServer, capsys: pyt
     assert max(sent.received for sent in b.sent[1:4]) < min(sent.received for sent in a.sent[4:])
 
 
+def test_a_failed_request_is_said_and_is_exit_code_1(
+    start_server: StartServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = start_server(Script()), start_server(Script())
+    fails = iter([False, True])
+    b.script.fail = lambda prompt: "busy" if not prompt.startswith("Warm-up") and next(fails, False) else ""
+    flags = ["--rounds", "2", "--num-prompts", "3", "--output-len", "2"]
+    assert main(["bench", "compare", a.address, b.address, *flags]) == 1
+    printed = capsys.readouterr()
+    assert "request_throughput" in printed.out
+    assert "pyllm: 1 of 12 requests failed; the first one: HTTP 429: too many requests" in printed.err
+
+
 def test_two_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = []
     for name, factor in (("a", 1.0), ("b", 2.0)):

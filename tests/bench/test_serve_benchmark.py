@@ -105,17 +105,29 @@ def test_the_servers_own_histograms_stand_beside(start_server: StartServer, caps
     assert "The server's own mean TTFT (ms): 250.00" in " ".join(capsys.readouterr().out.split())
 
 
-def test_failures_are_counted_by_name_and_all_failed_is_an_error(
-    start_server: StartServer, capsys: pytest.CaptureFixture[str]
+def fail_first(server: ScriptedServer, number: int) -> None:
+    """Of the requests that are no warm-up the first ones fail."""
+    first = iter([True] * number)
+    server.script.fail = lambda prompt: "busy" if not prompt.startswith("Warm-up") and next(first, False) else ""
+
+
+@pytest.mark.parametrize("number", [1, 6])
+def test_failures_are_counted_by_name_and_one_is_an_error(
+    number: int, server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = start_server(Script())
-    taken = iter([True, True, False, False, False, False])
-    server.script.fail = lambda prompt: "busy" if not prompt.startswith("Warm-up") and next(taken) else ""
-    assert serve(server) == 0
-    assert "2 x HTTP 429: too many requests" in capsys.readouterr().out
-    server.script.fail = lambda prompt: "" if prompt.startswith("Warm-up") else "break"
-    assert serve(server) == 1
-    assert "6 x the answer broke off after 1 chunks" in capsys.readouterr().out
+    fail_first(server, number)
+    assert serve(server, "--disable-tqdm") == 1
+    printed = capsys.readouterr()
+    assert f"{number} x HTTP 429: too many requests" in printed.out
+    said = f"pyllm: {number} of 6 requests failed; the first one: HTTP 429: too many requests"
+    assert printed.err.splitlines() == [said]
+
+
+def test_a_failed_request_is_in_the_saved_result(server: ScriptedServer, tmp_path: Path) -> None:
+    fail_first(server, 2)
+    assert serve(server, "--save-result", "--result-dir", str(tmp_path)) == 1
+    (path,) = tmp_path.iterdir()
+    assert json.loads(path.read_text())["failures"] == {"HTTP 429: too many requests": 2}
 
 
 def test_the_knee_is_where_the_targets_break(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,6 +137,17 @@ def test_the_knee_is_where_the_targets_break(server: ScriptedServer, capsys: pyt
     assert (found["knee_request_rate"], [step["request_rate"] for step in found["steps"]]) == (8000.0, [4000.0, 8000.0])
     assert serve(server, *flags, "--goodput", "ttft:0") == 0
     assert json.loads(capsys.readouterr().out)["knee_request_rate"] is None
+
+
+def test_requests_that_fail_at_too_high_a_rate_do_not_fail_the_search(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--find-knee", "--ramp-up-start-rps", "4000", "--ramp-up-end-rps", "8000", "--goodput", "ttft:60000"]
+    fail_first(server, 3)
+    assert serve(server, *flags) == 0
+    server.script.fail = lambda prompt: "" if prompt.startswith("Warm-up") else "break"
+    assert serve(server, *flags) == 1
+    assert "requests failed; the first one: the answer broke off after 1 chunks" in capsys.readouterr().err
 
 
 async def test_ctrl_c_prints_what_was_measured() -> None:
