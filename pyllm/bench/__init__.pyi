@@ -1,13 +1,37 @@
 from .answer_reading import RequestRecord
+from .bench_defaults import (
+    BACKEND,
+    BACKENDS,
+    BURSTINESS,
+    INPUT_TOKENS,
+    METRICS,
+    OUTPUT_TOKENS,
+    PERCENTILES,
+    REPORTED_METRICS,
+    REQUEST_RATE,
+    TARGETS,
+    PromptSet,
+    Ramp,
+)
 from .compare_benchmark import run_compare
 from .endpoint import Endpoint
 from .load_run import LoadResult, Timed, run_load
 from .offline_benchmarks import run_latency, run_throughput
-from .prompt_sets import WORDS, Prompt, PromptSet, PromptSource, warm_up_prompts
+from .prompt_sets import WORDS, Prompt, PromptSource, warm_up_prompts
 from .request_metrics import Figures, Selection, summarise
 from .serve_benchmark import run_serve
 
 __all__ = [
+    "BACKEND",
+    "BACKENDS",
+    "BURSTINESS",
+    "INPUT_TOKENS",
+    "METRICS",
+    "OUTPUT_TOKENS",
+    "PERCENTILES",
+    "REPORTED_METRICS",
+    "REQUEST_RATE",
+    "TARGETS",
     "WORDS",
     "Endpoint",
     "Figures",
@@ -15,6 +39,7 @@ __all__ = [
     "Prompt",
     "PromptSet",
     "PromptSource",
+    "Ramp",
     "RequestRecord",
     "Selection",
     "Timed",

@@ -6,13 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyllm.bench.endpoint import CHAT, COMPLETIONS, Endpoint, base_url
-from pyllm.bench.prompt_sets import PromptSet, PromptSource
-from pyllm.bench.request_metrics import METRICS, TARGETS, Selection
+from pyllm.bench.bench_defaults import BACKENDS, CHAT, INPUT_TOKENS, METRICS, TARGETS, PromptSet
+from pyllm.bench.endpoint import Endpoint, base_url
+from pyllm.bench.prompt_sets import PromptSource
+from pyllm.bench.request_metrics import Selection
 from pyllm.bench.request_rates import Arrivals
 from pyllm.errors import ConfigError
-
-_PATHS = {"openai": COMPLETIONS, "vllm": COMPLETIONS, "openai-chat": CHAT}
 
 
 def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint:
@@ -26,13 +25,13 @@ def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint
     key = options.api_key or os.environ.get("OPENAI_API_KEY", "")
     if not key.isprintable():
         raise ConfigError("the API key has characters that no HTTP header can have: was a line copied with it?")
-    path = options.endpoint or _PATHS[options.backend]
+    path = options.endpoint or BACKENDS[options.backend]
     if not path.startswith("/") or not path.isprintable() or " " in path:
         raise ConfigError(f"--endpoint {path!r} is no path such as /v1/completions")
     return Endpoint(
         base_url=base_url(url),
         path=path,
-        chat=_PATHS[options.backend] == CHAT,
+        chat=BACKENDS[options.backend] == CHAT,
         model=options.served_model_name or options.model,
         api_key=key,
         headers=pairs(options.header, "--header"),
@@ -60,12 +59,12 @@ def prompts_of(options: argparse.Namespace) -> PromptSource:
     name = dataset_of(options)
     if (name == "sharegpt") != (options.dataset_path is not None):
         raise ConfigError("--dataset-path goes with --dataset-name sharegpt, and sharegpt needs it")
-    own = {"random": options.random_output_len or 128, "sharegpt": options.sharegpt_output_len}
+    own = {"random": options.random_output_len, "sharegpt": options.sharegpt_output_len}
     return PromptSource(
         name=name,
         path=options.dataset_path,
         output_tokens=options.output_len or own.get(name),
-        input_tokens=options.input_len or options.random_input_len or 1024,
+        input_tokens=options.input_len or options.random_input_len or INPUT_TOKENS,
         prefix_tokens=options.random_prefix_len,
         range_ratio=options.random_range_ratio,
         seed=options.seed,
@@ -81,7 +80,7 @@ def arrivals_of(options: argparse.Namespace) -> Arrivals:
         raise ConfigError("--ramp-up-strategy makes the rate: leave out --request-rate")
     if start is None or end is None or start > end:
         raise ConfigError("--ramp-up-strategy needs --ramp-up-start-rps and a --ramp-up-end-rps that is not less")
-    return Arrivals(math.inf, options.burstiness, options.ramp_up_strategy, start, end)
+    return Arrivals(burstiness=options.burstiness, ramp=options.ramp_up_strategy, start=start, end=end)
 
 
 def selection_of(options: argparse.Namespace) -> Selection:

@@ -13,13 +13,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from pyllm.bench.answer_reading import read_answer, reason_of
+from pyllm.bench.bench_defaults import COMPLETIONS
 from pyllm.bench.load_client import LoadClient
 from pyllm.bench.prompt_sets import Prompt
 from pyllm.bench.request_metrics import MILLISECONDS, Figures
 from pyllm.errors import ConfigError, PyllmError
-
-COMPLETIONS = "/v1/completions"
-CHAT = "/v1/chat/completions"
 
 _SHORT_TIMEOUT = 30.0  # seconds for the list of models
 _BETWEEN_ASKS = 0.1  # seconds

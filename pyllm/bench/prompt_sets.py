@@ -6,13 +6,12 @@ Tokenises nothing: how many tokens a prompt has is the server's word.
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from pyllm.bench.bench_defaults import INPUT_TOKENS, OUTPUT_TOKENS, PromptSet
 from pyllm.errors import ConfigError
-
-PromptSet = Literal["natural", "sharegpt", "random"]
 
 # Each of these is one token of most vocabularies, with a space before it or without.
 _VOCABULARY = (
@@ -38,14 +37,15 @@ class Prompt(msgspec.Struct, frozen=True):
 class PromptSource(msgspec.Struct, frozen=True):
     """Which prompts a load takes. Lengths are tokens; of random prompts words, which are nearly that.
 
-    `output_tokens` None is what the set has by default: 128, or for ShareGPT the file's own answers, at four characters
-    a token. `range_ratio` spreads random lengths evenly over `length * (1 - ratio)` to `length * (1 + ratio)`.
+    `output_tokens` None is what the set has by default: `OUTPUT_TOKENS`, or for ShareGPT the file's own answers, at
+    four characters a token. `range_ratio` spreads random lengths evenly over `length * (1 - ratio)` to
+    `length * (1 + ratio)`.
     """
 
     name: PromptSet = "natural"
     path: Path | None = None
     output_tokens: int | None = None
-    input_tokens: int = 1024
+    input_tokens: int = INPUT_TOKENS
     prefix_tokens: int = 0
     range_ratio: float = 0.0
     seed: int = 0
@@ -61,7 +61,9 @@ class PromptSource(msgspec.Struct, frozen=True):
 
     def _natural(self, number: int) -> list[Prompt]:
         texts = [text for text in _NATURAL_PROMPTS.read_text().split("\n\n") if text.strip()]
-        return self._cycled([Prompt(" ".join(text.split()), self.output_tokens or 128) for text in texts], number)
+        return self._cycled(
+            [Prompt(" ".join(text.split()), self.output_tokens or OUTPUT_TOKENS) for text in texts], number
+        )
 
     def _sharegpt(self, number: int) -> list[Prompt]:
         assert self.path is not None, "the command line asks for it"
@@ -92,7 +94,7 @@ class PromptSource(msgspec.Struct, frozen=True):
         chosen = []
         for _ in range(number):
             words = prefix + random.choices(WORDS, k=self._length(self.input_tokens, random))
-            chosen.append(Prompt(" ".join(words), self._length(self.output_tokens or 128, random)))
+            chosen.append(Prompt(" ".join(words), self._length(self.output_tokens or OUTPUT_TOKENS, random)))
         return chosen
 
     def _length(self, mean: int, random: Random) -> int:

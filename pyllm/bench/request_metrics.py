@@ -11,28 +11,18 @@ import msgspec
 import numpy as np
 
 from pyllm.bench.answer_reading import RequestRecord
+from pyllm.bench.bench_defaults import PERCENTILES, REPORTED_METRICS
 from pyllm.bench.load_run import LoadResult
 
 MILLISECONDS = 1000.0
 Figures = dict[str, float]
 
-# Names that --percentile-metrics takes. The last two count from when a request was due.
-METRICS = {
-    "ttft": "Time to First Token",
-    "tpot": "Time per Output Token (excl. 1st token)",
-    "itl": "Inter-token Latency",
-    "e2el": "End-to-end Latency",
-    "client_queue_time": "Client Queue Time",
-    "e2el_including_client_queue": "End-to-end Latency including Client Queue",
-}
-TARGETS = ("ttft", "tpot", "e2el")  # what goodput is made of
-
 
 class Selection(msgspec.Struct, frozen=True):
     """Which latencies are reported, at which percentiles, and the targets in milliseconds that make a request good."""
 
-    metrics: tuple[str, ...] = ("ttft", "tpot", "itl", "e2el")
-    percentiles: tuple[float, ...] = (99.0,)
+    metrics: tuple[str, ...] = REPORTED_METRICS
+    percentiles: tuple[float, ...] = PERCENTILES
     goodput: Mapping[str, float] = {}
 
 

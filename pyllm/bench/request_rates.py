@@ -5,12 +5,11 @@ The knee is the highest rate at which a server still meets its targets. Knows no
 
 import math
 from collections.abc import Iterator
-from typing import Literal
 
 import msgspec
 import numpy as np
 
-Ramp = Literal["linear", "exponential"]
+from pyllm.bench.bench_defaults import BURSTINESS, REQUEST_RATE, Ramp
 
 _LOWEST = 8  # by how much the search goes below its start
 
@@ -21,8 +20,8 @@ class Arrivals(msgspec.Struct, frozen=True):
     With a `ramp` the rate goes from `start` to `end` over the requests, and `rate` does not count.
     """
 
-    rate: float = math.inf
-    burstiness: float = 1.0
+    rate: float = REQUEST_RATE
+    burstiness: float = BURSTINESS
     ramp: Ramp | None = None
     start: float = 0.0
     end: float = 0.0

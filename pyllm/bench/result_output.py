@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pyllm.bench.answer_reading import RequestRecord
-from pyllm.bench.request_metrics import METRICS
+from pyllm.bench.bench_defaults import METRICS
 from pyllm.errors import ConfigError, PyllmError
 
 Result = dict[str, Any]

@@ -64,7 +64,7 @@ def add_arguments(parser: BenchParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print; gives the exit code: 1 if every request failed, 130 after Ctrl-C."""
+    """Measure and print; gives the exit code: 1 if a request failed, 130 after Ctrl-C."""
     return BENCHMARKS[options.benchmark].run(options)
 
 
@@ -74,8 +74,8 @@ def _add_serve(parser: BenchParser) -> None:
     bench_flags.add_prompt_flags(parser, num_prompts=100)
     load = bench_flags.add_load_flags(parser)
     load.add_argument("--find-knee", action="store_true", help="raise the rate until --goodput breaks")
-    wanted = "share of the requests that must meet it (default: 0.9)"
-    load.add_argument("--knee-goodput", type=bench_flags.share, default=0.9, metavar="N", help=wanted)
+    wanted = "share of the requests that must meet it"
+    bench_flags.add_flag(load, "--knee-goodput", 0.9, wanted, type=bench_flags.share)
     report = bench_flags.add_report_flags(parser)
     report.add_argument("--plot", action="store_true", help="curves in the terminal")
     report.add_argument("--plot-file", type=Path, metavar="FILE", help="curves as PNG, by matplotlib (pyllm[plot])")
@@ -91,9 +91,8 @@ def _serve(options: argparse.Namespace) -> int:
 def _add_compare(parser: BenchParser) -> None:
     parser.add_argument("a", metavar="A", help="http://HOST:PORT, or a file of `bench serve --save-result`")
     parser.add_argument("b", metavar="B", help="the same")
-    rounds = "loads on each, in turn (default: 5)"
     load = bench_flags.add_load_flags(parser)
-    load.add_argument("--rounds", type=bench_flags.positive_int, default=5, metavar="N", help=rounds)
+    bench_flags.add_flag(load, "--rounds", 5, "loads on each, in turn", type=bench_flags.positive_int)
     bench_flags.add_server_flags(parser, address=False)
     bench_flags.add_sampling_flags(parser)
     bench_flags.add_prompt_flags(parser, num_prompts=20)

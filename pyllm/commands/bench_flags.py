@@ -7,10 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from pyllm.bench import PromptSet
+from pyllm.bench import (
+    BACKEND,
+    BACKENDS,
+    BURSTINESS,
+    INPUT_TOKENS,
+    METRICS,
+    OUTPUT_TOKENS,
+    PERCENTILES,
+    REPORTED_METRICS,
+    REQUEST_RATE,
+    TARGETS,
+    PromptSet,
+    Ramp,
+)
 
-# vLLM's other backends are other protocols. Its `vllm` is its name for the same as `openai`.
-BACKENDS = ("openai", "vllm", "openai-chat")
 FORMATS = ("table", "json", "csv")
 # What is here for flags of `vllm bench` that are not.
 OTHERS = {
@@ -30,8 +41,6 @@ OTHERS = {
 }
 
 _DAY = 86400.0
-_METRICS_HELP = "of ttft, tpot, itl, e2el, client_queue_time, e2el_including_client_queue (default: the first four)"
-_DEFAULT_METRICS = "ttft,tpot,itl,e2el"
 
 
 def add_server_flags(parser: argparse.ArgumentParser, *, address: bool) -> None:
@@ -39,13 +48,13 @@ def add_server_flags(parser: argparse.ArgumentParser, *, address: bool) -> None:
     group = parser.add_argument_group("server", "Where the requests go, and what each of them says.")
     if address:
         group.add_argument("--base-url", metavar="URL", help="http://HOST:PORT; replaces --host and --port")
-        group.add_argument("--host", default="127.0.0.1", metavar="HOST", help="the server's (default: 127.0.0.1)")
-        group.add_argument("--port", type=positive_int, default=8000, metavar="N", help="the server's (default: 8000)")
+        add_flag(group, "--host", "127.0.0.1", "the server's", metavar="HOST")
+        add_flag(group, "--port", 8000, "the server's", type=positive_int)
     group.add_argument("--model", metavar="NAME", default="", help="the first of /v1/models unless given")
     served = "the name in requests, where that is not --model"
     group.add_argument("--served-model-name", metavar="NAME", default="", help=served)
     group.add_argument("--api-key", metavar="KEY", help="else OPENAI_API_KEY, if it is set")
-    group.add_argument("--backend", choices=BACKENDS, default="openai", help="completions or chat (default: openai)")
+    add_flag(group, "--backend", BACKEND, "completions or chat", choices=tuple(BACKENDS), metavar=None)
     group.add_argument("--endpoint", metavar="PATH", help="/v1/completions, or /v1/chat/completions for openai-chat")
     group.add_argument("--header", nargs="+", metavar="KEY=VALUE", default=(), help="headers of each request")
     group.add_argument("--extra-body", type=json_object, metavar="JSON", default={}, help="fields of each request")
@@ -74,13 +83,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 def add_prompt_flags(parser: argparse.ArgumentParser, num_prompts: int, *, seed: bool = True) -> None:
     """Which prompts a load has; without `seed` another flag is that of the prompts."""
     group = parser.add_argument_group("prompts", "What is asked.")
-    group.add_argument(
-        "--num-prompts",
-        type=positive_int,
-        default=num_prompts,
-        metavar="N",
-        help=f"requests of a load (default: {num_prompts})",
-    )
+    add_flag(group, "--num-prompts", num_prompts, "requests of a load", type=positive_int)
     group.add_argument(
         "--dataset-name",
         choices=get_args(PromptSet),
@@ -89,60 +92,48 @@ def add_prompt_flags(parser: argparse.ArgumentParser, num_prompts: int, *, seed:
     group.add_argument("--dataset-path", type=Path, metavar="FILE", help="a ShareGPT-style file")
     group.add_argument("--input-len", type=positive_int, metavar="N", help="the same as --random-input-len")
     group.add_argument("--output-len", type=positive_int, metavar="N", help="tokens asked for, of any dataset")
-    group.add_argument("--random-input-len", type=positive_int, metavar="N", help="words of a prompt (default: 1024)")
-    group.add_argument("--random-output-len", type=positive_int, metavar="N", help="tokens of an output (default: 128)")
+    # None where it is not given: a length asks for random prompts.
+    for flag, text, default in (
+        ("--random-input-len", "words of a prompt", INPUT_TOKENS),
+        ("--random-output-len", "tokens of an output", OUTPUT_TOKENS),
+    ):
+        group.add_argument(flag, type=positive_int, metavar="N", help=f"{text} (default: {default})")
     group.add_argument(
         "--random-prefix-len", type=not_negative_int, default=0, metavar="N", help="shared by all prompts"
     )
-    group.add_argument(
-        "--random-range-ratio", type=share, default=0.0, metavar="N", help="lengths vary by this share (default: 0)"
-    )
+    add_flag(group, "--random-range-ratio", 0.0, "lengths vary by this share", type=share)
     group.add_argument("--sharegpt-output-len", type=positive_int, metavar="N", help="else those of the file's answers")
     if seed:
-        group.add_argument(
-            "--seed", type=not_negative_int, default=0, metavar="N", help="of prompts and arrivals (default: 0)"
-        )
+        add_flag(group, "--seed", 0, "of prompts and arrivals", type=not_negative_int)
 
 
 def add_batch_flags(parser: argparse.ArgumentParser) -> None:
     """The batch of `latency`."""
     group = parser.add_argument_group("batch", "Prompts of random words that run together, again and again.")
-    for flag, default, help_text in (
+    for flag, default, text in (
         ("--input-len", 32, "tokens of a prompt"),
         ("--output-len", 128, "tokens of an output"),
         ("--batch-size", 8, "prompts that run together"),
         ("--num-iters", 30, "batches that count"),
     ):
-        text = f"{help_text} (default: {default})"
-        group.add_argument(flag, type=positive_int, default=default, metavar="N", help=text)
-    warm_up = "batches before them (default: 10)"
-    group.add_argument("--num-iters-warmup", type=not_negative_int, default=10, metavar="N", help=warm_up)
+        add_flag(group, flag, default, text, type=positive_int)
+    add_flag(group, "--num-iters-warmup", 10, "batches before them", type=not_negative_int)
 
 
 def add_load_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     """When requests are sent, and how many at once; gives the group, for a command's own flags."""
     group = parser.add_argument_group("load", "When requests are sent, and how many at once.")
-    group.add_argument(
-        "--request-rate",
-        type=positive,
-        default=math.inf,
-        metavar="N",
-        help="requests/s; inf: all at once (default: inf)",
-    )
-    group.add_argument(
-        "--burstiness", type=positive, default=1.0, metavar="N", help="1: Poisson; less is burstier (default: 1)"
-    )
+    add_flag(group, "--request-rate", REQUEST_RATE, "requests/s; inf: all at once", type=positive)
+    add_flag(group, "--burstiness", BURSTINESS, "1: Poisson; less is burstier", type=positive)
     group.add_argument("--max-concurrency", type=positive_int, metavar="N", help="requests that run at once, at most")
-    group.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="how the rate rises in the load")
+    group.add_argument("--ramp-up-strategy", choices=get_args(Ramp), help="how the rate rises in the load")
     group.add_argument(
         "--ramp-up-start-rps", type=positive, metavar="N", help="the first rate of a ramp or of the knee"
     )
     group.add_argument("--ramp-up-end-rps", type=positive, metavar="N", help="the last one")
-    group.add_argument(
-        "--num-warmups", type=not_negative_int, default=1, metavar="N", help="short requests before (default: 1)"
-    )
-    wait = "seconds to wait until the server answers (default: 0)"
-    group.add_argument("--ready-check-timeout-sec", type=not_negative_int, default=0, metavar="N", help=wait)
+    add_flag(group, "--num-warmups", 1, "short requests before", type=not_negative_int)
+    wait = "seconds to wait until the server answers"
+    add_flag(group, "--ready-check-timeout-sec", 0, wait, type=not_negative_int)
     timeout = "seconds after which a request has failed (default: a day)"
     group.add_argument("--timeout", type=positive, default=_DAY, metavar="SECONDS", help=timeout)
     return group
@@ -151,9 +142,10 @@ def add_load_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup"
 def add_report_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
     """What is reported, and how; gives the group."""
     group = parser.add_argument_group("report", "What is printed.")
-    group.add_argument("--percentile-metrics", default=_DEFAULT_METRICS, metavar="LIST", help=_METRICS_HELP)
-    group.add_argument("--metric-percentiles", default="99", metavar="LIST", help="as 50,90,99 (default: 99)")
-    targets = "targets in ms that make a request good: ttft:500 tpot:50 e2el:2000"
+    add_flag(group, "--percentile-metrics", ",".join(REPORTED_METRICS), f"of {', '.join(METRICS)}", metavar="LIST")
+    percentiles = ",".join(f"{percentile:g}" for percentile in PERCENTILES)
+    add_flag(group, "--metric-percentiles", percentiles, "as 50,90,99", metavar="LIST")
+    targets = f"targets in ms that make a request good, of {', '.join(TARGETS)}, as ttft:500 tpot:50"
     group.add_argument("--goodput", nargs="+", metavar="NAME:MS", default=(), help=targets)
     _add_output_flag(group)
     group.add_argument("--disable-tqdm", action="store_true", help="no progress bar")
@@ -180,6 +172,23 @@ def add_result_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--metadata", nargs="+", metavar="KEY=VALUE", default=(), help="kept in the result")
 
 
+def add_flag(
+    group: "argparse._ArgumentGroup",
+    flag: str,
+    default: float | str,
+    text: str,
+    *,
+    metavar: str | None = "N",
+    type: Callable[[str], Any] = str,  # noqa: A002  # argparse's name for it
+    choices: tuple[str, ...] | None = None,
+) -> None:
+    """A flag whose help ends with its default."""
+    shown = default if isinstance(default, str) else f"{default:g}"
+    group.add_argument(
+        flag, type=type, default=default, choices=choices, metavar=metavar, help=f"{text} (default: {shown})"
+    )
+
+
 class _SamplingField(argparse.Action):
     """Gathers the fields that were given, as requests have them."""
 
@@ -189,7 +198,7 @@ class _SamplingField(argparse.Action):
 
 
 def _add_output_flag(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--output", choices=FORMATS, default="table", help="the form of the result (default: table)")
+    add_flag(group, "--output", FORMATS[0], "the form of the result", choices=FORMATS, metavar=None)
 
 
 def _in_range(kind: type, holds: Callable[[float], bool], what: str) -> Callable[[str], Any]:

@@ -4,7 +4,11 @@ import argparse
 
 import pytest
 
-from pyllm.bench.bench_options import dataset_of, prompts_of
+from pyllm.bench.bench_defaults import BACKENDS
+from pyllm.bench.bench_options import arrivals_of, dataset_of, endpoint_of, prompts_of, selection_of
+from pyllm.bench.prompt_sets import PromptSource
+from pyllm.bench.request_metrics import Selection
+from pyllm.bench.request_rates import Arrivals
 from pyllm.commands import bench_flags
 from pyllm.errors import ConfigError
 
@@ -13,6 +17,29 @@ def read(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     bench_flags.add_prompt_flags(parser, num_prompts=3)
     return parser.parse_args(arguments)
+
+
+def test_flags_that_are_not_given_are_the_structs_defaults() -> None:
+    parser = argparse.ArgumentParser()
+    bench_flags.add_prompt_flags(parser, num_prompts=3)
+    bench_flags.add_load_flags(parser)
+    bench_flags.add_report_flags(parser)
+    options = parser.parse_args([])
+    assert (prompts_of(options), arrivals_of(options), selection_of(options)) == (
+        PromptSource(),
+        Arrivals(),
+        Selection(),
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_has_its_route(backend: str) -> None:
+    parser = argparse.ArgumentParser()
+    bench_flags.add_server_flags(parser, address=True)
+    bench_flags.add_sampling_flags(parser)
+    bench_flags.add_prompt_flags(parser, num_prompts=3)
+    endpoint = endpoint_of(parser.parse_args(["--backend", backend, "--api-key", "k"]))
+    assert (endpoint.path, endpoint.chat) == (BACKENDS[backend], backend == "openai-chat")
 
 
 @pytest.mark.parametrize(

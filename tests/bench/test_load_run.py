@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from pyllm.bench.endpoint import CHAT, COMPLETIONS, Endpoint
+from pyllm.bench.bench_defaults import CHAT, COMPLETIONS
+from pyllm.bench.endpoint import Endpoint
 from pyllm.bench.load_run import LoadResult, Timed, run_load
 from pyllm.bench.prompt_sets import Prompt
 from tests.bench.scripted_server import Script, ScriptedServer, scripted_server
