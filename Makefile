@@ -93,7 +93,7 @@ bench: setup
 
 # Builds llama.cpp and the embedded model in its formats; minutes, once.
 peers: setup
-	PYTHON=$(CURDIR)/$(BIN)/python benchmarks/install_peers.sh "$(PEERS)"
+	PYTHON=$(CURDIR)/$(BIN)/python benchmarks/peers/install_peers.sh "$(PEERS)"
 
 bench-peers: setup
 	@$(BIN)/python -m benchmarks.peers $(if $(ONLY),--only $(ONLY)) $(if $(RESULTS),--results $(RESULTS)) $(foreach file,$(FILES),--file $(file)) $(PEERS) -- $(ARGS)

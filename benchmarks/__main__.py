@@ -4,26 +4,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks import (
-    bench_client,
-    captured_steps,
-    encoding,
-    frontend,
-    grammar,
-    idle_streams,
-    long_prompts,
-    memory,
-    recovery,
-    sampling,
-    scheduler,
-    startup,
-    step,
-    stop_strings,
-    survival_overhead,
-    transformers_backend,
-    unknown_fields,
-)
+from benchmarks.engine import captured_steps, grammar, memory, sampling, scheduler, step
+from benchmarks.frontend import encoding, idle_streams, long_prompts, stop_strings, token_costs, unknown_fields
+from benchmarks.peers import transformers_backend
 from benchmarks.record import Record
+from benchmarks.servers import bench_client, recovery, startup, survival_overhead
 
 # What each part's figures are called, and what measures them.
 PARTS: dict[str, Callable[[], Iterator[Record]]] = {
@@ -32,7 +17,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     "sampling": sampling.run,
     "step": step.run,
     "captured_steps": captured_steps.run,
-    **frontend.FIGURES,
+    **token_costs.FIGURES,
     "frontend.idle_stream_kb": idle_streams.run,
     "bench_client": bench_client.run,
     "encoding": encoding.run,

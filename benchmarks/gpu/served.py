@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.load import measure, mixed_requests
+from benchmarks.servers.load import measure, mixed_requests
 from pyllm import LLM, SamplingParams
 
 Line = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.step import core_config
+from benchmarks.engine.step import core_config
 from pyllm._rust import SchedulerError
 from pyllm.config.options import config_part
 from pyllm.config.process_config import CoreConfig

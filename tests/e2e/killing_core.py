@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from benchmarks import spawned_core
-from benchmarks.api_process import HOST, api_process
+from benchmarks.engine import spawned_core
+from benchmarks.frontend.api_process import HOST, api_process
 from pyllm._rust import Plan
 from pyllm.config.options import engine_config
 from pyllm.config.process_config import CoreConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from benchmarks import empty_worker
+from benchmarks.engine import empty_worker
 from pyllm.config.process_config import WorkerConfig
 from pyllm.supervision.parent_link import attach, await_configuration
 from pyllm.wire import ipc

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import zmq
 
-from benchmarks import empty_worker
-from benchmarks.step import ENTRY, core_config
+from benchmarks.engine import empty_worker
+from benchmarks.engine.step import ENTRY, core_config
 from pyllm.core.executors.multiprocess import ProcessExecutor
 from pyllm.errors import EngineDeadError, StartError, WorkerDeadError
 from pyllm.launch import topology
