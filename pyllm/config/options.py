@@ -413,7 +413,7 @@ class ServerConfig(_Config, frozen=True):
         tuple[str, ...],
         Meta(
             description="names that requests may have in their Host header: llm.example.com,...; default: any, but "
-            "without keys and on a loopback address only local ones for requests of a browser"
+            "without keys only names of this machine for requests of a browser"
         ),
     ] = ()
     allowed_methods: Annotated[

@@ -61,7 +61,7 @@ async def in_process(
     client = await connected(core)
     state = state_of(client, tokenizer, template, **options)
     transport = httpx.ASGITransport(create_app(state))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
         yield Frontend(core, client, state, http)
     client.close()
 

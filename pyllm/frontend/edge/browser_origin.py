@@ -2,7 +2,7 @@
 
 A browser adds nothing secret to such a request, so a server with keys needs none of this. One without is open to every
 page that its user visits: a POST without a content type needs no preflight, and a name that an attacker's DNS turns to
-127.0.0.1 makes the attacker's page one of this server's.
+127.0.0.1, or to any other address of this machine, makes the attacker's page one of this server's (DNS rebinding).
 """
 
 import ipaddress
@@ -22,13 +22,19 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 class BrowserOrigin:
     """The pages that may use one server: its own, and those of `--allowed-origins`.
 
-    Where it listens on a loopback address, its own page has a local name, or one of `--allowed-hosts`.
+    `address` is what the server listens on; empty where no name can lead a browser to it: at a Unix socket, and under
+    TLS, where the certificate has to have the name. Elsewhere browsers may use these names: local ones, this machine's,
+    `address` itself, and those of `--allowed-hosts` and `--allowed-origins`. On an address that is not loopback also
+    names without a dot, which public DNS does not give away; who can give them out reaches the server anyway.
     """
 
     def __init__(self, allowed_origins: Sequence[str], allowed_hosts: Sequence[str], address: str) -> None:
         self._origins = frozenset(origin.lower() for origin in allowed_origins)
         self._hosts = frozenset(host.lower() for host in allowed_hosts)
-        self._is_local = is_loopback(address)
+        self._any_name = not address or ANY in self._origins
+        self._takes_short_names = not is_loopback(address)
+        named = {host_name(origin.partition("://")[2]) for origin in self._origins}
+        self._names = ({"localhost", socket.gethostname().lower(), address.lower()} | named) - {""}
 
     def check_host(self, head: RequestHeaders) -> None:
         """Where `--allowed-hosts` names hosts, the request's is one of them.
@@ -38,6 +44,24 @@ class BrowserOrigin:
         """
         if self._hosts and host_name(head.host) not in self._hosts:
             raise ForbiddenError(f"The host {head.host!r:.80} is not one of --allowed-hosts.")
+
+    def check_name(self, head: RequestHeaders) -> None:
+        """Refuse a request that a browser sends to a server without keys under a name that may be an attacker's.
+
+        Raises:
+            ForbiddenError: it does.
+        """
+        # Where hosts are named, `check_host` has seen to it. An application's page is of no host.
+        if self._any_name or self._hosts or not head.is_from_browser or head.is_from_application:
+            return
+        if head.origin is not None and head.origin.decode("latin-1").lower() in self._origins:
+            return
+        name = host_name(head.host)
+        if not self._is_own_name(name):
+            raise ForbiddenError(
+                f"This server has no API keys, and answers browsers under its own names only: {name!r:.80} is none of "
+                "them. If it is, name it in --allowed-hosts."
+            )
 
     def check_page(self, head: RequestHeaders) -> None:
         """Refuse an unsafe request that a page of another site sends to a server without keys.
@@ -52,9 +76,15 @@ class BrowserOrigin:
             return
         if not (head.is_from_own_page or _is_of(origin, head.host) or _is_of(origin, head.forwarded_host)):
             raise ForbiddenError(f"Pages of {origin!r:.80} may not use this server; name them in --allowed-origins.")
-        name = host_name(head.host)
-        if self._is_local and not self._hosts and not _is_local_name(name):
-            raise ForbiddenError(f"This server is local, and {name!r:.80} is not; name it in --allowed-hosts.")
+
+    def _is_own_name(self, name: str) -> bool:
+        try:
+            ipaddress.ip_address(name)  # DNS has no part in it, so nobody can turn it.
+        except ValueError:
+            name = name.removesuffix(".")
+            is_short = self._takes_short_names and name != "" and "." not in name
+            return is_short or name in self._names or name.endswith(_LOCAL_SUFFIXES)
+        return True
 
 
 def is_local_program(scope: Scope, head: RequestHeaders) -> bool:
@@ -85,14 +115,6 @@ def host_name(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
-
-
-def _is_local_name(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)  # DNS has no part in it, so nobody can turn it.
-    except ValueError:
-        return name in ("localhost", socket.gethostname().lower()) or name.endswith(_LOCAL_SUFFIXES)
-    return True
 
 
 def _is_of(origin: str, host: str) -> bool:

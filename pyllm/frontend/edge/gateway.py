@@ -49,7 +49,8 @@ class Gateway:
             server.allowed_origins, server.allowed_methods, server.allowed_headers, server.allow_credentials
         )
         self._root_path = server.root_path
-        self._browser = BrowserOrigin(server.allowed_origins, server.allowed_hosts, "" if server.uds else server.host)
+        address = "" if server.uds or server.ssl_certfile else server.host
+        self._browser = BrowserOrigin(server.allowed_origins, server.allowed_hosts, address)
         self._admin_on_loopback = server.admin_on_loopback
         self._body_patience = body_patience
         self._max_body_bytes = server.max_request_body_bytes
@@ -86,8 +87,11 @@ class Gateway:
             await _answer(answer, 204, self._cors.preflight(head.asked_headers), b"")
             return
         try:
+            head.check_single()
             if is_public(scope["method"], scope["path"]):
                 self._browser.check_host(head)
+                if not self._keys:
+                    self._browser.check_name(head)
             else:
                 self._admit(scope, head, context)
             if scope["method"] == "HEAD":
@@ -128,6 +132,7 @@ class Gateway:
         if key is not None:
             context.tenant, context.allowance = key.name, key.allowance(self._allowance)
         elif not self._keys:
+            self._browser.check_name(head)
             if cast("HTTPScope", scope)["method"] in UNSAFE:
                 self._browser.check_page(head)
             context.tenant = head.tenant

@@ -12,6 +12,7 @@ TIMEOUT_HEADER = "x-request-timeout"
 
 _WANTED = frozenset({
     b"accept",
+    b"accept-language",
     b"access-control-request-headers",
     b"access-control-request-method",
     b"authorization",
@@ -23,6 +24,7 @@ _WANTED = frozenset({
     b"idempotency-key",
     b"last-event-id",
     b"origin",
+    b"sec-fetch-mode",
     b"sec-fetch-site",
     b"traceparent",
     b"tracestate",
@@ -36,21 +38,38 @@ _WANTED = frozenset({
     TENANT_HEADER.encode(),
     TIMEOUT_HEADER.encode(),
 })  # fmt: skip
+# What a proxy and this server might read differently, if there were two.
+_SINGLE = frozenset({b"host", b"origin"})
 _OF_PROXIES = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
 _CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([^"';\s]*)""", re.IGNORECASE)
 _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?|\.\d{1,9}")
 
 
 class RequestHeaders:
-    """The headers that count here; of one that comes twice the first."""
+    """The headers that count here; of one that comes twice the first, if `check_single` lets it pass."""
 
-    __slots__ = ("_headers",)
+    __slots__ = ("_headers", "_repeated")
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
         self._headers: dict[bytes, bytes] = {}
+        self._repeated = b""
         for name, value in headers:
-            if name in _WANTED:
-                self._headers.setdefault(name, value)
+            if name not in _WANTED:
+                continue
+            if name not in self._headers:
+                self._headers[name] = value
+            elif name in _SINGLE:
+                self._repeated = name
+
+    def check_single(self) -> None:
+        """Refuse two headers Host or Origin, as RFC 9112 (3.2) and RFC 6454 (7.3) say.
+
+        Raises:
+            RequestError: there are two.
+        """
+        if self._repeated:
+            name = self._repeated.decode().title()
+            raise RequestError(f"The request has the header {name} more than once.", name.lower())
 
     @property
     def request_id(self) -> str | None:
@@ -122,6 +141,25 @@ class RequestHeaders:
     def is_from_own_page(self) -> bool:
         """Whether a browser says that the page is of this server, or that no page sends it; no page can say so."""
         return self._headers.get(b"sec-fetch-site") in (b"same-origin", b"none")
+
+    @property
+    def is_from_browser(self) -> bool:
+        """Whether a browser sends it, whatever the page in it asked the browser to write into headers.
+
+        Over plain HTTP, a GET for a page of the same origin has neither Origin nor Sec-Fetch-Site. But every browser
+        sends Accept-Language, and a page can change that and not leave it out. So does Node's `fetch`, beside a
+        Sec-Fetch-Mode, which a page cannot write and a browser does not send without Sec-Fetch-Site.
+        """
+        headers = self._headers
+        if b"origin" in headers or b"sec-fetch-site" in headers:
+            return True
+        return b"accept-language" in headers and b"sec-fetch-mode" not in headers
+
+    @property
+    def is_from_application(self) -> bool:
+        """Whether it is for a page that an application brings with it, of a scheme of its own, as app://."""
+        origin = self._headers.get(b"origin", b"").lower()
+        return b"://" in origin and not origin.startswith((b"http://", b"https://"))
 
     @property
     def asked_headers(self) -> bytes:

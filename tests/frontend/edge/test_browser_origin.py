@@ -1,5 +1,6 @@
 """Which pages may use a server without keys: its own and those that are named, whatever names DNS gives it."""
 
+import socket
 from typing import Any, cast
 
 import pytest
@@ -16,6 +17,7 @@ def head(**headers: str) -> RequestHeaders:
 def is_refused(check: BrowserOrigin, **headers: str) -> bool:
     try:
         check.check_host(head(**headers))
+        check.check_name(head(**headers))
         check.check_page(head(**headers))
     except ForbiddenError:
         return True
@@ -23,6 +25,10 @@ def is_refused(check: BrowserOrigin, **headers: str) -> bool:
 
 
 LOCAL = "127.0.0.1:8000"
+# What browsers send for a GET of a page to its own origin, by plain HTTP.
+BROWSER = {"accept": "*/*", "accept_language": "en-US,en;q=0.9", "user_agent": "Mozilla/5.0 (X11; Linux x86_64)"}
+# What Node's `fetch` sends with every request.
+NODE = {"accept": "*/*", "accept_language": "*", "sec_fetch_mode": "cors", "user_agent": "node"}
 
 
 @pytest.mark.parametrize(
@@ -68,10 +74,75 @@ def test_origins_that_are_named_may() -> None:
     assert not is_refused(BrowserOrigin(("*",), (), "127.0.0.1"), host=LOCAL, origin="https://evil.com")
 
 
-def test_a_server_for_others_has_any_name() -> None:
-    open_to_all = BrowserOrigin((), (), "0.0.0.0")
-    assert not is_refused(open_to_all, host="llm.example.com", origin="http://llm.example.com")
-    assert is_refused(open_to_all, host="llm.example.com", origin="http://example.com")
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::", "192.168.1.7"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        BROWSER,
+        {**BROWSER, "accept_language": "*", "user_agent": "node"},  # what a page may change
+        {"accept_language": ""},
+        {"sec_fetch_site": "same-origin", "sec_fetch_mode": "cors"},
+        {"origin": "http://evil.com:8000"},
+        {"origin": "http://evil.com:8000", "x_forwarded_host": "localhost"},
+    ],
+)
+def test_a_page_whose_name_leads_here_gets_no_answer(address: str, headers: dict[str, str]) -> None:
+    for host in ("evil.com:8000", "evil.com.:8000", "127.0.0.1.evil.com", "localhost.evil.com"):
+        with pytest.raises(ForbiddenError, match="--allowed-hosts"):
+            BrowserOrigin((), (), address).check_name(head(host=host, **headers))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"user_agent": "curl/8.5"},
+        {"user_agent": "Mozilla/5.0 (Windows NT 10.0) PowerShell/7.4"},
+        NODE,
+        {"origin": "app://obsidian.md"},
+        {"origin": "Capacitor://x"},
+    ],
+)
+def test_programs_use_any_name(headers: dict[str, str]) -> None:
+    assert not is_refused(BrowserOrigin((), (), "0.0.0.0"), host="llm.example.com", **headers)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost:8000", "a.localhost", "10.0.0.7:8000", "[fe80::1]:8000", "[::1]", "box.local", "llm.internal"),
+        *("gpubox:8000", "llm.example.com", "chat.example.com:8000", socket.gethostname().upper()),
+    ],
+)
+def test_a_server_for_others_has_names_of_its_own(host: str) -> None:
+    everywhere = BrowserOrigin(("https://chat.example.com",), (), "0.0.0.0")
+    # The address that it listens on may be a name as well.
+    named = BrowserOrigin(("https://chat.example.com",), (), "LLM.example.com")
+    for headers in (BROWSER, {"origin": f"http://{host}".lower()}):
+        assert is_refused(everywhere, host=host, **headers) == (host == "llm.example.com")
+        assert not is_refused(named, host=host, **headers)
+
+
+def test_a_name_without_a_dot_is_not_enough_on_loopback() -> None:
+    assert is_refused(BrowserOrigin((), (), "127.0.0.1"), host="intranet:8000", **BROWSER)
+    assert is_refused(BrowserOrigin((), (), "0.0.0.0"), host="", **BROWSER)
+
+
+@pytest.mark.parametrize(
+    ("check", "host"),
+    [
+        (BrowserOrigin((), (), ""), "llm.example.com"),  # a Unix socket, or TLS
+        (BrowserOrigin(("*",), (), "0.0.0.0"), "llm.example.com"),
+        (BrowserOrigin((), ("llm.example.com",), "0.0.0.0"), "llm.example.com"),
+    ],
+)
+def test_where_no_name_can_harm_or_it_is_named_all_browsers_may(check: BrowserOrigin, host: str) -> None:
+    assert not is_refused(check, host=host, **BROWSER)
+
+
+def test_a_page_that_is_named_may_use_any_name() -> None:
+    named = BrowserOrigin(("https://chat.example.com",), (), "0.0.0.0")
+    assert not is_refused(named, host="llm.example.org", origin="https://chat.example.com")
 
 
 def test_hosts_that_are_named_are_all_that_there_are() -> None:

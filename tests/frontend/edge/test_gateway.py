@@ -215,6 +215,33 @@ async def test_a_keys_own_limits_come_before_the_servers(tokenizer: Tokenizer) -
     assert (second.status_code, second.headers["retry-after"]) == (429, "60")
 
 
+async def test_a_page_whose_name_leads_here_gets_no_answer(tokenizer: Tokenizer) -> None:
+    rebound = {"host": "evil.com:8000", "accept-language": "en", "accept": "text/html"}
+    server = ServerConfig(host="0.0.0.0")
+    async with in_process(answering(tokenizer, "ok"), tokenizer, server=server) as frontend:
+        for path in ("/", "/page/app.js", "/v1/models", "/metrics", "/openapi.json", "/nope"):
+            answer = await frontend.http.get(path, headers=rebound)
+            assert answer.status_code == 403, path
+            assert "'evil.com'" in answer.json()["error"]["message"]
+            assert "--allowed-hosts" in answer.json()["error"]["message"]
+        assert (await frontend.http.post("/v1/completions", json=BODY, headers=rebound)).status_code == 403
+        assert (await frontend.http.get("/health", headers=rebound)).status_code == 200
+        assert (await frontend.http.get("/v1/models", headers={"host": "llm.example.com"})).status_code == 200
+    async with in_process(answering(tokenizer, "ok"), tokenizer, server=server, keys=ring()) as frontend:
+        assert (await frontend.http.get("/", headers=rebound)).status_code == 200
+        assert (await frontend.http.get("/v1/models", headers={**rebound, **BEARER})).status_code == 200
+        assert (await frontend.http.get("/v1/models", headers=rebound)).status_code == 401
+
+
+@pytest.mark.parametrize("name", ["host", "origin"])
+async def test_two_hosts_or_origins_are_refused_before_everything_else(tokenizer: Tokenizer, name: str) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer, keys=ring()) as frontend:
+        for path in ("/", "/health", "/v1/models"):
+            answer = await frontend.http.get(path, headers=[(name, "http://a"), (name, "http://b")])
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == name
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -60,6 +60,15 @@ def test_what_is_no_time_is_refused_by_name(text: str) -> None:
     assert refused.value.parameter == "x-request-timeout"
 
 
+@pytest.mark.parametrize("name", ["host", "origin"])
+def test_two_names_of_the_server_or_the_page_are_refused(name: str) -> None:
+    for value in (b"b", b"a"):
+        with pytest.raises(RequestError, match=f"header {name.title()} more than once") as refused:
+            RequestHeaders([(name.encode(), b"a"), (b"accept", b"x"), (name.encode(), value)]).check_single()
+        assert refused.value.parameter == name
+    RequestHeaders([(b"host", b"a"), (b"origin", b"a"), (b"accept", b"x"), (b"accept", b"y")]).check_single()
+
+
 def test_no_time_is_none() -> None:
     assert head().timeout is None
 
