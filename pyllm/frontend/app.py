@@ -121,7 +121,7 @@ def create_app(state: ServerState) -> ASGIApp:
             version,
             show_metrics,
             *([] if state.server.disable_fastapi_docs else [show_document]),
-            *page_routes(has_docs=not state.server.disable_fastapi_docs),
+            *page_routes(not state.server.disable_fastapi_docs, state.server.root_path),
         ],
         request_class=JsonRequest,
         request_max_body_size=None,  # The edge bounds every body.

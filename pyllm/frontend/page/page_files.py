@@ -4,10 +4,12 @@ They are public: a browser has no key to send for them. What the page shows is n
 """
 
 import hashlib
+import re
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote_to_bytes
 
 from litestar import Request, Response, get
 from litestar.exceptions import NotFoundException
@@ -48,6 +50,8 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+# What the weight in an Accept header may be.
+_WEIGHT = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 
 
 class PageFile(NamedTuple):
@@ -63,13 +67,30 @@ def is_public(method: str, path: str) -> bool:
     return method in {"GET", "HEAD"} and (path in {"/", "/docs"} or path.startswith(PREFIX))
 
 
-def page_routes(has_docs: bool = True) -> list[HTTPRouteHandler]:
-    """The routes. Without `has_docs` nothing leads from `/docs` to the routes, which the server does not describe."""
+def wants_html(accept: str) -> bool:
+    """Whether HTML is wanted more than JSON. Who takes anything, or names both alike, is a program.
+
+    Source: RFC 9110, 12.5.1.
+    """
+    ranges = dict(_range(part) for part in accept.lower().split(","))
+    return _weight(ranges, "text/html") > _weight(ranges, "application/json")
+
+
+def page_routes(has_docs: bool = True, root_path: str = "") -> list[HTTPRouteHandler]:
+    """The routes. Without `has_docs` nothing leads from `/docs` to the routes, which the server does not describe.
+
+    `root_path` is the path under which a proxy shows the page, if there is one, such as `/llm`.
+    """
 
     @get("/", sync_to_thread=False, include_in_schema=False)
     def page(request: Request[Any, Any, Any]) -> Response[bytes]:
-        if "text/html" not in request.headers.get("accept", ""):
+        if not wants_html(",".join(request.headers.getall("accept", []))):
             raise NotFoundException  # For programs the address is none of the API's.
+        if root_path and unquote_to_bytes(request.scope["raw_path"]) == root_path.encode():
+            # From /llm a browser would look for the page's files below /.
+            query = request.scope["query_string"].decode("latin-1")
+            target = f"./{quote(root_path.rpartition('/')[2])}/" + (f"?{query}" if query else "")
+            return Response(b"", status_code=307, headers={"location": target, "vary": "accept"})
         return _answer(request, INDEX)
 
     @get(PREFIX + "{name:path}", sync_to_thread=False, include_in_schema=False)
@@ -117,3 +138,18 @@ def _answer(request: Request[Any, Any, Any], name: str) -> Response[bytes]:
     if file.etag in known:
         return Response(b"", status_code=304, headers=headers, media_type=file.media_type)
     return Response(file.body, headers=headers, media_type=file.media_type)
+
+
+def _range(part: str) -> tuple[str, float]:
+    """A media range without its parameters, and its weight; of weight 0 where that cannot be read."""
+    media, *parameters = (word.strip() for word in part.split(";"))
+    weights = [text.removeprefix("q=").strip() for text in parameters if text.startswith("q=")]
+    if not weights:
+        return media, 1.0
+    return media, float(weights[0]) if _WEIGHT.fullmatch(weights[0]) else 0.0
+
+
+def _weight(ranges: dict[str, float], media: str) -> float:
+    """What the range that fits best gives this type; 0 where none does."""
+    kind = media.partition("/")[0]
+    return next((ranges[name] for name in (media, f"{kind}/*", "*/*") if name in ranges), 0.0)

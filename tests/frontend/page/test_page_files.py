@@ -4,8 +4,11 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pyllm.frontend.page.page_files import CONTENT_SECURITY_POLICY, page_files
+from pyllm.config.options import ServerConfig
+from pyllm.frontend.page.page_files import CONTENT_SECURITY_POLICY, page_files, wants_html
 from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.frontend.edge.test_gateway import BEARER, ring
 from tests.frontend.serving import answering, in_process
@@ -23,6 +26,26 @@ async def test_the_page_is_for_browsers_and_no_route_for_programs(tokenizer: Tok
     assert page.headers["vary"] == "accept"
     assert page.content == FILES["index.html"].read_bytes()
     assert (program.status_code, set(program.json()["error"])) == (404, {"message", "type", "param", "code"})
+
+
+async def test_a_browser_may_say_so_in_several_headers(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        page = await frontend.http.get("/", headers=[("accept", "application/json;q=0.5"), ("Accept", "TEXT/html")])
+        data = await frontend.http.get("/", headers={"accept": "application/json, text/html;q=0.9"})
+    assert (page.status_code, data.status_code) == (200, 404)
+
+
+async def test_below_a_path_of_a_proxy_the_page_has_a_slash_at_its_end(tokenizer: Tokenizer) -> None:
+    server = ServerConfig(root_path="/apps/llm")
+    async with in_process(answering(tokenizer, "ok"), tokenizer, server=server) as frontend:
+        for path, target in {"/apps/llm": "./llm/", "/apps/llm?theme=dark": "./llm/?theme=dark"}.items():
+            answer = await frontend.http.get(path, headers=HTML)
+            assert (answer.status_code, answer.headers["location"]) == (307, target)
+            assert answer.url.join(target).path == "/apps/llm/"
+            assert (await frontend.http.head(path, headers=HTML)).status_code == 307
+        for path in ("/apps/llm/", "/"):  # The proxy may have taken the path away.
+            assert (await frontend.http.get(path, headers=HTML)).content == FILES["index.html"].read_bytes()
+        assert (await frontend.http.get("/apps/llm", headers={"accept": "*/*"})).status_code == 404
 
 
 async def test_every_file_has_its_type_and_the_strict_policy(tokenizer: Tokenizer) -> None:
@@ -96,3 +119,49 @@ async def test_what_is_no_file_of_the_page_is_not_found(tokenizer: Tokenizer, na
         answer = await frontend.http.get(f"/page/{name}")
     assert answer.status_code == 404
     assert ".py" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "text/html",
+        "Text/HTML",
+        "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8",  # Firefox and Chromium
+        "text/*",
+        "text/html;q=0.2, application/json;q=0.1",
+        "application/json;q=0.5,text/html;level=1",
+        "text/html , */* ; Q=0.5",
+        "text/html;q=0.001",
+        "*/*, application/json;q=0",
+    ],
+)
+def test_who_wants_html(accept: str) -> None:
+    assert wants_html(accept)
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "",
+        "*/*",  # curl, and most libraries
+        "application/json",
+        "application/json, text/plain, */*",  # axios
+        "application/json, text/html;q=0.9",
+        "text/html, application/json",
+        "text/html;q=0",
+        "text/html;q=0, */*",
+        "text/html;q=high",
+        "text/html;q=2",
+        "text/htmlx, xtext/html",
+        "text/plain;charset=text/html",
+        ";;,=,q=1,/",
+    ],
+)
+def test_who_does_not(accept: str) -> None:
+    assert not wants_html(accept)
+
+
+@given(st.text(st.sampled_from("texthmlapplicationjson/*,;q=.019 \x00\xff"), max_size=60))
+def test_no_header_is_an_error(accept: str) -> None:
+    assert wants_html(accept) in (True, False)
+    assert not wants_html(f"{accept}, application/json;q=1")
