@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 from litestar import Request, Response, get
 from litestar.exceptions import NotFoundException
@@ -89,7 +89,7 @@ def page_routes(has_docs: bool = True, root_path: str = "") -> list[HTTPRouteHan
         if root_path and unquote_to_bytes(request.scope["raw_path"]) == root_path.encode():
             # From /llm a browser would look for the page's files below /.
             query = request.scope["query_string"].decode("latin-1")
-            target = f"./{quote(root_path.rpartition('/')[2])}/" + (f"?{query}" if query else "")
+            target = f"./{root_path.rpartition('/')[2]}/" + (f"?{query}" if query else "")
             return Response(b"", status_code=307, headers={"location": target, "vary": "accept"})
         return _answer(request, INDEX)
 
