@@ -118,7 +118,7 @@ def read_options(name: str, arguments: Sequence[str]) -> argparse.Namespace:
     if not getattr(importlib.import_module(COMMANDS[name].module), "TAKES_CONFIG", False):
         return parser.read(expand(arguments))
     file, settings, words = split_config(expand(arguments))
-    options = None
+    options, model_of_file = None, None
     if file:
         parser.source = file
         options = parser.read(expand(settings))
@@ -126,7 +126,12 @@ def read_options(name: str, arguments: Sequence[str]) -> argparse.Namespace:
         for option, value in vars(options).items():
             if isinstance(value, list):
                 setattr(options, option, tuple(value))
-    return parser.read(words, options)
+        # A MODEL in its place on the command line replaces it, too, as --model does.
+        model_of_file, options.model = options.model, None
+    options = parser.read(words, options)
+    if options.model is None and options.model_argument is None:
+        options.model = model_of_file
+    return options
 
 
 def _top_parser() -> CommandParser:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyllm.cli import COMMANDS, SHELLS, main, make_parser
+from pyllm.config.vllm_flags import VLLM_FLAGS
 from tests.hub_server import HubServer
 from tests.tiny_model import write_tiny_model
 
@@ -70,6 +71,8 @@ WRONG = {
         ("--revision v1", "for models of the hub"),
         ("--kv-cache-memory-bytes huge", "64MiB"),
         ("one two", "unexpected argument 'two'"),
+        ("/nowhere --model b", "/nowhere and --model b both say which model: leave one out"),
+        ("--config twice.yaml", "twice.yaml has port twice, in lines 1 and 3"),
     ],
     "core": [
         ("", "--bind"),
@@ -83,6 +86,8 @@ WRONG = {
         ("--ready-timeout soon", "got 'soon'"),
         ("--block-size 3 --bind ipc:///x", "power of two"),
         ("--seed -1 --bind ipc:///x", "seed is -1"),
+        ("a --model b --bind ipc:///x", "a and --model b both say which model"),
+        ("--enable-lora --bind ipc:///x", "merge the adapter"),
     ],
     "chat": [
         ("ftp://host", "begins with http:// or https://"),
@@ -341,6 +346,7 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "empty").touch()
+    (tmp_path / "twice.yaml").write_text("port: 1\nseed: 2\nport: 3\n")
     (tmp_path / "garbage").write_bytes(b"\x00garbage" * 99)
     request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
     (tmp_path / "requests").write_text(json.dumps(request) + "\n")
@@ -373,6 +379,17 @@ def test_every_command_has_ten_wrong_inputs() -> None:
     assert nested
     assert {*COMMANDS, *nested} - set(WRONG) == set()
     assert min(map(len, WRONG.values())) >= 10
+
+
+@pytest.mark.parametrize("name", ["core", "chat", "complete", "batch", "check", "bench throughput", "bench latency"])
+def test_commands_with_an_engine_take_vllms_flags_as_serve_does(name: str) -> None:
+    command, *nested = name.split()
+    parser = make_parser(command)
+    for each in nested:
+        parser = parser.commands()[each]
+    flags = [flag.flag for flag in VLLM_FLAGS.values() if flag.meaning != "ours"]
+    assert len(flags) > 40
+    assert set(flags) - set(parser.flags()) == set()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ Its benchmarks are commands of its own. Loads what one needs when it runs.
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import msgspec
 
 from pyllm.commands import bench_flags
-from pyllm.flags.engine_arguments import MODEL_HELP, read_settings
+from pyllm.flags.engine_arguments import MODEL_HELP, print_notices, read_settings
 from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags
 
 
@@ -136,8 +135,7 @@ def _latency(options: argparse.Namespace) -> int:
 def _engine(options: argparse.Namespace) -> dict[str, Any]:
     """The engine's settings. Its seed, which is 0 unless given, is also that of the prompts, as in vLLM."""
     settings, notices = read_settings(options)
-    for notice in dict.fromkeys(notices):
-        print(f"note: {notice}", file=sys.stderr)
+    print_notices(notices)
     options.seed = options.seed or 0
     return settings
 

@@ -27,7 +27,7 @@ from pyllm.checkpoint import (
 )
 from pyllm.config.options import EngineConfig, ServerConfig, config_part
 from pyllm.errors import ConfigError
-from pyllm.flags.engine_arguments import MODEL_HELP, read_engine
+from pyllm.flags.engine_arguments import MODEL_HELP, print_notices, read_engine
 from pyllm.flags.settings_flags import (
     SettingsParser,
     add_engine_settings,
@@ -92,7 +92,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: a value is wrong, or there is no such model.
     """
-    engine, _ = read_engine(options)
+    engine, notices = read_engine(options)
+    print_notices(notices)
     server = config_part(ServerConfig, given_settings(options, ServerConfig))
     limits, processor, software = read_limits(), read_processor(), read_software()
     needs, found = _look_at_model(engine, limits) if engine.model.model else (None, [])

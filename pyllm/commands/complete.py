@@ -65,7 +65,7 @@ def add_arguments(parser: SettingsParser) -> None:
     group.add_argument("--max-tokens", type=int, metavar="N", help=length)
     group.add_argument("--temperature", type=float, metavar="T", help="0: the likeliest token each time")
     group.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens of this probability")
-    group.add_argument("--seed", type=int, metavar="N", help="makes the answer repeatable")
+    group.add_argument("--seed", type=int, dest="answer_seed", metavar="N", help="makes the answer repeatable")
     group.add_argument("--stop", action="append", metavar="TEXT", help="ends the answer before it; may be repeated")
     group.add_argument("-n", "--n", type=int, metavar="N", help="number of answers, printed one after another")
     group.add_argument("--json-schema", metavar="FILE", help="the answer is JSON of this schema")
@@ -105,7 +105,7 @@ def _parameters(options: argparse.Namespace) -> AnswerParameters:
             temperature=options.temperature,
             top_p=options.top_p,
             max_tokens=MAX_TOKENS if max_tokens is None and not options.chat else max_tokens,
-            seed=options.seed,
+            seed=options.answer_seed,
             stop=None if options.stop is None else tuple(options.stop),
             n=options.n,
             json_schema=None if options.json_schema is None else _read_schema(Path(options.json_schema)),

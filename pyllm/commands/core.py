@@ -5,7 +5,13 @@ import argparse
 from pyllm import log
 from pyllm.config.options import HeadlessConfig, config_part
 from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine
-from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_settings, given_settings
+from pyllm.flags.settings_flags import (
+    SettingsParser,
+    add_engine_settings,
+    add_settings,
+    add_vllm_flags,
+    given_settings,
+)
 
 PARSER = SettingsParser
 USAGE = "pyllm core [MODEL] --bind ADDRESS [--FLAG VALUE ...]"
@@ -19,6 +25,7 @@ def add_arguments(parser: SettingsParser) -> None:
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
     add_settings(parser, HeadlessConfig)
     add_engine_settings(parser)
+    add_vllm_flags(parser)
     parser.epilog = "example:\n  pyllm core model.gguf --bind ipc:///tmp/core"
 
 

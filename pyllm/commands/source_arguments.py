@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pyllm import log
 from pyllm.config.options import engine_config
 from pyllm.errors import ConfigError
-from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, given_settings
+from pyllm.flags.engine_arguments import print_notices, read_settings
+from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags
 from pyllm.terminal_chat import SourceRequest
 
 MODEL_OR_URL_HELP = (
@@ -25,19 +26,22 @@ def add_source_arguments(parser: SettingsParser) -> None:
     group.add_argument("--api-key", metavar="KEY", help="its key (default: OPENAI_API_KEY of the environment)")
     group.add_argument("--model-name", metavar="NAME", help="which of its models (default: the first)")
     add_engine_settings(parser)
+    add_vllm_flags(parser)
 
 
 def source_request(options: argparse.Namespace) -> SourceRequest:
-    """What the arguments ask for.
+    """What the arguments ask for. Flags without an effect are named on stderr.
 
     Raises:
         ConfigError: the model is named twice, or a setting is wrong.
     """
-    settings = given_settings(options)
-    names = [name for name in (options.model_argument, options.url, settings.pop("model", None)) if name is not None]
+    names = [name for name in (options.model_argument, options.url, options.model) if name is not None]
     if len(names) > 1:
         raise ConfigError(f"{names[0]} and {names[1]} both say what answers: name one")
+    settings, notices = read_settings(options)
+    settings.pop("model", None)
     engine_config(settings)  # Before anything is opened.
+    print_notices(notices)
     return SourceRequest(
         name=names[0] if names else "",
         api_key=options.api_key or os.environ.get("OPENAI_API_KEY", ""),

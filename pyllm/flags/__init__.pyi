@@ -1,6 +1,6 @@
 from .command_line import expand, split_config
 from .command_parser import PATHS, CommandParser, nearest
-from .engine_arguments import MODEL_HELP, announce, read_engine, read_settings
+from .engine_arguments import MODEL_HELP, announce, print_notices, read_engine, read_settings
 from .keyword_settings import engine_keywords
 from .settings_flags import SettingsParser, add_engine_settings, add_settings, add_vllm_flags, given_settings
 
@@ -17,6 +17,7 @@ __all__ = [
     "expand",
     "given_settings",
     "nearest",
+    "print_notices",
     "read_engine",
     "read_settings",
     "split_config",

@@ -78,7 +78,9 @@ def _config_arguments(path: Path) -> list[str]:
     import yaml
 
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        _check_keys(path, yaml.compose(text, yaml.SafeLoader))
+        settings = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read --config {path}: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:
@@ -88,6 +90,16 @@ def _config_arguments(path: Path) -> list[str]:
     if "config" in settings:
         raise ConfigError(f"--config {path} names another file, which is not read")
     return [word for name, value in settings.items() for word in _setting("--" + name.replace("_", "-"), value)]
+
+
+def _check_keys(path: Path, node: Any) -> None:
+    """Refuse a flag that the file names twice, be it once with hyphens and once with underscores."""
+    lines: dict[str, int] = {}
+    for key, _ in node.value if node is not None and node.id == "mapping" else ():
+        name, line = str(key.value).replace("_", "-"), key.start_mark.line + 1
+        if name in lines:
+            raise ConfigError(f"--config {path} has {name} twice, in lines {lines[name]} and {line}: leave one out")
+        lines[name] = line
 
 
 def _setting(flag: str, value: Any) -> list[str]:

@@ -4,6 +4,7 @@ Help is written by rich-argparse, which is imported only then.
 """
 
 import argparse
+import copy
 import difflib
 import sys
 from collections.abc import Iterable, Sequence
@@ -75,6 +76,11 @@ class CommandParser(argparse.ArgumentParser):
         del flag
         return ""
 
+    def text_of_hidden(self, flag: str) -> str:
+        """What a subclass says about a flag that is taken, and that only a question for it shows."""
+        del flag
+        return ""
+
     def flags(self) -> list[str]:
         """The long names of all options, those of its own commands included."""
         own = [name for name in self._option_string_actions if name.startswith("--")]
@@ -110,12 +116,17 @@ class CommandParser(argparse.ArgumentParser):
         if topic == "listgroup":
             lines = [f"  {group.title:20} {group.description or ''}".rstrip() for group in groups.values()]
             return "\n".join(["groups, for --help=GROUP:", *lines, ""])
-        if (group := groups.get(_key(topic))) is not None:
-            return self._help([(group, _shown(group))], is_part=True)
         flag = "--" + topic.lstrip("-").replace("_", "-")
-        exact = self._option_string_actions.get(flag)
+        exact = self._option_string_actions.get(topic) or self._option_string_actions.get(flag)
+        # `model` is a group and a flag: with hyphens in front it is the flag.
+        if (group := groups.get(_key(topic))) is not None and not (exact is not None and topic.startswith("-")):
+            return self._help([(group, _shown(group))], is_part=True)
         if exact is not None and exact.help is not argparse.SUPPRESS:
             found = [exact]
+        elif exact is not None and (text := self.text_of_hidden(exact.option_strings[-1])):
+            shown = copy.copy(exact)
+            shown.help = text
+            found = [shown]
         else:
             word = topic.lstrip("-").replace("_", "-").lower()
             found = [action for action in self._actions if _has(action, word)]
@@ -200,4 +211,5 @@ def _has(action: argparse.Action, word: str) -> bool:
 
 
 def _key(title: str | None) -> str:
-    return (title or "").lower().removesuffix("config")
+    """How a group is found by its name: `SchedulerConfig`, `scheduler-config` and `scheduler` are one."""
+    return (title or "").lower().replace("-", "").replace("_", "").removesuffix("config")

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,15 @@ def read_settings(options: argparse.Namespace) -> tuple[dict[str, Any], list[str
     """The settings of an engine that the command line has, and notices of flags without effect.
 
     Raises:
-        ConfigError: one of vLLM's own settings is wrong, or a name may be the model's.
+        ConfigError: one of vLLM's own settings is wrong, the model is named twice, or a name may be the model's.
     """
     settle(options)
     given = given_settings(options)
     if options.model_argument is not None:
+        if given.get("model", options.model_argument) != options.model_argument:
+            raise ConfigError(
+                f"{options.model_argument} and --model {given['model']} both say which model: leave one out"
+            )
         given["model"] = options.model_argument
     elif "model" not in given and _may_hold_model(names := given.get("served_model_name", ())):
         raise ConfigError(f"{names[-1]} was read as a name of --served-model-name; give the model first, or by --model")
@@ -48,6 +53,12 @@ def announce(notices: Sequence[str]) -> None:
     """Log each notice once."""
     for notice in dict.fromkeys(notices):
         logger.info("%s", notice)
+
+
+def print_notices(notices: Sequence[str]) -> None:
+    """Print each notice once, where what is logged is not shown."""
+    for notice in dict.fromkeys(notices):
+        print(f"note: {notice}", file=sys.stderr)
 
 
 def _may_hold_model(names: Sequence[str]) -> bool:

@@ -36,6 +36,14 @@ class SettingsParser(CommandParser):
         text = explain_flag(name) or explain_flag(name.removeprefix("no-"))
         return f"{flag}: {text}" if text else ""
 
+    def text_of_hidden(self, flag: str) -> str:
+        """What vLLM's flag of this name does here, or that it changes nothing."""
+        name = flag.lstrip("-")
+        theirs = VLLM_FLAGS.get(name) or VLLM_FLAGS.get(name.removeprefix("no-"))
+        if theirs is None or theirs.meaning == "refused":
+            return ""
+        return theirs.text if theirs.meaning == "ours" else f"taken without an effect: {theirs.text}"
+
 
 def add_settings(
     parser: argparse.ArgumentParser, kind: type[msgspec.Struct], names: Collection[str] | None = None
@@ -76,13 +84,14 @@ def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
             continue
         names = (*flag.aliases, flag.flag, *([f"--no-{flag.name}"] if flag.is_boolean else []))
         if flag.name in NESTED:
-            parser.add_argument(*names, dest=flag.name, help=argparse.SUPPRESS)
+            parser.add_argument(*names, dest=flag.name, metavar="VALUE", help=argparse.SUPPRESS)
         elif flag.meaning != "ours":
             parser.add_argument(
                 *names,
                 action=_Foreign,
                 nargs=0 if flag.is_boolean else "?" if not flag.taken and flag.meaning == "refused" else None,
                 dest="notices",
+                metavar="VALUE",
                 default=argparse.SUPPRESS,
                 help=argparse.SUPPRESS,
             )

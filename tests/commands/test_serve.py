@@ -134,6 +134,17 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert (server.middleware, engine.model.served_model_name) == (("c.D",), ("a", "b"))
     assert (engine.cache.enable_prefix_caching, engine.scheduler.num_speculative_tokens) == (False, 2)
     assert read("--config", str(file))[0].model.model == "from/file"
+    assert read("--config", str(file), "--model", "other")[0].model.model == "other"
+
+
+def test_a_model_that_is_named_twice_is_refused_unless_it_is_the_same(tmp_path: Path) -> None:
+    assert read("a", "--model", "a")[0].model.model == "a"
+    with pytest.raises(ConfigError, match="a and --model b both say which model"):
+        read("a", "--model", "b")
+    file = tmp_path / "server.yaml"
+    file.write_text("model: from/file")
+    with pytest.raises(ConfigError, match="a and --model b both"):
+        read("a", "--model", "b", "--config", str(file))
 
 
 def test_an_error_in_the_file_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,17 @@ def test_a_model_with_settings() -> None:
     assert source_request(read_options("chat", ["--model", "model.gguf"])).name == "model.gguf"
 
 
+def test_vllms_flags_mean_what_they_mean_to_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    request = source_request(read_options("chat", ["model.gguf", "--swap-space", "2", "--trust-remote-code"]))
+    assert request.options == {"kv_offloading_size": 2.0}
+    assert capsys.readouterr().err.count("note: --trust-remote-code: code from") == 1
+
+
+def test_the_seed_of_a_completion_is_no_setting_of_an_engine() -> None:
+    options = read_options("complete", ["http://host", "text", "--seed", "3"])
+    assert (source_request(options).options, options.answer_seed) == ({}, 3)
+
+
 def test_a_server_and_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "of the environment")
     request = source_request(read_options("chat", ["--url", "http://host", "--model-name", "m"]))

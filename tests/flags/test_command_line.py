@@ -66,6 +66,8 @@ def test_a_file_becomes_arguments(tmp_path: Path) -> None:
         ("1: a", "map flags to values"),
         ("", "map flags to values"),
         ("config: other.yaml", "names another file"),
+        ("port: 1\nseed: 2\nport: 1", "has port twice, in lines 1 and 3"),
+        ("max-model-len: 1\nmax_model_len: 1", "has max-model-len twice, in lines 1 and 2"),
         ("a: !!python/object:os.system {}", "not YAML"),
     ],
 )

@@ -75,3 +75,24 @@ def test_help_of_serve_goes_by_topic(capsys: pytest.CaptureFixture[str]) -> None
     assert help_of(capsys, serve, "--help=max_num_seqs").count("--max-num-seqs") == 1
     assert help_of(capsys, serve, "--help=queued").count("--max-num-queued") == 2
     assert "merge the adapter" in refusal(capsys, serve, "--help=enable-lora")
+
+
+@pytest.mark.parametrize(
+    ("topic", "text"),
+    [
+        ("swap-space", "is --kv-offloading-size"),
+        ("--swap-space", "is --kv-offloading-size"),
+        ("swap_space", "is --kv-offloading-size"),
+        ("no-trust-remote-code", "taken without an effect: code from"),
+        ("--load-format", "taken without an effect: the files"),
+        ("-tp", "--tensor-parallel-size"),
+        ("-O", "--enforce-eager"),
+        ("server-config", "The HTTP server"),
+        ("model", "--dtype"),
+        ("--model", "GGUF file"),
+    ],
+)
+def test_help_is_found_by_a_flag_as_it_is_written(topic: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = " ".join(help_of(capsys, make_parser("serve"), f"--help={topic}").split())
+    assert text in shown
+    assert ("--dtype" in shown) == (topic == "model")
