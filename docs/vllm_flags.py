@@ -8,7 +8,7 @@ Command lines of `vllm serve` run with `pyllm serve`: the names of the flags, th
 underscores for hyphens, `--no-X` for booleans, numbers such as 8k (8,000) and 8K (8,192), `--config FILE`, and nested
 settings as JSON (`--speculative-config '{"method": "ngram"}'`) or with dots (`--speculative-config.method ngram`).
 The command line wins over the file, which may name each flag once. No flag comes from the environment. `pyllm core`,
-`chat`, `complete`, `check`, `batch`, `bench throughput` and `bench latency` take the flags of the engine in the same way.
+`chat`, `complete`, `check`, `batch`, `bench throughput` and `bench latency` take the engine's flags in the same way.
 
 | here | |
 |---|---|

@@ -39,7 +39,7 @@ from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.supervision.process_samples import ProcessSampler, load_nvml
 from pyllm.supervision.server_processes import STOP_GRACE
 from pyllm.supervision.start_progress import show_progress
-from pyllm.supervision.supervised_process import SupervisedProcess
+from pyllm.supervision.supervised_process import SupervisedProcess, start_state
 from pyllm.wire.sockets import SocketFolder
 
 # An engine inside an application has the server's time limits.
@@ -160,7 +160,7 @@ class AsyncEngine:
         self._loss = asyncio.get_running_loop().create_future()
         connecting = asyncio.create_task(self._connect())
         processes = self._processes  # `close` takes them away while the bar may still look.
-        showing = asyncio.create_task(show_progress(lambda: max(process.progress for process in processes)))
+        showing = asyncio.create_task(show_progress(lambda: start_state(processes)))
         try:
             either: set[asyncio.Future[Any]] = {connecting, self._loss}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -4,7 +4,7 @@ import argparse
 
 from pyllm import log
 from pyllm.config.options import HeadlessConfig, config_part
-from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine
+from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine, say_start
 from pyllm.flags.settings_flags import (
     SettingsParser,
     add_engine_settings,
@@ -31,9 +31,12 @@ def add_arguments(parser: SettingsParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal; gives the exit code."""
-    from pyllm.launch import serve as launcher
-
     engine, notices = read_engine(options)
+    headless = config_part(HeadlessConfig, given_settings(options, HeadlessConfig))
     log.configure("pyllm::serve", engine.log)
+    say_start(engine)
     announce(notices)
-    return launcher.serve_core(engine, config_part(HeadlessConfig, given_settings(options, HeadlessConfig)))
+
+    from pyllm.launch import serve as launcher  # Takes a while.
+
+    return launcher.serve_core(engine, headless)

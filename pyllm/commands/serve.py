@@ -4,7 +4,7 @@ import argparse
 
 from pyllm import log
 from pyllm.config.options import ServerConfig, config_part
-from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine
+from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine, say_start
 from pyllm.flags.settings_flags import (
     SettingsParser,
     add_engine_settings,
@@ -46,10 +46,12 @@ def add_arguments(parser: SettingsParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal; gives the exit code."""
-    from pyllm.launch import serve as launcher
-
     engine, notices = read_engine(options)
     server = config_part(ServerConfig, given_settings(options, ServerConfig))
     log.configure("pyllm::serve", engine.log)
+    say_start(engine)
     announce(notices)
+
+    from pyllm.launch import serve as launcher  # Takes a while.
+
     return launcher.serve(engine, server)

@@ -1,6 +1,6 @@
 from .command_line import expand, split_config
 from .command_parser import PATHS, CommandParser, nearest
-from .engine_arguments import MODEL_HELP, announce, print_notices, read_engine, read_settings
+from .engine_arguments import MODEL_HELP, announce, print_notices, read_engine, read_settings, say_start
 from .keyword_settings import engine_keywords
 from .settings_flags import SettingsParser, add_engine_settings, add_settings, add_vllm_flags, given_settings
 
@@ -20,5 +20,6 @@ __all__ = [
     "print_notices",
     "read_engine",
     "read_settings",
+    "say_start",
     "split_config",
 ]

@@ -5,8 +5,9 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from pyllm import __version__
 from pyllm.config.options import EngineConfig, engine_config
 from pyllm.errors import ConfigError
 from pyllm.flags.settings_flags import given_settings
@@ -59,6 +60,13 @@ def print_notices(notices: Sequence[str]) -> None:
     """Print each notice once, where what is logged is not shown."""
     for notice in dict.fromkeys(notices):
         print(f"note: {notice}", file=sys.stderr)
+
+
+def say_start(engine: EngineConfig, stream: TextIO | None = None) -> None:
+    """Say on a terminal what starts, before anything is loaded, which takes seconds; nothing where there is none."""
+    stream = stream or sys.stderr
+    if stream.isatty():
+        print(f"pyllm {__version__} starts {engine.model.model or 'the embedded model'} ...", file=stream, flush=True)
 
 
 def _may_hold_model(names: Sequence[str]) -> bool:

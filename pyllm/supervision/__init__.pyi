@@ -18,7 +18,7 @@ from .restart_budget import WINDOW, RestartBudget
 from .server_processes import STOP_GRACE, supervise
 from .start_progress import show_progress
 from .step_trace import StepTrace
-from .supervised_process import ProcessLimits, SupervisedProcess
+from .supervised_process import ProcessLimits, SupervisedProcess, start_state
 
 __all__ = [
     "ORPHANED_EXIT_CODE",
@@ -53,5 +53,6 @@ __all__ = [
     "resolve_folder",
     "return_freed_memory",
     "show_progress",
+    "start_state",
     "supervise",
 ]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from pyllm.supervision.start_progress import show_progress
-from pyllm.supervision.supervised_process import SupervisedProcess
+from pyllm.supervision.supervised_process import SupervisedProcess, start_state
 
 # What a core may take to end after its clients have gone, and an API process beyond its own drain.
 STOP_GRACE = 10.0
@@ -77,7 +77,7 @@ async def _start(
     try:
         for process in processes:
             process.spawn()
-        showing = asyncio.create_task(show_progress(lambda: max(process.progress for process in processes)))
+        showing = asyncio.create_task(show_progress(lambda: start_state(processes)))
         try:
             addresses = await asyncio.gather(*(process.start(events.put_nowait) for process in processes))
         finally:

@@ -1,28 +1,45 @@
-"""A progress bar on a terminal while a model is loaded. Knows no process."""
+"""How far a start is, on a terminal: what is waited for, and a bar while a model is loaded. Knows no process."""
 
 import asyncio
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import TextIO
 
 _PAUSE = 0.2  # seconds between two looks
-_NEVER = 1e9  # seconds until the bar would draw itself, be there progress or not
+_MOST_CHARACTERS = 60  # of what is waited for, so that a line stays one
+# The cursor goes back, so that a line of the log replaces this one.
+_LINE = "starting: {desc}, {elapsed} \r"
+_BAR = "{desc} {percentage:3.0f} % |{bar}| {elapsed} < {remaining} \r"
 
 
-async def show_progress(read: Callable[[], float], stream: TextIO | None = None) -> None:
-    """Draw a bar until `read` gives 1, or this is cancelled; nothing where `stream` (stderr) is no terminal."""
+async def show_progress(read: Callable[[], tuple[float, str]], stream: TextIO | None = None) -> None:
+    """Show how far a start is, until this is cancelled; nothing where `stream` (stderr) is no terminal.
+
+    `read` gives the share of the model that is loaded, and what else is waited for, which is shown before the first
+    weights and after the last.
+    """
     stream = stream or sys.stderr
     if not stream.isatty():
         return
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # No thread of its own.
-    # The cursor goes back, so that a line of the log replaces the bar.
-    bar_format = "{desc} {percentage:3.0f} % |{bar}| {elapsed} < {remaining} \r"
-    with tqdm(total=1.0, desc="loading weights", bar_format=bar_format, file=stream, leave=False, delay=_NEVER) as bar:
-        while (progress := read()) < 1:
-            if progress > bar.n:
-                bar.n = progress
-                bar.delay = 0.0  # Once it is drawn it is also wiped out at its end.
+    loaded, waited_for = read()
+    while True:
+        with tqdm(desc=_one_line(waited_for), bar_format=_LINE, file=stream, leave=False) as line:
+            while not 0 < loaded < 1:
+                line.set_description_str(_one_line(waited_for))
+                await asyncio.sleep(_PAUSE)
+                loaded, waited_for = read()
+        # A bar of its own, so that its times are those of loading.
+        with tqdm(desc="loading weights", total=1.0, bar_format=_BAR, file=stream, leave=False) as bar:
+            while 0 < loaded < 1:
+                bar.n = loaded
                 bar.refresh()
-            await asyncio.sleep(_PAUSE)
+                await asyncio.sleep(_PAUSE)
+                loaded, waited_for = read()
+
+
+def _one_line(text: str) -> str:
+    return textwrap.shorten(text, _MOST_CHARACTERS, placeholder=" ...")

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -67,11 +67,6 @@ class SupervisedProcess:
         self._may_end = False
         self._is_ending = False
         self._keeping: asyncio.Task[EngineDeadError | None] | None = None
-
-    @property
-    def progress(self) -> float:
-        """The share of the model that the child has loaded."""
-        return 0.0 if self.process is None else self.process.progress
 
     def spawn(self) -> None:
         """Start the first child without waiting for it; no event loop need be running."""
@@ -193,6 +188,15 @@ class SupervisedProcess:
         self._stands_by = False
         if self._keeping is not None:
             self._keeping.cancel()
+
+
+def start_state(processes: Sequence[SupervisedProcess]) -> tuple[float, str]:
+    """The share of the model that is loaded, and what the children do that are not ready, as people read it."""
+    children = [process.process for process in processes if process.process is not None]
+    # Who waits for another one is not who is waited for.
+    busy = [child for child in children if child.stage != "ready" and not child.stage.startswith("waiting")]
+    loaded = max((child.progress for child in children), default=0.0)
+    return loaded, ", ".join(f"{child.name} is {child.stage}" for child in busy)
 
 
 def _tell(keeping: "asyncio.Task[EngineDeadError | None]", on_lost: Callable[[BaseException], None]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pyllm.errors import EngineDeadError, GivenUpError, StartError
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.parent_link import FINAL_EXIT_CODE
-from pyllm.supervision.supervised_process import FREE_DEATHS, ProcessLimits, SupervisedProcess
+from pyllm.supervision.supervised_process import FREE_DEATHS, ProcessLimits, SupervisedProcess, start_state
 
 
 class Config(msgspec.Struct):
@@ -23,6 +23,7 @@ class FakeProcess:
     """A child that starts and ends when the test says so."""
 
     stage = "ready"
+    progress = 0.0
     step = -1
     failure: str | None = None
     given_up = ""
@@ -320,3 +321,18 @@ async def test_a_child_is_told_that_what_it_needs_is_lost() -> None:
     family.place.give_up("no core")
     assert family.children[0].given_up == "no core"
     await family.place.stop(1.0)
+
+
+async def test_a_start_is_described_by_those_that_are_not_ready() -> None:
+    family, other = Family(), Family()
+    places = [family.place, other.place]
+    assert start_state(places) == (0.0, "")  # None is started.
+    for place in places:
+        place.spawn()
+    (child,), (waiting,) = family.children, other.children
+    child.stage, child.progress, waiting.stage = "loading the model", 0.5, "importing"
+    assert start_state(places) == (0.5, "child 0 is loading the model, child 0 is importing")
+    waiting.stage = "waiting for the core"
+    assert start_state(places) == (0.5, "child 0 is loading the model")
+    child.stage = "ready"
+    assert start_state(places) == (0.5, "")
