@@ -123,6 +123,8 @@ def read_options(name: str, arguments: Sequence[str]) -> argparse.Namespace:
         parser.source = file
         options = parser.read(expand(settings))
         parser.source = ""
+        if options.model_argument is not None:  # In a file it has no place: the model is `model: NAME`.
+            raise ConfigError(f"--config {file}: {options.model_argument!r:.80} is no flag's value, as in `port: 8000`")
         for option, value in vars(options).items():
             if isinstance(value, list):
                 setattr(options, option, tuple(value))

@@ -8,6 +8,7 @@ PyllmError
 ├── ProtocolError          a peer's frame that does not decode, or a wrong version
 └── EngineDeadError        a process that the request needs is gone for good
     ├── StartError         it never became ready
+    │   └── WrongSettingError  as a setting is wrong, which a process has found; a ConfigError, too
     ├── WorkerDeadError    a rank is gone, which its core replaces
     └── GivenUpError       it died more often than it may be started anew
 """
@@ -65,6 +66,10 @@ class EngineDeadError(PyllmError):
 
 class StartError(EngineDeadError):
     """A child process died or missed its deadline before it was ready; the text names the stage it was in."""
+
+
+class WrongSettingError(StartError, ConfigError):
+    """A child process found, while it started, that a setting is wrong; the text says which."""
 
 
 class WorkerDeadError(EngineDeadError):

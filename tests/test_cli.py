@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import subprocess
@@ -71,6 +72,13 @@ WRONG = {
         ("--revision v1", "for models of the hub"),
         ("--kv-cache-memory-bytes huge", "64MiB"),
         ("one two", "unexpected argument 'two'"),
+        ("--host=", "host is '': expected str of length >= 1"),
+        ("--config list.yaml", "list.yaml: '2' is no flag's value"),
+        ("--config endless.yaml", "endless.yaml has a value that refers to itself"),
+        ("--otlp-traces-endpoint http://", "must be the URL"),
+        ("--kv-cache-memory-bytes 9999999GiB", "give less"),
+        ("--enable-prefix-caching=1", "takes no value, got '1'"),
+        ("--model= /nowhere", "/nowhere"),
         ("/nowhere --model b", "/nowhere and --model b both say which model: leave one out"),
         ("--config twice.yaml", "twice.yaml has port twice, in lines 1 and 3"),
     ],
@@ -86,10 +94,14 @@ WRONG = {
         ("--ready-timeout soon", "got 'soon'"),
         ("--block-size 3 --bind ipc:///x", "power of two"),
         ("--seed -1 --bind ipc:///x", "seed is -1"),
+        ("--bind ipc://", "cannot bind to 'ipc://'"),
+        ("--bind tcp://127.0.0.1 --insecure-tcp", "cannot bind to 'tcp://127.0.0.1'"),
+        ("--bind tcp://127.0.0.1:99999 --insecure-tcp", "cannot bind to 'tcp://127.0.0.1:99999'"),
         ("a --model b --bind ipc:///x", "a and --model b both say which model"),
         ("--enable-lora --bind ipc:///x", "merge the adapter"),
     ],
     "chat": [
+        ("--url=", "the MODEL or --url is empty"),
         ("ftp://host", "begins with http:// or https://"),
         ("http://", "no address of a server"),
         ("http://host:99999", "no address of a server"),
@@ -204,6 +216,7 @@ WRONG = {
             ("--hf-overrides [1]", "must be a JSON object"),
             ("--output xml", "there is no 'xml'"),
             ("--output-len 0", "'0' is not a whole number above 0"),
+            ("--output-len 99999999", "'99999999' is not a whole number above 0, up to 1,000,000"),
             *more,
         ]
         for name, more in {
@@ -242,7 +255,7 @@ WRONG = {
         ("owner/repo:", "owner/repo:Q4_K_M"),
         ("one two", "unexpected argument 'two'"),
         ("--jsn", "did you mean --json?"),
-        ("--json=1", "ignored explicit argument '1'"),
+        ("--json=1", "takes no value, got '1'"),
         ("--connections many", "a whole number, got 'many'"),
         ("--connections=-1", "a whole number, got '-1'"),
         ("--port 99999", "port is 99999"),
@@ -254,7 +267,7 @@ WRONG = {
     ],
     "models": [
         ("--jsn", "did you mean --json?"),
-        ("--json=1", "ignored explicit argument '1'"),
+        ("--json=1", "takes no value, got '1'"),
         ("everything", "unexpected argument 'everything'"),
         ("--json everything", "unexpected argument"),
         ("-j", "unknown flag -j"),
@@ -346,6 +359,8 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "empty").touch()
+    (tmp_path / "list.yaml").write_text("port: [1, 2]\n")
+    (tmp_path / "endless.yaml").write_text("hf-overrides: &all {all: *all}\n")
     (tmp_path / "twice.yaml").write_text("port: 1\nseed: 2\nport: 3\n")
     (tmp_path / "garbage").write_bytes(b"\x00garbage" * 99)
     request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
@@ -472,3 +487,23 @@ def test_models_are_pulled_listed_and_removed(tmp_path: Path) -> None:
     assert "freed" in run("rm", "me/tiny", **offline).stdout
     again = run("rm", "me/tiny", **offline)
     assert (again.returncode, "not in the cache" in again.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["serve", ""], "the MODEL is empty"),
+        (["complete", "--chat", ""], "the prompt is empty"),
+        (["keygen", ""], "needs a folder"),
+        (["apikey", " "], "cannot be a key's name"),
+    ],
+)
+def test_what_an_unset_variable_of_a_shell_gives_is_refused(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    try:
+        code = main(arguments)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else -1
+    assert (code, text in capsys.readouterr().err) == (2, True)

@@ -216,7 +216,10 @@ def _in_range(kind: type, holds: Callable[[float], bool], what: str) -> Callable
     return convert
 
 
-positive_int = _in_range(int, lambda value: value > 0, "a whole number above 0")
+# Prompts and tokens beyond that take minutes to make, and no server takes them.
+_MOST = 1_000_000
+
+positive_int = _in_range(int, lambda value: 0 < value <= _MOST, f"a whole number above 0, up to {_MOST:,}")
 not_negative_int = _in_range(int, lambda value: value >= 0, "a whole number from 0")
 positive = _in_range(float, lambda value: value > 0, "a number above 0")
 whole = _in_range(int, lambda value: True, "a whole number")

@@ -94,7 +94,8 @@ def split_arguments(options: argparse.Namespace) -> tuple[str | None, str | None
     if second is not None or first is None:
         return first, second
     has_source = options.url is not None or options.model is not None
-    is_model = not has_source and not re.search(r"\s", first) and (_MODEL.fullmatch(first) or Path(first).exists())
+    is_word = first != "" and not re.search(r"\s", first)
+    is_model = not has_source and is_word and (_MODEL.fullmatch(first) or Path(first).exists())
     return (first, None) if is_model else (None, first)
 
 

@@ -38,6 +38,8 @@ def source_request(options: argparse.Namespace) -> SourceRequest:
     names = [name for name in (options.model_argument, options.url, options.model) if name is not None]
     if len(names) > 1:
         raise ConfigError(f"{names[0]} and {names[1]} both say what answers: name one")
+    if "" in names:
+        raise ConfigError("the MODEL or --url is empty: name one, or leave it out")
     settings, notices = read_settings(options)
     settings.pop("model", None)
     engine_config(settings)  # Before anything is opened.

@@ -41,7 +41,7 @@ class Allowance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One key. `name` is the tenant of whoever has it; limits that are None are the server's."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$")]
+    name: Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^(?!\s*$)[^\x00-\x1f\x7f]*$")]
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     role: Role = "user"
     max_requests_per_minute: Limit | None = None

@@ -340,7 +340,7 @@ RESERVED_TEMPLATE_VARIABLES = frozenset(
 class ServerConfig(_Config, frozen=True):
     """The HTTP server and its supervision."""
 
-    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    host: Annotated[str, Meta(description="address to listen on", min_length=1)] = "127.0.0.1"
     port: Annotated[int, Meta(description="port to listen on; 0 picks a free one", ge=0, le=65535)] = 8000
     shutdown_timeout: Annotated[
         float, Meta(description="seconds that running streams get to finish after SIGTERM or SIGINT", ge=0)

@@ -28,7 +28,7 @@ from pyllm.core.executors.executor import Executor
 from pyllm.core.loop import EngineCore
 from pyllm.core.policy_plugins import Policy, load_policy
 from pyllm.core.recording import Recording
-from pyllm.errors import ConfigError
+from pyllm.errors import ConfigError, StartError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
 from pyllm.supervision.burst_logger import BurstLogger
@@ -216,7 +216,12 @@ async def _serve(
     authenticator = curve.authenticate(context, Path(config.curve_keys)) if config.curve_keys else None
     # Bound before the model is loaded: whoever connects early waits in the socket's queue, not in a retry loop.
     os.umask(0o077)  # An ipc:// socket is a file; only its owner may connect.
-    socket = ipc.bind(context, zmq.ROUTER, config.bind, keys)
+    try:
+        socket = ipc.bind(context, zmq.ROUTER, config.bind, keys)
+    except zmq.ZMQError as error:
+        # Where a core before this one has not quite gone, the next one may listen again.
+        kind = StartError if error.errno == zmq.EADDRINUSE else ConfigError
+        raise kind(f"cannot listen on {config.bind}: {error.strerror}; choose another address") from None
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
     parent.enter("starting the workers")
     starting = asyncio.ensure_future(start(config, executor))

@@ -84,12 +84,16 @@ def _config_arguments(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read --config {path}: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path} is not YAML: {' '.join(str(error).split())}") from None
+        text = str(error).replace('"<unicode string>", ', "")
+        raise ConfigError(f"--config {path} is not YAML: {' '.join(text.split())}") from None
     if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
         raise ConfigError(f"--config {path} must map flags to values, as in `max-model-len: 4096`")
     if "config" in settings:
         raise ConfigError(f"--config {path} names another file, which is not read")
-    return [word for name, value in settings.items() for word in _setting("--" + name.replace("_", "-"), value)]
+    try:
+        return [word for name, value in settings.items() for word in _setting("--" + name.replace("_", "-"), value)]
+    except ValueError:
+        raise ConfigError(f"--config {path} has a value that refers to itself") from None
 
 
 def _check_keys(path: Path, node: Any) -> None:
@@ -110,7 +114,7 @@ def _setting(flag: str, value: Any) -> list[str]:
         return [flag if value else f"--no-{flag.removeprefix('--')}"]
     if isinstance(value, list) and not any(isinstance(each, list | Mapping) for each in value):
         return [flag, *map(str, value)]
-    return [f"{flag}={json.dumps(value) if isinstance(value, list | Mapping) else value}"]
+    return [f"{flag}={json.dumps(value, default=str) if isinstance(value, list | Mapping) else value}"]
 
 
 def _hyphenated(word: str) -> str:

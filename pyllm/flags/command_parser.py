@@ -17,9 +17,9 @@ USAGE_ERROR = 2
 _ARGUMENT = "argument "
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`: did you mean X?` for a name that is close to a known one, else nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """`: did you mean X?` for a name that is close to a known one, by `difflib`'s ratio from `cutoff`; else nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f": did you mean {near[0]}?" if near else ""
 
 
@@ -69,7 +69,9 @@ class CommandParser(argparse.ArgumentParser):
         if not name.startswith("-"):
             return f"unexpected argument {first!r}; {self.prog} --help says what it takes"
         reason = self.explain_unknown(name)
-        return reason or f"unknown flag {name}{nearest(name, self.flags())} ({self.prog} --help=all lists all flags)"
+        # Who does not find a flag in the help rarely means one that is not in it.
+        near = nearest(name, self.flags(is_shown=True)) or nearest(name, self.flags(), cutoff=0.8)
+        return reason or f"unknown flag {name}{near} ({self.prog} --help=all lists all flags)"
 
     def explain_unknown(self, flag: str) -> str:
         """What a subclass knows about a flag that is not here."""
@@ -81,10 +83,15 @@ class CommandParser(argparse.ArgumentParser):
         del flag
         return ""
 
-    def flags(self) -> list[str]:
-        """The long names of all options, those of its own commands included."""
-        own = [name for name in self._option_string_actions if name.startswith("--")]
-        return own + [name for parser in self.commands().values() for name in parser.flags()]
+    def flags(self, is_shown: bool = False) -> list[str]:
+        """The long names of all options, or of those in the help; those of its own commands included."""
+        options = self._option_string_actions.items()
+        own = [
+            name
+            for name, action in options
+            if name.startswith("--") and not (is_shown and action.help is argparse.SUPPRESS)
+        ]
+        return own + [name for parser in self.commands().values() for name in parser.flags(is_shown)]
 
     def commands(self) -> "dict[str, CommandParser]":
         """The parsers of its own commands, by name."""
@@ -92,7 +99,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with 2."""
-        text = message.removeprefix(_ARGUMENT)
+        text = message.removeprefix(_ARGUMENT).replace("ignored explicit argument", "takes no value, got")
         where = f"{self.source}: " if self.source else ""
         self.exit(USAGE_ERROR, f"{self.prog}: {where}{text}\n")
 

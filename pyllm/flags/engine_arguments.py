@@ -40,6 +40,8 @@ def read_settings(options: argparse.Namespace) -> tuple[dict[str, Any], list[str
     settle(options)
     given = given_settings(options)
     if options.model_argument is not None:
+        if not options.model_argument:
+            raise ConfigError("the MODEL is empty: name one, or leave it out for the embedded model")
         if given.get("model", options.model_argument) != options.model_argument:
             raise ConfigError(
                 f"{options.model_argument} and --model {given['model']} both say which model: leave one out"

@@ -319,7 +319,7 @@ def resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ..
     if server.otlp_traces_endpoint:
         if importlib.util.find_spec("opentelemetry") is None:
             raise ConfigError('otlp_traces_endpoint needs OpenTelemetry: pip install "pyllm[otel]"')
-        if not server.otlp_traces_endpoint.startswith(("http://", "https://")):
+        if not re.match(r"https?://[^/]", server.otlp_traces_endpoint):
             raise ConfigError(
                 f"otlp_traces_endpoint {server.otlp_traces_endpoint!r} must be the URL of OTLP over HTTP, "
                 "such as http://localhost:4318/v1/traces"

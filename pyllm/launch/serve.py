@@ -6,6 +6,7 @@ Imports neither torch nor the web framework; `launch/entrypoints.py` has what th
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -86,7 +87,7 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
         PyllmError: it cannot start, or was lost for good.
     """
     _become_supervisor()
-    if not headless.bind.startswith(("ipc://", "tcp://")):
+    if not _is_address(headless.bind):
         raise ConfigError(f"cannot bind to {headless.bind!r}: give --bind ipc://PATH or tcp://HOST:PORT")
     if headless.bind.startswith("tcp://") and not headless.curve_keys:
         if not headless.insecure_tcp:
@@ -112,6 +113,13 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             headless.shutdown_timeout,
         )
     return 0
+
+
+def _is_address(text: str) -> bool:
+    """Whether a core can listen there; libzmq takes a port above 65535 for another one."""
+    if (match := re.fullmatch(r"tcp://\S+:(\d{1,5}|\*)", text)) is not None:
+        return match[1] == "*" or int(match[1]) <= 0xFFFF
+    return text.startswith("ipc://") and text != "ipc://"
 
 
 def _core(engine: EngineConfig, checkpoint: Checkpoint, server: ServerConfig, folder: str) -> CoreConfig:

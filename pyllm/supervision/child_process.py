@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from pyllm.errors import EngineDeadError, StartError
+from pyllm.errors import EngineDeadError, StartError, WrongSettingError
 from pyllm.supervision import line_writer
 from pyllm.supervision.child_log import ChildLog
 from pyllm.supervision.memory import num_oom_kills
@@ -66,6 +66,7 @@ class ChildProcess:
         self.on_progress: Callable[[float], None] = lambda progress: None
         self.step = -1  # the last one that it has reported, twice a second, where it does steps
         self.failure: str | None = None
+        self.failed_by_setting = False  # whether it has said that a setting is at fault
         self.silent = False  # whether it was ended because it gave no sign of life
         self.memory = b""  # what was in the memory that it shared when it ended
         self.blamed_on_request = False  # whether it has said that its end is the doing of one request
@@ -121,12 +122,15 @@ class ChildProcess:
 
         Raises:
             StartError: it ended or is late; the text has the stage it was in.
+            WrongSettingError: it ended as a setting is wrong; the text says which.
         """
         either: set[asyncio.Future[Any]] = {self.started, self.exited}
         await asyncio.wait(either, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
         if self.started.done():
             return self.started.result()
         if self.exited.done():
+            if self.failed_by_setting and self.failure is not None:
+                raise WrongSettingError(self.failure)
             raise StartError(self.exit_summary())
         raise StartError(f"{self.name} was not ready after {deadline:g} s: it was still {self.stage}")
 
@@ -197,8 +201,8 @@ class ChildProcess:
                 self.stage = "ready"
                 if not self.started.done():
                     self.started.set_result(address)
-            case Failed(stage, text):
-                self.stage, self.failure = stage, text
+            case Failed(stage, text, is_setting):
+                self.stage, self.failure, self.failed_by_setting = stage, text, is_setting
 
     def _read_log(self) -> None:
         assert self._log is not None

@@ -90,9 +90,9 @@ class ParentLink:
         self.stage = "ready"
         self._send(Started(address), patience=1.0)
 
-    def failed(self, message: str) -> None:
-        """Report why the process is about to end."""
-        self._send(Failed(self.stage, message[:MAX_REASON]), patience=1.0)
+    def failed(self, message: str, is_setting: bool = False) -> None:
+        """Report why the process is about to end, and whether a setting is at fault."""
+        self._send(Failed(self.stage, message[:MAX_REASON], is_setting), patience=1.0)
 
     def beat(self) -> None:
         """Tell the parent that this process lives: to be called every `HEARTBEAT_INTERVAL`."""
@@ -119,7 +119,7 @@ class ParentLink:
             return work()
         except PyllmError as error:
             logger.error("failed while %s: %s", self.stage, error)
-            self.failed(str(error))
+            self.failed(str(error), isinstance(error, ConfigError))
             return FINAL_EXIT_CODE if isinstance(error, ConfigError | GivenUpError) else 1
         except Exception as error:
             logger.exception("failed while %s", self.stage)

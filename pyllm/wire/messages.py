@@ -319,10 +319,11 @@ class Sampled(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The last words of a process: the stage it was in, and what went wrong."""
+    """The last words of a process: the stage it was in, what went wrong, and whether a setting is at fault."""
 
     stage: str
     message: str
+    is_setting: bool = False
 
 
 # Both ways, and from every child to its parent.

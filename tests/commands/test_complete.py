@@ -13,6 +13,7 @@ from pyllm.commands.complete import split_arguments
         ([], None, None),
         (["The capital of France is"], None, "The capital of France is"),
         (["hello"], None, "hello"),
+        ([""], None, ""),
         (["see http://host for more"], None, "see http://host for more"),
         (["http://host"], "http://host", None),
         (["model.gguf"], "model.gguf", None),

@@ -77,6 +77,12 @@ def test_help_of_serve_goes_by_topic(capsys: pytest.CaptureFixture[str]) -> None
     assert "merge the adapter" in refusal(capsys, serve, "--help=enable-lora")
 
 
+def test_a_flag_that_is_not_in_the_help_is_named_only_where_it_is_close(capsys: pytest.CaptureFixture[str]) -> None:
+    core = make_parser("core")
+    assert "did you mean" not in refusal(capsys, core, "--port", "1")
+    assert "did you mean --trust-remote-code?" in refusal(capsys, core, "--trust-remote-cod")
+
+
 @pytest.mark.parametrize(
     ("topic", "text"),
     [

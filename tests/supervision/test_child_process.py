@@ -11,7 +11,7 @@ import msgspec
 import psutil
 import pytest
 
-from pyllm.errors import StartError
+from pyllm.errors import ConfigError, StartError
 from pyllm.supervision.child_process import ChildProcess, reap, spawn
 from pyllm.supervision.parent_link import FINAL_EXIT_CODE, ORPHANED_EXIT_CODE
 from pyllm.wire.messages import Heartbeat
@@ -219,6 +219,16 @@ async def test_an_error_that_another_process_would_meet_has_a_code_of_its_own(er
     process = start(ATTACHED + "from pyllm import errors\n" + fail + "sys.exit(child.run(fail))")
     assert await process.exited == code
     assert process.failure == "no"
+
+
+@pytest.mark.parametrize(("error", "is_setting"), [("ConfigError", True), ("GivenUpError", False), ("OSError", False)])
+async def test_a_setting_that_a_child_finds_wrong_is_told_as_such(error: str, is_setting: bool) -> None:
+    raises = f"def fail(): raise {'' if error == 'OSError' else 'errors.'}{error}('watermark is wrong')\n"
+    process = start(ATTACHED + "from pyllm import errors\n" + raises + "sys.exit(child.run(fail))")
+    with pytest.raises(StartError) as told:
+        await process.ready(60)
+    assert isinstance(told.value, ConfigError) == is_setting
+    assert (str(told.value) == "watermark is wrong") == is_setting
 
 
 @pytest.mark.parametrize("told", [[], [True], [True, False], [False, True, True]])

@@ -17,7 +17,7 @@ from pyllm._rust import Plan
 from pyllm.config.process_config import CoreConfig, WorkerConfig
 from pyllm.core.executors import worker_death
 from pyllm.core.executors.fork_server_client import ForkServerClient
-from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError
+from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError, WrongSettingError
 from pyllm.supervision.child_process import ChildProcess, end
 from pyllm.wire import ipc
 from pyllm.wire.messages import Control, Reply, Sampled, Step, WorkerInput, WorkerOutput
@@ -79,7 +79,7 @@ class ProcessExecutor:
         except BaseException as error:
             death = self._death
             await self._end_ranks()
-            if isinstance(error, StartError) and death is not None:
+            if isinstance(error, StartError) and not isinstance(error, WrongSettingError) and death is not None:
                 raise StartError(str(death)) from None  # Name the rank that died first.
             raise
 
