@@ -64,7 +64,7 @@ def answer_of_experts(model: str, *arguments: str) -> str:
 
 def test_triton_without_card_or_interpreter_is_refused(model: str) -> None:
     server = Server(model, "--device", "cpu", "--kernel-backend", "triton", environment={"TRITON_INTERPRET": "0"})
-    assert server.wait() == 1
+    assert server.wait() == 2
     assert "kernel_backend triton" in server.log
 
 
