@@ -4,6 +4,7 @@ PyllmError
 ├── ConfigError            a flag, keyword or model that cannot work
 ├── RequestError           the caller's request, and nothing else, is at fault
 │   └── RequestTooLargeError   it can never fit the context or the KV cache
+├── ProfileRunningError    a profile is asked for while another one runs
 ├── DeadlineError          its timeout passed before there was anything to give
 ├── ProtocolError          a peer's frame that does not decode, or a wrong version
 └── EngineDeadError        a process that the request needs is gone for good
@@ -50,6 +51,10 @@ class RequestTooLargeError(RequestError):
         super().__init__(message, parameter)
         self.num_tokens = num_tokens
         self.limit = limit
+
+
+class ProfileRunningError(PyllmError):
+    """A core makes one profile at a time, for whichever client."""
 
 
 class DeadlineError(PyllmError):

@@ -7,7 +7,15 @@ knows of requests, schedulers or models. Importing this package imports torch, b
 import os
 
 from pyllm_kernels._cpu import Linear as LinearLayout
-from pyllm_kernels._cpu import LogitsStates, forget_threads, instruction_set, num_threads, set_num_threads, stay_awake
+from pyllm_kernels._cpu import (
+    LogitsStates,
+    OpTimes,
+    forget_threads,
+    instruction_set,
+    num_threads,
+    set_num_threads,
+    stay_awake,
+)
 from pyllm_kernels.cards import CardError, check_card
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.dispatch import (
@@ -78,6 +86,7 @@ __all__ = [
     "LogitsStates",
     "MatrixRows",
     "NotFiniteError",
+    "OpTimes",
     "PackedLinear",
     "QKNorm",
     "Router",

@@ -354,6 +354,25 @@ class Graph:
         """How much memory has been lent at most."""
 
 @final
+class OpTimes:
+    """When the ops of a thread run and how long, by name, for a profile; where none is made, nothing is timed.
+
+    An op has the name of its function here or, with packed matrices, in `pyllm_kernels`. Two that run together have one
+    name, such as "norm + packed_linear". What ran before `begin` and after `end` is not in it.
+    """
+
+    def __new__(cls, max_runs: int) -> OpTimes:
+        """Of the runs one by one, the first `max_runs` are kept, in 24 bytes each."""
+    def begin(self) -> None:
+        """Time this thread's ops from now on. `RuntimeError` where it captures a graph, or times them already."""
+    def end(self) -> None:
+        """Let this thread's ops run as before. `RuntimeError` where they are not timed here."""
+    def totals(self) -> list[tuple[str, int, int]]:
+        """Of each name: how often it has run, and the nanoseconds that all its runs took."""
+    def runs(self) -> list[tuple[int, int, int]]:
+        """One by one, in order: the index of its name in `totals`, when it began (Unix time) and took, nanoseconds."""
+
+@final
 class Lease:
     """Some bytes of a graph's memory, writable as a buffer, which are lent to others when this is garbage."""
 

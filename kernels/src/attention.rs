@@ -62,6 +62,10 @@ pub(crate) struct Batch {
 }
 
 impl Op for PagedAttention {
+    fn name(&self) -> &'static str {
+        "paged_attention"
+    }
+
     fn capacity(&self) -> Extent {
         Extent { tokens: self.tokens, rows: self.batch.rows }
     }

@@ -17,6 +17,10 @@ pub(crate) struct CopyBlocks {
 }
 
 impl Op for CopyBlocks {
+    fn name(&self) -> &'static str {
+        "copy_blocks"
+    }
+
     fn capacity(&self) -> Extent {
         Extent { tokens: self.num_copies, rows: usize::MAX }
     }

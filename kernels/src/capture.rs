@@ -11,7 +11,8 @@ use crate::graph;
 use crate::isa::Isa;
 use crate::memory::arena::Arena;
 use crate::op::Extent;
-use crate::ops::{end_recording, graph_error, record_in};
+use crate::op_times::Unwatched;
+use crate::ops::{end_recording, graph_error, record_in, timed};
 use crate::pool::pool;
 
 #[pyclass(frozen, module = "pyllm_kernels._cpu")]
@@ -58,7 +59,13 @@ impl Graph {
         let done = py.detach(|| {
             let graph = self.graph.lock().unwrap_or_else(PoisonError::into_inner);
             // SAFETY: as the caller promises.
-            unsafe { graph.replay(extent, Isa::best(), &mut pool()) }
+            match timed() {
+                None => unsafe { graph.replay(extent, Isa::best(), &mut pool(), &mut Unwatched) },
+                Some(times) => {
+                    let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
+                    unsafe { graph.replay(extent, Isa::best(), &mut pool(), &mut *times) }
+                }
+            }
         });
         done.map_err(|error| graph_error(&error))
     }

@@ -48,6 +48,10 @@ pub(crate) struct Experts {
 }
 
 impl Op for Experts {
+    fn name(&self) -> &'static str {
+        "experts"
+    }
+
     fn capacity(&self) -> Extent {
         Extent { tokens: self.tokens, rows: usize::MAX }
     }

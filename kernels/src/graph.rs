@@ -5,6 +5,7 @@ use std::fmt;
 
 use crate::isa::Isa;
 use crate::op::{Extent, Op, OutOfRange};
+use crate::op_times::{OpName, Watch};
 use crate::threads::Pool;
 
 /// Ops that ran one after the other, and will again.
@@ -68,12 +69,18 @@ impl Graph {
         Ok(())
     }
 
-    /// Run every op in order; those before a wrong index have run.
+    /// Run every op in order, as `watch` is told; those before a wrong index have run.
     ///
     /// # Safety
     ///
     /// As for `Op::run`, of all ops, but for the extent, which is checked.
-    pub(crate) unsafe fn replay(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), GraphError> {
+    pub(crate) unsafe fn replay(
+        &self,
+        extent: Extent,
+        isa: Isa,
+        pool: &mut Pool,
+        watch: &mut impl Watch,
+    ) -> Result<(), GraphError> {
         let capacity = self.capacity.unwrap_or(extent);
         if extent.tokens > capacity.tokens || extent.rows > capacity.rows {
             return Err(GraphError::Capacity { wanted: extent, capacity });
@@ -87,13 +94,17 @@ impl Graph {
                 if op.weights().is_some() || joined.is_some() {
                     coming.next().into_iter().for_each(|next| pool.announce(next));
                 }
+                let name = || match joined {
+                    Some((_, product)) => OpName { writer: Some(op.name()), op: product.name() },
+                    None => OpName::of(op.name()),
+                };
                 // SAFETY: as the caller promises; the extent was checked.
-                let done = unsafe {
+                let done = watch.run(name, || unsafe {
                     match joined {
                         Some((writer, product)) => product.run_after(writer, extent, isa, pool),
                         None => op.run(extent, isa, pool),
                     }
-                };
+                });
                 done.map_err(GraphError::Index)?;
                 if joined.is_some() {
                     ops.next();

@@ -16,11 +16,13 @@ mod linear_ops;
 mod logits;
 mod memory;
 mod op;
+mod op_times;
 mod ops;
 mod pool;
 mod rope;
 mod rows;
 mod threads;
+mod timing;
 mod vector;
 
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -280,6 +282,8 @@ mod _cpu {
         activation, add, add_bias, copy_blocks, edit_logits, experts, logprobs, norm, paged_attention,
         rope_and_kv_write, sample, scale_and_cap,
     };
+    #[pymodule_export]
+    use super::timing::OpTimes;
     #[pymodule_export]
     use super::{
         Linear, copy_rows, forget_threads, instruction_set, num_threads, read_rows, set_num_threads, stay_awake,

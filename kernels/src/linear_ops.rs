@@ -18,6 +18,10 @@ pub(crate) struct PackedRows {
 }
 
 impl Op for PackedLinear {
+    fn name(&self) -> &'static str {
+        "packed_linear"
+    }
+
     fn capacity(&self) -> Extent {
         Extent { tokens: self.tokens, rows: usize::MAX }
     }
@@ -50,6 +54,10 @@ impl Op for PackedLinear {
 }
 
 impl Op for PackedRows {
+    fn name(&self) -> &'static str {
+        "packed_rows"
+    }
+
     fn capacity(&self) -> Extent {
         Extent { tokens: self.tokens, rows: usize::MAX }
     }

@@ -23,6 +23,9 @@ pub(crate) struct Extent {
 
 /// Something to compute, at addresses that stay.
 pub(crate) trait Op: Send + Sync {
+    /// What Python calls it: the name of its function in `_cpu.pyi`, or of a matrix' in `pyllm_kernels`.
+    fn name(&self) -> &'static str;
+
     /// The most that there is room for.
     fn capacity(&self) -> Extent;
 

@@ -19,36 +19,76 @@ use crate::logits::edit_logits::{EditLogits, Edits, Masks};
 use crate::logits::logprobs::Logprobs;
 use crate::logits::sampling::{Parameters, Sampling};
 use crate::op::{Indices, Matrix, Op};
+use crate::op_times::{OpName, OpTimes, Watch};
 use crate::pool::pool;
 use crate::rope::{HeadNorm, RopeAndKvWrite};
 use crate::rows::activation::{Activation, Kind};
 use crate::rows::elementwise::{Change, Elementwise};
 use crate::rows::norm::{Norm, Stream};
 
+/// What becomes of the ops of a thread, where they do not just run.
+#[derive(Clone)]
+enum Watcher {
+    Capture(Arc<Mutex<Graph>>),
+    Time(Arc<Mutex<OpTimes>>),
+}
+
 thread_local! {
-    static RECORDING: RefCell<Option<Arc<Mutex<Graph>>>> = const { RefCell::new(None) };
+    static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
 }
 
 /// From now on this thread's ops are recorded in the graph.
 pub(crate) fn record_in(graph: &Arc<Mutex<Graph>>) -> PyResult<()> {
-    RECORDING.with_borrow_mut(|recording| {
-        if recording.is_some() {
-            return Err(PyRuntimeError::new_err("this thread is capturing a graph already: end that capture first"));
-        }
-        *recording = Some(Arc::clone(graph));
-        Ok(())
-    })
+    watch(Watcher::Capture(Arc::clone(graph)))
 }
 
 /// From now on this thread's ops run again.
 pub(crate) fn end_recording(graph: &Arc<Mutex<Graph>>) -> PyResult<()> {
-    RECORDING.with_borrow_mut(|recording| {
-        if !recording.as_ref().is_some_and(|recorded| Arc::ptr_eq(recorded, graph)) {
-            return Err(PyRuntimeError::new_err("this thread is not capturing this graph: begin its capture first"));
-        }
-        *recording = None;
-        Ok(())
+    let is_here = |watcher: &Watcher| matches!(watcher, Watcher::Capture(recorded) if Arc::ptr_eq(recorded, graph));
+    if end_watch(is_here) {
+        return Ok(());
+    }
+    Err(PyRuntimeError::new_err("this thread is not capturing this graph: begin its capture first"))
+}
+
+/// From now on this thread's ops are timed.
+pub(crate) fn time_in(times: &Arc<Mutex<OpTimes>>) -> PyResult<()> {
+    watch(Watcher::Time(Arc::clone(times)))
+}
+
+/// From now on this thread's ops are not timed.
+pub(crate) fn end_timing(times: &Arc<Mutex<OpTimes>>) -> PyResult<()> {
+    if end_watch(|watcher| matches!(watcher, Watcher::Time(own) if Arc::ptr_eq(own, times))) {
+        return Ok(());
+    }
+    Err(PyRuntimeError::new_err("this thread's ops are not timed here: begin first"))
+}
+
+/// Where this thread's ops are timed.
+pub(crate) fn timed() -> Option<Arc<Mutex<OpTimes>>> {
+    WATCHER.with_borrow(|watcher| match watcher {
+        Some(Watcher::Time(times)) => Some(Arc::clone(times)),
+        Some(Watcher::Capture(_)) | None => None,
     })
+}
+
+fn watch(new: Watcher) -> PyResult<()> {
+    WATCHER.with_borrow_mut(|watcher| {
+        let text = match watcher {
+            None => {
+                *watcher = Some(new);
+                return Ok(());
+            }
+            Some(Watcher::Capture(_)) => "this thread is capturing a graph already: end that capture first",
+            Some(Watcher::Time(_)) => "this thread's ops are being timed: end that first",
+        };
+        Err(PyRuntimeError::new_err(text))
+    })
+}
+
+/// False, and nothing has changed, where this thread has another watcher or none.
+fn end_watch(is_here: impl Fn(&Watcher) -> bool) -> bool {
+    WATCHER.with_borrow_mut(|watcher| watcher.take_if(|watcher| is_here(watcher)).is_some())
 }
 
 /// Run an op on all it has room for, or record it where this thread captures a graph.
@@ -57,12 +97,18 @@ pub(crate) fn end_recording(graph: &Arc<Mutex<Graph>>) -> PyResult<()> {
 ///
 /// As for `Op::run`, now and whenever the graph is replayed.
 pub(crate) unsafe fn execute(py: Python<'_>, op: impl Op + 'static) -> PyResult<()> {
-    if let Some(graph) = RECORDING.with_borrow(Clone::clone) {
-        let mut graph = graph.lock().unwrap_or_else(PoisonError::into_inner);
-        return graph.record(Box::new(op)).map_err(|error| graph_error(&error));
-    }
     // SAFETY: as the caller promises.
-    let done = py.detach(|| unsafe { op.run(op.capacity(), Isa::best(), &mut pool()) });
+    let run = || unsafe { op.run(op.capacity(), Isa::best(), &mut pool()) };
+    let done = match WATCHER.with_borrow(Clone::clone) {
+        None => py.detach(run),
+        Some(Watcher::Time(times)) => {
+            py.detach(|| times.lock().unwrap_or_else(PoisonError::into_inner).run(|| OpName::of(op.name()), run))
+        }
+        Some(Watcher::Capture(graph)) => {
+            let mut graph = graph.lock().unwrap_or_else(PoisonError::into_inner);
+            return graph.record(Box::new(op)).map_err(|error| graph_error(&error));
+        }
+    };
     done.map_err(|error| PyIndexError::new_err(error.to_string()))
 }
 

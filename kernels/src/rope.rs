@@ -41,6 +41,10 @@ pub(crate) struct HeadNorm {
 }
 
 impl Op for RopeAndKvWrite {
+    fn name(&self) -> &'static str {
+        "rope_and_kv_write"
+    }
+
     fn capacity(&self) -> Extent {
         Extent { tokens: self.tokens, rows: usize::MAX }
     }

@@ -24,16 +24,18 @@ from pyllm.client.running_requests import RunningRequests
 from pyllm.client.streams import OutputSink
 from pyllm.client.submission import prepare, prepare_embedding, random_seed
 from pyllm.client.token_reader import TokenDelta, TokenReader
-from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError
+from pyllm.errors import EngineDeadError, ProfileRunningError, ProtocolError, PyllmError, RequestError
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.wire.curve import client_keys
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.link import Connect
 from pyllm.wire.messages import Call, ClientMessage, CoreMessage, Deltas, Isolated, ModelInfo, Rejected, Reply
+from pyllm.wire.profiles import ProfileOutcome
 
 READER_PATIENCE = 60.0  # seconds in which a reader took nothing of what was there for it
 RECOVERY_TIMEOUT = 600.0  # seconds that requests wait for the next core
+PROFILE_GRACE = 60.0  # seconds that ranks have beside those of a profile, to begin and to add up
 CLOSE_LINGER = 1.0  # seconds that the last aborts get to leave
 
 T = TypeVar("T")
@@ -317,6 +319,28 @@ class EngineClient:
         """
         return await self._ask(dict[str, Any], "reconfigure", changes)
 
+    async def profile(self, num_steps: int = 20, seconds: float = 30.0, *, with_trace: bool = False) -> ProfileOutcome:
+        """Record the next steps on every rank; after some seconds it ends with those that have come, maybe none.
+
+        At most 100 steps and 60 seconds.
+
+        Raises:
+            ProfileRunningError: one runs already, of this client or another.
+            EngineDeadError: there is no core, or it or its workers died meanwhile; the next profile is of others.
+            RequestError: a number is out of its range.
+        """
+        try:
+            value = await self.call("profile", num_steps, seconds, with_trace, timeout=seconds + PROFILE_GRACE)
+        except (EngineDeadError, TimeoutError) as error:
+            raise EngineDeadError(f"there is no profile: {error}") from None
+        outcome = _converted(value, ProfileOutcome, "profile")
+        if outcome.ended_by == "running":
+            raise ProfileRunningError(outcome.reason)
+        if outcome.ended_by == "interrupted":
+            text = f"the profile was interrupted after {outcome.seconds:.1f} s"
+            raise EngineDeadError(f"{text}: {outcome.reason}; ask for another one when the engine is ready")
+        return outcome
+
     async def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, on the device and the host; what runs keeps its blocks."""
         await self.call("reset_prefix_cache")
@@ -371,12 +395,7 @@ class EngineClient:
                 self._requests.fail(request, PyllmError(f"aborted: the output was not read for {READER_PATIENCE:g} s"))
 
     async def _ask(self, kind: type[T], method: str, *args: Any) -> T:
-        value = await self.call(method, *args)
-        try:
-            return msgspec.convert(value, kind)
-        except msgspec.ValidationError as error:
-            text = f"the core answered {method!r} with what this client cannot read: {error}; do their versions agree?"
-            raise ProtocolError(text) from None
+        return _converted(await self.call(method, *args), kind, method)
 
     async def _beat_forever(self) -> None:
         while self._death is None:
@@ -435,3 +454,11 @@ class EngineClient:
     def _fail_all(self, error: PyllmError) -> None:
         self._calls.fail_all(error)
         self._requests.fail_all(error)
+
+
+def _converted(value: Any, kind: type[T], method: str) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        text = f"the core answered {method!r} with what this client cannot read: {error}; do their versions agree?"
+        raise ProtocolError(text) from None

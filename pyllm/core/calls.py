@@ -13,8 +13,10 @@ import msgspec
 from pyllm._rust import Scheduler
 from pyllm.config.options import EngineConfig, SchedulerConfig, config_part
 from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
+from pyllm.core.profiling import Profiling
 from pyllm.errors import RequestError
 from pyllm.wire.ipc import MAX_MESSAGE_BYTES
+from pyllm.wire.profiles import MAX_PROFILE_SECONDS, MAX_PROFILE_STEPS, ProfileOutcome
 
 FIXED = ("max_num_seqs", "scheduler_recording", "async_scheduling", "num_speculative_tokens")
 LIVE = tuple(name for name in SchedulerConfig.__struct_fields__ if name not in FIXED)  # what `reconfigure` changes
@@ -45,8 +47,11 @@ class Calls:
         policy: Policy | None,
         stats: Callable[[], dict[str, int]],
         clock: Callable[[], float],
+        *,
+        profiling: Profiling,
     ) -> None:
         self.policy = policy
+        self._profiling = profiling
         self._clock = clock
         self._scheduler = scheduler
         self._config = config
@@ -65,6 +70,7 @@ class Calls:
             "unpin": self._unpin,
             "kv_events": self._kv_events,
             "kv_snapshot": self._kv_snapshot,
+            "profile": self._profile,
         }
 
     def halve_budget(self) -> bool:
@@ -79,7 +85,7 @@ class Calls:
         return True
 
     def answer(self, client: int, method: str, args: tuple[Any, ...]) -> Any:
-        """The value of a client's call.
+        """The value of a client's call, or an awaitable of it.
 
         Raises:
             RequestError: there is no such method, or it refused; the text says why.
@@ -183,6 +189,16 @@ class Calls:
             text = f"{len(events)} blocks take up to {num_bytes} bytes, and a message {MAX_MESSAGE_BYTES}"
             raise RequestError(f"{text}: reset_prefix_cache, or start the engine with a larger block_size")
         return incarnation, following, events
+
+    async def _profile(self, client: int, num_steps: int, seconds: float, with_trace: bool = False) -> ProfileOutcome:
+        """Record the next steps, up to 100, on every rank; it ends after some seconds, up to 60, with what has come."""
+        del client
+        if not 1 <= num_steps <= MAX_PROFILE_STEPS:
+            raise RequestError(f"num_steps is {num_steps}: it must be from 1 to {MAX_PROFILE_STEPS}", "num_steps")
+        if not 0 < seconds <= MAX_PROFILE_SECONDS:
+            text = f"seconds is {seconds:g}: it must be above 0 and at most {MAX_PROFILE_SECONDS:g}"
+            raise RequestError(text, "seconds")
+        return await self._profiling.record(num_steps, seconds, with_trace=with_trace)
 
     def _check_events(self) -> None:
         if not self._config.cache.enable_kv_cache_events:

@@ -3,7 +3,9 @@
 Answers refused messages. Plans nothing and delivers no tokens.
 """
 
-from collections.abc import Callable, Collection
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import msgspec
@@ -44,6 +46,7 @@ class Inbox:
         self._clock = clock
         self._sampling_plugins = sampling_plugins
         self._encoder = msgspec.msgpack.Encoder()
+        self._unanswered: set[asyncio.Task[None]] = set()  # calls; asyncio itself keeps no task alive
 
     def receive(self, identity: bytes, message: ClientMessage) -> bool:
         """Handle one message; False if it gives the core nothing to do."""
@@ -62,7 +65,7 @@ class Inbox:
                 self._scheduler.abort(client, request, sample)
                 self._clients.deliver(self._scheduler.pending_clients())
             case Call(epoch, number, method, args) if epoch == self._ready.epoch:
-                self._clients.post(client, self._call(client, number, method, args))
+                self._call(client, number, method, args)
             case _:
                 return False  # A heartbeat, which `seen` noted, or a message of an earlier epoch.
         return True
@@ -126,8 +129,22 @@ class Inbox:
             parameter = error.parameter if isinstance(error, RequestError) else None
             self._clients.post(client, Rejected(submit.request, "invalid", str(error), parameter))
 
-    def _call(self, client: int, number: int, method: str, args: tuple[Any, ...]) -> Reply:
+    def _call(self, client: int, number: int, method: str, args: tuple[Any, ...]) -> None:
         try:
-            return Reply(number, True, self._calls.answer(client, method, args))
+            value = self._calls.answer(client, method, args)
         except RequestError as error:
-            return Reply(number, False, str(error))
+            self._clients.post(client, Reply(number, False, str(error)))
+            return
+        if not inspect.isawaitable(value):
+            self._clients.post(client, Reply(number, True, value))
+            return
+        task = asyncio.ensure_future(self._answer_later(client, number, value))
+        self._unanswered.add(task)
+        task.add_done_callback(self._unanswered.discard)
+
+    async def _answer_later(self, client: int, number: int, value: Awaitable[Any]) -> None:
+        try:
+            reply = Reply(number, True, await value)
+        except RequestError as error:
+            reply = Reply(number, False, str(error))
+        self._clients.post(client, reply)

@@ -19,6 +19,7 @@ from pyllm.core.faults.isolation_reporter import IsolationReporter
 from pyllm.core.faults.recovery import Recovery
 from pyllm.core.inbox import Inbox
 from pyllm.core.policy_plugins import Policy
+from pyllm.core.profiling import Profiling
 from pyllm.core.recording import Recording
 from pyllm.core.stage import Stage
 from pyllm.core.steps_in_flight import StepsInFlight
@@ -69,7 +70,8 @@ class EngineCore:
         self._recording = recording
         self._on_crash = on_crash
         self._clients = Clients(sender, self._take_deltas, scheduler.drop_client)
-        self._calls = Calls(scheduler, config, policy, self.stats, clock)
+        self._profiling = Profiling(executor, lambda: len(self._in_flight), clock=clock, sleep=sleep)
+        self._calls = Calls(scheduler, config, policy, self.stats, clock, profiling=self._profiling)
         memory = bytearray(step_trace.size(config.scheduler.max_num_seqs)) if memory is None else memory
         self._in_flight = StepsInFlight(
             scheduler, executor, clock=clock, memory=memory, epoch=ready.epoch, token_seconds=token_seconds
@@ -149,6 +151,8 @@ class EngineCore:
         self._clients.deliver(clients)
         self._gather()
         self._in_flight.committed(step)
+        if self._profiling.is_running:
+            self._profiling.committed()
 
     async def _idle(self) -> bool:
         """Handle events without a step: idle workers may have died, and deadlines may have passed."""
@@ -165,6 +169,7 @@ class EngineCore:
         crash = Crash(death, self._epoch, self._in_flight.lose(), requests)
         self._on_crash(f"worker-{death.cause}", crash_report(crash, self._scheduler, self.stats(), self._config))
         self._isolation.workers_lost()
+        self._profiling.interrupt(str(death))
         verdict = self._recovery.begin(crash)
         self._stage.send_changes()
         if verdict is not None:

@@ -43,6 +43,16 @@ from .messages import (
     WorkerOutput,
 )
 from .plan_layout import PLAN_SECTIONS, plan_offsets
+from .profiles import (
+    MAX_PROFILE_SECONDS,
+    MAX_PROFILE_STEPS,
+    MAX_TRACE_EVENTS,
+    OpKind,
+    OpTime,
+    ProfileOutcome,
+    RankProfile,
+    RankTimes,
+)
 from .sockets import SocketFolder, bind_listener, bind_unix_listener
 
 __all__ = [
@@ -50,6 +60,9 @@ __all__ = [
     "HEARTBEAT_INTERVAL",
     "MAX_FORK_SERVER_MESSAGE",
     "MAX_MESSAGE_BYTES",
+    "MAX_PROFILE_SECONDS",
+    "MAX_PROFILE_STEPS",
+    "MAX_TRACE_EVENTS",
     "PLAN_SECTIONS",
     "POOLING",
     "PROTOCOL_VERSION",
@@ -82,8 +95,13 @@ __all__ = [
     "MessageHandler",
     "ModelInfo",
     "NotForked",
+    "OpKind",
+    "OpTime",
     "Output",
     "PeerGoneError",
+    "ProfileOutcome",
+    "RankProfile",
+    "RankTimes",
     "Ready",
     "Rejected",
     "Reply",

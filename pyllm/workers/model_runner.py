@@ -21,6 +21,7 @@ from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.supervision.memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
+from pyllm.wire.profiles import RankProfile
 from pyllm.workers.attention_backends import check_layers, load_attention_backend
 from pyllm.workers.causal_model import CausalModel
 from pyllm.workers.cuda_graphs import Capture, CaptureBudget, CudaCapture
@@ -34,6 +35,7 @@ from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.packed_cache import open_packed_cache
 from pyllm.workers.loaders.progress import ProgressReader
 from pyllm.workers.loaders.tensor_table import TensorTable
+from pyllm.workers.rank_profile import Pending, StepProfiler
 from pyllm.workers.sampling.pooling import Pooler
 from pyllm.workers.sampling.prompt_logprobs import score_prompts
 from pyllm.workers.sampling.sampler import sample_on_device
@@ -108,7 +110,11 @@ class ModelRunner:
             "token_seconds": self.token_seconds,
             "statistics": self.statistics,
             "instruction_set": self.instruction_set,
+            "start_profile": self.start_profile,
+            "stop_profile": self.stop_profile,
         }
+        self._profiler: StepProfiler | None = None
+        self._profile_origin = 0
 
     @torch.inference_mode()
     def load(self, advance: Callable[[float], None] = lambda progress: None) -> None:
@@ -144,8 +150,14 @@ class ModelRunner:
         """
         return self.begin(step, frame).answer()
 
-    def begin(self, step: Step, frame: bytes | memoryview) -> "RunningStep":
+    def begin(self, step: Step, frame: bytes | memoryview) -> Pending:
         """Like `run`, but do not wait for a GPU: the next step may begin before this one is answered."""
+        profiler = self._profiler
+        if profiler is not None and profiler.takes_steps:
+            return profiler.run(step, lambda: self._begin(step, frame))
+        return self._begin(step, frame)
+
+    def _begin(self, step: Step, frame: bytes | memoryview) -> "RunningStep":
         running = RunningStep(self.execute(step.step, self._plans.load(step.counts, frame)), self._token_sampler)
         if self._placement.device.type != "cuda":
             running.answer()  # The next plan overwrites this one.
@@ -267,6 +279,26 @@ class ModelRunner:
         if self._placement.device.type == "cuda":
             return torch.cuda.get_device_name(self._placement.device)
         return f"{torch.backends.cpu.get_cpu_capability()} {instruction_set()}"
+
+    def start_profile(self, num_steps: int, origin: int) -> None:
+        """Record the next steps, as many as `num_steps`; times of a trace begin at `origin`, nanoseconds of Unix time.
+
+        Call it, and `stop_profile`, on the thread that runs the steps.
+        """
+        if self._profiler is not None:
+            self._profiler.stop()
+        self._profiler, self._profile_origin = StepProfiler(num_steps, self._placement.device), origin
+
+    def stop_profile(self, with_trace: bool) -> RankProfile:
+        """What was recorded, of fewer steps where no more have come.
+
+        Raises:
+            ProtocolError: nothing was to be recorded.
+        """
+        if self._profiler is None:
+            raise ProtocolError("there is no profile to stop: call start_profile first")
+        profiler, self._profiler = self._profiler, None
+        return profiler.finish(self._placement.group.rank, self._profile_origin, with_trace=with_trace)
 
     @torch.inference_mode()
     def run_largest_step(self) -> None:

@@ -22,10 +22,11 @@ from pyllm.supervision import line_writer
 from pyllm.supervision.memory import is_out_of_memory, return_freed_memory
 from pyllm.supervision.parent_link import OUT_OF_MEMORY_EXIT_CODE, ParentLink, attach, await_configuration
 from pyllm.wire import ipc
-from pyllm.wire.messages import Control, Reply, Sampled, Step, WorkerInput
+from pyllm.wire.messages import Control, Reply, Step, WorkerInput
 
 if TYPE_CHECKING:
     from pyllm.workers.model_runner import ModelRunner
+    from pyllm.workers.rank_profile import Pending
 
 Socket = zmq.Socket[bytes]
 
@@ -134,20 +135,10 @@ def load(
     return runner
 
 
-class Pending(Protocol):
-    """A step that has begun."""
-
-    def is_done(self) -> bool:
-        """Whether `answer` would not wait."""
-
-    def answer(self) -> Sampled:
-        """Wait for the step's tokens."""
-
-
 class Rank(Protocol):
     """The runner of `serve`: a `ModelRunner`, or a fake."""
 
-    def begin(self, step: Step, frame: bytes) -> Pending:
+    def begin(self, step: Step, frame: bytes) -> "Pending":
         """Start a step. On a GPU, the next step may begin before this one is answered."""
 
     def call(self, method: str, args: tuple[Any, ...]) -> Any:
@@ -204,7 +195,7 @@ def serve(socket: Socket, runner: Rank, rank: int, report: Callable[[str, int], 
                 socket.send(encoder.encode(reply))
 
 
-def _message_comes_before(pending: Pending, socket: Socket) -> bool:
+def _message_comes_before(pending: "Pending", socket: Socket) -> bool:
     """Wait for the step's end or for the next message; returns whether it was a message."""
     while not pending.is_done():
         if socket.poll(0):

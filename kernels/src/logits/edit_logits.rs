@@ -55,6 +55,10 @@ pub(crate) struct Masks {
 }
 
 impl Op for EditLogits {
+    fn name(&self) -> &'static str {
+        "edit_logits"
+    }
+
     fn capacity(&self) -> Extent {
         Extent { tokens: self.samples, rows: usize::MAX }
     }

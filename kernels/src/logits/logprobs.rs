@@ -55,6 +55,10 @@ thread_local! {
 }
 
 impl Op for Logprobs {
+    fn name(&self) -> &'static str {
+        "logprobs"
+    }
+
     fn capacity(&self) -> Extent {
         Extent { tokens: self.samples, rows: usize::MAX }
     }

@@ -67,6 +67,10 @@ thread_local! {
 }
 
 impl Op for Sampling {
+    fn name(&self) -> &'static str {
+        "sample"
+    }
+
     fn capacity(&self) -> Extent {
         Extent { tokens: self.samples, rows: usize::MAX }
     }

@@ -38,6 +38,10 @@ pub(crate) struct Activation {
 }
 
 impl Op for Activation {
+    fn name(&self) -> &'static str {
+        "activation"
+    }
+
     fn capacity(&self) -> Extent {
         Extent { tokens: self.tokens, rows: usize::MAX }
     }

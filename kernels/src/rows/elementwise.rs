@@ -31,6 +31,14 @@ pub(crate) struct Elementwise {
 }
 
 impl Op for Elementwise {
+    fn name(&self) -> &'static str {
+        match self.change {
+            Change::Bias(_) => "add_bias",
+            Change::Scale { .. } => "scale_and_cap",
+            Change::Add { .. } => "add",
+        }
+    }
+
     fn capacity(&self) -> Extent {
         Extent { tokens: self.tokens, rows: usize::MAX }
     }

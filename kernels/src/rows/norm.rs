@@ -38,6 +38,10 @@ pub(crate) struct Stream {
 }
 
 impl Op for Norm {
+    fn name(&self) -> &'static str {
+        "norm"
+    }
+
     fn capacity(&self) -> Extent {
         Extent { tokens: self.tokens, rows: usize::MAX }
     }

@@ -1,4 +1,4 @@
-"""`/admin`: requests of all clients and what they wait for, blocks by owner, processes, crashes, live settings."""
+"""`/admin`: requests of all clients and what they wait for, blocks by owner, processes, crashes, settings, profiles."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -15,6 +15,7 @@ from litestar.types import HTTPScope
 
 from pyllm.client.reports import BlockOwners, Decision, RequestReport, TenantReport
 from pyllm.errors import EngineDeadError
+from pyllm.frontend.admin.profile_route import profile_route
 from pyllm.frontend.http.failure import ForbiddenError, UnknownRequestError, decoding_error
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.request_context import context_in
@@ -151,6 +152,7 @@ def admin_routes(state: ServerState) -> Router:
             _tell_methods,
             show_config,
             change_config,
+            profile_route(state),
         ],
     )
 

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import msgspec
 from litestar.exceptions import HTTPException, ValidationException
 
-from pyllm.errors import DeadlineError, EngineDeadError, PyllmError, RequestError, RequestTooLargeError
+from pyllm.errors import (
+    DeadlineError,
+    EngineDeadError,
+    ProfileRunningError,
+    PyllmError,
+    RequestError,
+    RequestTooLargeError,
+)
 
 # Seconds after which an engine that is not there may be.
 ENGINE_RETRY = 5.0
@@ -176,6 +183,7 @@ _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (RequestError, 400, None),
     (AuthenticationError, 401, "invalid_api_key"),
     (ForbiddenError, 403, "permission_denied"),
+    (ProfileRunningError, 409, "profile_running"),
     (DeadlineError, 408, "request_timeout"),
     (RateLimitError, 429, "rate_limit_exceeded"),
     (QueueFullError, 503, "queue_full"),

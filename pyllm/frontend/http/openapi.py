@@ -108,6 +108,7 @@ _DESCRIPTIONS = {
     401: "There is no valid API key.",
     404: "There is no such thing.",
     408: "It took too long.",
+    409: "Another one runs already.",
     413: "The body is too large.",
     415: "The body is not announced as JSON.",
     422: "The request cannot be processed.",

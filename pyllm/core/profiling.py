@@ -1,0 +1,122 @@
+"""One profile of the ranks at a time: begun on all of them before the same step, ended after some steps or seconds.
+
+Knows no op: what the ranks recorded is passed on.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+
+from pyllm.core.executors.executor import Executor
+from pyllm.errors import EngineDeadError
+from pyllm.wire.ipc import MAX_MESSAGE_BYTES
+from pyllm.wire.profiles import ProfileOutcome, RankProfile
+
+MAX_EVENT_BYTES = MAX_MESSAGE_BYTES * 3 // 4  # of all ranks in one answer
+
+T = TypeVar("T")
+
+
+class Profiling:
+    """`num_in_flight` gives the number of steps that the ranks have been sent and not answered.
+
+    `is_running` says whether `committed` wants to be called after each step. `unix_time` gives nanoseconds.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        num_in_flight: Callable[[], int],
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+        unix_time: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.is_running = False
+        self._executor = executor
+        self._num_in_flight = num_in_flight
+        self._clock = clock
+        self._sleep = sleep
+        self._unix_time = unix_time
+        self._began = 0.0
+        self._num_left = 0  # steps until the ranks have recorded all
+        self._is_complete = asyncio.Event()
+        self._interruption: asyncio.Future[str] | None = None
+
+    async def record(self, num_steps: int, seconds: float, *, with_trace: bool) -> ProfileOutcome:
+        """Record the next steps on every rank, and what has come of them within some seconds.
+
+        A rank that dies ends it: what the others recorded is lost with them.
+        """
+        if self.is_running:
+            text = f"a profile has been running for {self._clock() - self._began:.1f} s: wait for its end"
+            return ProfileOutcome("running", reason=text)
+        self.is_running, self._began = True, self._clock()
+        self._is_complete.clear()
+        self._interruption = asyncio.get_running_loop().create_future()
+        try:
+            await self._unless_interrupted(self._start(num_steps))
+            await self._unless_interrupted(self._first_of(self._is_complete.wait(), self._sleep(seconds)))
+            by_steps = self._is_complete.is_set()
+            answers = await self._unless_interrupted(self._executor.collective("stop_profile", with_trace))
+        except EngineDeadError as error:
+            return ProfileOutcome("interrupted", self._clock() - self._began, str(error))
+        finally:
+            self.is_running, self._interruption = False, None
+        ranks = _within(MAX_EVENT_BYTES, [msgspec.convert(answer, RankProfile) for answer in answers])
+        return ProfileOutcome("steps" if by_steps else "seconds", self._clock() - self._began, ranks=ranks)
+
+    def committed(self) -> None:
+        """A step has been committed."""
+        self._num_left -= 1
+        if self._num_left == 0:
+            self._is_complete.set()
+
+    def interrupt(self, reason: str) -> None:
+        """The ranks are lost, and others take their places."""
+        if self._interruption is not None and not self._interruption.done():
+            self._interruption.set_result(reason)
+
+    async def _start(self, num_steps: int) -> None:
+        """Begin behind the steps in flight, which the ranks compute before they read this."""
+        self._num_left = self._num_in_flight() + num_steps
+        try:
+            await self._executor.collective("start_profile", num_steps, self._unix_time())
+        except EngineDeadError:
+            if self._executor.death is None:  # One of them refused: the others have begun.
+                await self._executor.collective("stop_profile", False)
+            raise
+
+    async def _unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:
+        """Its result. Raises EngineDeadError if the ranks are lost before it has one."""
+        assert self._interruption is not None
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self._interruption), return_when=asyncio.FIRST_COMPLETED)
+            if self._interruption.done():
+                raise EngineDeadError(self._interruption.result())
+            return task.result()
+        finally:
+            if task.done() and not task.cancelled():
+                task.exception()  # asyncio logs what nobody has read.
+            task.cancel()
+
+    async def _first_of(self, *works: Awaitable[Any]) -> None:
+        tasks = [asyncio.ensure_future(work) for work in works]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def _within(num_bytes: int, ranks: list[RankProfile]) -> list[RankProfile]:
+    """The profiles with as many traces as fit, of the first ranks."""
+    kept = []
+    for rank in ranks:
+        num_bytes -= len(rank.events)
+        kept.append(rank if num_bytes >= 0 else msgspec.structs.replace(rank, events=b""))
+    return kept

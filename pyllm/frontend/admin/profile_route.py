@@ -1,0 +1,96 @@
+"""`POST /admin/profile`: where the time of the next steps goes, by op, as a table or as a Chrome trace.
+
+Knows neither how steps are recorded nor how a profile is kept from running beside another.
+"""
+
+import asyncio
+import zlib
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Response, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import JSONBody
+
+from pyllm.frontend.openai.error_format import ERROR_RESPONSES
+from pyllm.frontend.requests.server_state import ServerState
+from pyllm.wire.profiles import MAX_PROFILE_SECONDS, MAX_PROFILE_STEPS, ProfileOutcome, RankTimes
+
+FILE_NAME = "pyllm-profile.trace.json.gz"
+
+_GZIP = 31  # as zlib calls its format
+
+
+class ProfileRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Ends after `num_steps`, or before them after `seconds`, with what has come. Only `seconds`: up to 100 steps."""
+
+    num_steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROFILE_STEPS)] | None = None
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=MAX_PROFILE_SECONDS)] | None = None
+    format: Literal["table", "trace"] = "table"
+
+
+class ProfileReport(msgspec.Struct):
+    """Each rank's ops, in falling order of their time. The profile took `seconds`; `note` says what it lacks."""
+
+    ended_by: Literal["steps", "seconds"]
+    seconds: float
+    note: str
+    ranks: list[RankTimes]
+
+
+def profile_route(state: ServerState) -> HTTPRouteHandler:
+    """The route, for one server."""
+
+    @post(
+        "/profile",
+        status_code=200,
+        summary="Record the next steps: the time of each op on each rank, or a Chrome trace",
+        responses={200: ResponseSpec(ProfileReport), **ERROR_RESPONSES, 409: ERROR_RESPONSES[400]},
+    )
+    async def profile(data: JSONBody[ProfileRequest]) -> Response[Any]:
+        most = 20 if data.seconds is None else MAX_PROFILE_STEPS
+        num_steps = most if data.num_steps is None else data.num_steps
+        seconds = 30.0 if data.seconds is None else data.seconds
+        with_trace = data.format == "trace"
+        outcome = await state.client.profile(num_steps, seconds, with_trace=with_trace)
+        report = _report(outcome, num_steps, with_trace=with_trace)
+        if not with_trace:
+            return Response(report)
+        trace = await asyncio.to_thread(chrome_trace, report, [rank.events for rank in outcome.ranks])
+        headers = {"Content-Disposition": f'attachment; filename="{FILE_NAME}"'}
+        return Response(trace, media_type="application/gzip", headers=headers)
+
+    return profile
+
+
+def chrome_trace(report: ProfileReport, events: list[bytes]) -> bytes:
+    """One trace in gzip of all ranks' events, which are JSON arrays in gzip, one rank after the other.
+
+    Perfetto and chrome://tracing open it; its `otherData` has the report.
+    """
+    packer = zlib.compressobj(wbits=_GZIP)
+    head = msgspec.json.encode({"displayTimeUnit": "ms", "otherData": report})
+    parts = [packer.compress(head[:-1] + b',"traceEvents":[')]
+    separator = b""
+    for packed in events:
+        if packed:
+            parts += [packer.compress(separator), packer.compress(zlib.decompress(packed, _GZIP)[1:-1])]
+            separator = b","
+    return b"".join([*parts, packer.compress(b"]}"), packer.flush()])
+
+
+def _report(outcome: ProfileOutcome, num_steps: int, *, with_trace: bool) -> ProfileReport:
+    ranks = [rank.times for rank in outcome.ranks]
+    notes = []
+    if outcome.ended_by == "steps":
+        ended_by: Literal["steps", "seconds"] = "steps"
+    else:
+        ended_by, found = "seconds", max((rank.num_steps for rank in ranks), default=0)
+        missing = "no step: there was no traffic" if not found else f"{found} of {num_steps} steps"
+        notes.append(f"{outcome.seconds:.0f} s had {missing}")
+    if untraced := sum(rank.untraced for rank in ranks):
+        notes.append(f"the trace leaves out {untraced} events, as it is full; the table has them")
+    if with_trace and (empty := [rank.times.rank for rank in outcome.ranks if not rank.events]):
+        notes.append(f"the trace leaves out ranks {', '.join(map(str, empty))}, as it is full")
+    return ProfileReport(ended_by, outcome.seconds, "; ".join(notes), ranks)

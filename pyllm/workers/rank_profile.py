@@ -1,0 +1,151 @@
+"""Records the next steps of a rank: torch's ops and GPU kernels by torch's profiler, the ops of Rust by their times.
+
+Knows no model and no socket. It is used by the thread that runs the steps, as both recorders see that thread alone.
+"""
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from pyllm_kernels import OpTimes
+from torch._C._autograd import DeviceType
+from torch.autograd.profiler import profile as torch_profile
+
+from pyllm.wire.messages import Sampled, Step
+from pyllm.wire.plan_layout import PLAN_SECTIONS
+from pyllm.wire.profiles import MAX_TRACE_EVENTS, OpKind, OpTime, RankProfile, RankTimes
+from pyllm.workers.trace_events import Span, StepSpan, Totals, chrome_events, self_times, totals
+
+_NAMES = [name for name, _ in PLAN_SECTIONS]
+_TOKENS, _ROWS = _NAMES.index("tokens"), _NAMES.index("slots")
+
+
+class Pending(Protocol):
+    """A step that has begun."""
+
+    def is_done(self) -> bool:
+        """Whether `answer` would not wait."""
+
+    def answer(self) -> Sampled:
+        """Wait for the step's tokens."""
+
+
+class StepProfiler:
+    """Records from now on, for `num_steps` steps; a step that raises ends it. `clock` gives nanoseconds of Unix time.
+
+    While it `takes_steps`, run each by `run`. `finish` gives what was recorded.
+    """
+
+    def __init__(self, num_steps: int, device: torch.device, clock: Callable[[], int] = time.time_ns) -> None:
+        self.takes_steps = True
+        self._num_left = num_steps
+        self._num_running = 0
+        self._clock = clock
+        self._steps: list[StepSpan] = []
+        # Kineto tells stderr of each profile, and of an error where there is no GPU.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        # Not `torch.profiler.profile`: its first use imports torch's compiler, which takes seconds.
+        self._torch = torch_profile(
+            use_device="cuda" if device.type == "cuda" else None, use_kineto=True, acc_events=False
+        )
+        self._rust = OpTimes(MAX_TRACE_EVENTS)
+        self._torch.__enter__()  # type: ignore[no-untyped-call]  # torch gives it no types
+        self._rust.begin()
+        self._is_recording = True
+
+    def run(self, step: Step, begin: Callable[[], Pending]) -> Pending:
+        """Begin a step. The recorders stop when the last one is answered."""
+        began = self._clock()
+        try:
+            pending = begin()
+        except BaseException:
+            self.stop()
+            raise
+        self._num_left -= 1
+        self._num_running += 1
+        self.takes_steps = self._num_left > 0
+
+        def end() -> None:
+            start = max(began, self._steps[-1].end) if self._steps else began
+            counts = step.counts[_TOKENS], step.counts[_ROWS]
+            self._steps.append(StepSpan(step.step, *counts, start, max(start, self._clock())))
+            self._num_running -= 1
+            if not self._num_running and not self.takes_steps:
+                self.stop()
+
+        return _RecordedStep(pending, end)
+
+    def stop(self) -> None:
+        """Record nothing from now on; may be called again."""
+        if self._is_recording:
+            self._is_recording = self.takes_steps = False
+            self._rust.end()
+            self._torch.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # as above
+
+    def finish(self, rank: int, origin: int, *, with_trace: bool) -> RankProfile:
+        """Stop recording and add up; a trace's times begin at `origin`, nanoseconds of Unix time."""
+        self.stop()
+        of_rust = self._rust.totals()
+        hosts, gpus = self._spans()
+        wall = sum(step.end - step.start for step in self._steps)
+
+        def rows(kind: OpKind, found: Totals) -> list[OpTime]:
+            return [
+                OpTime(name, kind, calls, total / 1000, total / wall if wall else 0.0) for name, calls, total in found
+            ]
+
+        on_host = rows("rust", of_rust) + rows("torch", self_times(hosts.values()))
+        on_gpu = rows("gpu", totals(span for spans in gpus.values() for span in spans))
+        events, untraced = b"", 0
+        if with_trace:
+            runs = [Span(of_rust[index][0], start, duration) for index, start, duration in self._rust.runs()]
+            events, left_out = chrome_events(rank, origin, self._steps, runs, (hosts, gpus))
+            untraced = left_out + sum(calls for _, calls, _ in of_rust) - len(runs)
+        times = RankTimes(
+            rank=rank,
+            num_steps=len(self._steps),
+            num_tokens=sum(step.num_tokens for step in self._steps),
+            wall_us=wall / 1000,
+            other_us=max(0.0, wall / 1000 - sum(op.total_us for op in on_host)),
+            untraced=untraced,
+            ops=sorted(on_host + on_gpu, key=lambda op: -op.total_us),
+        )
+        return RankProfile(times, events)
+
+    def _spans(self) -> tuple[dict[Any, list[Span]], dict[Any, list[Span]]]:
+        """What torch's profiler saw in the steps: by thread of the host, and by device and stream."""
+        hosts: dict[Any, list[Span]] = defaultdict(list)
+        gpus: dict[Any, list[Span]] = defaultdict(list)
+        if not self._steps or self._torch.kineto_results is None:
+            return hosts, gpus
+        first, last = self._steps[0].start, self._steps[-1].end
+        for event in self._torch.kineto_results.events():
+            start, duration = event.start_ns(), event.duration_ns()
+            # An annotation may have ops of Rust inside, whose time would count twice.
+            if start < first or start + duration > last or event.is_user_annotation() or event.is_hidden_event():
+                continue
+            span = Span(event.name(), start, duration)
+            if event.device_type() == DeviceType.CPU:
+                hosts[event.start_thread_id()].append(span)
+            else:
+                gpus[event.device_index(), event.device_resource_id()].append(span)
+        return hosts, gpus
+
+
+class _RecordedStep:
+    """A step that tells the profiler of its end."""
+
+    def __init__(self, pending: Pending, end: Callable[[], None]) -> None:
+        self._pending = pending
+        self._end = end
+
+    def is_done(self) -> bool:
+        return self._pending.is_done()
+
+    def answer(self) -> Sampled:
+        sampled = self._pending.answer()
+        self._end()
+        return sampled
