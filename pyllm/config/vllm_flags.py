@@ -233,7 +233,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _refused("limit-mm-per-prompt", f"{_TEXT_ONLY}: leave it out, or make every limit 0"),
         _refused("mm-processor-kwargs", _TEXT_ONLY),
         _off("enable-sleep-mode", "the engine does not sleep: end the server, a start from packed weights is quick"),
-        _refused("profiler-config", "there is no profiler by flag"),
+        _refused("profiler-config", "it needs no flag: POST /admin/profile records the next steps"),
     ),
     "tools and reasoning": (
         _on("enable-auto-tool-choice", "tool_choice auto always works", "use --tool-call-parser none"),

@@ -4,6 +4,7 @@ Knows no op: what the ranks recorded is passed on.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -18,6 +19,8 @@ from pyllm.wire.profiles import ProfileOutcome, RankProfile
 MAX_EVENT_BYTES = MAX_MESSAGE_BYTES * 3 // 4  # of all ranks in one answer
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class Profiling:
@@ -59,6 +62,7 @@ class Profiling:
         self._interruption = asyncio.get_running_loop().create_future()
         try:
             await self._unless_interrupted(self._start(num_steps))
+            logger.info("recording the next %d steps on every rank, for %g s at most", num_steps, seconds)
             await self._unless_interrupted(self._first_of(self._is_complete.wait(), self._sleep(seconds)))
             by_steps = self._is_complete.is_set()
             answers = await self._unless_interrupted(self._executor.collective("stop_profile", with_trace))

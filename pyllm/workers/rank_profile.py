@@ -6,7 +6,7 @@ Knows no model and no socket. It is used by the thread that runs the steps, as b
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from torch.autograd.profiler import profile as torch_profile
 from pyllm.wire.messages import Sampled, Step
 from pyllm.wire.plan_layout import PLAN_SECTIONS
 from pyllm.wire.profiles import MAX_TRACE_EVENTS, OpKind, OpTime, RankProfile, RankTimes
-from pyllm.workers.trace_events import Span, StepSpan, Totals, chrome_events, self_times, totals
+from pyllm.workers.trace_events import Span, Spans, StepSpan, Totals, chrome_events, self_times, totals
 
 _NAMES = [name for name, _ in PLAN_SECTIONS]
 _TOKENS, _ROWS = _NAMES.index("tokens"), _NAMES.index("slots")
@@ -115,24 +115,28 @@ class StepProfiler:
         )
         return RankProfile(times, events)
 
-    def _spans(self) -> tuple[dict[Any, list[Span]], dict[Any, list[Span]]]:
-        """What torch's profiler saw in the steps: by thread of the host, and by device and stream."""
-        hosts: dict[Any, list[Span]] = defaultdict(list)
-        gpus: dict[Any, list[Span]] = defaultdict(list)
-        if not self._steps or self._torch.kineto_results is None:
-            return hosts, gpus
-        first, last = self._steps[0].start, self._steps[-1].end
-        for event in self._torch.kineto_results.events():
-            start, duration = event.start_ns(), event.duration_ns()
-            # An annotation may have ops of Rust inside, whose time would count twice.
-            if start < first or start + duration > last or event.is_user_annotation() or event.is_hidden_event():
-                continue
-            span = Span(event.name(), start, duration)
-            if event.device_type() == DeviceType.CPU:
-                hosts[event.start_thread_id()].append(span)
-            else:
-                gpus[event.device_index(), event.device_resource_id()].append(span)
-        return hosts, gpus
+    def _spans(self) -> tuple[Spans, Spans]:
+        results = self._torch.kineto_results
+        if not self._steps or results is None:
+            return {}, {}
+        return spans_of(results.events(), self._steps[0].start, self._steps[-1].end)
+
+
+def spans_of(events: Iterable[Any], first: int, last: int) -> tuple[Spans, Spans]:
+    """What Kineto's events say of a time: spans by thread of the host, and by device and stream of GPUs."""
+    hosts: dict[Any, list[Span]] = defaultdict(list)
+    gpus: dict[Any, list[Span]] = defaultdict(list)
+    for event in events:
+        start, duration = event.start_ns(), event.duration_ns()
+        # An annotation may have ops of Rust inside, whose time would count twice.
+        if start < first or start + duration > last or event.is_user_annotation() or event.is_hidden_event():
+            continue
+        span = Span(event.name(), start, duration)
+        if event.device_type() == DeviceType.CPU:
+            hosts[event.start_thread_id()].append(span)
+        else:
+            gpus[event.device_index(), event.device_resource_id()].append(span)
+    return hosts, gpus
 
 
 class _RecordedStep:

@@ -8,6 +8,7 @@ import pytest
 
 from pyllm.config.options import engine_config
 from pyllm.core.calls import MAX_EVENTS, Calls
+from pyllm.core.profiling import Profiling
 from pyllm.wire.messages import PROTOCOL_VERSION as VERSION
 from pyllm.wire.messages import FinishCode, Hello
 from tests.core.fake_distribution import install
@@ -106,7 +107,8 @@ async def test_a_setting_that_cannot_be_changes_nothing(changes: Any, text: str)
 async def test_steps_become_smaller_down_to_a_bound_until_a_client_says_otherwise(block_size: int, least: int) -> None:
     engine = Engine(block_size=block_size, max_num_batched_tokens=100)
     config = engine_config({"block_size": block_size, "max_num_batched_tokens": 100})
-    calls = Calls(engine.scheduler, config, None, dict, lambda: 0.0)
+    profiling = Profiling(engine.executor, lambda: 0, clock=lambda: 0.0, sleep=engine.sleep)
+    calls = Calls(engine.scheduler, config, None, dict, lambda: 0.0, profiling=profiling)
     assert [calls.halve_budget() for _ in range(5)][-1] is False
     assert calls.answer(0, "reconfigure", ({},))["max_num_batched_tokens"] == least
     engine.submit(1, list(range(100)))

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from pyllm_kernels import (
     Graph,
     KVScales,
     MatrixRows,
+    OpTimes,
     PackedLinear,
     QKNorm,
     _cpu,
@@ -136,6 +138,49 @@ def test_a_replay_is_the_calls_for_any_part_of_the_batch(
         model.caches.copy_(before)
         assert torch.equal(hidden[: extent[0]], model(*extent))
         assert torch.equal(caches, model.caches)
+
+
+def test_timed_replays_compute_the_same_and_every_op_is_counted() -> None:
+    model, graph, times = Model(torch.bfloat16, pack_int8), Graph(), OpTimes(30)
+    with graph.capture():
+        hidden = model(MAX_TOKENS, MAX_ROWS)
+    extent = model.fill([(1, 0, 7), (0, 0, 9)])
+    graph.replay(*extent)
+    plain = hidden[: extent[0]].clone()
+    times.begin()
+    graph.replay(*extent)
+    assert torch.equal(hidden[: extent[0]], plain)
+    alone = KERNELS.rms_norm(plain, torch.ones(HIDDEN, dtype=plain.dtype), 1e-5)
+    times.end()
+    graph.replay(*extent)
+    assert torch.equal(KERNELS.rms_norm(plain, torch.ones(HIDDEN, dtype=plain.dtype), 1e-5), alone)
+    totals = {name: runs for name, runs, _ in times.totals()}
+    # A joined name is of two ops, and there is one more norm, which no graph held.
+    assert sum(runs * (1 + name.count(" + ")) for name, runs in totals.items()) == graph.num_ops + 1
+    assert totals["norm + packed_linear"] == 2 * LAYERS
+    assert totals["paged_attention"] == totals["rope_and_kv_write"] == LAYERS
+    runs = times.runs()
+    assert len(runs) == min(30, sum(totals.values()))
+    assert all(start + took <= following for (_, start, took), (_, following, _) in pairwise(runs))
+
+
+def test_ops_are_timed_by_one_at_a_time_and_on_one_thread() -> None:
+    times, x = OpTimes(10), torch.randn(2, 8)
+    with pytest.raises(RuntimeError, match="this thread's ops are not timed here"):
+        times.end()
+    times.begin()
+    with pytest.raises(RuntimeError, match="this thread's ops are being timed"):
+        OpTimes(1).begin()
+    with pytest.raises(RuntimeError, match="this thread's ops are being timed"), Graph().capture():
+        pass
+    thread = threading.Thread(target=KERNELS.activation, args=(x, "silu"))
+    thread.start()
+    thread.join()
+    assert times.totals() == []
+    KERNELS.activation(x, "silu")
+    times.end()
+    KERNELS.activation(x, "silu")
+    assert [(name, runs) for name, runs, _ in times.totals()] == [("activation", 1)]
 
 
 def test_an_output_that_is_held_stays_and_another_is_written_over() -> None:
