@@ -1,7 +1,8 @@
-//! The shim of graphs, and of the memory that is lent to the tensors of one. `_cpu.pyi` documents both.
+//! The shim of graphs, of the memory that is lent to the tensors of one, and of the times of ops. `_cpu.pyi` documents
+//! all three.
 
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::ffi;
@@ -11,8 +12,8 @@ use crate::graph;
 use crate::isa::Isa;
 use crate::memory::arena::Arena;
 use crate::op::Extent;
-use crate::op_times::Unwatched;
-use crate::ops::{end_recording, graph_error, record_in, timed};
+use crate::op::times::{self, Unwatched};
+use crate::ops::{end_recording, end_timing, graph_error, record_in, time_in, timed};
 use crate::pool::pool;
 
 #[pyclass(frozen, module = "pyllm_kernels._cpu")]
@@ -108,5 +109,38 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.arena.give_back(self.index);
+    }
+}
+
+#[pyclass(frozen, module = "pyllm_kernels._cpu")]
+pub(crate) struct OpTimes(Arc<Mutex<times::OpTimes>>);
+
+#[pymethods]
+impl OpTimes {
+    #[new]
+    fn new(max_runs: usize) -> Self {
+        Self(Arc::new(Mutex::new(times::OpTimes::new(max_runs))))
+    }
+
+    fn begin(&self) -> PyResult<()> {
+        time_in(&self.0)
+    }
+
+    fn end(&self) -> PyResult<()> {
+        end_timing(&self.0)
+    }
+
+    fn totals(&self) -> Vec<(String, u64, u64)> {
+        self.lock().totals().iter().map(|total| (total.name.text(), total.runs, total.duration)).collect()
+    }
+
+    fn runs(&self) -> Vec<(usize, u64, u64)> {
+        self.lock().runs().iter().map(|run| (run.name, run.start, run.duration)).collect()
+    }
+}
+
+impl OpTimes {
+    fn lock(&self) -> MutexGuard<'_, times::OpTimes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

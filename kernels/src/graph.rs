@@ -4,8 +4,8 @@
 use std::fmt;
 
 use crate::isa::Isa;
+use crate::op::times::{OpName, Watch};
 use crate::op::{Extent, Op, OutOfRange};
-use crate::op_times::{OpName, Watch};
 use crate::threads::Pool;
 
 /// Ops that ran one after the other, and will again.

@@ -16,13 +16,11 @@ mod linear_ops;
 mod logits;
 mod memory;
 mod op;
-mod op_times;
 mod ops;
 mod pool;
 mod rope;
 mod rows;
 mod threads;
-mod timing;
 mod vector;
 
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -274,7 +272,7 @@ unsafe fn slice_mut<'a, T>(address: usize, length: usize) -> &'a mut [T] {
 #[pymodule]
 mod _cpu {
     #[pymodule_export]
-    use super::capture::{Graph, Lease};
+    use super::capture::{Graph, Lease, OpTimes};
     #[pymodule_export]
     use super::logits::states::LogitsStates;
     #[pymodule_export]
@@ -282,8 +280,6 @@ mod _cpu {
         activation, add, add_bias, copy_blocks, edit_logits, experts, logprobs, norm, paged_attention,
         rope_and_kv_write, sample, scale_and_cap,
     };
-    #[pymodule_export]
-    use super::timing::OpTimes;
     #[pymodule_export]
     use super::{
         Linear, copy_rows, forget_threads, instruction_set, num_threads, read_rows, set_num_threads, stay_awake,

@@ -1,6 +1,8 @@
 //! What every op is: pointers and sizes that were checked when it was made, and that can be run again and again on what
 //! they point to. Knows no op in particular.
 
+pub(crate) mod times;
+
 use std::fmt;
 use std::ops::Range;
 

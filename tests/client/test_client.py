@@ -15,11 +15,20 @@ from pyllm.client.core_connection import CORE_LOSS
 from pyllm.client.logprobs import Logprob
 from pyllm.client.reports import Decision, KVEvent, KVEvents, SampleReport, TenantReport
 from pyllm.client.token_reader import TokenDelta, TokenReader
-from pyllm.errors import EngineDeadError, GivenUpError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
+from pyllm.errors import (
+    EngineDeadError,
+    GivenUpError,
+    ProfileRunningError,
+    ProtocolError,
+    PyllmError,
+    RequestError,
+    RequestTooLargeError,
+)
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import SchedulingParams
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.messages import Abort, Call, ClientMessage, FinishCode, Heartbeat, Hello, Ready, Rejected, Reply, Submit
+from pyllm.wire.profiles import ProfileOutcome
 from tests.client.fake_core import EPOCH, Cores, FakeCore, Row, ScriptedCore, connected, deltas, told
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -382,6 +391,43 @@ async def test_a_sink_that_fails_ends_its_own_request_only() -> None:
     assert (len(bad.errors), good.deltas) == (1, [(0, [6], FinishCode.NONE, 0)])
     assert core.sent(Abort) == [Abort(EPOCH, a)]
     assert client.num_requests == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error", "text"),
+    [
+        (ProfileOutcome("running", reason="one runs"), ProfileRunningError, "one runs"),
+        (
+            ProfileOutcome("interrupted", 1.5, "worker 0 died"),
+            EngineDeadError,
+            "interrupted after 1.5 s: worker 0 died;",
+        ),
+    ],
+)
+async def test_a_profile_that_is_not_there_is_an_error(
+    outcome: ProfileOutcome, error: type[PyllmError], text: str
+) -> None:
+    core = FakeCore()
+    client = await connected(core)
+    asked = asyncio.ensure_future(client.profile(5, 2.0, with_trace=True))
+    await asyncio.sleep(0)
+    (call,) = core.sent(Call)
+    assert (call.method, call.args) == ("profile", (5, 2.0, True))
+    core.say(Reply(call.id, True, outcome))
+    with pytest.raises(error, match=text):
+        await asked
+
+
+async def test_a_core_that_is_lost_takes_its_profile_with_it() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    asked = asyncio.ensure_future(client.profile())
+    await asyncio.sleep(0)
+    core.on_disconnect()
+    with pytest.raises(EngineDeadError, match="there is no profile: the connection to the engine core was lost"):
+        await asked
+    with pytest.raises(EngineDeadError, match="there is no profile: "):
+        await client.profile()
 
 
 async def test_calls_are_matched_by_id() -> None:
