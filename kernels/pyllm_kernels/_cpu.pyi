@@ -20,6 +20,7 @@ __all__ = [
     "Lease",
     "Linear",
     "LogitsStates",
+    "OpTimes",
     "activation",
     "add",
     "add_bias",
