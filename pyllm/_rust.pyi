@@ -344,6 +344,11 @@ class Scheduler:
         how its last sample ended (stop, length, abort or deadline), None while it lives; then `samples` are as
         `explain` has them.
         """
+    def take_ended(self) -> list[dict[str, Any]]:
+        """The requests that have ended since the last call, oldest first, as `requests` has them.
+
+        Of more than 1,000 only the last ones.
+        """
     def block_owners(self) -> dict[str, Any]:
         """The blocks of the device by owner: `tenants` (a number by name), `pinned`, `in_transit` and `free`.
 

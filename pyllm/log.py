@@ -15,8 +15,8 @@ from typing import Any
 from pyllm.config.options import LogConfig
 from pyllm.errors import ConfigError
 from pyllm.supervision import line_writer
+from pyllm.supervision.log_level import LOG_LEVELS, changed_log_level
 
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 DEFAULT = LogConfig()
 
 
@@ -28,9 +28,9 @@ def configure(process: str, config: LogConfig = DEFAULT, may_wait: bool = False)
     Raises:
         ConfigError: PYLLM_LOG_LEVEL is not a level, or the file cannot be used.
     """
-    level = os.environ.get("PYLLM_LOG_LEVEL", "INFO").upper()
-    if level not in LEVELS:
-        raise ConfigError(f"PYLLM_LOG_LEVEL must be one of {', '.join(LEVELS)}, got {level!r}")
+    level = changed_log_level() or os.environ.get("PYLLM_LOG_LEVEL", "INFO").upper()
+    if level not in LOG_LEVELS:
+        raise ConfigError(f"PYLLM_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}, got {level!r}")
     handler = logging.StreamHandler(sys.stderr if may_wait else line_writer.stderr())
     layout = f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s"
     handler.setFormatter(JsonFormatter(process) if config.log_format == "json" else logging.Formatter(layout))

@@ -5,6 +5,7 @@ import msgspec
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.api_keys import ApiKey
 from pyllm.config.options import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, EngineConfig, LogConfig, ServerConfig
+from pyllm.wire.messages import Kept
 
 
 class _ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -12,7 +13,7 @@ class _ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class CoreConfig(_ProcessConfig, frozen=True):
-    """The configuration of one EngineCore process."""
+    """The configuration of one EngineCore process; `kept` is what the core before it has left, if there was one."""
 
     engine: EngineConfig
     checkpoint: Checkpoint
@@ -23,6 +24,7 @@ class CoreConfig(_ProcessConfig, frozen=True):
     curve_keys: str = ""  # folder with keys for tcp://; empty: no encryption
     fork_server: str = ""  # path of the socket of the process that forks workers; empty: there are none
     index: int = 0
+    kept: Kept = Kept()
 
 
 class WorkerConfig(_ProcessConfig, frozen=True):

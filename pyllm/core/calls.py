@@ -12,14 +12,17 @@ import msgspec
 
 from pyllm._rust import Scheduler
 from pyllm.config.options import EngineConfig, SchedulerConfig, config_part
+from pyllm.core.kept_state import KeptState
 from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
 from pyllm.core.profiling import Profiling
 from pyllm.errors import RequestError
+from pyllm.supervision.log_level import LOG_LEVELS, current_log_level
 from pyllm.wire.ipc import MAX_MESSAGE_BYTES
 from pyllm.wire.profiles import MAX_PROFILE_SECONDS, MAX_PROFILE_STEPS, ProfileOutcome
 
 FIXED = ("max_num_seqs", "scheduler_recording", "async_scheduling", "num_speculative_tokens")
 LIVE = tuple(name for name in SchedulerConfig.__struct_fields__ if name not in FIXED)  # what `reconfigure` changes
+LOG_LEVEL = "log_level"  # changed with them, where the core is a process of its own
 LEAST_BUDGET = 16  # tokens of a step, below which it is not lowered for want of memory
 MAX_EVENTS = 10_000  # in one reply
 MAX_REQUESTS = 2_000  # in one reply
@@ -38,7 +41,11 @@ def live_settings(settings: SchedulerConfig) -> dict[str, Any]:
 
 
 class Calls:
-    """Answers calls; `policy` is the one of another package that `reconfigure` may exchange."""
+    """Answers calls; `policy` is the one of another package that `reconfigure` may exchange.
+
+    `kept` has what cores before have left: its settings are in effect from the start. Without `set_log_level` the
+    level is that of the application which the core runs in, and no setting.
+    """
 
     def __init__(
         self,
@@ -49,9 +56,14 @@ class Calls:
         clock: Callable[[], float],
         *,
         profiling: Profiling,
+        kept: KeptState,
+        set_log_level: Callable[[str], None] | None = None,
     ) -> None:
         self.policy = policy
         self._profiling = profiling
+        self._kept = kept
+        self._set_log_level = set_log_level
+        self._names = LIVE if set_log_level is None else (*LIVE, LOG_LEVEL)
         self._clock = clock
         self._scheduler = scheduler
         self._config = config
@@ -72,6 +84,7 @@ class Calls:
             "kv_snapshot": self._kv_snapshot,
             "profile": self._profile,
         }
+        self._restore()
 
     def halve_budget(self) -> bool:
         """Plan steps of half as many tokens from now on. False: they are as small already as they may be."""
@@ -110,8 +123,11 @@ class Calls:
     def _requests(self, client: int, limit: int = MAX_REQUESTS, name: str | None = None) -> list[dict[str, Any]]:
         """All clients' requests, see `Scheduler.requests`; times are seconds before now. At most `limit`, and 2,000."""
         del client
-        now = self._clock()
-        return [_with_ages(report, now) for report in self._scheduler.requests(min(limit, MAX_REQUESTS), name)]
+        now, most = self._clock(), min(limit, MAX_REQUESTS)
+        reports = self._scheduler.requests(most, name)
+        if len(reports) < most:
+            reports += self._kept.ended_before(name)[: most - len(reports)]
+        return [_with_ages(report, now) for report in reports]
 
     def _block_owners(self, client: int) -> dict[str, Any]:
         """The blocks of the device by owner; see `Scheduler.block_owners`."""
@@ -134,8 +150,29 @@ class Calls:
         Requests keep the key that a policy of another package gave them when they came, 0 where none was asked.
         """
         for name in changes:
-            if name not in LIVE:
-                raise RequestError(f"{name!r} cannot change while the engine runs; these can: {', '.join(LIVE)}")
+            if name not in self._names:
+                known = ", ".join(self._names)
+                raise RequestError(f"{name!r} cannot change while the engine runs; these can: {known}")
+        self._apply(changes)
+        if changes:
+            self._kept.change(changes)
+            logger.info("client %d changed settings: %s", client, changes)
+        values = {name: getattr(self._settings, name) for name in LIVE}
+        return values if self._set_log_level is None else values | {LOG_LEVEL: current_log_level()}
+
+    def _restore(self) -> None:
+        """Take over the settings that clients of an earlier core have changed."""
+        changes = {name: value for name, value in self._kept.settings.items() if name in self._names}
+        try:
+            if changes:
+                self._apply(changes)
+        except (TypeError, ValueError) as error:
+            logger.warning("the settings that an earlier core had are not in effect: %s: %s", changes, error)
+
+    def _apply(self, changes: dict[str, Any]) -> None:
+        """Change all of these settings, or raise and change none."""
+        log_level = _checked_log_level(changes[LOG_LEVEL]) if LOG_LEVEL in changes else None
+        changes = {name: value for name, value in changes.items() if name != LOG_LEVEL}
         settings = config_part(SchedulerConfig, msgspec.structs.asdict(self._settings) | changes)
         most = self._config.scheduler.max_num_batched_tokens
         if settings.max_num_batched_tokens > most:
@@ -146,9 +183,8 @@ class Calls:
             policy = load_policy(settings.scheduling_policy)
         self._scheduler.reconfigure(**live_settings(settings))
         self._settings, self.policy = settings, policy
-        if changes:
-            logger.info("client %d changed settings: %s", client, changes)
-        return {name: getattr(settings, name) for name in LIVE}
+        if log_level is not None and self._set_log_level is not None:
+            self._set_log_level(log_level)
 
     def _reset_prefix_cache(self, client: int) -> None:
         """Forget all that the prefix cache knows; what runs keeps its blocks."""
@@ -203,6 +239,12 @@ class Calls:
     def _check_events(self) -> None:
         if not self._config.cache.enable_kv_cache_events:
             raise RequestError("the engine keeps no events: start it with enable_kv_cache_events")
+
+
+def _checked_log_level(level: object) -> str:
+    if not isinstance(level, str) or level.upper() not in LOG_LEVELS:
+        raise RequestError(f"{LOG_LEVEL} must be one of {', '.join(LOG_LEVELS)}, got {level!r:.80}")
+    return level.upper()
 
 
 def _with_ages(report: dict[str, Any], now: float) -> dict[str, Any]:

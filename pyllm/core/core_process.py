@@ -33,11 +33,12 @@ from pyllm.families.kv_layout import kv_groups
 from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
 from pyllm.supervision.burst_logger import BurstLogger
 from pyllm.supervision.flight_recorder import FlightRecorder
+from pyllm.supervision.log_level import set_log_level
 from pyllm.supervision.parent_link import ParentLink
 from pyllm.wire import curve, ipc
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.ipc import Sender
-from pyllm.wire.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, ModelInfo, Ready
+from pyllm.wire.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, Kept, ModelInfo, Ready
 
 # Seconds that clients have to read the last messages of a core.
 CLOSE_LINGER = 2.0
@@ -171,8 +172,10 @@ def make_core(
     *,
     on_alone: Callable[[bool], object] = lambda is_alone: None,
     memory: mmap | None = None,
+    keep: Callable[[Kept], object] = lambda kept: None,
+    set_log_level: Callable[[str], None] | None = None,
 ) -> EngineCore:
-    """The core from the parts of `start`, with the recording that the configuration names.
+    """The core from the parts of `start`, with the recording that the configuration names; else as `EngineCore` says.
 
     Raises:
         ConfigError: the recording's file cannot be made.
@@ -191,6 +194,9 @@ def make_core(
         on_crash=lambda name, report: recorder.record(f"core-{config.index}-{name}", report),
         on_alone=on_alone,
         memory=memory,
+        earlier=config.kept,
+        keep=keep,
+        set_log_level=set_log_level,
         config=config.engine,
         clock=time.monotonic,
         depth=2 if settings.async_scheduling else 1,  # With overlap the worker never waits for the scheduler.
@@ -239,7 +245,14 @@ async def _serve(
         )
         try:
             core = make_core(
-                config, starting.result(), executor, endpoint, on_alone=parent.set_blamed_on_request, memory=memory
+                config,
+                starting.result(),
+                executor,
+                endpoint,
+                on_alone=parent.set_blamed_on_request,
+                memory=memory,
+                keep=parent.keep,
+                set_log_level=set_log_level,
             )
             gc.freeze()
             parent.started(address)

@@ -18,6 +18,7 @@ from pyllm.core.faults.crash import Crash, crash_report
 from pyllm.core.faults.isolation_reporter import IsolationReporter
 from pyllm.core.faults.recovery import Recovery
 from pyllm.core.inbox import Inbox
+from pyllm.core.kept_state import KeptState
 from pyllm.core.policy_plugins import Policy
 from pyllm.core.profiling import Profiling
 from pyllm.core.recording import Recording
@@ -27,7 +28,9 @@ from pyllm.errors import WorkerDeadError
 from pyllm.supervision import step_trace
 from pyllm.supervision.restart_budget import RestartBudget
 from pyllm.wire.ipc import Sender
-from pyllm.wire.messages import ClientMessage, CoreMessage, Deltas, Ready, Rejected, Sampled
+from pyllm.wire.messages import ClientMessage, CoreMessage, Deltas, Kept, Ready, Rejected, Sampled
+
+NOTHING_KEPT = Kept()
 
 
 class EngineCore:
@@ -39,7 +42,8 @@ class EngineCore:
     the measured upper bound per token in a step, 0 if none was measured. `on_crash` is called when workers die, with a
     name and a report: contents by file name. `on_alone(True)` is called when a step runs one suspect alone, so that a
     crash of this process is its doing, and `on_alone(False)` when that ends. `memory`, `step_trace.size` zero bytes,
-    keeps a trace of the last steps after this process ends.
+    keeps a trace of the last steps after this process ends. `earlier` is what the core before has left, and `keep` is
+    called with what the next one is to have. `set_log_level` is None in a process that is not the core's own.
     """
 
     def __init__(
@@ -59,6 +63,9 @@ class EngineCore:
         on_crash: Callable[[str, Mapping[str, bytes]], object] = lambda name, parts: None,
         on_alone: Callable[[bool], object] = lambda is_alone: None,
         memory: mmap | bytearray | None = None,
+        earlier: Kept = NOTHING_KEPT,
+        keep: Callable[[Kept], object] = lambda kept: None,
+        set_log_level: Callable[[str], None] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._scheduler = scheduler
@@ -71,7 +78,17 @@ class EngineCore:
         self._on_crash = on_crash
         self._clients = Clients(sender, self._take_deltas, scheduler.drop_client)
         self._profiling = Profiling(executor, lambda: len(self._in_flight), clock=clock, sleep=sleep)
-        self._calls = Calls(scheduler, config, policy, self.stats, clock, profiling=self._profiling)
+        self._kept = KeptState(scheduler, earlier, keep)
+        self._calls = Calls(
+            scheduler,
+            config,
+            policy,
+            self.stats,
+            clock,
+            profiling=self._profiling,
+            kept=self._kept,
+            set_log_level=set_log_level,
+        )
         memory = bytearray(step_trace.size(config.scheduler.max_num_seqs)) if memory is None else memory
         self._in_flight = StepsInFlight(
             scheduler, executor, clock=clock, memory=memory, epoch=ready.epoch, token_seconds=token_seconds
@@ -197,8 +214,8 @@ class EngineCore:
         self._clients.deliver(self._scheduler.pending_clients())
         self._in_flight.watch(now)
         self._stage.send()
+        self._gather()
         if self._recording is not None:
-            self._recording.gather()
             self._recording.flush()
         # Deadlines pass and idle workers die without a message: let `step` look.
         if self._stage.is_draining or self._executor.death is not None or self._has_requests():
@@ -252,6 +269,7 @@ class EngineCore:
         return self._scheduler.stats()["num_requests"] > 0
 
     def _gather(self) -> None:
+        self._kept.gather()
         if self._recording is not None:
             self._recording.gather()
 

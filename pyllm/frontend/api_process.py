@@ -92,7 +92,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
         shared=shared,
         tracer=tracer,
         parent_silence=lambda: parent.parent_silence,
-        sampler=ProcessSampler(lambda: [os.getppid()], nvml=load_nvml()),
+        sampler=ProcessSampler(lambda: [os.getppid()], nvml=load_nvml(), restarts=lambda: parent.restarts),
         crash_folder=config.flight_recorder_dir,
     )
     parent.enter("opening the server")

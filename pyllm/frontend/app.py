@@ -85,14 +85,16 @@ def create_app(state: ServerState) -> ASGIApp:
         summary="Metrics in Prometheus' text format",
         responses={200: ResponseSpec(str, media_type=MediaType.TEXT)},
     )
-    async def show_metrics() -> Response[bytes]:
+    async def show_metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
         try:
             stats = await state.client.stats()
         except (PyllmError, TimeoutError):
             stats = {}
         totals = await state.shared.totals(state.metrics.counted())
         samples = await asyncio.to_thread(state.sampler.sample)
-        text = state.metrics.expose(stats, totals, state.condition(), samples.processes)
+        # Sums are everybody's; names that requests have chosen are for admins, where keys tell users apart.
+        shows_fields = not state.keys or context_in(request.scope).role == "admin"
+        text = state.metrics.expose(stats, totals, state.condition(), samples.processes, shows_fields=shows_fields)
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     @cache

@@ -16,7 +16,9 @@ from setproctitle import setproctitle
 from pyllm import log
 from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig, StateConfig, WorkerConfig
 from pyllm.errors import ConfigError
+from pyllm.supervision.log_level import set_log_level
 from pyllm.supervision.parent_link import SPARE_TITLE, attach, await_configuration, die_with_parent, keep_exit_codes
+from pyllm.wire.messages import Kept
 
 if TYPE_CHECKING:
     from pyllm.workers.model_runner import ModelRunner
@@ -67,11 +69,15 @@ def _core_main(connection: Connection, memory_file: int) -> int:
     config = msgspec.msgpack.decode(await_configuration(connection), type=CoreConfig)
     title = f"pyllm::core-{config.index}"
     parent = attach(connection, title)
+    if level := (config.kept.settings or {}).get("log_level"):
+        set_log_level(level)
     log.configure(title, config.engine.log)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     executor: Executor
     if config.engine.parallel.distributed_executor_backend == "mp":
-        executor = ProcessExecutor(config, context, parent.advance)
+        executor = ProcessExecutor(
+            config, context, parent.advance, lambda restarts: parent.keep(Kept(workers=restarts))
+        )
     else:
         executor = InlineExecutor(lambda: load_rank(config))
     memory = mmap(memory_file, 0)

@@ -21,9 +21,11 @@ from pyllm.errors import ConfigError
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config, resolve_server, shared_config
 from pyllm.supervision import line_writer
+from pyllm.supervision.log_level import set_log_level
 from pyllm.supervision.parent_link import keep_exit_codes
 from pyllm.supervision.server_processes import supervise
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
+from pyllm.wire.messages import Restarts
 from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener
 
 logger = logging.getLogger(__name__)
@@ -108,7 +110,7 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             fork_server=topology.fork_server_address(engine, folder),
         )
         _supervise(
-            topology.supervised_engine(core),
+            topology.supervised_engine(core, set_log_level),
             lambda addresses: f"pyllm core is ready on {addresses[0]}",
             headless.shutdown_timeout,
         )
@@ -155,14 +157,21 @@ def _groups(core: CoreConfig, api: ApiConfig, listener: socket.socket) -> list[l
     recovery, count = core.engine.recovery, api.server.api_server_count
     limits = ProcessLimits(ready_timeout=core.ready_timeout, max_restarts=recovery.max_restarts)
     state = StateConfig(shared=api.shared, bind=api.state_address, log=api.log)
-    return [
+
+    def list_restarts() -> list[Restarts]:
+        return [restarts for group in groups for process in group for restarts in process.restarts]
+
+    groups = [
         [
-            topology.supervised_api(msgspec.structs.replace(api, index=index), listener, limits, recovery)
+            topology.supervised_api(
+                msgspec.structs.replace(api, index=index), listener, limits, recovery, list_restarts
+            )
             for index in range(count)
         ],
         [topology.supervised_state(state, limits, recovery)] if count > 1 else [],
-        *topology.supervised_engine(core),
+        *topology.supervised_engine(core, set_log_level),
     ]
+    return groups
 
 
 def _become_supervisor() -> None:

@@ -4,7 +4,9 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from pyllm.errors import ConfigError
 from pyllm.supervision import child_process, step_trace
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.flight_recorder import FlightRecorder, config_json
+from pyllm.supervision.restart_counts import all_restarted
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
+from pyllm.wire.messages import MAX_ENDED, Kept, Restarts
 
 # What workers are made of: a function that imports it all, and gives what each of them runs.
 WORKER_ENTRY = "pyllm.workers.worker_process:prepare"
@@ -26,19 +30,25 @@ TRANSFORMERS_ENTRY = "pyllm.workers.worker_process:prepare_transformers"
 logger = logging.getLogger(__name__)
 
 
-def supervised_core(config: CoreConfig) -> SupervisedProcess:
-    """Supervises an EngineCore process."""
+def supervised_core(config: CoreConfig, on_log_level: Callable[[str], None] = lambda level: None) -> SupervisedProcess:
+    """Supervises an EngineCore process. `on_log_level` is called when a client has changed the core's log level."""
     recovery = config.engine.recovery
     limits = ProcessLimits(
         ready_timeout=config.ready_timeout, max_restarts=recovery.max_restarts, warm_spare=recovery.warm_spares
     )
-    name = f"core {config.index}"
-    return SupervisedProcess(
-        lambda: child_process.spawn(name, "core", memory_size=step_trace.size(config.engine.scheduler.max_num_seqs)),
-        successive_configs(config),
-        limits,
-        _recording(recovery, config),
-    )
+    name, size = f"core {config.index}", step_trace.size(config.engine.scheduler.max_num_seqs)
+    cores, record = SuccessiveCores(config, on_log_level), _recording(recovery, config)
+
+    def spawn() -> ChildProcess:
+        process = child_process.spawn(name, "core", memory_size=size)
+        process.on_kept = cores.keep
+        return process
+
+    def note_death(process: ChildProcess) -> None:
+        record(process)
+        cores.lose_workers(process.exit_summary())
+
+    return SupervisedProcess(spawn, cores.configure, limits, note_death)
 
 
 def supervised_fork_server(core: CoreConfig, entry: str = WORKER_ENTRY) -> SupervisedProcess:
@@ -54,10 +64,15 @@ def supervised_fork_server(core: CoreConfig, entry: str = WORKER_ENTRY) -> Super
     )
 
 
-def supervised_engine(config: CoreConfig) -> list[list[SupervisedProcess]]:
-    """A core and what it needs, in the order in which they are asked to end."""
+def supervised_engine(
+    config: CoreConfig, on_log_level: Callable[[str], None] = lambda level: None
+) -> list[list[SupervisedProcess]]:
+    """A core and what it needs, in the order in which they are asked to end; `on_log_level` as in `supervised_core`."""
     entry = WORKER_ENTRY if config.checkpoint.spec.transformers is None else TRANSFORMERS_ENTRY
-    return [[supervised_core(config)], [supervised_fork_server(config, entry)] if config.fork_server else []]
+    return [
+        [supervised_core(config, on_log_level)],
+        [supervised_fork_server(config, entry)] if config.fork_server else [],
+    ]
 
 
 def fork_server_address(engine: EngineConfig, folder: str) -> str:
@@ -72,33 +87,67 @@ def supervised_state(config: StateConfig, limits: ProcessLimits, recovery: Recov
 
 
 def supervised_api(
-    config: ApiConfig, listener: socket.socket, limits: ProcessLimits, recovery: RecoveryConfig
+    config: ApiConfig,
+    listener: socket.socket,
+    limits: ProcessLimits,
+    recovery: RecoveryConfig,
+    list_restarts: Callable[[], Sequence[Restarts]],
 ) -> SupervisedProcess:
-    """Supervises an API process that accepts on this socket."""
+    """Supervises an API process that accepts on this socket, and is told what `list_restarts` gives."""
     # All of them accept on the one socket, and who is idle is first: 2,000 connections went 35 to 65 to two processes,
     # in bursts or one by one. Sockets of their own (SO_REUSEPORT) would be balanced by the kernel, but blindly: a
     # process that is busy, or gone, would keep those clients waiting whom the others could serve.
     name, record = f"API process {config.index}", _recording(recovery, config)
-    return SupervisedProcess(
-        lambda: child_process.spawn(name, "api", listener.fileno()), lambda _: config, limits, record
-    )
+
+    def spawn() -> ChildProcess:
+        process = child_process.spawn(name, "api", listener.fileno())
+        process.list_restarts = list_restarts
+        return process
+
+    return SupervisedProcess(spawn, lambda _: config, limits, record)
 
 
-def successive_configs(config: CoreConfig) -> Callable[[str], CoreConfig]:
-    """The configuration of each core in turn: the first as given, the others so that they can take its place."""
-    numbers = itertools.count()
-    recording = config.engine.scheduler.scheduler_recording
+class SuccessiveCores:
+    """The configuration of each core in turn: the first as given, the others so that they can take its place.
 
-    def configure(address: str) -> CoreConfig:
-        number = next(numbers)
+    Has what cores have said that outlives them; `on_log_level` is called with the level that one has.
+    """
+
+    def __init__(self, config: CoreConfig, on_log_level: Callable[[str], None] = lambda level: None) -> None:
+        self._config = config
+        self._on_log_level = on_log_level
+        self._numbers = itertools.count()
+        self._settings: dict[str, Any] = {}
+        self._ended: deque[dict[str, Any]] = deque(maxlen=MAX_ENDED)
+        self._workers: tuple[Restarts, ...] = ()
+
+    def configure(self, address: str) -> CoreConfig:
+        """The next core's, for the address that the one before it served; that is empty for the first."""
+        number, config = next(self._numbers), self._config
         scheduler = config.engine.scheduler
-        if recording and number:  # Each records its own life.
-            scheduler = msgspec.structs.replace(scheduler, scheduler_recording=_next_recording(recording, number))
+        if scheduler.scheduler_recording and number:  # Each records its own life.
+            recording = _next_recording(scheduler.scheduler_recording, number)
+            scheduler = msgspec.structs.replace(scheduler, scheduler_recording=recording)
         engine = msgspec.structs.replace(config.engine, scheduler=scheduler)
+        kept = Kept(self._settings, tuple(self._ended), self._workers) if number else Kept()
         # Clients know the port that was chosen, where that was left open.
-        return msgspec.structs.replace(config, engine=engine, bind=address or config.bind)
+        return msgspec.structs.replace(config, engine=engine, bind=address or config.bind, kept=kept)
 
-    return configure
+    def keep(self, kept: Kept) -> None:
+        """Keep what a core says for the next one."""
+        self._ended.extend(kept.ended)
+        if kept.workers is not None:
+            self._workers = kept.workers
+        if kept.settings is not None:
+            self._settings = kept.settings
+            if "log_level" in kept.settings:
+                self._on_log_level(kept.settings["log_level"])
+
+    def lose_workers(self, reason: str) -> None:
+        """A core has ended, and its workers with it: the next one restarts them."""
+        if self._config.fork_server:
+            size = self._config.engine.parallel.tensor_parallel_size
+            self._workers = all_restarted(self._workers, size, time.monotonic(), reason)
 
 
 def _next_recording(path: str, number: int) -> str:

@@ -1,6 +1,7 @@
 from .burst_logger import BurstLogger
 from .child_process import ChildProcess, end
 from .flight_recorder import CrashRecord, FlightRecorder, config_json, list_records, resolve_folder
+from .log_level import LOG_LEVELS, changed_log_level, current_log_level, set_log_level
 from .memory import Memory, host_memory, is_out_of_memory, return_freed_memory
 from .memory_pressure import MemoryPressure
 from .parent_link import (
@@ -15,12 +16,14 @@ from .parent_link import (
 )
 from .process_samples import ProcessSample, ProcessSampler, Samples, load_nvml
 from .restart_budget import WINDOW, RestartBudget
+from .restart_counts import all_restarted, with_pids
 from .server_processes import STOP_GRACE, supervise
 from .start_progress import show_progress
 from .step_trace import StepTrace
 from .supervised_process import ProcessLimits, SupervisedProcess, start_state
 
 __all__ = [
+    "LOG_LEVELS",
     "ORPHANED_EXIT_CODE",
     "OUT_OF_MEMORY_EXIT_CODE",
     "SPARE_TITLE",
@@ -40,9 +43,12 @@ __all__ = [
     "Samples",
     "StepTrace",
     "SupervisedProcess",
+    "all_restarted",
     "attach",
     "await_configuration",
+    "changed_log_level",
     "config_json",
+    "current_log_level",
     "die_with_parent",
     "end",
     "host_memory",
@@ -52,7 +58,9 @@ __all__ = [
     "load_nvml",
     "resolve_folder",
     "return_freed_memory",
+    "set_log_level",
     "show_progress",
     "start_state",
     "supervise",
+    "with_pids",
 ]

@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -25,9 +25,10 @@ import msgspec
 from pyllm.errors import EngineDeadError, StartError, WrongSettingError
 from pyllm.supervision import line_writer
 from pyllm.supervision.child_log import ChildLog
+from pyllm.supervision.log_level import changed_log_level
 from pyllm.supervision.memory import num_oom_kills
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL, SILENCE
-from pyllm.wire.messages import ChildMessage, Failed, Heartbeat, Started
+from pyllm.wire.messages import ChildMessage, Failed, Heartbeat, Kept, Restarts, Started
 
 # Between SIGTERM's deadline and a SIGKILL nothing more is waited for; this is how long a killed child may take to go.
 KILL_TIMEOUT = 10.0
@@ -64,6 +65,9 @@ class ChildProcess:
         self.stage = "starting"
         self.progress = 0.0  # the share of the model that it has loaded
         self.on_progress: Callable[[float], None] = lambda progress: None
+        self.on_kept: Callable[[Kept], None] = lambda kept: None
+        self.restarts: tuple[Restarts, ...] = ()  # of its own children
+        self.list_restarts: Callable[[], Sequence[Restarts]] = tuple  # that it is told of
         self.step = -1  # the last one that it has reported, twice a second, where it does steps
         self.failure: str | None = None
         self.failed_by_setting = False  # whether it has said that a setting is at fault
@@ -203,6 +207,9 @@ class ChildProcess:
                     self.started.set_result(address)
             case Failed(stage, text, is_setting):
                 self.stage, self.failure, self.failed_by_setting = stage, text, is_setting
+            case Kept(workers=workers):
+                self.restarts = self.restarts if workers is None else workers
+                self.on_kept(message)
 
     def _read_log(self) -> None:
         assert self._log is not None
@@ -245,7 +252,10 @@ class ChildProcess:
     def _send_heartbeat(self) -> None:
         # A child that has not spoken yet waits for its configuration, and for nothing else.
         if self._has_spoken and not self._unsent:
-            frame = msgspec.msgpack.encode(Heartbeat("parent", reason=self._given_up))
+            heartbeat = Heartbeat(
+                "parent", reason=self._given_up, log_level=changed_log_level(), restarts=tuple(self.list_restarts())
+            )
+            frame = msgspec.msgpack.encode(heartbeat)
             self._unsent += struct.pack("!i", len(frame)) + frame
             self._send_unsent()
 

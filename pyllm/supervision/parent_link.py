@@ -19,13 +19,15 @@ import msgspec
 from setproctitle import setproctitle
 
 from pyllm.errors import ConfigError, GivenUpError, PyllmError
+from pyllm.supervision.log_level import set_log_level
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
-from pyllm.wire.messages import ChildMessage, Failed, Heartbeat, Started
+from pyllm.wire.messages import MAX_ENDED, ChildMessage, Failed, Heartbeat, Kept, Restarts, Started
 
 # Seconds without a pulse after which an event loop is taken to hang.
 PULSE_PATIENCE = 10.0
-# Characters of a reason that are sent: what fits into the socket at once never blocks the sender.
+# Characters of a reason, and requests in a message: what fits into the socket at once never blocks the sender.
 MAX_REASON = 4000
+MAX_ENDED_AT_ONCE = 64
 SPARE_TITLE = "pyllm::spare"
 # It failed for a reason that another process in its place would meet, too.
 FINAL_EXIT_CODE = 3
@@ -40,7 +42,8 @@ class ParentLink:
     """What a process tells its parent. `stage` and `step` are set by the process and sent at 2 Hz.
 
     A thread does that (`beat_in_a_thread`), or the process itself (`beat`, `listen`). `given_up` is empty until the
-    parent says why what this process needs will not come back. `blamed_on_request` is set by `set_blamed_on_request`.
+    parent says why what this process needs will not come back, and `restarts` are those that it tells of.
+    `blamed_on_request` is set by `set_blamed_on_request`.
     """
 
     def __init__(self, connection: Connection, stage: str, pulse_patience: float) -> None:
@@ -48,7 +51,9 @@ class ParentLink:
         self.step = -1
         self.progress = 0.0
         self.given_up = ""
+        self.restarts: tuple[Restarts, ...] = ()
         self.blamed_on_request = False
+        self._unsent = Kept()
         self._connection = connection
         self._lock = threading.Lock()
         self._writable = select.poll()
@@ -94,6 +99,12 @@ class ParentLink:
         """Report why the process is about to end, and whether a setting is at fault."""
         self._send(Failed(self.stage, message[:MAX_REASON], is_setting), patience=1.0)
 
+    def keep(self, kept: Kept) -> None:
+        """Have the parent keep something for the process that takes this one's place: now, or once it reads again."""
+        with self._lock:
+            self._unsent = _together(self._unsent, kept)
+            self._send_unsent()
+
     def beat(self) -> None:
         """Tell the parent that this process lives: to be called every `HEARTBEAT_INTERVAL`."""
         self._ticks_unheard += 1
@@ -101,13 +112,16 @@ class ParentLink:
             self._send_state()
 
     def listen(self) -> None:
-        """Take the parent's next heartbeat; this process ends where the parent has."""
+        """Take the parent's next heartbeat, and log as it does; this process ends where the parent has."""
         try:
             heartbeat = msgspec.msgpack.decode(self._connection.recv_bytes(), type=Heartbeat)
         except (EOFError, OSError):
             os._exit(ORPHANED_EXIT_CODE)
         self._ticks_unheard = 0
         self.given_up = heartbeat.reason
+        self.restarts = heartbeat.restarts
+        if heartbeat.log_level:
+            set_log_level(heartbeat.log_level)
 
     def beat_in_a_thread(self) -> None:
         """Do both from now on, whatever the other threads do."""
@@ -129,21 +143,31 @@ class ParentLink:
     def _send_state(self) -> None:
         with self._lock:  # Looked at in there: of two threads, the one that is last must not tell what was before.
             self._send_locked(self._state())
+            self._send_unsent()
 
     def _state(self) -> Heartbeat:
         return Heartbeat(self.stage, self.step, blamed_on_request=self.blamed_on_request, progress=self.progress)
+
+    def _send_unsent(self) -> None:
+        while self._unsent != Kept():
+            next_part = msgspec.structs.replace(self._unsent, ended=self._unsent.ended[:MAX_ENDED_AT_ONCE])
+            if not self._send_locked(next_part):
+                return
+            self._unsent = Kept(ended=self._unsent.ended[MAX_ENDED_AT_ONCE:])
 
     def _send(self, message: ChildMessage, patience: float = 0.0) -> None:
         with self._lock:
             self._send_locked(message, patience)
 
-    def _send_locked(self, message: ChildMessage, patience: float = 0.0) -> None:
+    def _send_locked(self, message: ChildMessage, patience: float = 0.0) -> bool:
         """Send it, or drop it where the parent reads nothing: one that is stopped must not stop this process."""
-        if self._writable.poll(patience * 1000):
-            try:
-                self._connection.send_bytes(msgspec.msgpack.encode(message))
-            except OSError:
-                os._exit(ORPHANED_EXIT_CODE)
+        if not self._writable.poll(patience * 1000):
+            return False
+        try:
+            self._connection.send_bytes(msgspec.msgpack.encode(message))
+        except OSError:
+            os._exit(ORPHANED_EXIT_CODE)
+        return True
 
     def _beat_forever(self) -> None:
         next_beat = time.monotonic()
@@ -160,6 +184,15 @@ class ParentLink:
             return True
         self._ticks_unpulsed += 1
         return self._ticks_unpulsed * HEARTBEAT_INTERVAL <= self._pulse_patience
+
+
+def _together(earlier: Kept, later: Kept) -> Kept:
+    """Two messages as one."""
+    return Kept(
+        earlier.settings if later.settings is None else later.settings,
+        (earlier.ended + later.ended)[-MAX_ENDED:],
+        earlier.workers if later.workers is None else later.workers,
+    )
 
 
 def attach(

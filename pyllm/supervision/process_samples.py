@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from pyllm.wire.messages import Restarts
+
 MAX_NAME = 80
 FRESH = 1.0  # seconds in which samples are not taken again
 
@@ -23,6 +25,9 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
 
     `cpu_seconds` are those of all its threads since it was started, `age` seconds ago. `device_bytes` are those on all
     cards together, None where the driver does not say.
+
+    `num_restarts` processes had its place before and have ended, the last one `restart_age` seconds ago for
+    `restart_reason`, such as "core 0 was killed by SIGKILL while ready".
     """
 
     name: str
@@ -32,6 +37,9 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int
     age: float
     device_bytes: int | None = None
+    num_restarts: int = 0
+    restart_age: float | None = None
+    restart_reason: str | None = None
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +60,10 @@ class Samples(msgspec.Struct, frozen=True):
 
 
 class ProcessSampler:
-    """Samples the processes that `roots` names and their descendants; takes milliseconds: call it from a thread."""
+    """Samples the processes that `roots` names and their descendants; takes milliseconds: call it from a thread.
+
+    `restarts` gives those that are known, by the clock of `Restarts`.
+    """
 
     def __init__(
         self,
@@ -60,11 +71,13 @@ class ProcessSampler:
         proc: Path = _PROC,
         nvml: Any | None = None,
         clock: Callable[[], float] = time.monotonic,
+        restarts: Callable[[], Sequence[Restarts]] = tuple,
     ) -> None:
         self._roots = roots
         self._proc = proc
         self._nvml = nvml
         self._clock = clock
+        self._restarts = restarts
         self._taken = Samples([], [])
         self._taken_at = -FRESH
 
@@ -76,7 +89,12 @@ class ProcessSampler:
             pids = list(self._descendants())
             if bytes_of is not None and bytes_of.keys().isdisjoint(pids):
                 bytes_of = None  # In a container the driver may have other ids for them.
-            found = [sample for pid in pids if (sample := self._process(pid, bytes_of)) is not None]
+            restarts = {restarts.pid: restarts for restarts in self._restarts()}
+            found = [
+                _with_restarts(sample, restarts.get(pid), now)
+                for pid in pids
+                if (sample := self._process(pid, bytes_of)) is not None
+            ]
             self._taken = Samples(sorted(found, key=lambda sample: -sample.age), devices)
             self._taken_at = now
         return self._taken
@@ -124,6 +142,17 @@ def load_nvml() -> Any | None:
     except pynvml.NVMLError:
         return None
     return pynvml
+
+
+def _with_restarts(sample: ProcessSample, restarts: Restarts | None, now: float) -> ProcessSample:
+    if restarts is None:
+        return sample
+    return msgspec.structs.replace(
+        sample,
+        num_restarts=restarts.number,
+        restart_age=max(0.0, now - restarts.at),
+        restart_reason=restarts.reason,
+    )
 
 
 def _stat(folder: Path) -> list[str]:

@@ -15,7 +15,9 @@ from pyllm.errors import EngineDeadError, GivenUpError, StartError
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.parent_link import FINAL_EXIT_CODE
 from pyllm.supervision.restart_budget import WINDOW, RestartBudget
+from pyllm.supervision.restart_counts import restarted
 from pyllm.supervision.spare import SPARE_DELAY, Spare
+from pyllm.wire.messages import Restarts
 
 # Deaths by one request alone that cost nothing, for each restart that is allowed. Two of them fail the request, so that
 # they end when requests that kill do; those of a child that blames a request whenever it dies would not, nor those of
@@ -67,6 +69,13 @@ class SupervisedProcess:
         self._may_end = False
         self._is_ending = False
         self._keeping: asyncio.Task[EngineDeadError | None] | None = None
+        self._restarts: Restarts | None = None
+
+    @property
+    def restarts(self) -> tuple[Restarts, ...]:
+        """Those of the child, if it is not the first, and of its own children."""
+        own = () if self._restarts is None else (self._restarts,)
+        return own + (() if self.process is None else self.process.restarts)
 
     def spawn(self) -> None:
         """Start the first child without waiting for it; no event loop need be running."""
@@ -138,7 +147,9 @@ class SupervisedProcess:
             self._on_death(process)
             if process.exited.result() == FINAL_EXIT_CODE:
                 return process.error()
+            reason = process.exit_summary()
             process = self.process = await self._successor(process)
+            self._restarts = restarted(self._restarts, process.pid, self._clock(), reason)
             process.configure(self._configure(self._address))
             await self._see_ready(process)
 

@@ -4,6 +4,7 @@ from .ipc import MAX_MESSAGE_BYTES, MemoryEndpoint, MessageHandler, PeerGoneErro
 from .link import Connect, Link
 from .messages import (
     CLEARING_TOKENS,
+    MAX_ENDED,
     MAX_FORK_SERVER_MESSAGE,
     POOLING,
     PROTOCOL_VERSION,
@@ -26,6 +27,7 @@ from .messages import (
     Hello,
     Isolated,
     IsolationStage,
+    Kept,
     Logprobs,
     Message,
     ModelInfo,
@@ -34,6 +36,7 @@ from .messages import (
     Ready,
     Rejected,
     Reply,
+    Restarts,
     Sampled,
     Sampling,
     Started,
@@ -58,6 +61,7 @@ from .sockets import SocketFolder, bind_listener, bind_unix_listener
 __all__ = [
     "CLEARING_TOKENS",
     "HEARTBEAT_INTERVAL",
+    "MAX_ENDED",
     "MAX_FORK_SERVER_MESSAGE",
     "MAX_MESSAGE_BYTES",
     "MAX_PROFILE_SECONDS",
@@ -88,6 +92,7 @@ __all__ = [
     "Hello",
     "Isolated",
     "IsolationStage",
+    "Kept",
     "Link",
     "Logprobs",
     "MemoryEndpoint",
@@ -105,6 +110,7 @@ __all__ = [
     "Ready",
     "Rejected",
     "Reply",
+    "Restarts",
     "Sampled",
     "Sampling",
     "Sender",

@@ -329,12 +329,27 @@ class Failed(Message, frozen=True):
 # Both ways, and from every child to its parent.
 
 
+class Restarts(Message, frozen=True):
+    """How often a process was restarted: the one of this id took the place of one that had ended for this reason.
+
+    `at` is when, in seconds of the machine's monotonic clock.
+    """
+
+    pid: int
+    number: int
+    at: float
+    reason: str
+
+
 class Heartbeat(Message, frozen=True):
     """Sent at 2 Hz, by a parent at 4 Hz. `stage` is what the sender is doing, `step` the last step that it completed.
 
     A core's stage to its clients is a `CoreStage`, and `reason` says why it is not "ready". A parent's `reason`
     says why what its child needs will not come back, and is empty until then. What ends a child that
     `blamed_on_request` is the doing of one request. `progress` is the share of the model that is loaded.
+
+    A parent's `log_level` is the one that was set while it ran, empty if none was. `restarts` are those of all
+    processes, which API processes are told.
     """
 
     stage: str = ""
@@ -342,12 +357,30 @@ class Heartbeat(Message, frozen=True):
     reason: str = ""
     blamed_on_request: bool = False
     progress: float = 0.0
+    log_level: str = ""
+    restarts: tuple[Restarts, ...] = ()
 
 
 class Started(Message, frozen=True):
     """A child process tells its parent that it is ready, and the address it serves."""
 
     address: str = ""
+
+
+MAX_ENDED = 1000  # requests that have ended, and are reported on all the same
+
+
+class Kept(Message, frozen=True):
+    """What outlives a core: it tells its parent, who tells the next core at its start.
+
+    `settings` are all that clients have changed so far, by name; None: no news. `ended` are requests that have ended
+    since the last such message, oldest first, as `Scheduler.requests` has them: the clock of their times is that of
+    the machine. `workers` are the ranks that were restarted; None: no news.
+    """
+
+    settings: dict[str, Any] | None = None
+    ended: tuple[dict[str, Any], ...] = ()
+    workers: tuple[Restarts, ...] | None = None
 
 
 # "recovering": it has lost its workers and starts others; "stalled": work waits, and no step has been completed for
@@ -385,5 +418,5 @@ ClientMessage = Hello | Submit | Abort | Call | Heartbeat
 CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat | Isolated
 WorkerInput = Step | Control
 WorkerOutput = Sampled | Reply
-ChildMessage = Heartbeat | Started | Failed
+ChildMessage = Heartbeat | Started | Failed | Kept
 ForkServerMessage = Forked | NotForked | Ended

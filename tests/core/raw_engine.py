@@ -10,7 +10,7 @@ import msgspec
 from pyllm._rust import Scheduler
 from pyllm.config.options import engine_config
 from pyllm.core.calls import live_settings
-from pyllm.core.loop import EngineCore
+from pyllm.core.loop import NOTHING_KEPT, EngineCore
 from pyllm.core.policy_plugins import Policy
 from pyllm.core.recording import Recording
 from pyllm.wire.messages import (
@@ -21,6 +21,7 @@ from pyllm.wire.messages import (
     Deltas,
     FinishCode,
     Hello,
+    Kept,
     ModelInfo,
     Ready,
     Reply,
@@ -66,6 +67,9 @@ class Engine:
         on_alone: Callable[[bool], None] = lambda is_alone: None,
         memory: bytearray | None = None,
         epoch: int = EPOCH,
+        earlier: Kept = NOTHING_KEPT,
+        keep: Callable[[Kept], object] = lambda kept: None,
+        set_log_level: Callable[[str], None] | None = None,
         **options: Any,
     ) -> None:
         config = engine_config(OPTIONS | options)
@@ -102,6 +106,9 @@ class Engine:
             token_seconds=token_seconds,
             on_alone=on_alone,
             memory=memory,
+            earlier=earlier,
+            keep=keep,
+            set_log_level=set_log_level,
             sleep=self.sleep,
         )
         self.receive(Hello(PROTOCOL_VERSION))

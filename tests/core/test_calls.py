@@ -8,9 +8,10 @@ import pytest
 
 from pyllm.config.options import engine_config
 from pyllm.core.calls import MAX_EVENTS, Calls
+from pyllm.core.kept_state import KeptState
 from pyllm.core.profiling import Profiling
 from pyllm.wire.messages import PROTOCOL_VERSION as VERSION
-from pyllm.wire.messages import FinishCode, Hello
+from pyllm.wire.messages import FinishCode, Hello, Kept
 from tests.core.fake_distribution import install
 from tests.core.raw_engine import EPOCH, Engine
 
@@ -108,7 +109,8 @@ async def test_steps_become_smaller_down_to_a_bound_until_a_client_says_otherwis
     engine = Engine(block_size=block_size, max_num_batched_tokens=100)
     config = engine_config({"block_size": block_size, "max_num_batched_tokens": 100})
     profiling = Profiling(engine.executor, lambda: 0, clock=lambda: 0.0, sleep=engine.sleep)
-    calls = Calls(engine.scheduler, config, None, dict, lambda: 0.0, profiling=profiling)
+    kept = KeptState(engine.scheduler, Kept(), lambda kept: None)
+    calls = Calls(engine.scheduler, config, None, dict, lambda: 0.0, profiling=profiling, kept=kept)
     assert [calls.halve_budget() for _ in range(5)][-1] is False
     assert calls.answer(0, "reconfigure", ({},))["max_num_batched_tokens"] == least
     engine.submit(1, list(range(100)))
@@ -129,6 +131,31 @@ async def test_a_policy_of_another_package_can_be_taken_while_the_engine_runs(
     engine.submit(2, [2], max_tokens=2)
     await engine.run_dry()
     assert [int(plan["tokens"][0]) for plan in engine.executor.plans] == [2, 3, 1]
+
+
+@pytest.mark.parametrize("level", ["DEBUG", "warning"])
+async def test_the_log_level_is_a_setting_of_a_core_that_has_a_process(level: str) -> None:
+    levels: list[str] = []
+    engine = Engine(set_log_level=levels.append)
+    assert engine.call("reconfigure", {"log_level": level, "watermark": 0.5}).value["watermark"] == 0.5
+    assert levels == [level.upper()]
+    assert engine.call("reconfigure", {}).value["log_level"] == logging.getLevelName(logging.getLogger().level)
+
+
+@pytest.mark.parametrize("level", ["LOUD", "", 10, None, ["DEBUG"]])
+async def test_what_is_no_log_level_changes_nothing(level: Any) -> None:
+    levels: list[str] = []
+    engine = Engine(set_log_level=levels.append)
+    refused = engine.call("reconfigure", {"watermark": 0.5, "log_level": level})
+    assert (refused.ok, "log_level must be one of DEBUG, INFO, WARNING, ERROR" in refused.value) == (False, True)
+    assert not engine.call("reconfigure", {"watermark": 2, "log_level": "DEBUG"}).ok
+    assert engine.call("reconfigure", {}).value["watermark"] == 0
+    assert levels == []
+
+
+async def test_a_core_in_an_applications_process_leaves_its_log_alone() -> None:
+    refused = Engine().call("reconfigure", {"log_level": "DEBUG"})
+    assert (refused.ok, "'log_level' cannot change" in refused.value) == (False, True)
 
 
 async def test_a_forgotten_prefix_is_computed_again() -> None:

@@ -1,12 +1,14 @@
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pyllm.config.options import engine_config
 from pyllm.config.process_config import CoreConfig
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config
+from pyllm.wire.messages import MAX_ENDED, Kept, Restarts
 from tests.tiny_model import write_tiny_model
 
 
@@ -32,7 +34,7 @@ def test_a_core_that_takes_anothers_place_serves_its_address_and_records_to_a_fi
 ) -> None:
     recording = tmp_path / "recording"
     core = _core(model, tmp_path, scheduler_recording=str(recording))
-    configure = topology.successive_configs(core)
+    configure = topology.SuccessiveCores(core).configure
     assert configure("") == core
     for number in (1, 2):
         successor = configure("tcp://127.0.0.1:4711")
@@ -47,7 +49,8 @@ def test_what_an_earlier_run_recorded_does_not_keep_a_core_from_taking_anothers_
     folder.mkdir()
     for number in (1, 3):
         (folder / f"recording.{number}").touch()
-    configure = topology.successive_configs(_core(model, tmp_path, scheduler_recording=str(folder / "recording")))
+    core = _core(model, tmp_path, scheduler_recording=str(folder / "recording"))
+    configure = topology.SuccessiveCores(core).configure
     recordings = []
     for _ in range(3):
         recordings.append(configure("").engine.scheduler.scheduler_recording)
@@ -57,3 +60,23 @@ def test_what_an_earlier_run_recorded_does_not_keep_a_core_from_taking_anothers_
     shutil.rmtree(folder)
     assert configure("").engine.scheduler.scheduler_recording == ""
     assert "the next core is not recorded" in caplog.text
+
+
+def test_the_next_core_has_what_the_ones_before_have_left(model: str, tmp_path: Path) -> None:
+    levels: list[str] = []
+    core = msgspec.structs.replace(_core(model, tmp_path, tensor_parallel_size=3), fork_server="forks")
+    cores = topology.SuccessiveCores(core, levels.append)
+    assert cores.configure("") == core
+    cores.keep(Kept(settings={"watermark": 0.5}))
+    cores.keep(Kept(ended=tuple({"name": number} for number in range(MAX_ENDED))))
+    cores.keep(Kept(settings={"watermark": 0.5, "log_level": "DEBUG"}, ended=({"name": "last"},)))
+    assert levels == ["DEBUG"]
+    cores.lose_workers("core 0 was killed by SIGKILL")
+    kept = cores.configure("ipc://core").kept
+    assert kept.settings == {"watermark": 0.5, "log_level": "DEBUG"}
+    assert [report["name"] for report in kept.ended] == [*range(1, MAX_ENDED), "last"]
+    assert kept.workers is not None
+    assert [(each.number, each.reason) for each in kept.workers] == [(1, "core 0 was killed by SIGKILL")] * 3
+    cores.keep(Kept(workers=tuple(Restarts(pid, 3, 0.0, "a") for pid in (7, 8, 9))))
+    cores.lose_workers("core 0 exited with code 1")
+    assert [each.number for each in cores.configure("").kept.workers or ()] == [4, 4, 4]

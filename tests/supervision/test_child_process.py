@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from pyllm.errors import ConfigError, StartError
+from pyllm.supervision import log_level
 from pyllm.supervision.child_process import ChildProcess, reap, spawn
 from pyllm.supervision.parent_link import FINAL_EXIT_CODE, ORPHANED_EXIT_CODE
-from pyllm.wire.messages import Heartbeat
+from pyllm.wire.messages import Heartbeat, Kept
 from tests.waiting import until
 
 CHILD = """
@@ -49,6 +50,24 @@ HANGING = ATTACHED + "child.started()\nwhile True: ctypes.PyDLL(None).pause()"
 PULSELESS = CHILD + "child = attached(pulse_patience=0.5); child.started(); child.pulse(); threading.Event().wait()"
 WITH_CHILD = ATTACHED + "child.started(str(subprocess.Popen(['sleep', '600']).pid)); threading.Event().wait()"
 STEPPING = ATTACHED + "child.step = 41; child.progress = 0.5; child.enter('stepping'); threading.Event().wait()"
+KEEPING = (
+    ATTACHED
+    + """
+from pyllm.wire.messages import Kept
+child.started()
+child.keep(Kept(settings={"watermark": 0.5}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+)
+FOLLOWING = (
+    ATTACHED
+    + """
+import logging
+while logging.getLogger().level != logging.ERROR: time.sleep(0.01)
+child.started()
+threading.Event().wait()
+"""
+)
 UNCONFIGURED = CHILD + (
     "connection = Connection(int(sys.argv[1]))\n"
     "size = len(await_configuration(connection))\n"
@@ -132,6 +151,19 @@ async def test_signals_without_a_name_have_their_number() -> None:
     os.kill(process.pid, signal.SIGRTMIN + 6)
     assert await process.exited == -signal.SIGRTMIN - 6
     assert process.exit_summary() == f"the child was killed by signal {signal.SIGRTMIN + 6} while ready"
+
+
+async def test_what_a_child_has_kept_is_known_before_its_end() -> None:
+    process = start(KEEPING)
+    kept: list[Kept] = []
+    process.on_kept = kept.append
+    assert await process.exited == -signal.SIGKILL
+    assert kept == [Kept(settings={"watermark": 0.5})]
+
+
+async def test_a_child_logs_as_its_parent_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_level, "_changed", "ERROR")
+    await start(FOLLOWING).ready(30.0)
 
 
 async def test_the_last_step_of_a_child_is_in_its_exit_summary() -> None:

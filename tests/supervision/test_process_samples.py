@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pyllm.supervision.process_samples import ProcessSampler
+from pyllm.wire.messages import Restarts
 
 
 def add(proc: Path, pid: int, parent: int, title: str, *, pss: int = 1, started: int = 100) -> None:
@@ -101,3 +102,15 @@ def test_a_driver_that_knows_none_of_them_tells_nothing(tmp_path: Path) -> None:
     add(tmp_path, 20, 1, "worker")
     (process,) = ProcessSampler(lambda: [20], tmp_path, FakeNvml()).sample().processes
     assert process.device_bytes is None
+
+
+def test_who_has_taken_the_place_of_others_says_why(tmp_path: Path) -> None:
+    (tmp_path / "uptime").write_text("100.0 5.0\n")
+    add(tmp_path, 10, 1, "pyllm::serve")
+    add(tmp_path, 11, 10, "pyllm::core-0")
+    restarts = [Restarts(11, 3, 7.5, "core 0 exited with code 1"), Restarts(12, 1, 7.5, "it has ended since")]
+    serve, core = (
+        ProcessSampler(lambda: [10], tmp_path, clock=lambda: 10.0, restarts=lambda: restarts).sample().processes
+    )
+    assert (serve.num_restarts, serve.restart_age, serve.restart_reason) == (0, None, None)
+    assert (core.num_restarts, core.restart_age, core.restart_reason) == (3, 2.5, "core 0 exited with code 1")

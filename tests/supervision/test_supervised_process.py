@@ -11,6 +11,7 @@ from pyllm.errors import EngineDeadError, GivenUpError, StartError
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.parent_link import FINAL_EXIT_CODE
 from pyllm.supervision.supervised_process import FREE_DEATHS, ProcessLimits, SupervisedProcess, start_state
+from pyllm.wire.messages import Restarts
 
 
 class Config(msgspec.Struct):
@@ -33,6 +34,8 @@ class FakeProcess:
 
     def __init__(self, number: int) -> None:
         self.name = f"child {number}"
+        self.pid = number
+        self.restarts: tuple[Restarts, ...] = ()  # of its own children
 
     def watch(self) -> None:
         self.started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -109,6 +112,22 @@ async def test_a_dead_child_is_followed_by_one_that_serves_its_address() -> None
     assert family.dead == ["child 0", "child 1"]
     await family.place.stop(1.0)
     assert not family.lost.done()
+
+
+async def test_restarts_are_counted_with_their_reasons_and_with_those_of_the_childs_own_children() -> None:
+    family = Family()
+    await family.start()
+    assert family.place.restarts == ()
+    family.now = 5.0
+    family.children[0].end(1)
+    (await family.child(1)).started.set_result("the address")
+    assert family.place.restarts == (Restarts(1, 1, 5.0, "child 0 exited with code 1 while ready"),)
+    family.now = 7.0
+    family.children[1].kill()
+    grandchild = Restarts(77, 4, 6.0, "its device had no memory left")
+    (await family.child(2)).restarts = (grandchild,)
+    assert family.place.restarts == (Restarts(2, 2, 7.0, "child 1 was killed by SIGKILL while ready"), grandchild)
+    await family.place.stop(1.0)
 
 
 async def test_a_first_child_that_dies_before_it_is_ready_is_not_followed() -> None:

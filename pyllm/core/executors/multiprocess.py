@@ -6,6 +6,7 @@ Forwards plans and answers; looks at no token. Knows a worker's messages, but no
 import asyncio
 import itertools
 import signal
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +20,9 @@ from pyllm.core.executors import worker_death
 from pyllm.core.executors.fork_server_client import ForkServerClient
 from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError, WrongSettingError
 from pyllm.supervision.child_process import ChildProcess, end
+from pyllm.supervision.restart_counts import all_restarted, with_pids
 from pyllm.wire import ipc
-from pyllm.wire.messages import Control, Reply, Sampled, Step, WorkerInput, WorkerOutput
+from pyllm.wire.messages import Control, Reply, Restarts, Sampled, Step, WorkerInput, WorkerOutput
 
 
 class ProcessExecutor:
@@ -28,7 +30,7 @@ class ProcessExecutor:
 
     When one rank ends, all others are killed, so that none waits for its data. Each start has sockets and a rendezvous
     of its own, so that no message of an earlier start can reach it. `on_progress` gets the share of the model that rank
-    0 has loaded.
+    0 has loaded, `on_restarts` the ranks that have taken the place of others, those of `CoreConfig.kept` included.
     """
 
     def __init__(
@@ -36,8 +38,11 @@ class ProcessExecutor:
         config: CoreConfig,
         context: zmq.Context[zmq.Socket[bytes]],
         on_progress: Callable[[float], None] = lambda progress: None,
+        on_restarts: Callable[[tuple[Restarts, ...]], object] = lambda restarts: None,
     ) -> None:
         self._on_progress = on_progress
+        self._on_restarts = on_restarts
+        self._restarts = config.kept.workers or ()
         self._config = config
         self._context = context
         self._size = config.engine.parallel.tensor_parallel_size
@@ -75,6 +80,8 @@ class ProcessExecutor:
                 receive = self._receiver(rank)
                 self._endpoints.append(ipc.Endpoint(socket, WorkerOutput, receive, self._malformed))
                 await self._start_rank(worker)
+            if self._restarts:
+                self._on_restarts(with_pids(self._restarts, [process.pid for process in self._ranks]))
             await asyncio.gather(*(process.ready(self._config.ready_timeout) for process in self._ranks))
         except BaseException as error:
             death = self._death
@@ -99,6 +106,8 @@ class ProcessExecutor:
         self._die(WorkerDeadError(f"the workers were ended as {cause}: {stages}", cause, log))
 
     async def restart(self) -> None:
+        reason = str(self._death or "it was restarted with all other ranks")
+        self._restarts = all_restarted(self._restarts, self._size, time.monotonic(), reason)
         await self._end_ranks()
         self._death = None
         await self.start()

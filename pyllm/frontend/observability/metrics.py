@@ -135,13 +135,23 @@ class Metrics(Collector):
         return encode_row(Row(row.tobytes(), self.ignored_fields.counts))
 
     def expose(
-        self, stats: Stats, totals: bytes, condition: Condition, processes: Sequence[ProcessSample] = ()
+        self,
+        stats: Stats,
+        totals: bytes,
+        condition: Condition,
+        processes: Sequence[ProcessSample] = (),
+        *,
+        shows_fields: bool = True,
     ) -> bytes:
         """Prometheus' text. `totals` are the sums of all rows of `counted`, `condition` is that of this process.
 
         `stats` are the core's; what is not in them, as where it does not answer, is left out.
+        Unless it `shows_fields`, so are the names of ignored fields: other clients' requests have chosen them.
         """
-        return generate_latest(self.shown(stats, totals, condition, processes)._registry)
+        shown = self.shown(stats, totals, condition, processes)
+        if not shows_fields:
+            shown.ignored_fields.counts = {}
+        return generate_latest(shown._registry)
 
     def shown(
         self, stats: Stats, totals: bytes, condition: Condition, processes: Sequence[ProcessSample] = ()

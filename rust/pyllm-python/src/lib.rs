@@ -318,6 +318,11 @@ impl Scheduler {
         requests.iter().map(|request| reports::request(py, request)).collect()
     }
 
+    fn take_ended<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let requests = self.call(py, |scheduler| Ok(scheduler.take_ended()))?;
+        requests.iter().map(|request| reports::request(py, request)).collect()
+    }
+
     fn block_owners<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         reports::block_owners(py, &self.call(py, |scheduler| Ok(scheduler.block_owners()))?)
     }

@@ -81,6 +81,7 @@ pub struct Scheduler {
     counters: Stats, // its gauges stay 0
     decisions: explain::Decisions,
     ended: VecDeque<RequestReport>, // the last ones, oldest first
+    num_ended_untaken: usize,       // of these, which `take_ended` has not given yet
     num_inputs: u64,
     recorder: Option<Recorder>,
     // Working space, kept between calls for its memory alone.
@@ -158,6 +159,7 @@ impl Scheduler {
             counters: Stats::default(),
             decisions: explain::Decisions::default(),
             ended: VecDeque::new(),
+            num_ended_untaken: 0,
             num_inputs: 0,
             recorder: None,
             draft: Draft::new(config.kv_groups.len(), config.max_num_seqs),

@@ -25,6 +25,7 @@ from pyllm.supervision.parent_link import OUT_OF_MEMORY_EXIT_CODE
 from pyllm.supervision.supervised_process import SupervisedProcess
 from pyllm.wire import ipc
 from pyllm.wire.heartbeat import SILENCE
+from pyllm.wire.messages import Restarts
 from tests import waiting
 from tests.core.executors.planned import plans
 
@@ -32,11 +33,15 @@ ENTRIES = "tests.core.executors.entries"
 
 
 class Started(NamedTuple):
-    """An executor that is ready, the folder of its sockets, and the process that its workers are forked from."""
+    """An executor that is ready, the folder of its sockets, and the process that its workers are forked from.
+
+    `restarts` has those that it has told of, each time.
+    """
 
     executor: ProcessExecutor
     folder: Path
     fork_server: SupervisedProcess
+    restarts: list[tuple[Restarts, ...]]
 
     @property
     def workers(self) -> list[psutil.Process]:
@@ -59,13 +64,15 @@ async def start(tmp_path: Path) -> AsyncIterator[Make]:
         config = msgspec.structs.replace(core_config(str(tmp_path), ranks), socket_folder=str(sockets))
         fork_server = topology.supervised_fork_server(config, entry)
         config = msgspec.structs.replace(config, ready_timeout=ready_timeout)
-        made.append(Started(ProcessExecutor(config, context), sockets, fork_server))
+        restarts: list[tuple[Restarts, ...]] = []
+        executor = ProcessExecutor(config, context, on_restarts=restarts.append)
+        made.append(Started(executor, sockets, fork_server, restarts))
         await fork_server.start(lambda reason: None)
         await made[-1].executor.start()
         return made[-1]
 
     yield start
-    for executor, _, fork_server in made:
+    for executor, _, fork_server, _ in made:
         await executor.close()
         await executor.close()  # twice is no error
         await until(lambda fork_server=fork_server: not workers_of(fork_server))
@@ -137,7 +144,7 @@ async def test_killed_rank_fails_what_is_in_flight_and_what_comes(two: Started, 
 
 async def test_restart_gives_other_workers_that_know_nothing_of_the_old_ones(start: Make) -> None:
     started = await start(ranks=2)
-    executor, folder, _ = started
+    executor, folder, *_ = started
     old = {worker.pid for worker in started.workers}
     sockets = {path.name for path in folder.iterdir()}
     assert len(sockets) == 2
@@ -159,6 +166,10 @@ async def test_restart_gives_other_workers_that_know_nothing_of_the_old_ones(sta
     assert not left.exists()
     assert await tokens(executor) == [empty_worker.TOKEN] * 2
     assert await executor.collective("num_blocks") == [32_768, 32_768]
+    (restarts,) = started.restarts
+    assert [each.number for each in restarts] == [1, 1]
+    assert {each.pid for each in restarts} == {worker.pid for worker in started.workers}
+    assert all("was killed by SIGKILL" in each.reason for each in restarts)
 
 
 async def test_restart_of_workers_that_live_fails_what_is_in_flight(start: Make) -> None:

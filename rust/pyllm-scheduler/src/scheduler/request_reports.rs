@@ -64,6 +64,12 @@ impl Scheduler {
         live.into_iter().map(|live| self.report(live)).chain(ended).take(limit).collect()
     }
 
+    /// The requests that have ended since the last call, oldest first; of more than 1,000 the last ones.
+    pub fn take_ended(&mut self) -> Vec<RequestReport> {
+        let num_taken = self.ended.len() - take(&mut self.num_ended_untaken);
+        self.ended.range(num_taken..).cloned().collect()
+    }
+
     /// The blocks of the device by owner. Takes time with the blocks in use.
     pub fn block_owners(&self) -> BlockOwners {
         let mut owners = BlockOwners { free: self.cache.num_free(), ..BlockOwners::default() };
@@ -97,6 +103,7 @@ impl Scheduler {
         let ended = Some((self.now.max(live.request.arrival), finish));
         let (name, tenant) = (take(&mut live.request.name), take(&mut live.request.tenant));
         self.ended.push_back(RequestReport { name, tenant, ended, ..RequestReport::of_ended_samples(&live) });
+        self.num_ended_untaken = MAX_ENDED.min(self.num_ended_untaken + 1);
     }
 
     fn report(&self, live: &LiveRequest) -> RequestReport {

@@ -56,3 +56,21 @@ fn only_the_last_thousand_are_kept() {
     let reports = engine.scheduler.requests(usize::MAX, None);
     assert_eq!((reports.len(), reports[0].id.0, reports[999].id.0), (1000, 1009, 10));
 }
+
+#[test]
+fn each_that_has_ended_is_taken_once_oldest_first() {
+    let mut engine = engine();
+    assert_eq!(engine.scheduler.take_ended(), []);
+    let mut end = |ids: std::ops::Range<u64>| {
+        for id in ids {
+            engine.add(request(id, 1, 1));
+            engine.scheduler.abort(CLIENT, RequestId(id), None);
+        }
+        engine.scheduler.take_ended().iter().map(|report| report.id.0).collect::<Vec<_>>()
+    };
+    assert_eq!(end(0..3), [0, 1, 2]);
+    assert_eq!(end(3..4), [3]);
+    assert_eq!(end(4..4), []);
+    assert_eq!(end(4..1014), (14..1014).collect::<Vec<_>>());
+    assert_eq!(end(1014..1016), [1014, 1015]);
+}

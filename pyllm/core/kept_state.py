@@ -1,0 +1,47 @@
+"""What outlives a core: the settings that clients have changed, and reports of the requests that ended last.
+
+Goes to the parent as it comes to be, and from there to the next core. Knows neither the parent nor a request.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from pyllm._rust import Scheduler
+from pyllm.wire.messages import MAX_ENDED, Kept
+
+
+class KeptState:
+    """`earlier` is what the core before has left; `keep` is called with what is new."""
+
+    def __init__(self, scheduler: Scheduler, earlier: Kept, keep: Callable[[Kept], object]) -> None:
+        self._scheduler = scheduler
+        self._keep = keep
+        self._settings = earlier.settings or {}
+        self._ended_before = deque(earlier.ended)  # oldest first
+        self._num_ended = 0  # in this core
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that was changed, by this core's clients and those of the cores before."""
+        return self._settings
+
+    def change(self, changes: dict[str, Any]) -> None:
+        """Keep settings that have changed."""
+        self._settings = self._settings | changes
+        self._keep(Kept(settings=self._settings))
+
+    def gather(self) -> None:
+        """Keep reports of what has ended since the last call."""
+        if ended := self._scheduler.take_ended():
+            self._num_ended += len(ended)
+            while self._ended_before and len(self._ended_before) + self._num_ended > MAX_ENDED:
+                self._ended_before.popleft()
+            self._keep(Kept(ended=tuple(ended)))
+
+    def ended_before(self, name: str | None) -> list[dict[str, Any]]:
+        """Reports of requests that ended in the cores before, latest first; with a `name` of those that have it.
+
+        With those of this core they are at most 1,000.
+        """
+        return [dict(report) for report in reversed(self._ended_before) if name is None or report["name"] == name]

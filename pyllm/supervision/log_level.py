@@ -1,0 +1,28 @@
+"""The log level of this process, which can change while it runs; parents tell their children.
+
+Knows neither the environment nor handlers: `pyllm/log.py` sets these up.
+"""
+
+import logging
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+_changed = ""
+
+
+def set_log_level(level: str) -> None:
+    """Log at this level from now on, one of `LOG_LEVELS`, and have the children of this process do so, too."""
+    global _changed  # noqa: PLW0603 - what it stands for is one for each process, too
+    _changed = level
+    if logging.getLogger().level != logging.getLevelNamesMapping()[level]:  # Setting it forgets a cache.
+        logging.getLogger().setLevel(level)
+
+
+def current_log_level() -> str:
+    """The level that this process logs at."""
+    return logging.getLevelName(logging.getLogger().level)
+
+
+def changed_log_level() -> str:
+    """The level that was set while this process ran; empty if none was."""
+    return _changed

@@ -1,0 +1,25 @@
+"""Restarts as they are counted: of a process by its id, or of several that are restarted together.
+
+Knows no process.
+"""
+
+from collections.abc import Sequence
+
+from pyllm.wire.messages import Restarts
+
+
+def restarted(before: Restarts | None, pid: int, at: float, reason: str) -> Restarts:
+    """One more restart: the process of this id takes the place of one that has ended."""
+    return Restarts(pid, 1 if before is None else before.number + 1, at, reason)
+
+
+def all_restarted(before: Sequence[Restarts], size: int, at: float, reason: str) -> tuple[Restarts, ...]:
+    """One more restart of each of `size` processes, of which none has an id yet; `before` is empty or has them all."""
+    known: Sequence[Restarts | None] = before or [None] * size
+    return tuple(restarted(each, 0, at, reason) for each in known)
+
+
+def with_pids(restarts: Sequence[Restarts], pids: Sequence[int]) -> tuple[Restarts, ...]:
+    """The same, of processes that have ids."""
+    pairs = zip(restarts, pids, strict=True)
+    return tuple(Restarts(pid, each.number, each.at, each.reason) for each, pid in pairs)
