@@ -40,6 +40,7 @@ from pyllm.supervision.process_samples import ProcessSampler, load_nvml
 from pyllm.supervision.server_processes import STOP_GRACE
 from pyllm.supervision.start_progress import show_progress
 from pyllm.supervision.supervised_process import SupervisedProcess, start_state
+from pyllm.wire.messages import Restarts
 from pyllm.wire.sockets import SocketFolder
 
 # An engine inside an application has the server's time limits.
@@ -96,7 +97,8 @@ class AsyncEngine:
         self._processors: dict[str, RequestProcessor] = {}
         self._recent = RecentRequests()
         self._metrics: Metrics | None = None
-        self._sampler = ProcessSampler(self._pids, nvml=load_nvml() if self._config.device.device != "cpu" else None)
+        nvml = load_nvml() if self._config.device.device != "cpu" else None
+        self._sampler = ProcessSampler(self._pids, nvml=nvml, restarts=self._restarts)
 
     async def __aenter__(self) -> "AsyncEngine":
         await self.start()
@@ -389,6 +391,9 @@ class AsyncEngine:
 
     def _pids(self) -> list[int]:
         return [process.process.pid for process in self._processes if process.process is not None]
+
+    def _restarts(self) -> list[Restarts]:
+        return [restarts for process in self._processes for restarts in process.restarts]
 
     def _lose(self, reason: BaseException) -> None:
         """The core, or the fork server that it needs, is gone for good."""

@@ -295,7 +295,8 @@ class EngineClient:
 
     async def requests(self, limit: int = 2000, name: str | None = None) -> list[RequestReport]:
         """All clients' requests: those that live, in the order in which they came, then the last 1,000 that have ended,
-        latest first. At most `limit`, and 2,000; with a `name` only those that have it (`SchedulingParams.name`).
+        latest first, also those that ended in a core before this one. At most `limit`, and 2,000; with a `name` only
+        those that have it (`SchedulingParams.name`).
         """
         return await self._ask(list[RequestReport], "requests", limit, name)
 
@@ -314,8 +315,9 @@ class EngineClient:
     async def reconfigure(self, **changes: Any) -> dict[str, Any]:
         """Change settings of the scheduler from the next step on; gives all that can change, as they are then.
 
-        Names are those of the flags: `scheduling_policy`, `tenant_weights`, `watermark`, `max_num_batched_tokens`... If
-        one of them is refused, all stay as they were.
+        Names are those of the flags: `scheduling_policy`, `tenant_weights`, `watermark`, `max_num_batched_tokens`...,
+        and `log_level`, unless the core runs in this process. If one of them is refused, all stay as they were. A core
+        that takes the place of a dead one has what was changed.
         """
         return await self._ask(dict[str, Any], "reconfigure", changes)
 

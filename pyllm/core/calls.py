@@ -153,10 +153,9 @@ class Calls:
             if name not in self._names:
                 known = ", ".join(self._names)
                 raise RequestError(f"{name!r} cannot change while the engine runs; these can: {known}")
-        self._apply(changes)
+        self._apply(changes, f"client {client} changed settings")
         if changes:
             self._kept.change(changes)
-            logger.info("client %d changed settings: %s", client, changes)
         values = {name: getattr(self._settings, name) for name in LIVE}
         return values if self._set_log_level is None else values | {LOG_LEVEL: current_log_level()}
 
@@ -165,15 +164,15 @@ class Calls:
         changes = {name: value for name, value in self._kept.settings.items() if name in self._names}
         try:
             if changes:
-                self._apply(changes)
+                self._apply(changes, "settings that clients of an earlier core changed")
         except (TypeError, ValueError) as error:
             logger.warning("the settings that an earlier core had are not in effect: %s: %s", changes, error)
 
-    def _apply(self, changes: dict[str, Any]) -> None:
-        """Change all of these settings, or raise and change none."""
+    def _apply(self, changes: dict[str, Any], cause: str) -> None:
+        """Change all of these settings and log them with their cause, or raise and change none."""
         log_level = _checked_log_level(changes[LOG_LEVEL]) if LOG_LEVEL in changes else None
-        changes = {name: value for name, value in changes.items() if name != LOG_LEVEL}
-        settings = config_part(SchedulerConfig, msgspec.structs.asdict(self._settings) | changes)
+        scheduling = {name: value for name, value in changes.items() if name != LOG_LEVEL}
+        settings = config_part(SchedulerConfig, msgspec.structs.asdict(self._settings) | scheduling)
         most = self._config.scheduler.max_num_batched_tokens
         if settings.max_num_batched_tokens > most:
             text = f"the workers keep memory for steps of {most} tokens, not {settings.max_num_batched_tokens}"
@@ -183,6 +182,8 @@ class Calls:
             policy = load_policy(settings.scheduling_policy)
         self._scheduler.reconfigure(**live_settings(settings))
         self._settings, self.policy = settings, policy
+        if changes:
+            logger.info("%s: %s", cause, changes)
         if log_level is not None and self._set_log_level is not None:
             self._set_log_level(log_level)
 

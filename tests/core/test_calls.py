@@ -279,3 +279,13 @@ async def test_blocks_have_owners() -> None:
     assert owners["tenants"].keys() == {"acme"}
     total = sum(owners["tenants"].values()) + owners["pinned"] + owners["in_transit"] + owners["free"]
     assert total == engine.core.stats()["num_blocks"]
+
+
+async def test_a_change_is_logged_before_the_level_may_hide_it(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[str] = []
+    engine = Engine(set_log_level=lambda level: seen.append(caplog.text))
+    with caplog.at_level(logging.INFO):
+        assert engine.call("reconfigure", {"log_level": "ERROR"}).ok
+        assert engine.call("reconfigure", {}).ok
+    assert "client 0 changed settings: {'log_level': 'ERROR'}" in seen[0]
+    assert len(caplog.records) == 1

@@ -163,7 +163,9 @@ async def test_what_a_child_has_kept_is_known_before_its_end() -> None:
 
 async def test_a_child_logs_as_its_parent_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_level, "_changed", "ERROR")
-    await start(FOLLOWING).ready(30.0)
+    process = start(FOLLOWING)
+    await process.ready(30.0)
+    await process.stop(30.0)
 
 
 async def test_the_last_step_of_a_child_is_in_its_exit_summary() -> None:

@@ -273,15 +273,17 @@ class Metrics(Collector):
 
     def _collect_processes(self, processes: Sequence[ProcessSample]) -> Iterator[Metric]:
         """By their titles: several of one, as spares are, count together."""
-        memory, cpu, devices = Counter[str](), dict[str, float](), Counter[str]()
+        memory, cpu, devices, restarts = Counter[str](), dict[str, float](), Counter[str](), dict[str, int]()
         for process in processes:
             memory[process.name] += process.memory_bytes
             cpu[process.name] = cpu.get(process.name, 0.0) + process.cpu_seconds
+            restarts[process.name] = restarts.get(process.name, 0) + process.num_restarts
             if process.device_bytes is not None:
                 devices[process.name] += process.device_bytes
         if memory:
             yield self._gauges(OURS, "process_memory_bytes", "PSS of a process.", "process", memory)
             yield self._counters(OURS, "process_cpu_seconds", "CPU time of a process.", "process", cpu)
+            yield self._counters(OURS, "process_restarts", "Times it was restarted.", "process", restarts)
         if devices:
             yield self._gauges(OURS, "process_device_bytes", "Its memory on all cards.", "process", devices)
 

@@ -185,7 +185,7 @@ async def test_restart_of_workers_that_live_fails_what_is_in_flight(start: Make)
 
 async def test_nothing_is_at_an_old_address(start: Make) -> None:
     """A late frame for the executor before the restart has nowhere to go."""
-    executor, folder, _ = await start()
+    executor, folder, *_ = await start()
     (old,) = folder.iterdir()
     await executor.restart()
     with zmq.Context() as context, ipc.bind(context, zmq.DEALER, f"ipc://{old}") as socket:
@@ -311,7 +311,7 @@ async def test_a_fork_server_that_stands_still_holds_nobody_up(two: Started) -> 
 
 async def test_a_fork_server_that_ends_while_a_worker_starts_is_waited_for(start: Make) -> None:
     started = await start()
-    executor, _, fork_server = started
+    executor, _, fork_server, _ = started
     assert fork_server.process is not None
     fork_server.process.signal(signal.SIGSTOP)
     restarting = asyncio.create_task(executor.restart())
@@ -363,7 +363,7 @@ async def test_rank_that_never_becomes_ready_is_named_and_the_others_are_ended(s
 
 async def test_restart_that_fails_may_be_tried_again(start: Make) -> None:
     started = await start(f"{ENTRIES}:broken_where_told", ranks=2)
-    executor, folder, _ = started
+    executor, folder, *_ = started
     (folder / "broken").touch()
     with pytest.raises(StartError, match="worker 1 of core 0 exited with code 9 while starting"):
         await executor.restart()

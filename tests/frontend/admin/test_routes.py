@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from pyllm.client.reports import RequestReport
 from pyllm.config.api_keys import ApiKey, KeyRing, Role, new_key
@@ -139,6 +140,7 @@ async def test_what_they_show(tokenizer: Tokenizer) -> None:
         assert (blocks["num_blocks"], blocks["owners"]["tenants"], blocks["prefix_hits"]) == (32, {"acme": 8}, 40)
         processes = {process["pid"]: process for process in (await show("processes"))["processes"]}
         assert processes[os.getpid()]["device_bytes"] is None
+        assert processes[os.getpid()]["num_restarts"] == 0
         assert (await show("crashes"))["data"] == []
         assert (await show("tenants"))["data"] == [["acme", 4, 0]]
         assert (await show("decisions"))["data"] == []
@@ -174,3 +176,27 @@ async def test_a_wrong_query_is_named(tokenizer: Tokenizer, limit: str) -> None:
     assert refused.status_code == 400
     assert "limit" in refused.json()["error"]["message"]
     assert refused.json()["error"]["param"] == "limit"
+
+
+async def test_metrics_are_sums_over_all_users_and_names_that_requests_chose_are_for_admins(
+    tokenizer: Tokenizer,
+) -> None:
+    core = answering(tokenizer, "ok")
+    async with in_process(core, tokenizer, keys=BOTH) as frontend:
+        body = {"prompt": "x", "my_secret_field": 1, "user": "a person"}
+        assert (await frontend.http.post("/v1/completions", json=body, headers=bearer(ADMIN))).status_code == 200
+        shown = {
+            key: list(text_string_to_metric_families((await frontend.http.get("/metrics", headers=bearer(key))).text))
+            for key in (USER, ADMIN)
+        }
+    labels = {
+        key: {label for family in families for sample in family.samples for label in sample.labels}
+        for key, families in shown.items()
+    }
+    # None of them tells tenants or requests apart. A label that does is for admins alone.
+    configuration = {"block_size", "num_gpu_blocks", "num_cpu_blocks", "cache_dtype"}
+    sums = {"model_name", "engine", "le", "reason", "finished_reason", "kind", "tier", "process"}
+    assert labels == {USER: sums | configuration, ADMIN: sums | configuration | {"field"}}
+    names = {sample.labels["field"] for family in shown[ADMIN] for sample in family.samples if "field" in sample.labels}
+    assert "my_secret_field" in names
+    assert [family.name for family in shown[USER]] == [family.name for family in shown[ADMIN]]

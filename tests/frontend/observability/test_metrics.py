@@ -1,5 +1,7 @@
 """Names and bounds are vLLM's, or say that they are ours; what is counted is what happened."""
 
+from typing import Any
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyllm.client.columns import StartTimes
@@ -289,13 +291,12 @@ def test_what_a_core_does_not_count_is_left_out() -> None:
 
 
 def test_processes_count_by_their_titles() -> None:
-    def process(name: str, pid: int, device_bytes: int | None = None) -> ProcessSample:
-        return ProcessSample(
-            name=name, pid=pid, memory_bytes=10, cpu_seconds=0.5, num_threads=1, age=1.0, device_bytes=device_bytes
-        )
+    def process(name: str, pid: int, **fields: Any) -> ProcessSample:
+        return ProcessSample(name=name, pid=pid, memory_bytes=10, cpu_seconds=0.5, num_threads=1, age=1.0, **fields)
 
     metrics = Metrics("tiny", MODEL)
-    processes = [process("pyllm::spare", 1), process("pyllm::spare", 2), process("pyllm::worker-0-0", 3, 7)]
+    worker = process("pyllm::worker-0-0", 3, device_bytes=7, num_restarts=4)
+    processes = [process("pyllm::spare", 1), process("pyllm::spare", 2), worker]
     text = metrics.expose({}, metrics.counted(), Condition(True), processes).decode()
     values = {
         (sample.name, sample.labels["process"]): sample.value
@@ -306,4 +307,6 @@ def test_processes_count_by_their_titles() -> None:
     assert values["pyllm:process_memory_bytes", "pyllm::spare"] == 20
     assert values["pyllm:process_cpu_seconds_total", "pyllm::worker-0-0"] == 0.5
     assert values["pyllm:process_device_bytes", "pyllm::worker-0-0"] == 7
+    assert values["pyllm:process_restarts_total", "pyllm::worker-0-0"] == 4
+    assert values["pyllm:process_restarts_total", "pyllm::spare"] == 0
     assert "process_memory" not in metrics.expose({}, metrics.counted(), Condition(True)).decode()

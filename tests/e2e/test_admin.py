@@ -1,0 +1,57 @@
+"""What an admin sets and sees outlives the processes that it was set in: real ones, killed one after the other."""
+
+from typing import Any
+
+from tests.e2e.server import Server, until
+from tests.e2e.titles import API, CORE, WORKER
+
+SECOND_API = "pyllm::api-1"
+CHANGES = {"log_level": "ERROR", "watermark": 0.25}
+
+
+def test_what_was_set_and_what_ended_outlives_the_core_and_restarts_are_told() -> None:
+    with Server("--api-server-count", "2", "--admin-on-loopback") as server:
+        with server.http() as http:
+
+            def show(path: str) -> Any:
+                response = http.get(f"/admin/{path}")
+                return response.json() if response.status_code == 200 else {}
+
+            def process(title: str) -> dict[str, Any]:
+                return next((each for each in show("processes")["processes"] if each["name"] == title), {})
+
+            def is_restarted(title: str, reason: str, number: int = 1) -> bool:
+                shown = process(title)
+                return shown.get("num_restarts") == number and reason in shown["restart_reason"]
+
+            def kill(title: str) -> None:
+                server.titled(title).kill()
+
+            assert process(CORE)["restart_reason"] is None
+            changed = http.patch("/admin/config", json=CHANGES).json()
+            assert changed.items() >= CHANGES.items()
+            request = http.post(
+                "/v1/completions", json={"prompt": "The sea", "max_tokens": 2}, headers={"x-request-id": "before"}
+            )
+            assert request.status_code == 200
+            kill(WORKER)
+            until(lambda: is_restarted(WORKER, "was killed by SIGKILL"), "the worker's successor")
+            kill(CORE)
+            until(lambda: is_restarted(CORE, "core 0 was killed by SIGKILL"), "the core's successor")
+            until(lambda: show("config").items() >= CHANGES.items(), "the next core to have the settings")
+            assert show("config") == changed
+            # Its worker went with it; the one before is not forgotten.
+            until(lambda: is_restarted(WORKER, "core 0 was killed by SIGKILL", 2), "the worker's count")
+            (ended,) = show("requests/before")["data"]
+            assert (ended["finish"], ended["num_output_tokens"]) == ("length", 2)
+            kill(SECOND_API)
+            until(lambda: is_restarted(SECOND_API, "API process 1 was killed by SIGKILL"), "an API process")
+            assert process(API)["num_restarts"] == 0
+        server.tree = server.processes()
+        assert server.stop() == 0
+        assert server.orphans() == []
+    # All keep to the level, those included that were started later.
+    _, _, later = server.log.partition(" ERROR ")
+    assert "API process 1 was killed by SIGKILL" in later
+    assert " INFO " not in later
+    assert " WARNING " not in later
