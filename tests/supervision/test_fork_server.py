@@ -20,7 +20,6 @@ from pyllm.config.process_config import ForkServerConfig
 from pyllm.errors import StartError
 from pyllm.supervision import child_process
 from pyllm.supervision.child_process import ChildProcess
-from pyllm.supervision.parent_link import FINAL_EXIT_CODE
 from pyllm.wire.messages import Ended, Fork, Forked, ForkServerMessage, NotForked
 
 STDERR = 2
@@ -201,16 +200,16 @@ async def test_workers_end_with_the_fork_server_and_it_with_its_parent(start: Ma
 
 
 @pytest.mark.parametrize(
-    ("entry", "code", "reason"),
+    ("entry", "reason"),
     [
-        ("tests.core.executors.entries:threaded", FINAL_EXIT_CODE, "2 threads run where"),
-        ("tests.core.executors.entries:none", 1, "AttributeError"),
+        ("tests.core.executors.entries:threaded", "^2 threads run where"),
+        ("tests.core.executors.entries:none", "the fork server exited with code 1 while importing: .*AttributeError"),
     ],
 )
 async def test_a_fork_server_that_cannot_fork_says_why_and_when(
-    start: Make, capfd: pytest.CaptureFixture[str], entry: str, code: int, reason: str
+    start: Make, capfd: pytest.CaptureFixture[str], entry: str, reason: str
 ) -> None:
-    with pytest.raises(StartError, match=f"the fork server exited with code {code} while importing: .*{reason}"):
+    with pytest.raises(StartError, match=reason):
         await start(entry)
     stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
     assert re.search(
