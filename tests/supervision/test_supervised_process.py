@@ -27,6 +27,7 @@ class FakeProcess:
     progress = 0.0
     step = -1
     failure: str | None = None
+    failed_by_setting = False
     given_up = ""
     blamed_on_request = False
     config: Config | None = None
