@@ -85,7 +85,8 @@ def table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
 def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[], list[Memory]] = host_memory) -> None:
     """Refuse a model on a CPU that would not fit, and warn of a KV cache that could not be filled.
 
-    Weights that are mapped from disk need not fit: it is said that they are slower then.
+    Weights that are mapped from disk need not fit: it is said that they are slower then. A KV cache beyond all of the
+    memory is refused too: the kernel would not map it.
 
     Raises:
         ConfigError: with the bytes that are needed and those that are there.
@@ -128,6 +129,13 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
             raise ConfigError(
                 f"the model needs {needed}, and {memory.owner} has {_gigabytes(memory.available)} available: free "
                 "some, or use a smaller model, or a GGUF of it with fewer bits"
+            )
+        if engine.cache.kv_cache_memory_bytes is not None and cache > memory.total:
+            each = f" on each of {ranks} ranks" if ranks > 1 else ""
+            raise ConfigError(
+                f"a KV cache of {_gigabytes(cache // ranks)}{each} (--kv-cache-memory-bytes) is more than the "
+                f"{_gigabytes(memory.total)} of memory that {memory.owner} has: set --kv-cache-memory-bytes "
+                f"{room // ranks} or less"
             )
         if room < cache:
             logger.warning(

@@ -18,6 +18,7 @@ import zmq
 
 from pyllm import log
 from pyllm.config.process_config import WorkerConfig
+from pyllm.errors import ConfigError
 from pyllm.supervision import line_writer
 from pyllm.supervision.memory import is_out_of_memory, return_freed_memory
 from pyllm.supervision.parent_link import OUT_OF_MEMORY_EXIT_CODE, ParentLink, attach, await_configuration
@@ -211,6 +212,8 @@ def _report(parent: ParentLink, stage: str, step: int) -> None:
 def _reply(runner: Rank, control: Control) -> Reply:
     try:
         return Reply(control.id, True, runner.call(control.method, control.args))
+    except ConfigError as error:  # Its text is for people, who need no stack.
+        return Reply(control.id, False, str(error))
     except Exception as error:
         logger.exception("the call %s%r failed", control.method, control.args)
         return Reply(control.id, False, f"{type(error).__name__}: {error}")

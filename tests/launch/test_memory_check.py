@@ -108,6 +108,19 @@ def test_a_cache_that_could_not_be_filled_is_told(caplog: pytest.LogCaptureFixtu
     assert not caplog.text
 
 
+def test_a_cache_beyond_all_of_the_memory_is_refused_with_one_that_fits() -> None:
+    engine, checkpoint = resolved(dtype="float32")
+
+    def asking(size: int) -> EngineConfig:
+        return msgspec.structs.replace(engine, cache=msgspec.structs.replace(engine.cache, kv_cache_memory_bytes=size))
+
+    with pytest.raises(ConfigError, match=r"a KV cache of 1099\.51 GB .*68\.72 GB of memory that the host has") as told:
+        check_memory(asking(1 << 40), checkpoint, lambda: machine(4000 * MEGABYTE))
+    fits = int(str(told.value).split()[-3])
+    assert 0 < fits < 4000 * MEGABYTE
+    check_memory(asking(fits), checkpoint, lambda: machine(4000 * MEGABYTE))
+
+
 def test_gpus_are_asked_by_their_workers() -> None:
     engine, checkpoint = resolved()
     on_gpu = msgspec.structs.replace(engine, device=msgspec.structs.replace(engine.device, device="cuda"))

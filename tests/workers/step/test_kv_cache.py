@@ -52,6 +52,13 @@ def test_pages_are_taken_and_nothing_is_changed() -> None:
     assert float(cache.memory.sum()) == 3 * cache.layers[1].keys[500].numel()
 
 
+@pytest.mark.parametrize("num_blocks", [1 << 40, 1 << 55])
+def test_more_memory_than_can_be_mapped_is_refused_with_the_bytes(num_blocks: int) -> None:
+    size = UNTOUCHED.block_bytes * num_blocks
+    with pytest.raises(ConfigError, match=rf"no memory for a KV cache of {size:,} bytes .*--kv-cache-memory-bytes"):
+        KVCache(UNTOUCHED, num_blocks, CPU)
+
+
 def test_pages_that_memory_is_short_of_are_left_to_who_needs_them() -> None:
     cache = KVCache(UNTOUCHED, 12_000, CPU)
     cache.take_pages(
