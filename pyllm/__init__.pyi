@@ -1,15 +1,17 @@
-from .async_engine import AsyncEngine, Rendering
+from .async_engine import AsyncEngine
 from .client.client import EngineClient
 from .client.embedding import Embedding, EmbeddingOutput, EmbeddingRequestOutput
 from .engine_args import EngineArgs, FlexibleArgumentParser
 from .frontend.observability.metrics_snapshot import Counter, Gauge, Histogram, Metric
 from .frontend.observability.summary import Percentiles, Summary
 from .frontend.text.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from .frontend.text.model_tokenizer import ModelTokenizer
 from .frontend.text.outputs import CompletionOutput, RequestOutput
 from .frontend.text.structured_outputs import resolve_constraint
 from .llm import LLM
 from .llm_engine import LLMEngine
-from .sampling_params import ResolvedConstraint, SamplingParams, StructuredOutputsParams
+from .prompts import Rendering
+from .sampling_params import RequestOutputKind, ResolvedConstraint, SamplingParams, StructuredOutputsParams
 from .scheduling_params import SchedulingParams
 
 __all__ = [
@@ -30,9 +32,11 @@ __all__ = [
     "Histogram",
     "LLMEngine",
     "Metric",
+    "ModelTokenizer",
     "Percentiles",
     "Rendering",
     "RequestOutput",
+    "RequestOutputKind",
     "ResolvedConstraint",
     "SamplingParams",
     "SchedulingParams",

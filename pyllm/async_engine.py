@@ -9,15 +9,15 @@ import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from copy import copy
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from pyllm.arguments import instance, integer, text, texts
 from pyllm.client.client import EngineClient
 from pyllm.client.embedding import EmbeddingOutput, EmbeddingRequestOutput
-from pyllm.client.prompt_tokens import PromptTokens
 from pyllm.client.reports import Decision, SampleReport
-from pyllm.client.submission import refuse_input
+from pyllm.client.submission import refuse_input, refuse_prompt
 from pyllm.config.options import ServerConfig, engine_config
 from pyllm.config.process_config import CoreConfig
 from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
@@ -26,52 +26,37 @@ from pyllm.frontend.chat.preprocessor import ChatPreprocessor
 from pyllm.frontend.observability.measured_sink import MeasuredSink
 from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.metrics_snapshot import Metric, read_families
-from pyllm.frontend.observability.summary import RecentRequests, Summary
+from pyllm.frontend.observability.summary import RecentRequests, Summary, check_window
+from pyllm.frontend.text.model_tokenizer import ModelTokenizer
 from pyllm.frontend.text.outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from pyllm.frontend.text.prompt_encoder import PromptEncoder
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.frontend.text.truncation import truncation_from
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config
+from pyllm.prompts import RENDERING, Message, Prompt, ReadPrompt, Rendering, read_messages, read_prompt
 from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
+from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
 from pyllm.supervision.process_samples import ProcessSampler, load_nvml
 from pyllm.supervision.server_processes import STOP_GRACE
 from pyllm.supervision.start_progress import show_progress
 from pyllm.supervision.supervised_process import SupervisedProcess, start_state
+from pyllm.vllm_parameters import CALLS, refuse_other_values
 from pyllm.wire.messages import Restarts
 from pyllm.wire.sockets import SocketFolder
 
 # An engine inside an application has the server's time limits.
 LIMITS = ServerConfig()
 
-# As in vLLM, a dict has `prompt` or `prompt_token_ids`, and perhaps a `cache_salt`.
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = dict[str, Any]
 
+class _ReadRequest(NamedTuple):
+    """What a call asks for, checked."""
 
-class Rendering(msgspec.Struct, frozen=True, kw_only=True):
-    """How a conversation becomes a prompt; names and defaults are vLLM's.
-
-    `tools` are descriptions of functions for the template, `chat_template_kwargs` other variables that it looks at;
-    `chat_template` is the source of another template. With `continue_final_message`, and `add_generation_prompt` off,
-    the model goes on with the last message.
-    """
-
-    chat_template: str | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    tools: Sequence[dict[str, Any]] | None = None
-    chat_template_kwargs: Mapping[str, Any] | None = None
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """What the template finds beside the messages."""
-        return {**(self.chat_template_kwargs or {}), **({} if self.tools is None else {"tools": self.tools})}
-
-
-RENDERING = Rendering()
+    name: str
+    params: SamplingParams
+    prompt: ReadPrompt
 
 
 class AsyncEngine:
@@ -112,6 +97,10 @@ class AsyncEngine:
     def get_default_sampling_params(self) -> SamplingParams:
         """What requests without parameters get: the sampling defaults of the model's files, or of the options."""
         return SamplingParams(**self._checkpoint.sampling.given())
+
+    def get_tokenizer(self) -> ModelTokenizer:
+        """The model's tokenizer, with the methods of transformers' tokenizers."""
+        return ModelTokenizer(self.tokenizer, self._checkpoint.tokenizer)
 
     @property
     def model_name(self) -> str:
@@ -187,26 +176,36 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int | None = None,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        *,
+        prompt_text: None = None,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The request's output so far, after every change; the last one is `finished`. Leaving early aborts it.
 
-        `prompt` is a text, or token ids. `priority`, vLLM's argument, is that of `scheduling` under its own name.
+        `prompt` is a text, token ids, or a dict with one of these. `output_kind` and `stream_interval` of the
+        parameters choose other outputs. `priority`, vLLM's argument, is that of `scheduling` under its own name. The
+        arguments from `prompt_text` on are vLLM's, and may only have their defaults.
 
         Raises:
             RequestError: the request cannot run.
             EngineDeadError: the engine was given up: the core or its workers died too often.
         """
-        async with self._running(prompt, sampling_params, request_id, scheduling.with_priority(priority)) as (
-            fold,
-            changed,
-        ):
+        given: dict[str, object] = {"prompt_text": prompt_text, "lora_request": lora_request}
+        given |= {"tokenization_kwargs": tokenization_kwargs, "trace_headers": trace_headers}
+        refuse_other_values(CALLS, {**given, "data_parallel_rank": data_parallel_rank})
+        request = self._read(prompt, sampling_params, request_id, priority, scheduling)
+        async with self._running(request) as (fold, changed):
             finished = False
             while not finished:
                 await changed.wait()
                 changed.clear()
-                output = fold.snapshot()
-                finished = output.finished
-                yield output
+                if fold.is_due:
+                    output = fold.take()
+                    finished = output.finished
+                    yield output
 
     async def complete(
         self,
@@ -216,11 +215,9 @@ class AsyncEngine:
         priority: int | None = None,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> RequestOutput:
-        """The finished output alone; as `generate` otherwise."""
-        async with self._running(prompt, sampling_params, request_id, scheduling.with_priority(priority)) as (
-            fold,
-            changed,
-        ):
+        """The finished output alone, whatever its `output_kind`; as `generate` otherwise."""
+        request = self._read(prompt, sampling_params, request_id, priority, scheduling)
+        async with self._running(request) as (fold, changed):
             while not fold.finished:
                 await changed.wait()
                 changed.clear()
@@ -241,14 +238,17 @@ class AsyncEngine:
         Raises:
             RequestError: the model has no template, or the template refuses the messages; else as `generate`.
         """
-        prompt = await self.encode_chat(messages, rendering)
+        prompt = await self.render_chat(messages, rendering)
         outputs = self.generate(prompt, sampling_params, request_id, priority, scheduling)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 yield output
 
-    async def encode_chat(self, messages: Sequence[Message], rendering: Rendering = RENDERING) -> list[int]:
-        """The token ids of a conversation, rendered by the model's chat template; raises as `chat` does."""
+    async def render_chat(self, messages: Sequence[Message], rendering: Rendering = RENDERING) -> Prompt:
+        """A conversation as a prompt for `generate`, with its text and its token ids; raises as `chat` does."""
+        messages = read_messages(messages)
+        instance("rendering", rendering, Rendering)
+        encoder = self._encoder()
         template = None
         if rendering.chat_template is not None:
             try:
@@ -257,14 +257,16 @@ class AsyncEngine:
                 )
             except ConfigError as error:
                 raise RequestError(str(error), "chat_template") from None
-        tokens = await self._encoder().encode_chat(
+        rendered = await encoder.render_chat(
             messages,
             rendering.add_generation_prompt,
             rendering.continue_final_message,
             variables=rendering.variables,
             template=template,
         )
-        return tokens.tolist()
+        # Of what is too long for the context `truncate_prompt_tokens` may keep a part: `generate` knows.
+        (tokens,) = await encoder.encode([rendered], add_special_tokens=False, too_long=None)
+        return {"prompt": rendered, "prompt_token_ids": tokens}
 
     async def embed(
         self,
@@ -282,19 +284,21 @@ class AsyncEngine:
             RequestError, EngineDeadError: as `generate`; the prompt may fill the context.
         """
         client = self._connected()
-        prompt, scheduling = read_prompt(prompt, scheduling.with_priority(priority))
-        (tokens,) = await self._encoder().encode([prompt], too_long=refuse_input, name="input")
-        embedding = await client.embed(tokens, scheduling, dimensions)
+        read = read_prompt(prompt, with_priority(scheduling, priority))
+        if dimensions is not None:
+            dimensions = integer("dimensions", dimensions)
+        (tokens,) = await self._encoder().encode([read.content], too_long=refuse_input, name="input")
+        embedding = await client.embed(tokens, read.scheduling, dimensions)
         name = f"request-{next(self._request_ids)}"
         return EmbeddingRequestOutput(
             name, EmbeddingOutput(embedding.values.tolist()), tokens.tolist(), embedding.cached_tokens
         )
 
-    def abort(self, request_id: str) -> None:
-        """End a request that `generate` is running: its last output says `abort`. Unknown ids are ignored."""
-        processor = self._processors.get(request_id)
-        if processor is not None:
-            processor.abort()
+    def abort(self, request_id: str | Sequence[str]) -> None:
+        """End requests that `generate` is running: their last output says `abort`. Unknown ids are ignored."""
+        for name in [request_id] if isinstance(request_id, str) else texts("request_id", request_id):
+            if (processor := self._processors.get(name)) is not None:
+                processor.abort()
 
     async def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters."""
@@ -309,7 +313,12 @@ class AsyncEngine:
         return read_families(shown.collect())
 
     async def get_summary(self, window: float = 60.0) -> Summary:
-        """Throughput, latencies, hit rates and memory of the last `window` seconds."""
+        """Throughput, latencies, hit rates and memory of the last `window` seconds.
+
+        Raises:
+            RequestError: the window is no number above 0.
+        """
+        window = check_window(window)
         stats, samples = await self.stats(), (await asyncio.to_thread(self._sampler.sample)).processes
         devices = [sample.device_bytes for sample in samples if sample.device_bytes is not None]
         memory = sum(sample.memory_bytes for sample in samples)
@@ -321,14 +330,14 @@ class AsyncEngine:
         Raises:
             RequestError: there is none of this id.
         """
-        processor = self._processors.get(request_id)
+        processor = self._processors.get(text("request_id", request_id))
         if processor is None:
             raise RequestError(f"request {request_id!r} is not running", "request_id")
         return await processor.explain()
 
     async def decisions(self, limit: int = 100) -> list[Decision]:
         """What the last steps decided, oldest first."""
-        return await self._connected().decisions(limit)
+        return await self._connected().decisions(integer("limit", limit))
 
     async def reconfigure(self, **changes: Any) -> dict[str, Any]:
         """Change settings of the scheduler while it runs; see `EngineClient.reconfigure`."""
@@ -355,26 +364,38 @@ class AsyncEngine:
             if folder is not None:
                 folder.close()
 
-    @contextlib.asynccontextmanager
-    async def _running(
-        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, scheduling: SchedulingParams
-    ) -> AsyncIterator[tuple[OutputFold, asyncio.Event]]:
-        client, params = self._connected(), copy(params or self.get_default_sampling_params())
+    def _read(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int | None,
+        scheduling: SchedulingParams,
+    ) -> _ReadRequest:
+        if params is None:
+            params = self.get_default_sampling_params()
+        params = copy(instance("sampling_params", params, SamplingParams))
         params.validate()
-        prompt, scheduling = read_prompt(prompt, scheduling)
-        text = prompt if isinstance(prompt, str) else None
-        (tokens,) = await self._encoder().encode([prompt])
+        name = f"request-{next(self._request_ids)}" if request_id is None else text("request_id", request_id)
+        return _ReadRequest(name, params, read_prompt(prompt, with_priority(scheduling, priority)))
+
+    @contextlib.asynccontextmanager
+    async def _running(self, request: _ReadRequest) -> AsyncIterator[tuple[OutputFold, asyncio.Event]]:
+        name, params, prompt = request
+        client, encoder = self._connected(), self._encoder()
+        truncation = truncation_from(params.truncate_prompt_tokens, None, params.max_tokens or 1, client.model)
+        too_long = refuse_prompt if truncation is None else None
+        (tokens,) = await encoder.encode([prompt.content], too_long=too_long)
+        kept = tokens if truncation is None else truncation.kept(tokens)
         params = await resolve_texts_aside(params, self.tokenizer)
-        name = request_id if request_id is not None else f"request-{next(self._request_ids)}"
         if name in self._processors:
             raise RequestError(f"request {name!r} is running already; give each request an id of its own", "request_id")
         changed = asyncio.Event()
-        fold = OutputFold(name, text, tokens.tolist(), params, changed.set)
-        request = Request(tokens, params, msgspec.structs.replace(scheduling, name=name))
+        fold = OutputFold(name, prompt.text, list(kept), params, changed.set)
+        submitted = Request(kept, params, msgspec.structs.replace(prompt.scheduling, name=name))
         assert self._metrics is not None, "it is there from the connection on"
-        measured = self._recent.follow(len(tokens), params.n), self._metrics.request(len(tokens), params.n)
-        sink = MeasuredSink(fold, *measured)
-        processor = self._processors[name] = RequestProcessor(client, self.tokenizer, request, sink)
+        sink = MeasuredSink(fold, self._metrics.request(len(kept), params.n), self._recent)
+        processor = self._processors[name] = RequestProcessor(client, self.tokenizer, submitted, sink)
         try:
             yield fold, changed
         finally:
@@ -412,31 +433,3 @@ class AsyncEngine:
         if self._client is None:
             raise EngineDeadError("the engine is not running: use `async with`, or await start()")
         return self._client
-
-
-def read_prompt(prompt: Prompt, scheduling: SchedulingParams) -> tuple[str | Sequence[int], SchedulingParams]:
-    """A prompt as text or token ids, and the scheduling parameters with what a prompt of vLLM's form says of them.
-
-    Raises:
-        RequestError: it is neither a text, nor token ids, nor a dict with one of these.
-    """
-    if isinstance(prompt, Mapping):
-        given: dict[str, Any] = dict(prompt)
-        salt = given.pop("cache_salt", None)
-        if salt is not None:
-            scheduling = msgspec.structs.replace(scheduling, cache_salt=salt)
-        content = given.pop("prompt_token_ids", None)
-        text = given.pop("prompt", None)
-        content = text if content is None else content
-        if given:
-            has = "prompt or prompt_token_ids, and perhaps cache_salt"
-            names = ", ".join(map(repr, given))
-            raise RequestError(f"a prompt that is a dict has {has}; this one also has {names}", "prompt")
-        if content is None:
-            raise RequestError("a prompt that is a dict needs prompt or prompt_token_ids", "prompt")
-        prompt = content
-    if isinstance(prompt, str | PromptTokens):
-        return prompt, scheduling
-    if not isinstance(prompt, Sequence) or not all(isinstance(token, int) for token in prompt):
-        raise RequestError(f"a prompt is a text or a list of token ids, not {prompt!r:.80}", "prompt")
-    return prompt, scheduling

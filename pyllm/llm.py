@@ -7,23 +7,28 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from pyllm.async_engine import AsyncEngine, Message, Prompt, Rendering
+from pyllm.arguments import as_list, instance, refuse
+from pyllm.async_engine import AsyncEngine
 from pyllm.client.embedding import EmbeddingRequestOutput
 from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.observability.metrics_snapshot import Metric
 from pyllm.frontend.observability.summary import Summary
 from pyllm.frontend.text.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
+from pyllm.frontend.text.model_tokenizer import ModelTokenizer
 from pyllm.frontend.text.outputs import RequestOutput
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.prompt_progress import PromptProgress, UseTqdm
+from pyllm.prompts import Message, Prompt, Rendering, read_conversations, read_prompts
 from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
+from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
+from pyllm.vllm_parameters import CALLS, refuse_other_values
 
 Result = TypeVar("Result")
 Each = TypeVar("Each")
 Params = SamplingParams | Sequence[SamplingParams] | None
 Priority = int | Sequence[int] | None
 Scheduling = SchedulingParams | Sequence[SchedulingParams]
+_CONTENT_FORMATS = {"auto", "string", "openai"}
 _Request = tuple[SamplingParams | None, SchedulingParams]
 
 
@@ -69,20 +74,26 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: UseTqdm = True,
+        lora_request: None = None,
         priority: Priority = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> list[RequestOutput]:
         """The finished outputs, in the order of the prompts, which run together.
 
         A prompt is a text, token ids, or a dict with one of these; the others are one for all, or one for each.
         `priority`, vLLM's argument, is that of `scheduling` under its own name. `use_tqdm` shows a bar, or makes the
-        bar's object when it is called as `tqdm.tqdm` is.
+        bar's object when it is called as `tqdm.tqdm` is. `lora_request`, `tokenization_kwargs` and
+        `mm_processor_kwargs` are vLLM's, and may only be None.
 
         Raises:
             RequestError: one of the requests cannot run; none of them is left running.
             EngineDeadError: the engine was given up: the core or its workers died too often.
         """
-        batch = _batch(prompts)
+        given = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
+        refuse_other_values(CALLS, {**given, "mm_processor_kwargs": mm_processor_kwargs})
+        batch = read_prompts(prompts)
         requests = _requests(len(batch), sampling_params, priority, scheduling)
         with PromptProgress(len(batch), use_tqdm) as progress:
             return self._run(self._complete(batch, requests, progress))
@@ -100,19 +111,21 @@ class LLM:
         tools: Sequence[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         *,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         priority: Priority = None,
         scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> list[RequestOutput]:
         """`generate` for one conversation, or several, rendered by the model's chat template.
 
         `Rendering` explains what concerns the template. Contents are texts, so `chat_template_content_format` changes
-        nothing; there are no adapters, so `lora_request` must be None.
+        nothing. `lora_request`, `tokenization_kwargs` and `mm_processor_kwargs` may only be None. An output's `prompt`
+        is the rendered text.
         """
-        if lora_request is not None:
-            raise RequestError("adapters are not supported: leave lora_request out", "lora_request")
-        if chat_template_content_format not in ("auto", "string", "openai"):
-            text = f"chat_template_content_format is auto, string or openai, not {chat_template_content_format!r:.80}"
-            raise RequestError(text, "chat_template_content_format")
+        given = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
+        refuse_other_values(CALLS, {**given, "mm_processor_kwargs": mm_processor_kwargs})
+        if chat_template_content_format not in _CONTENT_FORMATS:
+            refuse("chat_template_content_format", chat_template_content_format, "auto, string or openai")
         rendering = Rendering(
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
@@ -120,16 +133,25 @@ class LLM:
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
-        batch: Sequence[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
+        batch = read_conversations(messages)
         requests = _requests(len(batch), sampling_params, priority, scheduling)
         with PromptProgress(len(batch), use_tqdm) as progress:
             return self._run(self._complete_chats(batch, requests, rendering, progress))
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: UseTqdm = False
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: UseTqdm = False,
     ) -> list[BeamSearchOutput]:
-        """The best sequences that a beam search finds for each prompt; they run together. Raises as `generate` does."""
-        batch = _batch(prompts)
+        """The best sequences that a beam search finds for each prompt; they run together. Raises as `generate` does.
+
+        `lora_request` is vLLM's, and may only be None.
+        """
+        refuse_other_values(CALLS, {"lora_request": lora_request})
+        instance("params", params, BeamSearchParams)
+        batch = read_prompts(prompts)
         requests = _requests(len(batch), params.sampling(), None, DEFAULT_SCHEDULING)
         with PromptProgress(len(batch), use_tqdm) as progress:
             found = self._run(self._complete(batch, requests, progress))
@@ -141,25 +163,31 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         *,
         use_tqdm: UseTqdm = True,
+        pooling_params: None = None,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         priority: Priority = None,
         scheduling: Scheduling = DEFAULT_SCHEDULING,
         dimensions: int | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The prompts' embeddings, in their order: `outputs.embedding` of each. They run together; else as `generate`.
 
-        `dimensions` cuts them, of a model that was trained for this.
+        `dimensions` cuts them, of a model that was trained for this. `pooling_params`, `lora_request` and
+        `tokenization_kwargs` are vLLM's, and may only be None.
 
         Raises:
             DeadlineError: the `timeout` of one passed.
         """
-        batch = _batch(prompts)
+        given = {"pooling_params": pooling_params, "lora_request": lora_request}
+        refuse_other_values(CALLS, {**given, "tokenization_kwargs": tokenization_kwargs})
+        batch = read_prompts(prompts)
         requests = _requests(len(batch), None, priority, scheduling)
         with PromptProgress(len(batch), use_tqdm) as progress:
             return self._run(self._embed(batch, requests, dimensions, progress))
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer."""
-        return self._engine.tokenizer
+    def get_tokenizer(self) -> ModelTokenizer:
+        """The model's tokenizer, with the methods of transformers' tokenizers."""
+        return self._engine.get_tokenizer()
 
     def get_metrics(self) -> list[Metric]:
         """Every metric of `GET /metrics`, as structs."""
@@ -222,7 +250,7 @@ class LLM:
         rendering: Rendering,
         progress: PromptProgress,
     ) -> list[RequestOutput]:
-        prompts = [await self._engine.encode_chat(messages, rendering) for messages in conversations]
+        prompts = [await self._engine.render_chat(messages, rendering) for messages in conversations]
         return await self._complete(prompts, requests, progress)
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -246,26 +274,25 @@ async def _together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result
     return [task.result() for task in tasks]
 
 
-def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
-        return [cast(Prompt, prompts)]
-    return list(cast(Sequence[Prompt], prompts))
-
-
 def _requests(number: int, params: Params, priority: Priority, scheduling: Scheduling) -> list[_Request]:
     """What each of so many prompts asks for."""
     columns = zip(
-        _each(params, number, "sampling params"),
-        _each(scheduling, number, "scheduling params"),
-        _each(priority, number, "priorities"),
+        _each("sampling_params", params, number),
+        _each("scheduling", scheduling, number),
+        _each("priority", priority, number),
         strict=True,
     )
-    return [(sampling, one.with_priority(first)) for sampling, one, first in columns]
+    requests = [(sampling, with_priority(one, first)) for sampling, one, first in columns]
+    for sampling, _ in requests:
+        if sampling is not None:
+            instance("sampling_params", sampling, SamplingParams)
+    return requests
 
 
-def _each(given: Each | Sequence[Each], number: int, what: str) -> list[Each]:
-    if not isinstance(given, Sequence):
-        return [given] * number
+def _each(name: str, given: Each | Sequence[Each], number: int) -> list[Each]:
+    given = as_list(given)
+    if not isinstance(given, list | tuple):
+        return [cast(Each, given)] * number
     if len(given) != number:
-        raise RequestError(f"{len(given)} {what} for {number} prompts: give one for all, or one for each")
+        raise RequestError(f"{name} has {len(given)} for {number} prompts: give one for all, or one for each", name)
     return list(given)

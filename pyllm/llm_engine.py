@@ -5,27 +5,32 @@ The same core, client and detokenizer as everywhere, over an in-memory endpoint;
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
 import msgspec
 
-from pyllm.async_engine import Prompt, read_prompt
+from pyllm.arguments import instance, text, texts
 from pyllm.client.client import EngineClient
+from pyllm.client.prompt_tokens import known_tokens
 from pyllm.config.options import ParallelConfig, engine_config
 from pyllm.config.process_config import CoreConfig
 from pyllm.core import core_process
 from pyllm.core.executors.inline import InlineExecutor
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
+from pyllm.frontend.text.model_tokenizer import ModelTokenizer
 from pyllm.frontend.text.outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from pyllm.frontend.text.sampling_texts import resolve_texts
 from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.frontend.text.truncation import truncation_from
 from pyllm.launch import entrypoints
 from pyllm.launch.resolve import resolve_config
+from pyllm.prompts import Prompt, read_prompt
 from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
+from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
+from pyllm.vllm_parameters import CALLS, refuse_other_values
 from pyllm.wire.ipc import MemoryEndpoint, MessageHandler
 from pyllm.wire.messages import ClientMessage, CoreMessage
 
@@ -51,6 +56,7 @@ class LLMEngine:
             engine=engine, checkpoint=checkpoint, bind="", socket_folder="", ready_timeout=0.0, shutdown_timeout=0.0
         )
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
+        self._tokenizer_files = checkpoint.tokenizer
         self._default_params = SamplingParams(**checkpoint.sampling.given())
         self._executor = InlineExecutor(lambda: entrypoints.load_rank(core_config))
         self._requests: dict[str, tuple[RequestProcessor, OutputFold]] = {}
@@ -63,6 +69,10 @@ class LLMEngine:
             self.close()
             raise
 
+    def get_tokenizer(self) -> ModelTokenizer:
+        """The model's tokenizer, with the methods of transformers' tokenizers."""
+        return ModelTokenizer(self.tokenizer, self._tokenizer_files)
+
     def add_request(
         self,
         request_id: str,
@@ -70,23 +80,33 @@ class LLMEngine:
         params: SamplingParams | None = None,
         priority: int | None = None,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        *,
+        lora_request: None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> None:
         """Queue a request; its outputs come from `step`. `priority` is that of `scheduling` under its own name.
+
+        The arguments from `lora_request` on are vLLM's, and may only have their defaults.
 
         Raises:
             RequestError: it cannot run, or the id is in use.
         """
         self._check_open()
-        if request_id in self._requests:
+        given = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
+        refuse_other_values(CALLS, {**given, "trace_headers": trace_headers})
+        if text("request_id", request_id) in self._requests:
             raise RequestError(f"request {request_id!r} is running already", "request_id")
-        params = copy(params or self._default_params)
+        params = copy(instance("params", self._default_params if params is None else params, SamplingParams))
         params.validate()
         params = resolve_texts(params, self.tokenizer)
-        prompt, scheduling = read_prompt(prompt, scheduling.with_priority(priority))
-        text = prompt if isinstance(prompt, str) else None
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        fold = OutputFold(request_id, text, tokens, params, lambda: self._changed.add(request_id))
-        request = Request(tokens, params, msgspec.structs.replace(scheduling, name=request_id))
+        read = read_prompt(prompt, with_priority(scheduling, priority))
+        content, model = read.content, self._client.model
+        tokens = known_tokens(self.tokenizer.encode(content) if isinstance(content, str) else content, model.vocab_size)
+        truncation = truncation_from(params.truncate_prompt_tokens, None, params.max_tokens or 1, model)
+        kept = list(tokens if truncation is None else truncation.kept(tokens))
+        fold = OutputFold(request_id, read.text, kept, params, lambda: self._changed.add(request_id))
+        request = Request(kept, params, msgspec.structs.replace(read.scheduling, name=request_id))
         processor = RequestProcessor(self._client, self.tokenizer, request, fold)
         self._requests[request_id] = processor, fold
         if fold.failure is not None:
@@ -95,6 +115,8 @@ class LLMEngine:
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; gives the requests that changed, each with all of its output so far.
+
+        The parameters' `output_kind` and `stream_interval` choose other outputs.
 
         Raises:
             PyllmError: a request has failed, and has ended; what the others have is given by the next call.
@@ -112,13 +134,14 @@ class LLMEngine:
             _, fold = self._requests[request_id]
             if fold.finished:
                 del self._requests[request_id]
-            outputs.append(fold.snapshot())
+            if fold.is_due:
+                outputs.append(fold.take())
         self._changed.clear()
         return outputs
 
     def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests; `step` says nothing more of them. Unknown ids are ignored."""
-        for name in [request_id] if isinstance(request_id, str) else request_id:
+        for name in [request_id] if isinstance(request_id, str) else texts("request_id", request_id):
             processor, _ = self._requests.pop(name, (None, None))
             if processor is not None:
                 processor.drop()

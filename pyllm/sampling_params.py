@@ -1,14 +1,30 @@
 """`SamplingParams`: how to choose a request's tokens, checked. Knows neither the wire nor the model's limits."""
 
-import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from enum import Enum
+from operator import attrgetter, is_
+from types import NoneType
 from typing import Any
 
 import msgspec
 
+from pyllm import vllm_parameters
+from pyllm.arguments import (
+    check,
+    flag,
+    instance,
+    integer,
+    mapping,
+    number,
+    refuse,
+    text,
+    texts,
+    token_ids,
+)
 from pyllm.errors import RequestError
 
 MAX_SAMPLES = 16_384
+DEFAULT_MAX_TOKENS = 16  # vLLM's, of its Python API
 MAX_STOP_STRINGS = 1024
 MAX_STOP_CHARACTERS = 65_536  # of all of them together, which take the event loop 1 ms to sort
 MAX_STOP_STRING_CHARACTERS = 1024  # of one: as many may be held back, and looked at at once when they go another way
@@ -25,6 +41,24 @@ REPETITION_PENALTIES = (0.01, 100.0)
 LEAST_POSITIVE = 1e-30  # A positive temperature or top_p below it is taken for it, which changes no choice.
 
 MAX_LENGTH_PENALTY = 10.0  # Either way; the scheduler has float64, which holds the power of any length.
+
+_NUMBERS = (
+    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    "length_penalty",
+)
+_INTEGERS = ("n", "top_k", "min_tokens", "beam_width")
+_OPTIONAL_INTEGERS = (
+    *("seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "stream_interval"),
+)
+_FLAGS = (
+    *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
+    *("detokenize", "skip_clone"),
+)
+
+_FIXED = vllm_parameters.SAMPLING
+_FIXED_OF, _FIXED_DEFAULTS = attrgetter(*_FIXED), tuple(parameter.values[0] for parameter in _FIXED.values())
+_NUMBERS_OF, _INTEGERS_OF = attrgetter(*_NUMBERS), attrgetter(*_INTEGERS)
+_OPTIONAL_INTEGERS_OF, _FLAGS_OF = attrgetter(*_OPTIONAL_INTEGERS), attrgetter(*_FLAGS)
 
 # What beam search leaves no room for: its candidates are the likeliest tokens as the model sees them.
 _NOT_WITH_BEAMS = (
@@ -46,15 +80,29 @@ _NOT_WITH_BEAMS = (
 )
 
 
+class RequestOutputKind(Enum):
+    """Which outputs a request gives while it runs; the names are vLLM's.
+
+    `CUMULATIVE`: all of the output so far, each time. `DELTA`: what is new. `FINAL_ONLY`: the finished output alone.
+    """
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+_FORMS = ("json", "regex", "choice", "grammar", "json_object")
+
+
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A constraint on the output, in exactly one of these forms; the names are vLLM's.
 
     `json` is a JSON schema, as a text or as a dict; `json_object` True asks for any JSON object. `regex` matches the
     whole output, `choice` has the outputs to choose from. `grammar` is a Lark grammar with llguidance's extensions, a
-    GBNF grammar, or a grammar in llguidance's own JSON.
+    GBNF grammar, or a grammar in llguidance's own JSON. The other fields are vLLM's, and may only have their defaults.
 
     Raises:
-        RequestError: none of them is given, or several.
+        RequestError: none of them is given, or several, or one of another type.
     """
 
     json: str | dict[str, Any] | None = None
@@ -62,13 +110,31 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_
     choice: Sequence[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
+        fixed = vllm_parameters.STRUCTURED_OUTPUTS
+        vllm_parameters.refuse_other_values(fixed, {name: getattr(self, name) for name in fixed})
+        self._check_types()
+        given = [name for name in _FORMS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
-            names = ", ".join(self.__struct_fields__)
+            names = ", ".join(_FORMS)
             has = " and ".join(given) or "none"
             raise RequestError(f"structured_outputs needs exactly one of {names}, got {has}", "structured_outputs")
+
+    def _check_types(self) -> None:
+        if self.json is not None and not isinstance(self.json, str):
+            mapping("structured_outputs.json", self.json)
+        for name in ("regex", "grammar"):
+            if (value := getattr(self, name)) is not None:
+                text(f"structured_outputs.{name}", value)
+        if self.choice is not None:
+            texts("structured_outputs.choice", self.choice)
+        if self.json_object is not None:
+            flag("structured_outputs.json_object", self.json_object)
 
 
 class ResolvedConstraint(StructuredOutputsParams, frozen=True, kw_only=True):
@@ -88,7 +154,7 @@ class ResolvedConstraint(StructuredOutputsParams, frozen=True, kw_only=True):
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Names, meanings and defaults are vLLM's, but for `max_tokens`, which is 16 there.
+    """Names, meanings and defaults are vLLM's, `max_tokens` included: 16, of which a chat needs more.
 
     `temperature` 0 is greedy, and then `top_k`, `top_p` and `min_p` have no effect. `top_k` 0 or -1 is off.
     `max_tokens` None is all that is left of the context. `seed` None lets the client draw one. `stop` strings end the
@@ -100,6 +166,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     `logprobs` and `prompt_logprobs` count the likeliest tokens whose log-probabilities come beside the token's own.
     They are those of the model: neither temperature nor anything else here changes them.
+
+    `truncate_prompt_tokens` keeps the last so many tokens of the prompt; -1 keeps what fits the context beside
+    `max_tokens`. `output_kind` says which outputs a request gives while it runs, `stream_interval` after how many
+    tokens at least. Without `detokenize` outputs have no text.
+
+    `spaces_between_special_tokens` and `skip_clone` change nothing. The fields from `flat_logprobs` on are vLLM's, and
+    have one value here: any other is refused with what to use instead.
 
     With a `beam_width` the output is that of a beam search, and `n` must be the same number. The candidates are chosen
     by the model's log-probabilities alone, so any `temperature` and `seed` are accepted and have no effect.
@@ -120,13 +193,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] = ()
+    bad_words: Sequence[str] | None = ()
     bad_words_token_ids: Sequence[Sequence[int]] = ()
     seed: int | None = None
-    max_tokens: int | None = None
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
     min_tokens: int = 0
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] | None = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -136,12 +209,32 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     extra_args: dict[str, dict[str, Any]] | None = None
     beam_width: int = 0
     length_penalty: float = 1.0
+    truncate_prompt_tokens: int | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    detokenize: bool = True
+    spaces_between_special_tokens: bool = True
+    skip_clone: bool = False
+    flat_logprobs: bool = False
+    logprob_token_ids: Sequence[int] | None = None
+    prompt_logprob_token_ids: Sequence[int] | None = None
+    prompt_logprob_start: int | None = None
+    skip_reading_prefix_cache: bool | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: Any = None
+    routed_experts_prompt_start: int = 0
+    trace_decode_token_ids: Sequence[int] | None = None
+    output_text_buffer_length: int = 0
+    best_of: int | None = None
+    guided_decoding: Any = None
+    logits_processors: Any = None
 
     def __post_init__(self) -> None:
         self.validate()
 
     def validate(self) -> None:
-        """Check all values; raises as the constructor does."""
+        """Check all values, and read numbers of numpy as Python's; raises as the constructor does."""
+        self._read_types()
         check("n", self.n, 1 <= self.n <= MAX_SAMPLES, f"from 1 to {MAX_SAMPLES}")
         check("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "from 0 to 100")
         check("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
@@ -157,12 +250,61 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 check(name, count, count >= 0, "0 or more, or left out")
         if self.structured_outputs is not None:
             self._exclude("structured_outputs", ("ignore_eos", "min_tokens"))
+        self._check_outputs()
         self._check_beams()
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple, whichever way it was given."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def _read_types(self) -> None:
+        # Servers make these for each request several times, so what has its type already costs little.
+        if set(map(type, _NUMBERS_OF(self))) != {float}:
+            for name in _NUMBERS:
+                setattr(self, name, number(name, getattr(self, name)))
+        if set(map(type, _INTEGERS_OF(self))) != {int}:
+            for name in _INTEGERS:
+                setattr(self, name, integer(name, getattr(self, name)))
+        if not set(map(type, _OPTIONAL_INTEGERS_OF(self))) <= {int, NoneType}:
+            for name in _OPTIONAL_INTEGERS:
+                setattr(self, name, _count(name, getattr(self, name)))
+        if set(map(type, _FLAGS_OF(self))) != {bool}:
+            for name in _FLAGS:
+                setattr(self, name, flag(name, getattr(self, name)))
+        self._read_lists()
+        if self.structured_outputs is not None:
+            instance("structured_outputs", self.structured_outputs, StructuredOutputsParams)
+        for name, value in [] if self.extra_args is None else mapping("extra_args", self.extra_args).items():
+            mapping(f"extra_args.{text('extra_args', name)}", value)
+        instance("output_kind", self.output_kind, RequestOutputKind)
+        if not all(map(is_, _FIXED_OF(self), _FIXED_DEFAULTS)):
+            vllm_parameters.refuse_other_values(_FIXED, dict(zip(_FIXED, _FIXED_OF(self), strict=True)))
+
+    def _read_lists(self) -> None:
+        self.stop = () if self.stop is None else self.stop
+        if not isinstance(self.stop, str):
+            texts("stop", self.stop)
+        self.bad_words = texts("bad_words", () if self.bad_words is None else self.bad_words)
+        self.stop_token_ids = token_ids("stop_token_ids", () if self.stop_token_ids is None else self.stop_token_ids)
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = token_ids("allowed_token_ids", self.allowed_token_ids)
+        if self.bad_words_token_ids:
+            if not isinstance(self.bad_words_token_ids, list | tuple):
+                refuse("bad_words_token_ids", self.bad_words_token_ids, "a list of lists of token ids")
+            self.bad_words_token_ids = [token_ids("bad_words_token_ids", each) for each in self.bad_words_token_ids]
+        if self.logit_bias is not None:
+            biases = mapping("logit_bias", self.logit_bias)
+            self.logit_bias = {
+                integer("logit_bias", token): number("logit_bias", bias) for token, bias in biases.items()
+            }
+
+    def _check_outputs(self) -> None:
+        for name, least in (("stream_interval", 1), ("truncate_prompt_tokens", -1)):
+            if (value := getattr(self, name)) is not None:
+                check(name, value, value >= least and value != 0, "at least 1" + ", or -1" * (least < 0))
+        if not self.detokenize and self.stop:
+            raise RequestError("stop strings are found in text: leave detokenize out, or stop", "stop")
 
     def _check_logits_changes(self) -> None:
         for name in ("presence_penalty", "frequency_penalty"):
@@ -172,20 +314,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         check("repetition_penalty", repetition, least <= repetition <= most, f"from {least:g} to {most:g}")
         num_biases = len(self.logit_bias or {})
         check("logit_bias", num_biases, num_biases <= MAX_LOGIT_BIASES, f"at most {MAX_LOGIT_BIASES} tokens")
-        for token, bias in (self.logit_bias or {}).items():
-            _check_token("logit_bias", token)
-            check("logit_bias", bias, not math.isnan(bias), "numbers")
+        _check_tokens("logit_bias", self.logit_bias or ())
         if self.allowed_token_ids is not None:
             check("allowed_token_ids", "none", len(self.allowed_token_ids) > 0, "left out, or at least one token id")
             _check_tokens("allowed_token_ids", self.allowed_token_ids)
-        if isinstance(self.bad_words, str):
-            raise RequestError("bad_words must be a list of texts, not a text", "bad_words")
         for name, most in (("bad_words", MAX_BAD_WORDS), ("bad_words_token_ids", MAX_BAD_WORDS_TOKEN_IDS)):
             words = getattr(self, name)
             check(name, len(words), len(words) <= most, f"at most {most}")
             if not all(words):
                 raise RequestError(f"{name} must not contain an empty one", name)
-        num_characters = sum(map(len, self.bad_words))
+        num_characters = sum(map(len, self.bad_words or ()))
         allowed = f"at most {MAX_BAD_WORD_CHARACTERS} characters together"
         check("bad_words", num_characters, num_characters <= MAX_BAD_WORD_CHARACTERS, allowed)
         for tokens in self.bad_words_token_ids:
@@ -199,7 +337,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             allowed = f"at most max_tokens, {self.max_tokens}"
             check("min_tokens", self.min_tokens, self.min_tokens <= self.max_tokens, allowed)
         self._check_stop_strings()
-        _check_tokens("stop_token_ids", self.stop_token_ids)
+        _check_tokens("stop_token_ids", self.stop_token_ids or ())
 
     def _check_stop_strings(self) -> None:
         strings = self.stop_strings
@@ -233,16 +371,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise RequestError(f"{field.name} and {name} exclude one another; leave one of them out", field.name)
 
 
-def check(name: str, value: object, holds: bool, allowed: str) -> None:
-    """Refuse a value of a request by its name, unless the condition holds; `allowed` says which values do.
-
-    Raises:
-        RequestError: it does not hold.
-    """
-    if not holds:
-        raise RequestError(f"{name} must be {allowed}, got {value}", name)
-
-
 def check_length_penalty(penalty: float) -> None:
     """Refuse a length penalty that would make infinities of scores.
 
@@ -253,13 +381,15 @@ def check_length_penalty(penalty: float) -> None:
     check("length_penalty", penalty, is_allowed, f"from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}")
 
 
-def _check_tokens(name: str, tokens: Sequence[int]) -> None:
+def _count(name: str, value: object) -> int | None:
+    if value is True and name in ("logprobs", "prompt_logprobs"):
+        return 1  # as in vLLM
+    return None if value is None else integer(name, value)
+
+
+def _check_tokens(name: str, tokens: Iterable[int]) -> None:
     for token in tokens:
-        _check_token(name, token)
-
-
-def _check_token(name: str, token: object) -> None:
-    check(name, repr(token), isinstance(token, int) and 0 <= token < 2**31, "token ids, 0 or more")
+        check(name, token, 0 <= token < 2**31, "token ids, 0 or more")
 
 
 def check_grammar(text: str, name: str) -> None:

@@ -4,7 +4,8 @@ import math
 
 import msgspec
 
-from pyllm.sampling_params import check
+from pyllm.arguments import check, instance, integer, number, text
+from pyllm.errors import RequestError
 
 MAX_CACHE_SALT_CHARACTERS = 1024
 MAX_NAME_CHARACTERS = 256
@@ -32,6 +33,7 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     name: str = ""
 
     def __post_init__(self) -> None:
+        self._read_types()
         check("priority", self.priority, -(2**31) <= self.priority < 2**31, "from -2**31 to 2**31 - 1")
         allowed = f"at most {MAX_CACHE_SALT_CHARACTERS} characters, none of them @, /, \\ or NUL"
         is_allowed = len(self.cache_salt) <= MAX_CACHE_SALT_CHARACTERS and not _NOT_IN_SALTS & set(self.cache_salt)
@@ -43,9 +45,28 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             if seconds is not None:
                 check(name, seconds, 0.0 < seconds < math.inf, "a finite number of seconds above 0")
 
-    def with_priority(self, priority: int | None) -> "SchedulingParams":
-        """These with another priority, if one is given: vLLM has it as an argument of its own."""
-        return self if priority is None else msgspec.structs.replace(self, priority=priority)
+    def _read_types(self) -> None:
+        # Servers make these for each request several times, so what has its type already costs little.
+        if type(self.priority) is not int:
+            msgspec.structs.force_setattr(self, "priority", integer("priority", self.priority))
+        for name in ("tenant", "name"):
+            text(name, getattr(self, name))
+        if not isinstance(self.cache_salt, str):  # It is a secret, so the error does not have it.
+            raise RequestError(f"cache_salt must be a text, got a {type(self.cache_salt).__name__}", "cache_salt")
+        for name in ("timeout", "ttft_target", "tpot_target"):
+            seconds = getattr(self, name)
+            if seconds is not None and type(seconds) is not float:
+                msgspec.structs.force_setattr(self, name, number(name, seconds))
 
 
 DEFAULT_SCHEDULING = SchedulingParams()
+
+
+def with_priority(scheduling: SchedulingParams, priority: int | None) -> SchedulingParams:
+    """The parameters with another priority, if one is given: vLLM has it as an argument of its own.
+
+    Raises:
+        RequestError: they are none, or the priority is out of its range.
+    """
+    instance("scheduling", scheduling, SchedulingParams)
+    return scheduling if priority is None else msgspec.structs.replace(scheduling, priority=priority)

@@ -2,13 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from pyllm.async_engine import AsyncEngine, read_prompt
-from pyllm.errors import EngineDeadError, PyllmError, RequestError
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.async_engine import AsyncEngine
+from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.supervision.supervised_process import SupervisedProcess
 from tests.tiny_model import write_tiny_model
 
@@ -88,18 +87,3 @@ async def test_a_close_that_is_cancelled_leaves_nothing_behind(model: str) -> No
         await closing
     assert not any(process.is_stopped for process in processes)
     assert all(process.is_killed for process in processes)
-
-
-def test_a_prompt_is_a_text_or_ids_or_a_dict_with_one_of_them() -> None:
-    scheduling = SchedulingParams(tenant="a")
-    assert read_prompt("hi", scheduling) == ("hi", scheduling)
-    assert read_prompt([1, 2], scheduling) == ([1, 2], scheduling)
-    assert read_prompt({"prompt": "hi"}, scheduling) == ("hi", scheduling)
-    salted = read_prompt({"prompt_token_ids": [1], "prompt": "kept for show", "cache_salt": "s"}, scheduling)
-    assert salted == ([1], SchedulingParams(tenant="a", cache_salt="s"))
-
-
-@pytest.mark.parametrize("prompt", [None, 7, [1.5], {}, {"prompt": None}, {"prompt": "x", "multi_modal_data": {}}])
-def test_nothing_else_is_a_prompt(prompt: Any) -> None:
-    with pytest.raises(RequestError, match=r"a prompt (is|that is a dict)"):
-        read_prompt(prompt, SchedulingParams())

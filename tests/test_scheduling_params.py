@@ -2,6 +2,7 @@ import pytest
 
 from pyllm import SchedulingParams
 from pyllm.errors import RequestError
+from pyllm.scheduling_params import with_priority
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_misspelt_name_fails() -> None:
 
 def test_a_priority_of_its_own_takes_the_place_of_the_other() -> None:
     scheduling = SchedulingParams(priority=5, tenant="acme")
-    assert scheduling.with_priority(None) == scheduling
-    assert scheduling.with_priority(0) == SchedulingParams(tenant="acme")
+    assert with_priority(scheduling, None) == scheduling
+    assert with_priority(scheduling, 0) == SchedulingParams(tenant="acme")
     with pytest.raises(RequestError, match="priority"):
-        scheduling.with_priority(2**31)
+        with_priority(scheduling, 2**31)

@@ -57,7 +57,7 @@ def prepare(
         raise RequestError("the prompt is empty; give at least one token", "prompt")
     max_tokens = _max_tokens(num_tokens, params.max_tokens, model)
     tokens = known_tokens(prompt, model.vocab_size)
-    stop = set(params.stop_token_ids)
+    stop = set(params.stop_token_ids or ())
     if not params.ignore_eos:
         stop.update(model.eos_token_ids)
     # What is outside the vocabulary never comes: the same list serves models of several sizes.

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from pyllm.arguments import check
 from pyllm.errors import RequestError
 from pyllm.sampling_params import (
     LEAST_POSITIVE,
@@ -18,7 +19,6 @@ from pyllm.sampling_params import (
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIASES,
     SamplingParams,
-    check,
     check_length_penalty,
 )
 from pyllm.scheduling_params import MAX_NAME_CHARACTERS

@@ -6,10 +6,11 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
-from pyllm.async_engine import AsyncEngine, Prompt
+from pyllm.async_engine import AsyncEngine
 from pyllm.frontend.chat import Conversation
 from pyllm.frontend.chat.parsers import Content, Reasoning, SampleParser
 from pyllm.frontend.text import RequestOutput, TextDelta
+from pyllm.prompts import Prompt
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
 from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, Message, TokenUsage
 

@@ -72,8 +72,8 @@ def test_max_tokens_fits_the_context(wanted: int | None, given: int) -> None:
 
 def test_without_max_tokens_a_small_cache_is_the_limit() -> None:
     small = msgspec.structs.replace(MODEL, kv_cache_tokens=64)
-    assert prepare([1] * 50, SamplingParams(), small).max_tokens == 14
-    assert prepare([1] * 64, SamplingParams(), small).max_tokens == 1
+    assert prepare([1] * 50, SamplingParams(max_tokens=None), small).max_tokens == 14
+    assert prepare([1] * 64, SamplingParams(max_tokens=None), small).max_tokens == 1
     assert prepare([1] * 50, SamplingParams(max_tokens=15), small).max_tokens == 15
     with pytest.raises(RequestTooLargeError, match=r"holds 64 tokens.* has 50 tokens and 16 were asked for"):
         prepare([1] * 50, SamplingParams(max_tokens=16), small)
@@ -172,7 +172,7 @@ def test_who_changes_no_logits_is_not_stateful() -> None:
 
 def test_tokens_to_come_at_least_reach_the_wire() -> None:
     assert prepare([1], SamplingParams(min_tokens=4), MODEL).min_tokens == 4
-    clipped = prepare([1] * 250, SamplingParams(min_tokens=40), MODEL)
+    clipped = prepare([1] * 250, SamplingParams(min_tokens=40, max_tokens=None), MODEL)
     assert (clipped.min_tokens, clipped.max_tokens, clipped.sampling.min_tokens) == (6, 6, 6)
     stops = prepare([1], SamplingParams(min_tokens=4, stop_token_ids=[9, 600]), MODEL)
     assert stops.stop_token_ids == stops.sampling.stop_token_ids == packed(0, 9)
@@ -225,7 +225,7 @@ def test_a_constraint_that_is_not_resolved_is_refused(constraint: StructuredOutp
     ("arguments", "text"),
     [
         ({"mine": {"x": object()}}, "plain values"),
-        ({"mine": 5}, "plain values"),
+        ({"mine": 5}, "extra_args.mine must be a dict"),
         ({"mine": {"x": 2**70}}, "plain values"),
         ({"mine": {"x": "y" * 70_000}}, "at most 65536 bytes"),
     ],

@@ -170,7 +170,7 @@ class ChatPreprocessor:
         """A format is that of the final message; a turn ends with a call, whatever ends the model's texts."""
         token_ids = [token for stop in HARMONY_STOPS if (token := self._tokenizer.added_token_id(stop)) is not None]
         if not params.ignore_eos:
-            stops = dict.fromkeys([*params.stop_token_ids, *token_ids])
+            stops = dict.fromkeys([*(params.stop_token_ids or ()), *token_ids])
             params = msgspec.structs.replace(params, stop_token_ids=tuple(stops))
         if params.structured_outputs is None or has_grammar or conversation.continue_final_message:
             return params

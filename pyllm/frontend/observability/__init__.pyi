@@ -3,7 +3,7 @@ from .metrics import Metrics, RequestMetrics
 from .metrics_snapshot import Counter, Gauge, Metric, read_families
 from .request_log import RequestLog
 from .stats_line import STATS_INTERVAL, StatsLine
-from .summary import Percentiles, RecentRequests, RequestTimes, Summary
+from .summary import Percentiles, RecentRequests, Summary, check_window
 from .trace_context import TraceContext, parse_trace_context
 from .tracing import RequestTrace, Tracer
 
@@ -18,12 +18,12 @@ __all__ = [
     "RecentRequests",
     "RequestLog",
     "RequestMetrics",
-    "RequestTimes",
     "RequestTrace",
     "StatsLine",
     "Summary",
     "TraceContext",
     "Tracer",
+    "check_window",
     "parse_trace_context",
     "read_families",
 ]

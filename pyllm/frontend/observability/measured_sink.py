@@ -1,33 +1,36 @@
-"""A sink that counts and times the text that it passes on: what an engine inside an application measures."""
+"""A sink that counts and times the text that it passes on: what an engine inside an application measures.
+
+`RequestMetrics` measures each delta once; `RecentRequests` keeps the same numbers for summaries.
+"""
 
 from pyllm.client.logprobs import LogprobEntries
 from pyllm.client.streams import OutputSink
 from pyllm.errors import PyllmError
 from pyllm.frontend.observability.metrics import RequestMetrics
-from pyllm.frontend.observability.summary import RequestTimes
+from pyllm.frontend.observability.summary import RecentRequests
 from pyllm.frontend.text.detokenizer import TextDelta
 
 
 class MeasuredSink:
     """For one request: in front of `sink`, whose every call comes through here."""
 
-    __slots__ = ("_metrics", "_sink", "_times")
+    __slots__ = ("_metrics", "_recent", "_sink")
 
-    def __init__(self, sink: OutputSink[TextDelta], times: RequestTimes, metrics: RequestMetrics) -> None:
+    def __init__(self, sink: OutputSink[TextDelta], metrics: RequestMetrics, recent: RecentRequests) -> None:
         self._sink = sink
-        self._times = times
         self._metrics = metrics
+        self._recent = recent
 
     def delta(self, index: int, delta: TextDelta) -> None:
         """Count new text, and pass it on."""
+        metrics = self._metrics
         if delta.start_times is not None:
-            self._metrics.started(delta.start_times)
-        self._times.delta(index, len(delta.tokens), delta.cached_tokens, delta.start_times)
+            metrics.started(delta.start_times)
         if delta.tokens:
-            self._metrics.delta(index, len(delta.tokens), delta.cached_tokens)
+            self._count(index, len(delta.tokens), delta.cached_tokens)
         if delta.finish_reason is not None:
-            self._metrics.finish(index, delta.finish_reason)
-            self._times.finish(index)
+            sample = metrics.finish(index, delta.finish_reason)
+            self._recent.add_ended(sample, is_last=not metrics.num_open)
         self._sink.delta(index, delta)
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
@@ -38,3 +41,15 @@ class MeasuredSink:
         """Count the samples that have not ended, and pass the failure on."""
         self._metrics.end("error")
         self._sink.error(error)
+
+    def _count(self, index: int, num_tokens: int, num_cached_tokens: int) -> None:
+        metrics, recent = self._metrics, self._recent
+        begins, is_first = not metrics.num_tokens, not metrics.num_tokens_of(index)
+        seconds = metrics.delta(index, num_tokens, num_cached_tokens)
+        at = metrics.last_time_of(index)
+        assert at is not None, "it has just got tokens"
+        if begins:
+            start = metrics.start_times
+            queue = None if start is None else start.queue
+            recent.add_request(at, metrics.num_prompt_tokens, metrics.num_cached_tokens, queue)
+        recent.add_tokens(at, num_tokens, seconds, is_first)

@@ -318,6 +318,14 @@ class Metrics(Collector):
         return family
 
 
+class SampleTimes(msgspec.Struct, frozen=True, gc=False):
+    """Of a sample that has ended: when, by the clock, and seconds; `per_token` None with fewer than two tokens."""
+
+    at: float
+    end_to_end: float
+    per_token: float | None
+
+
 class RequestMetrics:
     """One request's times and counts, as they happen."""
 
@@ -347,13 +355,32 @@ class RequestMetrics:
         """Tokens of one sample so far."""
         return self._num_tokens[sample]
 
+    def last_time_of(self, sample: int) -> float | None:
+        """When one sample last got tokens, by the clock; None: it has none."""
+        return self._last[sample]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return self._num_prompt_tokens
+
+    @property
+    def start_times(self) -> StartTimes | None:
+        """What a core has told of the request's beginning."""
+        return self._start_times
+
+    @property
+    def num_open(self) -> int:
+        """Samples that have not ended."""
+        return self._num_open
+
     def started(self, times: StartTimes) -> None:
         """A core has begun the request. What the first one says counts."""
         if self._start_times is None:
             self._start_times = times
 
-    def delta(self, sample: int, num_tokens: int, num_cached_tokens: int) -> None:
-        """A sample got tokens."""
+    def delta(self, sample: int, num_tokens: int, num_cached_tokens: int) -> float:
+        """A sample got tokens. Gives the seconds since its last ones, or since the request's arrival for the first."""
         metrics = self._metrics
         clock = metrics.clock  # Calling it as a method would cost twice as much.
         now = clock()
@@ -366,54 +393,64 @@ class RequestMetrics:
             histogram.sum += pause
         else:
             self._first[sample] = now
-            self._begin(now, num_cached_tokens)
+            pause = now - self._arrival
+            self._begin(pause, num_cached_tokens)
         self._last[sample] = now
         self._num_tokens[sample] += num_tokens
         metrics.generation_tokens += num_tokens
+        return pause
 
-    def finish(self, sample: int, reason: str) -> None:
+    def finish(self, sample: int, reason: str) -> SampleTimes:
         """A sample has ended."""
         metrics = self._metrics
         self._num_open -= 1
         metrics.finished[reason] += 1
-        metrics.request_seconds.observe(metrics.clock() - self._arrival)
+        now = metrics.clock()
+        metrics.request_seconds.observe(now - self._arrival)
         metrics.request_generation_tokens.observe(self._num_tokens[sample])
-        self._count_times(sample)
+        decode = self._count_times(sample)
         if not self._num_open:
             metrics.longest_sample_tokens.observe(max(self._num_tokens))
+        number = self._num_tokens[sample]
+        per_token = None if decode is None or number < 2 else decode / (number - 1)
+        return SampleTimes(now, now - self._arrival, per_token)
 
     def end(self, reason: str) -> None:
         """Whatever has not ended by itself ends now."""
         self._metrics.finished[reason] += self._num_open
         self._num_open = 0
 
-    def _count_times(self, sample: int) -> None:
-        """Those of a sample that has ended with output, and with the first of these their request's."""
+    def _count_times(self, sample: int) -> float | None:
+        """Those of a sample that has ended with output, and with the first of these their request's.
+
+        Gives the seconds from the sample's first token to its last.
+        """
         metrics, times = self._metrics, self._start_times
         first, last = self._first[sample], self._last[sample]
         if first is None or last is None:
-            return
+            return None
         decode = last - first
         metrics.decode_seconds.observe(decode)
         # A sample of one token has nothing to divide: it counts as 0, as in vLLM.
         metrics.output_token_seconds.observe(decode / max(self._num_tokens[sample] - 1, 1))
         if times is None:  # A core of another version does not tell.
-            return
+            return decode
         start = min(first for first in self._first if first is not None) - times.prefill
         metrics.inference_seconds.observe(last - start)
         if not self._start_is_counted:
             self._start_is_counted = True
             metrics.queue_seconds.observe(times.queue)
             metrics.prefill_seconds.observe(times.prefill)
+        return decode
 
-    def _begin(self, now: float, num_cached_tokens: int) -> None:
+    def _begin(self, seconds: float, num_cached_tokens: int) -> None:
         metrics = self._metrics
         if not any(self._num_tokens):
             self.num_cached_tokens = num_cached_tokens
             metrics.prompt_tokens += self._num_prompt_tokens
             metrics.cached_prompt_tokens += num_cached_tokens
             metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
-        metrics.first_token.observe(now - self._arrival)
+        metrics.first_token.observe(seconds)
 
 
 Counted = int | float | dict[str, int] | Histogram | EncodingCounts | ConnectionCounts

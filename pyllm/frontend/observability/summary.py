@@ -10,8 +10,8 @@ from itertools import takewhile
 
 import msgspec
 
-from pyllm.client.columns import StartTimes
-from pyllm.frontend.observability.metrics import num_waiting, share
+from pyllm.arguments import check, number
+from pyllm.frontend.observability.metrics import SampleTimes, num_waiting, share
 
 MAX_SAMPLES = 10_000  # whose latencies are kept
 MAX_PAUSES = 100_000
@@ -34,7 +34,8 @@ class Percentiles(msgspec.Struct, frozen=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The last `window` seconds, or less if the engine is younger; 900 at most. Sizes are bytes, rates per second.
 
-    Latencies are those of the last 10,000 samples that ended and of the last 100,000 deltas, where there were more.
+    Each latency counts when it is known: the first token's when it comes, though its request still runs. Latencies are
+    those of the last 10,000 samples and of the last 100,000 deltas, where there were more.
 
     `time_to_first_token`, `inter_token_latency` (between two deltas), `time_per_output_token` (a sample's mean, its
     first token left out), `end_to_end` and `queue` (until the first step) are vLLM's. `prefix_cache_hit_rate` is the
@@ -60,16 +61,6 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: int | None = None
 
 
-class _Ended(msgspec.Struct, frozen=True, gc=False):
-    """The latencies of a sample that has ended."""
-
-    at: float
-    first_token: float | None
-    per_token: float | None
-    end_to_end: float
-    queue: float | None
-
-
 class _Counts(msgspec.Struct, gc=False):
     """What came within `RESOLUTION` seconds from `at` on."""
 
@@ -81,29 +72,26 @@ class _Counts(msgspec.Struct, gc=False):
 
 
 class RecentRequests:
-    """The times of what has ended not long ago. `clock` gives seconds."""
+    """The times of what happened not long ago, as `RequestMetrics` measures them, by the same `clock`, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.clock = clock
+        self._clock = clock
         self._since = clock()
-        self._ended: deque[_Ended] = deque(maxlen=MAX_SAMPLES)
+        self._ended: deque[SampleTimes] = deque(maxlen=MAX_SAMPLES)
+        self._first_tokens: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
+        self._queues: deque[tuple[float, float]] = deque(maxlen=MAX_SAMPLES)
         self._pauses: deque[tuple[float, float]] = deque(maxlen=MAX_PAUSES)
         self._counts: deque[_Counts] = deque(maxlen=int(MAX_WINDOW / RESOLUTION))
-
-    def follow(self, num_prompt_tokens: int, num_samples: int) -> "RequestTimes":
-        """Follow one request, which comes now."""
-        return RequestTimes(self, num_prompt_tokens, num_samples)
 
     def summary(
         self, window: float, stats: dict[str, int], memory_bytes: int, device_bytes: int | None = None
     ) -> Summary:
-        """The last `window` seconds. `stats` are the core's, for what is so now."""
-        now = self.clock()
+        """The last `window` seconds. `stats` are the core's, for what is so now; `check_window` checks the window."""
+        now = self._clock()
         window = max(1e-9, min(window, now - self._since, MAX_WINDOW))
         after = now - window
         ended = list(takewhile(lambda sample: sample.at >= after, reversed(self._ended)))
         counts = list(takewhile(lambda entry: entry.at >= after, reversed(self._counts)))
-        pauses = [pause for _, pause in takewhile(lambda entry: entry[0] >= after, reversed(self._pauses))]
         num_prompt_tokens = sum(entry.num_prompt_tokens for entry in counts)
         num_requests = sum(entry.num_requests for entry in counts)
         return Summary(
@@ -114,82 +102,52 @@ class RecentRequests:
             requests_per_second=num_requests / window,
             prompt_tokens_per_second=num_prompt_tokens / window,
             generation_tokens_per_second=sum(entry.num_tokens for entry in counts) / window,
-            time_to_first_token=percentiles([sample.first_token for sample in ended]),
-            inter_token_latency=percentiles(pauses),
+            time_to_first_token=percentiles(_since(after, self._first_tokens)),
+            inter_token_latency=percentiles(_since(after, self._pauses)),
             time_per_output_token=percentiles([sample.per_token for sample in ended]),
             end_to_end=percentiles([sample.end_to_end for sample in ended]),
-            queue=percentiles([sample.queue for sample in ended]),
+            queue=percentiles(_since(after, self._queues)),
             prefix_cache_hit_rate=share(sum(entry.num_cached_tokens for entry in counts), num_prompt_tokens),
             kv_cache_usage=share(stats["num_used_blocks"], stats["num_blocks"]),
             memory_bytes=memory_bytes,
             device_bytes=device_bytes,
         )
 
-    def counts_at(self, now: float) -> _Counts:
-        """What counts what comes now."""
-        if not self._counts or now - self._counts[-1].at >= RESOLUTION:
-            self._counts.append(_Counts(now))
-        return self._counts[-1]
+    def add_request(self, at: float, num_prompt_tokens: int, num_cached_tokens: int, queue: float | None) -> None:
+        """A request got its first token, after so many seconds in the queue, where that is known."""
+        counts = self._counts_at(at)
+        counts.num_prompt_tokens += num_prompt_tokens
+        counts.num_cached_tokens += num_cached_tokens
+        if queue is not None:
+            self._queues.append((at, queue))
 
-    def add_pause(self, now: float, pause: float) -> None:
-        """A sample got tokens, so many seconds after its last ones."""
-        self._pauses.append((now, pause))
+    def add_tokens(self, at: float, num_tokens: int, seconds: float, is_first: bool) -> None:
+        """A sample got tokens, so many seconds after its last ones, or, of the first, after its request came."""
+        self._counts_at(at).num_tokens += num_tokens
+        (self._first_tokens if is_first else self._pauses).append((at, seconds))
 
-    def add_ended(self, sample: _Ended) -> None:
-        """A sample has ended."""
+    def add_ended(self, sample: SampleTimes, is_last: bool) -> None:
+        """A sample has ended; with the last one its request."""
+        self._counts_at(sample.at).num_requests += is_last
         self._ended.append(sample)
 
+    def _counts_at(self, at: float) -> _Counts:
+        """What counts what comes then."""
+        if not self._counts or at - self._counts[-1].at >= RESOLUTION:
+            self._counts.append(_Counts(at))
+        return self._counts[-1]
 
-class RequestTimes:
-    """One request's times, as they happen."""
 
-    def __init__(self, recent: RecentRequests, num_prompt_tokens: int, num_samples: int) -> None:
-        self._recent = recent
-        self._arrival = recent.clock()
-        self._num_prompt_tokens = num_prompt_tokens
-        self._num_cached_tokens = 0
-        self._num_open = num_samples
-        self._queue: float | None = None
-        self._first: list[float | None] = [None] * num_samples
-        self._last = [0.0] * num_samples
-        self._num_tokens = [0] * num_samples
+def check_window(window: float) -> float:
+    """The window of a summary, in seconds; raises RequestError where it is no number above 0."""
+    window = number("window", window)
+    check("window", window, window > 0.0, "a number of seconds above 0")
+    return window
 
-    def delta(self, sample: int, num_tokens: int, num_cached_tokens: int, start: StartTimes | None) -> None:
-        """A sample got tokens; `start` comes with the first of them."""
-        now = self._recent.clock()
-        self._num_cached_tokens = max(self._num_cached_tokens, num_cached_tokens)
-        if start is not None and self._queue is None:
-            self._queue = start.queue
-        if not num_tokens:
-            return
-        self._recent.counts_at(now).num_tokens += num_tokens
-        if self._first[sample] is None:
-            self._first[sample] = now
-        else:
-            self._recent.add_pause(now, now - self._last[sample])
-        self._last[sample] = now
-        self._num_tokens[sample] += num_tokens
 
-    def finish(self, sample: int) -> None:
-        """A sample has ended."""
-        now, first, number = self._recent.clock(), self._first[sample], self._num_tokens[sample]
-        self._num_open -= 1
-        is_first = self._num_open == len(self._first) - 1
-        counts = self._recent.counts_at(now)
-        if is_first:
-            counts.num_prompt_tokens += self._num_prompt_tokens
-            counts.num_cached_tokens += self._num_cached_tokens
-        if not self._num_open:
-            counts.num_requests += 1
-        self._recent.add_ended(
-            _Ended(
-                at=now,
-                first_token=None if first is None else first - self._arrival,
-                per_token=None if first is None or number < 2 else (self._last[sample] - first) / (number - 1),
-                end_to_end=now - self._arrival,
-                queue=self._queue if is_first else None,
-            )
-        )
+def _since(after: float, entries: deque[tuple[float, float]]) -> list[float]:
+    """The values of the entries that are not older."""
+    return [value for _, value in takewhile(lambda entry: entry[0] >= after, reversed(entries))]
 
 
 def percentiles(values: Sequence[float | None]) -> Percentiles:

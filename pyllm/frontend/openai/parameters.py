@@ -4,6 +4,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from pyllm.arguments import check
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.config.options import ServerConfig
 from pyllm.errors import RequestError
@@ -12,7 +13,7 @@ from pyllm.frontend.openai.common_fields import EngineRequest, StructuredOutputs
 from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest, StreamOptions
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.scheduling import scheduling_from
-from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
+from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
 from pyllm.scheduling_params import SchedulingParams
 
 Request = TypeVar("Request", bound=GenerationRequest)

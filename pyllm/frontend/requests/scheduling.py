@@ -1,7 +1,7 @@
 """The scheduling parameters of a request, from its body and its headers. Knows no API's fields."""
 
+from pyllm.arguments import check
 from pyllm.frontend.requests.request_context import RequestContext
-from pyllm.sampling_params import check
 from pyllm.scheduling_params import SchedulingParams
 
 

@@ -6,6 +6,7 @@ from litestar import Request, Response, Router, delete, get, post, route
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
+from pyllm.arguments import check
 from pyllm.errors import RequestError
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Conversation, Prepared
@@ -36,7 +37,7 @@ from pyllm.frontend.responses.protocol import (
 )
 from pyllm.frontend.responses.response_store import ResponseStore
 from pyllm.frontend.responses.tools import built_in_names, callable_tools, shown_tools, tools_and_choice
-from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
+from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 AnyRequest = Request[Any, Any, Any]
 

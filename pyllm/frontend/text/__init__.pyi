@@ -2,6 +2,7 @@ from .ascii_classes import with_ascii_classes
 from .beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from .detokenizer import TextDelta
 from .encoding_threads import EncodingCounts
+from .model_tokenizer import ModelTokenizer
 from .outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from .prompt_encoder import PromptEncoder, RefusePrompt
 from .sampling_texts import resolve_texts, resolve_texts_aside
@@ -18,6 +19,7 @@ __all__ = [
     "ChatTemplate",
     "EncodingCounts",
     "Message",
+    "ModelTokenizer",
     "OutputFold",
     "PromptEncoder",
     "RefusePrompt",

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from pyllm.arguments import check, flag, integer, number
 from pyllm.frontend.text.outputs import CompletionOutput, RequestOutput
-from pyllm.sampling_params import SamplingParams, check
+from pyllm.sampling_params import SamplingParams
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,6 +28,12 @@ class BeamSearchParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("beam_width", "max_tokens"):
+            msgspec.structs.force_setattr(self, name, integer(name, getattr(self, name)))
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            msgspec.structs.force_setattr(self, name, flag(name, getattr(self, name)))
+        for name in ("temperature", "length_penalty"):
+            msgspec.structs.force_setattr(self, name, number(name, getattr(self, name)))
         check("beam_width", self.beam_width, self.beam_width >= 1, "at least 1")
         check("temperature", self.temperature, self.temperature == 0.0, "0, since beams are not drawn")
         self.sampling()

@@ -64,7 +64,7 @@ class Detokenizer:
         """`stop_strings` are those of the parameters, for all samples of the request."""
         self._decoder = decoder
         self._stop_strings = stop_strings
-        self._stop_token_ids = params.stop_token_ids
+        self._stop_token_ids = params.stop_token_ids or ()
         self._include_stop = params.include_stop_str_in_output
         self._num_unstoppable = params.min_tokens  # more of which end at no stop string
         self._held = ""

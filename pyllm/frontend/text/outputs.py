@@ -14,16 +14,19 @@ from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.text.detokenizer import Detokenizer, TextDelta
 from pyllm.frontend.text.segment_sink import SegmentSink
 from pyllm.frontend.text.stop_strings import StopStrings
-from pyllm.sampling_params import SamplingParams
+from pyllm.sampling_params import RequestOutputKind, SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.wire.messages import FinishCode
 
-if TYPE_CHECKING:
-    from pyllm.frontend.text.tokenizer import Tokenizer  # Only passed through here; its library loads in 30 ms.
+if TYPE_CHECKING:  # Only passed through here; their library loads in 30 ms.
+    from pyllm.frontend.text.text_decoder import TextDecoder
+    from pyllm.frontend.text.tokenizer import Tokenizer
 
 
 class CompletionOutput(msgspec.Struct):
     """One sample: the text and tokens so far, and how it ended (`finish_reason` None: it goes on).
+
+    With `RequestOutputKind.DELTA` text, tokens and log-probabilities are those that are new.
 
     `logprobs` has the entries of each token, where they were asked for: its own first, then the likeliest ones, best
     first. `cumulative_logprob` is the sum of the tokens' own, of a beam as well.
@@ -40,6 +43,9 @@ class CompletionOutput(msgspec.Struct):
 
 class RequestOutput(msgspec.Struct):
     """One request: its prompt, and all its samples. `num_cached_tokens` of the prompt were in the prefix cache.
+
+    `prompt` is the text, of a conversation as it was rendered; None where only token ids were given. With
+    `RequestOutputKind.DELTA` the samples are those with something new.
 
     `prompt_logprobs` has the entries of each token of the prompt, where they were asked for; the first has None.
     """
@@ -81,12 +87,11 @@ class RequestProcessor:
         prompt, params, scheduling = request
         self._client = client
         self._sink = sink
-        self._token_text = tokenizer.token_text
+        self._token_text = tokenizer.token_text if params.detokenize else _no_text
         stop_strings = StopStrings.of(params.stop_strings)
         # By sample; None once it has ended.
         self._detokenizers: list[Detokenizer | None] = [
-            Detokenizer(tokenizer.text_decoder(prompt, params.skip_special_tokens), params, stop_strings)
-            for _ in range(params.n)
+            Detokenizer(decoder_of(tokenizer, prompt, params), params, stop_strings) for _ in range(params.n)
         ]
         self._num_open = params.n
         self._request = client.submit(
@@ -164,10 +169,19 @@ class RequestProcessor:
         self._num_open = 0
 
 
+class _Taken(NamedTuple):
+    """How much of a sample earlier outputs had."""
+
+    num_tokens: int = 0
+    num_characters: int = 0
+    finish_reason: str | None = None
+
+
 class OutputFold:
     """A sink that adds up the text of one request. `on_change` is called after every change, the last one included.
 
     Who wants the finished output only waits until `finished` and takes one `snapshot`: a change alone copies nothing.
+    Who follows the request calls `take` whenever something `is_due`.
     """
 
     def __init__(
@@ -192,6 +206,20 @@ class OutputFold:
         )
         self._unfinished = params.n
         self._on_change = on_change
+        self._kind = params.output_kind
+        self._interval = params.stream_interval or 1
+        self._num_new_tokens = 0  # since the last output
+        self._has_begun = False
+        self._taken = [_Taken()] * params.n
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is an output to take, by the parameters' `output_kind` and `stream_interval`."""
+        if self.finished:
+            return True
+        if self._kind is RequestOutputKind.FINAL_ONLY:
+            return False
+        return not self._has_begun or self._num_new_tokens >= self._interval
 
     @property
     def finished(self) -> bool:
@@ -203,6 +231,7 @@ class OutputFold:
         completion = self._output.outputs[index]
         completion.text += delta.text
         completion.token_ids.extend(delta.tokens)
+        self._num_new_tokens += len(delta.tokens)
         if delta.logprobs is not None:
             _add_logprobs(completion, delta.logprobs)
         self._output.num_cached_tokens = max(self._output.num_cached_tokens, delta.cached_tokens)
@@ -220,6 +249,38 @@ class OutputFold:
         """Keep the failure for the reader."""
         self.failure = error
         self._on_change()
+
+    def take(self) -> RequestOutput:
+        """The next output for who follows the request: all that came so far, or what is new since the last.
+
+        Raises:
+            PyllmError: the request has failed.
+        """
+        if self.failure is not None:
+            raise self.failure
+        is_first, self._has_begun, self._num_new_tokens = not self._has_begun, True, 0
+        if self._kind is not RequestOutputKind.DELTA:
+            return self.snapshot()
+        news = map(self._news, self._output.outputs)
+        return msgspec.structs.replace(
+            self._output,
+            outputs=[output for output in news if output is not None],
+            finished=self._unfinished == 0,
+            prompt_logprobs=self._output.prompt_logprobs if is_first else None,
+        )
+
+    def _news(self, whole: CompletionOutput) -> CompletionOutput | None:
+        """What a sample has that earlier outputs had not; None: nothing."""
+        taken, known = self._taken[whole.index], _Taken(len(whole.token_ids), len(whole.text), whole.finish_reason)
+        if taken == known:
+            return None
+        self._taken[whole.index] = known
+        return msgspec.structs.replace(
+            whole,
+            text=whole.text[taken.num_characters :],
+            token_ids=whole.token_ids[taken.num_tokens :],
+            logprobs=whole.logprobs and whole.logprobs[taken.num_tokens :],
+        )
 
     def snapshot(self) -> RequestOutput:
         """All that came so far, as an object of its own.
@@ -240,6 +301,22 @@ class OutputFold:
             finished=self._unfinished == 0,
             prompt_logprobs=of_prompt and of_prompt[:],
         )
+
+
+class _NoText:
+    """A `TextDecoder` for who wants token ids alone."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return ""
+
+
+def decoder_of(tokenizer: "Tokenizer", prompt: Sequence[int], params: SamplingParams) -> "TextDecoder":
+    """A decoder for what follows `prompt`, which gives no text where the parameters want none."""
+    return tokenizer.text_decoder(prompt, params.skip_special_tokens) if params.detokenize else _NoText()
+
+
+def _no_text(token: int) -> None:
+    """What a log-probability has for text where nobody wants any."""
 
 
 def _add_logprobs(completion: CompletionOutput, logprobs: list[LogprobEntries]) -> None:

@@ -89,6 +89,22 @@ class PromptEncoder:
             RequestError: there are no messages or no template, or the template refuses the messages.
             RequestTooLargeError: the rendered text certainly cannot fit the context, and `too_long` makes an error.
         """
+        text = await self.render_chat(
+            messages, add_generation_prompt, continue_final_message, variables=variables, template=template
+        )
+        (tokens,) = await self.encode([text], add_special_tokens, too_long)
+        return tokens
+
+    async def render_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        *,
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+        template: ChatTemplate | None = None,
+    ) -> str:
+        """The text of a conversation, as `encode_chat` encodes it; raises as it does, but for the length."""
         template = self._chat_template if template is None else template
         if template is None:
             text = "this model has no chat template; render the conversation yourself for /v1/completions or generate()"
@@ -98,11 +114,8 @@ class PromptEncoder:
         options = (messages, add_generation_prompt, continue_final_message, variables)
         length = sum(MESSAGE_CHARACTERS + len(str(value)) for message in messages for value in message.values())
         if length < INLINE_CHARACTERS and not variables:
-            text = template.render(*options)
-        else:
-            text = await self._threads.run(length, template.render, *options)
-        (tokens,) = await self.encode([text], add_special_tokens, too_long)
-        return tokens
+            return template.render(*options)
+        return await self._threads.run(length, template.render, *options)
 
     async def run(self, num_tokens: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """What a call gives that looks at so many tokens one by one; where they are many, in the encoder's threads."""

@@ -37,7 +37,7 @@ def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[l
 
     Otherwise what follows the space is told apart by no token of its own, or the first form bans it already.
     """
-    words = [word.lstrip() for word in params.bad_words]
+    words = [word.lstrip() for word in params.bad_words or ()]
     if not all(words):
         raise RequestError("bad_words must not contain a word of nothing but spaces", "bad_words")
     first = tokenizer.encode_batch(words, add_special_tokens=False)

@@ -85,6 +85,8 @@ class ChatTemplate:
             RequestError: the template refuses the messages; the text is the template's own.
         """
         if continue_final_message:
+            if not isinstance(messages[-1].get("content"), str):
+                raise RequestError("continue_final_message: the last message has no text to go on with", "messages")
             messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END_MARK}]
         # Templates ask `tools is not none`, which an undefined name would pass.
         variables = {

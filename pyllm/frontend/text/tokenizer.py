@@ -55,6 +55,11 @@ class Tokenizer:
         else:
             self._pieces = {token: piece for piece, token in vocabulary.items()}
 
+    @property
+    def library(self) -> tokenizers.Tokenizer:
+        """The library's own, for what has no method here; it must not be changed."""
+        return self._tokenizer
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; `add_special_tokens` begins it with the BOS token, where the model has one."""
         (tokens,) = self.encode_batch([text], add_special_tokens)

@@ -76,7 +76,7 @@ def test_any_text_can_be_a_choice(choices: list[str]) -> None:
         ({"json": {"description": "\ud800"}}, "surrogate"),
         ({"json": {"description": "x" * MAX_GRAMMAR_BYTES}}, "1 to 1048576 bytes"),
         ({"choice": []}, "at least one text"),
-        ({"choice": [5]}, "at least one text"),
+        ({"choice": [5]}, "a list of texts"),
         ({"choice": ["x" * MAX_GRAMMAR_BYTES]}, "1 to 1048576 bytes"),
         ({"choice": ["\ud800"]}, "surrogate"),
         ({"regex": ""}, "1 to 1048576 bytes"),

@@ -1,0 +1,118 @@
+"""Arguments of calls in Python, read as the types that they should have, or refused by name. Knows no request.
+
+Numbers of numpy become Python's. A bool is no number here.
+"""
+
+import math
+import numbers
+import reprlib
+from array import array
+from collections.abc import Mapping, Sequence, Set
+from enum import Enum
+from typing import Any, NoReturn, TypeVar
+
+from pyllm.errors import RequestError
+
+Kind = TypeVar("Kind")
+
+_NUMPY_BOOLS = {("numpy", "bool"), ("numpy", "bool_")}
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 80
+
+
+def check(name: str, value: object, holds: bool, allowed: str) -> None:
+    """Refuse a value of a request by its name, unless the condition holds; `allowed` says which values do.
+
+    Raises:
+        RequestError: it does not hold.
+    """
+    if not holds:
+        raise RequestError(f"{name} must be {allowed}, got {value}", name)
+
+
+def refuse(name: str, value: object, expected: str) -> NoReturn:
+    """Raise the RequestError of an argument that is something else than `expected`.
+
+    `name` may lead into the argument, as `messages[0].content` does.
+    """
+    raise RequestError(f"{name} must be {expected}, got {shown(value)}", name.partition(".")[0].partition("[")[0])
+
+
+def shown(value: object) -> str:
+    """A value for an error: short, whatever it is."""
+    return value.name if isinstance(value, Enum) else _SHOWN.repr(value)
+
+
+def integer(name: str, value: object) -> int:
+    """A whole number; raises RequestError for anything else."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    refuse(name, value, "a whole number")
+
+
+def number(name: str, value: object) -> float:
+    """A number that is no NaN; raises RequestError for anything else."""
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        try:
+            read = float(value)
+        except OverflowError:
+            refuse(name, value, "a number within a float's range")
+        if not math.isnan(read):
+            return read
+    refuse(name, value, "a number")
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False, numpy's too; raises RequestError for anything else."""
+    if isinstance(value, bool) or (type(value).__module__, type(value).__name__) in _NUMPY_BOOLS:
+        return bool(value)
+    refuse(name, value, "True or False")
+
+
+def text(name: str, value: object) -> str:
+    """A text; raises RequestError for anything else."""
+    return value if isinstance(value, str) else refuse(name, value, "a text")
+
+
+def texts(name: str, value: object) -> Sequence[str]:
+    """Several texts; raises RequestError for anything else, one text too."""
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return value
+    refuse(name, value, "a list of texts")
+
+
+def token_ids(name: str, value: object) -> Sequence[int]:
+    """Token ids, also those of a numpy array or a tensor of one dimension; their range is not looked at.
+
+    Raises:
+        RequestError: it is anything else.
+    """
+    value = as_list(value)
+    if isinstance(value, Set):
+        value = list(value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
+        kinds = set(map(type, value))
+        if kinds <= {int}:
+            return value
+        if all(issubclass(kind, numbers.Integral) and not issubclass(kind, bool) for kind in kinds):
+            return list(map(int, value))
+        odd = next(each for each in value if not isinstance(each, numbers.Integral) or isinstance(each, bool))
+        raise RequestError(f"{name} must be a list of token ids, got one with {shown(odd)}", name)
+    refuse(name, value, "a list of token ids")
+
+
+def mapping(name: str, value: object) -> Mapping[Any, Any]:
+    """A dict, or what is like one; raises RequestError for anything else."""
+    return value if isinstance(value, Mapping) else refuse(name, value, "a dict")
+
+
+def instance(name: str, value: object, kind: type[Kind]) -> Kind:
+    """An object of a class of ours; raises RequestError for anything else."""
+    return value if isinstance(value, kind) else refuse(name, value, f"a {kind.__name__}")
+
+
+def as_list(value: Any) -> Any:
+    """The list of an array or a tensor with dimensions, which neither numpy nor torch has to be loaded for."""
+    if isinstance(value, array) or (getattr(value, "ndim", None) and hasattr(value, "tolist")):
+        return value.tolist()
+    return value

@@ -1,0 +1,72 @@
+"""Parameters of vLLM's Python calls that can have one value here: which, and what to use for another.
+
+Those of an engine are in `flags/keyword_settings.py`. Knows no request.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pyllm.arguments import shown
+from pyllm.errors import RequestError
+
+
+class Fixed(NamedTuple):
+    """The values that change nothing, the default first, and what to do for another effect."""
+
+    values: tuple[Any, ...]
+    instead: str
+
+
+# Fields of `SamplingParams`.
+SAMPLING: Mapping[str, Fixed] = {
+    "flat_logprobs": Fixed((False, None), "log-probabilities are a dict for each token"),
+    "logprob_token_ids": Fixed((None, []), "ask for the likeliest tokens by logprobs"),
+    "prompt_logprob_token_ids": Fixed((None, []), "ask for the likeliest tokens by prompt_logprobs"),
+    "prompt_logprob_start": Fixed((None, 0), "take a slice of the output's prompt_logprobs"),
+    "skip_reading_prefix_cache": Fixed((None, False), "give the prompt a cache_salt of its own"),
+    "thinking_token_budget": Fixed((None, -1), "bound the output by max_tokens"),
+    "repetition_detection": Fixed((None,), "use repetition_penalty or frequency_penalty"),
+    "routed_experts_prompt_start": Fixed((0, None), "routed experts are not given"),
+    "trace_decode_token_ids": Fixed((None,), "put the tokens into the prompt, and ask for prompt_logprobs"),
+    "output_text_buffer_length": Fixed((0, None), "it follows from stop"),
+    "best_of": Fixed((None, 1), "set n"),
+    "guided_decoding": Fixed((None,), "use structured_outputs, a StructuredOutputsParams"),
+    "logits_processors": Fixed((None, []), "they are entry points, whose arguments are in extra_args"),
+}
+# Fields of `StructuredOutputsParams`.
+STRUCTURED_OUTPUTS: Mapping[str, Fixed] = {
+    "disable_any_whitespace": Fixed((False, None), 'JSON is always written with ", " and ": " and no other whitespace'),
+    "disable_additional_properties": Fixed((False, None), "put additionalProperties: false into the schema"),
+    "whitespace_pattern": Fixed((None,), "write a grammar"),
+    "structural_tag": Fixed((None,), "write a grammar, or give tools to the server"),
+}
+# Arguments of `generate`, `chat`, `embed`, `beam_search` and `add_request`.
+CALLS: Mapping[str, Fixed] = {
+    "lora_request": Fixed((None, []), "adapters are not supported"),
+    "tokenization_kwargs": Fixed((None, {}), "encode the text by get_tokenizer(), and give the token ids"),
+    "mm_processor_kwargs": Fixed((None, {}), "prompts are texts"),
+    "pooling_params": Fixed((None,), "give dimensions"),
+    "trace_headers": Fixed((None, {}), "traces are of `pyllm serve`"),
+    "data_parallel_rank": Fixed((None, 0), "an engine has one rank of data parallelism"),
+    "prompt_text": Fixed((None,), "give a dict with prompt and prompt_token_ids"),
+}
+# Keys of a prompt that is a dict.
+PROMPTS: Mapping[str, Fixed] = {
+    "multi_modal_data": Fixed((None, {}), "prompts are texts"),
+    "multi_modal_uuids": Fixed((None, {}), "prompts are texts"),
+    "mm_processor_kwargs": Fixed((None, {}), "prompts are texts"),
+    "prompt_embeds": Fixed((None,), "give the text or its token ids"),
+    "token_type_ids": Fixed((None,), "give the text or its token ids"),
+}
+
+
+def refuse_other_values(fixed: Mapping[str, Fixed], given: Mapping[str, object]) -> None:
+    """Refuse each parameter that has another value than it can have.
+
+    Raises:
+        RequestError: with its name, and what to use instead.
+    """
+    for name, value in given.items():
+        values, instead = fixed[name]
+        if not any(type(value) is type(known) and value == known for known in values):
+            raise RequestError(f"{name} can only be {shown(values[0])} here, got {shown(value)}: {instead}", name)
