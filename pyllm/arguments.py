@@ -70,15 +70,31 @@ def flag(name: str, value: object) -> bool:
 
 
 def text(name: str, value: object) -> str:
-    """A text; raises RequestError for anything else."""
-    return value if isinstance(value, str) else refuse(name, value, "a text")
+    """A text of Unicode; raises RequestError for anything else."""
+    if not isinstance(value, str):
+        refuse(name, value, "a text")
+    if not is_unicode(value):
+        refuse(name, value, "a text without half of a surrogate pair, which is no character")
+    return value
 
 
 def texts(name: str, value: object) -> Sequence[str]:
     """Several texts; raises RequestError for anything else, one text too."""
-    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
-        return value
-    refuse(name, value, "a list of texts")
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        refuse(name, value, "a list of texts")
+    for each in value:
+        text(name, each)
+    return value
+
+
+def is_unicode(value: str) -> bool:
+    """Whether a text can be sent: one with half of a surrogate pair cannot."""
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
 
 
 def token_ids(name: str, value: object) -> Sequence[int]:

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from copy import copy
+from os import PathLike
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -69,8 +70,8 @@ class AsyncEngine:
         ConfigError: an option that is unknown or cannot work.
     """
 
-    def __init__(self, model: str | None = "", **options: Any) -> None:
-        self._config, self._checkpoint = resolve_config(engine_config({"model": model, **engine_keywords(options)}))
+    def __init__(self, model: str | PathLike[str] | None = "", **options: Any) -> None:
+        self._config, self._checkpoint = resolve_config(engine_config(engine_keywords({"model": model, **options})))
         self.tokenizer = Tokenizer(self._checkpoint.tokenizer)
         self._chat_template = ChatTemplate.of(self._checkpoint.tokenizer)
         self._folder: SocketFolder | None = None

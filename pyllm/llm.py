@@ -4,10 +4,11 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from os import PathLike
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from pyllm.arguments import as_list, instance, refuse
+from pyllm.arguments import as_list, instance, refuse, text
 from pyllm.async_engine import AsyncEngine
 from pyllm.client.embedding import EmbeddingRequestOutput
 from pyllm.errors import EngineDeadError, RequestError
@@ -38,7 +39,7 @@ class LLM:
     Options and errors are those of `AsyncEngine`. There is no warm spare unless asked for: a script can wait.
     """
 
-    def __init__(self, model: str | None = "", **options: Any) -> None:
+    def __init__(self, model: str | PathLike[str] | None = "", **options: Any) -> None:
         given = {name: value for name, value in options.items() if value is not None}
         self._engine = AsyncEngine(model, **{"warm_spares": False, **given})
         self._loop = asyncio.new_event_loop()
@@ -124,7 +125,7 @@ class LLM:
         """
         given = {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs}
         refuse_other_values(CALLS, {**given, "mm_processor_kwargs": mm_processor_kwargs})
-        if chat_template_content_format not in _CONTENT_FORMATS:
+        if text("chat_template_content_format", chat_template_content_format) not in _CONTENT_FORMATS:
             refuse("chat_template_content_format", chat_template_content_format, "auto, string or openai")
         rendering = Rendering(
             chat_template=chat_template,

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from copy import copy
+from os import PathLike
 from typing import Any
 
 import msgspec
@@ -47,8 +48,8 @@ class LLMEngine:
         StartError: the model could not be loaded.
     """
 
-    def __init__(self, model: str | None = "", **options: Any) -> None:
-        config = engine_config({"model": model, "distributed_executor_backend": "uni", **engine_keywords(options)})
+    def __init__(self, model: str | PathLike[str] | None = "", **options: Any) -> None:
+        config = engine_config({"distributed_executor_backend": "uni", **engine_keywords({"model": model, **options})})
         if config.parallel != ParallelConfig(distributed_executor_backend="uni"):
             raise ConfigError("LLMEngine runs one rank, in this process: for more ranks or processes use LLM")
         engine, checkpoint = resolve_config(config)

@@ -5,14 +5,22 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from pyllm.arguments import flag
+
 # False: no bar; True: tqdm's; or what makes one as `tqdm.tqdm` does.
 UseTqdm = bool | Callable[..., Any]
 
 
 class PromptProgress:
-    """A context, in which one thread calls `add`."""
+    """A context, in which one thread calls `add`.
+
+    Raises:
+        RequestError: `use_tqdm` is neither True nor False nor a callable.
+    """
 
     def __init__(self, total: int, use_tqdm: UseTqdm, clock: Callable[[], float] = time.perf_counter) -> None:
+        if not callable(use_tqdm):
+            use_tqdm = False if use_tqdm is None else flag("use_tqdm", use_tqdm)
         self._total = total
         self._use_tqdm = use_tqdm
         self._clock = clock

@@ -80,7 +80,7 @@ def read_prompt(prompt: Prompt, scheduling: SchedulingParams) -> ReadPrompt:
     if isinstance(prompt, Mapping):
         return _read_dict(prompt, scheduling)
     if isinstance(prompt, str):
-        return ReadPrompt(prompt, prompt, scheduling)
+        return ReadPrompt(text("prompt", prompt), prompt, scheduling)
     return ReadPrompt(_read_tokens("prompt", prompt), None, scheduling)
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from pyllm import vllm_parameters
 from pyllm.arguments import (
+    as_list,
     check,
     flag,
     instance,
@@ -289,10 +290,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         self.stop_token_ids = token_ids("stop_token_ids", () if self.stop_token_ids is None else self.stop_token_ids)
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = token_ids("allowed_token_ids", self.allowed_token_ids)
-        if self.bad_words_token_ids:
-            if not isinstance(self.bad_words_token_ids, list | tuple):
-                refuse("bad_words_token_ids", self.bad_words_token_ids, "a list of lists of token ids")
-            self.bad_words_token_ids = [token_ids("bad_words_token_ids", each) for each in self.bad_words_token_ids]
+        words = as_list(self.bad_words_token_ids)
+        if not isinstance(words, list | tuple):
+            refuse("bad_words_token_ids", words, "a list of lists of token ids")
+        self.bad_words_token_ids = [token_ids("bad_words_token_ids", each) for each in words] if words else ()
         if self.logit_bias is not None:
             biases = mapping("logit_bias", self.logit_bias)
             self.logit_bias = {

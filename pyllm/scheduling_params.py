@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from pyllm.arguments import check, instance, integer, number, text
+from pyllm.arguments import check, instance, integer, is_unicode, number, text
 from pyllm.errors import RequestError
 
 MAX_CACHE_SALT_CHARACTERS = 1024
@@ -51,8 +51,10 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             msgspec.structs.force_setattr(self, "priority", integer("priority", self.priority))
         for name in ("tenant", "name"):
             text(name, getattr(self, name))
-        if not isinstance(self.cache_salt, str):  # It is a secret, so the error does not have it.
-            raise RequestError(f"cache_salt must be a text, got a {type(self.cache_salt).__name__}", "cache_salt")
+        if not isinstance(self.cache_salt, str) or not is_unicode(self.cache_salt):
+            # It is a secret, so the error does not have it.
+            kind = type(self.cache_salt).__name__
+            raise RequestError(f"cache_salt must be a text of Unicode, got a {kind}", "cache_salt")
         for name in ("timeout", "ttft_target", "tpot_target"):
             seconds = getattr(self, name)
             if seconds is not None and type(seconds) is not float:

@@ -257,7 +257,7 @@ class EngineClient:
         """Ask the core for something outside the stream, by name; what follows below is that with types.
 
         Raises:
-            RequestError: the core refused; the text says why.
+            RequestError: the core refused, or an argument cannot be sent; the text says why.
             TimeoutError: no answer within `timeout` seconds.
             EngineDeadError: the core is gone; it is not asked again when there is another one.
         """
@@ -270,6 +270,8 @@ class EngineClient:
             self._connection.post(Call(self.epoch, number, method, args))
             async with asyncio.timeout(timeout):
                 reply = await answer
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RequestError(f"the arguments of the call {method} cannot be sent: {error}") from None
         except TimeoutError:
             raise TimeoutError(f"the core did not answer {method!r} within {timeout:g} s") from None
         finally:

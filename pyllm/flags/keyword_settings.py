@@ -1,10 +1,12 @@
 """vLLM's keywords of Python as settings of ours: each is read as its flag would be. Starts nothing."""
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from pyllm.config.options import ServerConfig, option_names
+from pyllm.arguments import is_unicode, shown
+from pyllm.config.options import SECRETS, ServerConfig, option_names
 from pyllm.config.vllm_flags import VLLM_FLAGS, explain_flag
 from pyllm.errors import ConfigError
 from pyllm.flags.command_line import expand
@@ -28,9 +30,10 @@ def engine_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
     known, of_server = set(option_names()), set(option_names(ServerConfig)) - set(option_names())
     ours: dict[str, Any] = {}
     words: list[str] = []
-    for name, value in options.items():
-        if value is None:
+    for name, given in options.items():
+        if given is None:
             continue
+        value = _plain(name, given)
         if name == _NO_STATS:  # An engine in a program prints none.
             continue
         if name in of_server:
@@ -54,6 +57,27 @@ def engine_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
     settle(read)
     announce(getattr(read, "notices", ()))
     return {**given_settings(read), **ours}
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value as a flag could give it: paths as texts, numpy's numbers as Python's.
+
+    Raises:
+        ConfigError: it is neither a number, nor a text that can be sent, nor a list or dict of such.
+    """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    elif type(value).__module__ == "numpy" and not getattr(value, "ndim", 1):
+        value = value.item()
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(name, each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(name, each) for each in value]
+    is_text = isinstance(value, str) and "\0" not in value and is_unicode(value)
+    if is_text or value is None or isinstance(value, bool | int | float):
+        return value
+    shown_value = "another value" if name in SECRETS else shown(value)
+    raise ConfigError(f"{name} is {shown_value}: expected a number, a text of Unicode, or a list or dict of such")
 
 
 class _KeywordParser(SettingsParser):

@@ -81,7 +81,7 @@ class ModelTokenizer:
         """
         _refuse_options(options)
         limit = None if max_length is None or not truncation else integer("max_length", max_length)
-        batch = [text] if isinstance(text, str) else list(texts("text", text))
+        batch = list(texts("text", [text] if isinstance(text, str) else text))
         ids = [each[:limit] for each in self._encode(batch, flag("add_special_tokens", add_special_tokens))]
         encoded: dict[str, Any] = {"input_ids": ids}
         if return_attention_mask is not False:
@@ -194,11 +194,6 @@ class ModelTokenizer:
         )
 
     def _encode(self, batch: list[str], add_special_tokens: bool) -> list[list[int]]:
-        for each in batch:
-            try:
-                each.encode()
-            except UnicodeEncodeError:
-                raise RequestError("the text is not valid Unicode: it has half of a surrogate pair", "text") from None
         return self._tokenizer.encode_batch(batch, add_special_tokens)
 
     def _known(self, given: Any) -> Sequence[int]:
@@ -223,7 +218,7 @@ class ModelTokenizer:
 def _messages(conversation: Any) -> Sequence[Mapping[str, Any]]:
     if not isinstance(conversation, list | tuple) or not conversation:
         refuse("conversation", conversation, "a list of at least one dict with role and content")
-    return [mapping("each message", message) for message in conversation]
+    return [mapping(f"conversation[{index}]", message) for index, message in enumerate(conversation)]
 
 
 def _is_single(given: Any) -> bool:
