@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pyllm.arguments import instance, integer, text, texts
+from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.client.client import EngineClient
 from pyllm.client.embedding import EmbeddingOutput, EmbeddingRequestOutput
 from pyllm.client.reports import Decision, SampleReport
@@ -96,8 +97,16 @@ class AsyncEngine:
         await self.close()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What requests without parameters get: the sampling defaults of the model's files, or of the options."""
+        """What requests without parameters get: the sampling defaults of the model's files, or of the options.
+
+        As in vLLM, `max_tokens` is 16 where they have none.
+        """
         return SamplingParams(**self._checkpoint.sampling.given())
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """Those that the model's files or the options name, and no others."""
+        return self._checkpoint.sampling
 
     def get_tokenizer(self) -> ModelTokenizer:
         """The model's tokenizer, with the methods of transformers' tokenizers."""

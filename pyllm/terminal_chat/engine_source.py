@@ -100,13 +100,13 @@ class EngineSource:
         yield AnswerPiece(usage=TokenUsage(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens))
 
     def _sampling(self, parameters: AnswerParameters) -> SamplingParams:
-        params = self._engine.get_default_sampling_params()
-        for name, value in parameters.sampling().items():
-            setattr(params, name, value)
-        if parameters.json_schema is not None:
-            params.structured_outputs = StructuredOutputsParams(json=parameters.json_schema)
-        params.validate()
-        return params
+        given = parameters.sampling()
+        limit = given.pop("max_tokens", None)
+        schema = parameters.json_schema
+        return SamplingParams(
+            **self._engine.sampling_defaults.merged(given, limit),
+            structured_outputs=None if schema is None else StructuredOutputsParams(json=schema),
+        )
 
 
 def _log_ignored(field: str, text: str) -> None:

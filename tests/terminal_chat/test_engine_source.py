@@ -7,7 +7,8 @@ import pytest
 
 from pyllm import CompletionOutput
 from pyllm.async_engine import AsyncEngine
-from pyllm.errors import RequestError, StartError
+from pyllm.checkpoint import SamplingDefaults
+from pyllm.errors import StartError
 from pyllm.frontend.chat import Conversation, Prepared
 from pyllm.frontend.chat.parsers import SampleParser
 from pyllm.frontend.text import RequestOutput
@@ -35,8 +36,9 @@ class ScriptedEngine:
         self.conversations: list[Conversation] = []
         self.log: list[str] = []
 
-    def get_default_sampling_params(self) -> SamplingParams:
-        return SamplingParams(temperature=0.6, top_k=20)
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        return SamplingDefaults(temperature=0.6, top_k=20)
 
     def chat_preprocessor(self) -> "ScriptedEngine":
         return self
@@ -131,11 +133,11 @@ async def test_leaving_an_answer_ends_its_request() -> None:
     assert engine.log == ["left"]
 
 
-async def test_parameters_that_do_not_go_together_are_refused() -> None:
+async def test_an_answer_may_fill_the_context_unless_there_is_a_limit() -> None:
     source, (engine,) = source_of()
-    engine.get_default_sampling_params = lambda: SamplingParams(min_tokens=9)  # type: ignore[method-assign]  # a fake
-    with pytest.raises(RequestError, match="min_tokens"):
-        await answer(source, AnswerParameters(max_tokens=3))
+    await answer(source)
+    await answer(source, AnswerParameters(max_tokens=3))
+    assert [params.max_tokens for _, params in engine.asked] == [None, 3]
 
 
 async def test_another_model_takes_the_memory_of_the_first() -> None:

@@ -66,7 +66,7 @@ def test_sampling_fields_reach_the_parameters() -> None:
 
 def test_what_is_left_out_or_null_is_neutral() -> None:
     null = dict.fromkeys(["n", "temperature", "top_p", "stop", "stop_token_ids", "seed"])
-    assert params_of(decode(ChatRequest, CHAT | null), None) == SamplingParams()
+    assert params_of(decode(ChatRequest, CHAT | null), None) == SamplingParams(max_tokens=None)
     assert params_of(decode(ChatRequest, CHAT | {"stop": "x"}), None).stop == ("x",)
 
 
