@@ -1,9 +1,12 @@
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pyllm import SamplingParams, StructuredOutputsParams
+from pyllm import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pyllm.errors import RequestError
+from pyllm.vllm_parameters import SAMPLING, STRUCTURED_OUTPUTS
 
 
 @pytest.mark.parametrize(
@@ -164,3 +167,86 @@ def test_beam_search_goes_with_what_it_can_honour() -> None:
         SamplingParams(beam_width=2, n=2, length_penalty=0.5, stop_token_ids=[3], **options, **neutral)
     with pytest.raises(RequestError, match="n must be the beam_width, 2"):
         SamplingParams(beam_width=2)
+
+
+def test_defaults_are_vllms() -> None:
+    params = SamplingParams(stop=None, stop_token_ids=None, bad_words=None)
+    assert (params.max_tokens, params.stop_strings, params.detokenize) == (16, (), True)
+    assert params.output_kind is RequestOutputKind.CUMULATIVE
+    assert SamplingParams(logprobs=True, prompt_logprobs=True).logprobs == 1  # type: ignore[arg-type]  # as in vLLM
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    params = SamplingParams(
+        n=np.int64(2),
+        max_tokens=np.int32(5),
+        temperature=np.float32(0.5),
+        ignore_eos=np.bool_(True),
+        stop_token_ids=np.array([3, 4]),
+        allowed_token_ids=[np.int64(7)],
+        bad_words_token_ids=[np.array([1, 2])],
+        logit_bias={np.int64(5): np.float64(1.5)},
+    )
+    assert (params.n, params.max_tokens, params.temperature, params.ignore_eos) == (2, 5, 0.5, True)
+    assert (params.stop_token_ids, params.allowed_token_ids, params.bad_words_token_ids) == ([3, 4], [7], [[1, 2]])
+    kinds = {type(each) for each in (params.n, params.max_tokens, *params.stop_token_ids, *params.logit_bias)}  # type: ignore[misc]
+    assert kinds == {int}
+    assert {type(params.temperature), type(params.logit_bias[5])} == {float}  # type: ignore[index]
+
+
+WRONG_TYPES = {
+    **dict.fromkeys(("n", "top_k", "min_tokens", "max_tokens", "seed"), ("5", 1.5, True, [1], float("nan"))),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), ("0.5", None, True, [0.5], 10**400)),
+    **dict.fromkeys(("ignore_eos", "detokenize", "skip_special_tokens"), ("yes", 1, None)),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), (5, "a", ["a"], [1.5], [True], b"ab")),
+    **dict.fromkeys(("logprobs", "prompt_logprobs"), ("5", False, 1.5)),
+    "stop": (5, [5], b"a", [None]),
+    "bad_words": ("word", [5]),
+    "logit_bias": ([1], {"5": 1.0}, {5: "1"}, {5: None}),
+    "structured_outputs": ({"json": {}}, "a"),
+    "extra_args": ([1], {"mine": 5}),
+    "output_kind": (1, "DELTA"),
+    "stream_interval": (0, -1, "2"),
+    "truncate_prompt_tokens": (0, -2, "5"),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG_TYPES.items() for value in values])
+def test_other_types_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=rf"^{name}\b.* must be .*got") as refused:
+        SamplingParams(**{name: value})
+    assert refused.value.parameter == name
+    params = SamplingParams()
+    setattr(params, name, value)
+    with pytest.raises(RequestError, match=name):
+        params.validate()
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_what_has_one_value_here_is_refused_otherwise_with_what_to_use(name: str) -> None:
+    values, instead = SAMPLING[name]
+    for value in values:
+        SamplingParams(**{name: value})
+    assert SamplingParams() == SamplingParams(**{name: values[0]})
+    for value in (7, "x", [5], object()):
+        with pytest.raises(
+            RequestError, match=rf"^{name} can only be .* here, got .*: {re.escape(instead)}$"
+        ) as refused:
+            SamplingParams(**{name: value})
+        assert refused.value.parameter == name
+
+
+def test_a_constraints_other_fields_have_one_value() -> None:
+    StructuredOutputsParams(regex="a", disable_any_whitespace=False, whitespace_pattern=None)
+    for name, (_, instead) in STRUCTURED_OUTPUTS.items():
+        with pytest.raises(RequestError, match=rf"^{name} can only be .*: {re.escape(instead)}$"):
+            StructuredOutputsParams(**{"regex": "a", name: "x"})
+    for name, value in (("regex", 5), ("choice", "a"), ("grammar", b"a"), ("json", 5), ("json_object", "yes")):
+        with pytest.raises(RequestError, match=rf"^structured_outputs\.{name} must be") as refused:
+            StructuredOutputsParams(**{name: value})  # type: ignore[arg-type]
+        assert refused.value.parameter == "structured_outputs"
+
+
+def test_stop_strings_need_text() -> None:
+    with pytest.raises(RequestError, match="leave detokenize out"):
+        SamplingParams(detokenize=False, stop="a")

@@ -1,15 +1,20 @@
 """A request's tokens become text per sample; a stop string aborts its own sample; the fold is what users see."""
 
+import itertools
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pyllm.client.client import EngineClient
 from pyllm.client.logprobs import Logprob
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
+from pyllm.frontend.text.detokenizer import TextDelta
 from pyllm.frontend.text.outputs import CompletionOutput, OutputFold, RequestOutput, RequestProcessor
 from pyllm.frontend.text.outputs import Request as Asked
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import SamplingParams
+from pyllm.sampling_params import RequestOutputKind, SamplingParams
 from pyllm.wire.messages import Abort, FinishCode, Rejected
 from tests.client.fake_core import EPOCH, FakeCore, Row, connected, told
 
@@ -176,3 +181,55 @@ async def test_one_failed_sample_fails_the_request(tokenizer: Tokenizer) -> None
     core.say_rows(Row(1, [], finish=FinishCode.ERROR), Row(1, [5], sample=1))
     assert core.sent(Abort) == [Abort(EPOCH, 1)]
     assert request.changes == 1
+
+
+def outputs_of(params: SamplingParams, deltas: list[tuple[int, TextDelta]]) -> list[RequestOutput]:
+    """What who follows the request gets, looking after each delta."""
+    fold = OutputFold("req-1", None, [1], params, lambda: None)
+    outputs = []
+    for index, delta in deltas:
+        fold.delta(index, delta)
+        if fold.is_due:
+            outputs.append(fold.take())
+    return outputs
+
+
+SPLITS = st.lists(st.lists(st.integers(0, 25), max_size=3), max_size=6)
+
+
+@given(st.lists(SPLITS, min_size=2, max_size=2), st.integers(1, 4) | st.none())
+def test_deltas_are_what_the_whole_output_is_made_of(splits: list[list[list[int]]], interval: int | None) -> None:
+    deltas = [
+        (index, TextDelta("".join(chr(97 + token) for token in tokens), tokens))
+        for index, pieces in enumerate(splits)
+        for tokens in pieces
+    ]
+    deltas += [(index, TextDelta("", [], "stop")) for index in range(2)]
+
+    def take(kind: RequestOutputKind) -> list[RequestOutput]:
+        params = SamplingParams(n=2, output_kind=kind, stream_interval=interval)
+        return outputs_of(params, deltas)
+
+    (final,) = take(RequestOutputKind.FINAL_ONLY)
+    cumulative, parts = take(RequestOutputKind.CUMULATIVE), take(RequestOutputKind.DELTA)
+    assert cumulative[-1] == final
+    assert final.finished
+    assert [output.finished for output in parts] == [output.finished for output in cumulative]
+    for index, whole in enumerate(final.outputs):
+        mine = [sample for output in parts for sample in output.outputs if sample.index == index]
+        assert "".join(sample.text for sample in mine) == whole.text
+        assert [token for sample in mine for token in sample.token_ids] == whole.token_ids
+        assert [sample.finish_reason for sample in mine if sample.finish_reason] == ["stop"]
+    for before, after in itertools.pairwise(cumulative[:-1]):
+        counts = [sum(len(sample.token_ids) for sample in output.outputs) for output in (before, after)]
+        assert counts[1] - counts[0] >= (interval or 1)
+
+
+async def test_without_detokenize_there_are_tokens_and_no_text(tokenizer: Tokenizer) -> None:
+    core = FakeCore()
+    request = Request(await connected(core), tokenizer, SamplingParams(detokenize=False, logprobs=1))
+    tokens = tokenizer.encode("ab")
+    core.say_rows(Row(1, tokens, finish=FinishCode.LENGTH, logprobs=[told(token, 1) for token in tokens]))
+    (output,) = request.fold.snapshot().outputs
+    assert (output.text, output.token_ids, output.finish_reason) == ("", tokens, "length")
+    assert {entry.decoded_token for entries in output.logprobs or [] for entry in entries.values()} == {None}
