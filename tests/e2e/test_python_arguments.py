@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllm import LLM, AsyncEngine, BeamSearchParams, LLMEngine, SamplingParams, SchedulingParams
+from pyllm import LLM, AsyncEngine, BeamSearchParams, LLMEngine, RequestOutputKind, SamplingParams, SchedulingParams
 from pyllm.config.options import option_names
 from pyllm.config.vllm_flags import VLLM_FLAGS
 from pyllm.errors import ConfigError, PyllmError, RequestError
@@ -60,7 +60,7 @@ def llm(model: str) -> Iterator[LLM]:
 
 
 @given(data=st.data(), value=ANYTHING)
-@settings(max_examples=200)
+@settings(max_examples=120)
 def test_every_argument_of_llm_may_be_anything(llm: LLM, data: st.DataObject, value: Any) -> None:
     def generate(**arguments: Any) -> Any:
         return llm.generate(**{"prompts": "hi", "sampling_params": ONE, "use_tqdm": False} | arguments)
@@ -184,3 +184,59 @@ def test_vllms_keywords_with_their_defaults_change_nothing(llm: LLM) -> None:
     rendered = llm.get_tokenizer().apply_chat_template(SAY, tokenize=False, add_generation_prompt=True)
     assert chat.prompt == rendered
     assert chat.prompt_token_ids == llm.get_tokenizer().encode(rendered, add_special_tokens=False)
+
+
+def test_without_max_tokens_an_output_has_vllms_16(llm: LLM) -> None:
+    for sampling in (None, SamplingParams(temperature=0.0, ignore_eos=True), llm.get_default_sampling_params()):
+        for output in (llm.generate("hi", sampling, use_tqdm=False), llm.chat(SAY, sampling, use_tqdm=False)):
+            assert len(output[0].outputs[0].token_ids) <= 16
+    assert llm.get_default_sampling_params() == SamplingParams()
+    (endless,) = llm.generate("hi", SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False)
+    assert len(endless.outputs[0].token_ids) > 16
+
+
+def test_a_prompt_is_truncated_to_its_last_tokens(llm: LLM) -> None:
+    for limit, length in ((3, 3), (-1, 510), (None, None)):
+        sampling = SamplingParams(max_tokens=2, truncate_prompt_tokens=limit)
+        if length is None:
+            with pytest.raises(RequestError, match="maximum context length is 512"):
+                llm.generate("x" * 600, sampling, use_tqdm=False)
+            continue
+        (output,) = llm.generate("y" + "x" * 600, sampling, use_tqdm=False)
+        assert output.prompt_token_ids == llm.get_tokenizer().encode("x" * length)
+        assert len(output.outputs[0].token_ids) <= 2
+
+
+async def test_a_request_gives_the_outputs_that_it_asks_for(model: str) -> None:
+    def asking(kind: RequestOutputKind, interval: int | None = None) -> SamplingParams:
+        return SamplingParams(
+            temperature=0.0, max_tokens=9, ignore_eos=True, output_kind=kind, stream_interval=interval
+        )
+
+    async with AsyncEngine(Path(model), kv_cache_memory_bytes="8MiB") as engine:
+        (final,) = [each async for each in engine.generate("hi", asking(RequestOutputKind.FINAL_ONLY))]
+        parts = [each async for each in engine.generate("hi", asking(RequestOutputKind.DELTA))]
+        assert "".join(part.outputs[0].text for part in parts) == final.outputs[0].text
+        assert [token for part in parts for token in part.outputs[0].token_ids] == final.outputs[0].token_ids
+        spaced = [each async for each in engine.generate("hi", asking(RequestOutputKind.CUMULATIVE, 4))]
+        assert len(spaced) <= 4
+        assert spaced[-1].outputs == final.outputs
+        whole = await engine.complete("hi", asking(RequestOutputKind.DELTA))
+        assert whole.outputs == final.outputs
+        (chat,) = [each async for each in engine.chat(SAY, asking(RequestOutputKind.FINAL_ONLY))]
+        tokenizer = engine.get_tokenizer()
+        assert chat.prompt == tokenizer.apply_chat_template(SAY, tokenize=False, add_generation_prompt=True)
+
+
+def test_llm_engine_gives_the_outputs_that_a_request_asks_for(model: str) -> None:
+    engine = LLMEngine(model, kv_cache_memory_bytes="8MiB")
+    for kind in RequestOutputKind:
+        engine.add_request(kind.name, "hi", SamplingParams(temperature=0.0, max_tokens=5, output_kind=kind))
+    outputs: dict[str, list[str]] = {kind.name: [] for kind in RequestOutputKind}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            outputs[output.request_id] += [sample.text for sample in output.outputs]
+    (final,) = outputs["FINAL_ONLY"]
+    assert "".join(outputs["DELTA"]) == outputs["CUMULATIVE"][-1] == final
+    assert engine.get_tokenizer().eos_token == "<|end|>"
+    engine.close()
