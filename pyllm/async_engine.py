@@ -21,7 +21,7 @@ from pyllm.client.embedding import EmbeddingOutput, EmbeddingRequestOutput
 from pyllm.client.reports import Decision, SampleReport
 from pyllm.client.submission import refuse_input, refuse_prompt
 from pyllm.config.options import ServerConfig, engine_config
-from pyllm.config.process_config import CoreConfig
+from pyllm.engine_processes import LIMITS, EngineProcesses
 from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
@@ -36,21 +36,12 @@ from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.text.truncation import truncation_from
-from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config
 from pyllm.prompts import RENDERING, Message, Prompt, ReadPrompt, Rendering, read_messages, read_prompt
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
 from pyllm.supervision.process_samples import ProcessSampler, load_nvml
-from pyllm.supervision.server_processes import STOP_GRACE
-from pyllm.supervision.start_progress import show_progress
-from pyllm.supervision.supervised_process import SupervisedProcess, start_state
 from pyllm.vllm_parameters import CALLS, refuse_other_values
-from pyllm.wire.messages import Restarts
-from pyllm.wire.sockets import SocketFolder
-
-# An engine inside an application has the server's time limits.
-LIMITS = ServerConfig()
 
 
 class _ReadRequest(NamedTuple):
@@ -75,9 +66,7 @@ class AsyncEngine:
         self._config, self._checkpoint = resolve_config(engine_config(engine_keywords({"model": model, **options})))
         self.tokenizer = Tokenizer(self._checkpoint.tokenizer)
         self._chat_template = ChatTemplate.of(self._checkpoint.tokenizer)
-        self._folder: SocketFolder | None = None
-        self._processes: list[SupervisedProcess] = []  # the core's, and its fork server's
-        self._loss: asyncio.Future[PyllmError] | None = None  # of a process, for good; None: not started
+        self._processes = EngineProcesses(self._config, self._checkpoint, self._give_up)
         self._client: EngineClient | None = None
         self._prompts: PromptEncoder | None = None
         self._request_ids = itertools.count()
@@ -85,7 +74,7 @@ class AsyncEngine:
         self._recent = RecentRequests()
         self._metrics: Metrics | None = None
         nvml = load_nvml() if self._config.device.device != "cpu" else None
-        self._sampler = ProcessSampler(self._pids, nvml=nvml, restarts=self._restarts)
+        self._sampler = ProcessSampler(self._processes.pids, nvml=nvml, restarts=self._processes.restarts)
 
     async def __aenter__(self) -> "AsyncEngine":
         await self.start()
@@ -132,19 +121,7 @@ class AsyncEngine:
         Call it from the main thread where there is a choice: the kernel ends them when the thread that started them
         ends, so that a killed application leaves nothing behind.
         """
-        self._folder = SocketFolder()
-        config = CoreConfig(
-            engine=self._config,
-            checkpoint=self._checkpoint,
-            bind=f"ipc://{self._folder.path}/core-0",
-            socket_folder=self._folder.path,
-            ready_timeout=LIMITS.ready_timeout,
-            shutdown_timeout=LIMITS.shutdown_timeout,
-            fork_server=topology.fork_server_address(self._config, self._folder.path),
-        )
-        self._processes = [process for group in topology.supervised_engine(config) for process in group]
-        for process in self._processes:
-            process.spawn()
+        self._processes.spawn()
 
     async def start(self) -> None:
         """Start the engine's processes and wait until the model is loaded.
@@ -154,30 +131,13 @@ class AsyncEngine:
             EngineDeadError: a process was lost for good meanwhile.
             PyllmError: it is started already, and not closed.
         """
-        if self._loss is not None:
+        if self._processes.is_started:
             raise PyllmError("this engine is started already: `start` is for a new one, or for one that was closed")
-        if not self._processes:
-            self.spawn()
-        self._loss = asyncio.get_running_loop().create_future()
-        connecting = asyncio.create_task(self._connect())
-        processes = self._processes  # `close` takes them away while the bar may still look.
-        showing = asyncio.create_task(show_progress(lambda: start_state(processes)))
         try:
-            either: set[asyncio.Future[Any]] = {connecting, self._loss}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if self._loss.done():
-                raise self._loss.result()
-            await connecting
+            await self._processes.start(self._connect)
         except BaseException:
-            connecting.cancel()
-            await asyncio.wait({connecting})
             await self.close()
             raise
-        finally:
-            showing.cancel()
-            await asyncio.wait({showing})  # The bar is gone before anybody else writes.
-        for process in self._processes:
-            process.stand_by()
 
     async def generate(
         self,
@@ -362,17 +322,7 @@ class AsyncEngine:
         if self._client is not None:
             self._client.close()
             self._client = None
-        self._loss = None
-        processes, self._processes = self._processes, []
-        folder, self._folder = self._folder, None
-        try:
-            for process in processes:
-                await process.stop(STOP_GRACE)
-        finally:  # Nothing may be left behind, even where nobody waits for it any more.
-            for process in processes:
-                process.kill()
-            if folder is not None:
-                folder.close()
+        await self._processes.close()
 
     def _read(
         self,
@@ -412,25 +362,14 @@ class AsyncEngine:
             processor.drop()
             del self._processors[name]
 
-    async def _connect(self) -> None:
-        address, *_ = await asyncio.gather(*(process.start(self._lose) for process in self._processes))
+    async def _connect(self, address: str) -> None:
         self._client = await EngineClient.connect(address)
         self._client.draw_seeds_from(self._config.model.seed)
         model = self._client.model
         self._metrics = Metrics(model.name, model, connection=self._client.counts)
         self._prompts = PromptEncoder(self.tokenizer, self._chat_template, model, self._metrics.encoding)
 
-    def _pids(self) -> list[int]:
-        return [process.process.pid for process in self._processes if process.process is not None]
-
-    def _restarts(self) -> list[Restarts]:
-        return [restarts for process in self._processes for restarts in process.restarts]
-
-    def _lose(self, reason: BaseException) -> None:
-        """The core, or the fork server that it needs, is gone for good."""
-        error = reason if isinstance(reason, PyllmError) else EngineDeadError(str(reason))
-        if self._loss is not None and not self._loss.done():
-            self._loss.set_result(error)
+    def _give_up(self, error: PyllmError) -> None:
         if self._client is not None:
             self._client.give_up(error)
 

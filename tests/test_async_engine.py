@@ -41,7 +41,7 @@ class LostCore(LoadingCore):
 
 def engine_of(model: str, *processes: LoadingCore) -> AsyncEngine:
     engine = AsyncEngine(model, device="cpu")
-    engine._processes = [cast(SupervisedProcess, process) for process in processes]
+    engine._processes._processes = [cast(SupervisedProcess, process) for process in processes]
     return engine
 
 

@@ -1,0 +1,118 @@
+"""The processes of an engine inside a program: its core, and the fork server where there is one. Knows no request."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.config.options import EngineConfig, ServerConfig
+from pyllm.config.process_config import CoreConfig
+from pyllm.errors import EngineDeadError, PyllmError
+from pyllm.launch import topology
+from pyllm.supervision.server_processes import STOP_GRACE
+from pyllm.supervision.start_progress import show_progress
+from pyllm.supervision.supervised_process import SupervisedProcess, start_state
+from pyllm.wire.messages import Restarts
+from pyllm.wire.sockets import SocketFolder
+
+# An engine inside a program has the server's time limits.
+LIMITS = ServerConfig()
+
+
+class EngineProcesses:
+    """Supervises the processes of one engine from `spawn` or `start` to `close`; then it may be started again.
+
+    `on_loss` hears why a process is gone for good.
+    """
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, on_loss: Callable[[PyllmError], None]) -> None:
+        self._config = config
+        self._checkpoint = checkpoint
+        self._on_loss = on_loss
+        self._folder: SocketFolder | None = None
+        self._processes: list[SupervisedProcess] = []  # the core's, and its fork server's
+        self._loss: asyncio.Future[PyllmError] | None = None  # of a process, for good; None: not started
+
+    @property
+    def is_started(self) -> bool:
+        """Whether `start` was called, and not `close` since."""
+        return self._loss is not None
+
+    def spawn(self) -> None:
+        """Start the processes without waiting for them."""
+        self._folder = SocketFolder()
+        config = CoreConfig(
+            engine=self._config,
+            checkpoint=self._checkpoint,
+            bind=f"ipc://{self._folder.path}/core-0",
+            socket_folder=self._folder.path,
+            ready_timeout=LIMITS.ready_timeout,
+            shutdown_timeout=LIMITS.shutdown_timeout,
+            fork_server=topology.fork_server_address(self._config, self._folder.path),
+        )
+        self._processes = [process for group in topology.supervised_engine(config) for process in group]
+        for process in self._processes:
+            process.spawn()
+
+    async def start(self, connect: Callable[[str], Awaitable[None]]) -> None:
+        """Start the processes, unless they are spawned already, and wait until `connect` reached the core's address.
+
+        Call `close` where this fails.
+
+        Raises:
+            StartError: the core did not become ready; the text has the stage it was in.
+            EngineDeadError: a process was lost for good meanwhile.
+        """
+        if not self._processes:
+            self.spawn()
+        self._loss = asyncio.get_running_loop().create_future()
+        connecting = asyncio.create_task(self._reach(connect))
+        processes = self._processes  # `close` takes them away while the bar may still look.
+        showing = asyncio.create_task(show_progress(lambda: start_state(processes)))
+        try:
+            either: set[asyncio.Future[Any]] = {connecting, self._loss}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._loss.done():
+                raise self._loss.result()
+            await connecting
+        except BaseException:
+            connecting.cancel()
+            await asyncio.wait({connecting})
+            raise
+        finally:
+            showing.cancel()
+            await asyncio.wait({showing})  # The bar is gone before anybody else writes.
+        for process in self._processes:
+            process.stand_by()
+
+    def pids(self) -> list[int]:
+        """Those that run now."""
+        return [process.process.pid for process in self._processes if process.process is not None]
+
+    def restarts(self) -> list[Restarts]:
+        """How often those, and theirs, were restarted."""
+        return [restarts for process in self._processes for restarts in process.restarts]
+
+    async def close(self) -> None:
+        """End the processes; may be called twice, and where they never became ready."""
+        self._loss = None
+        processes, self._processes = self._processes, []
+        folder, self._folder = self._folder, None
+        try:
+            for process in processes:
+                await process.stop(STOP_GRACE)
+        finally:  # Nothing may be left behind, even where nobody waits for it any more.
+            for process in processes:
+                process.kill()
+            if folder is not None:
+                folder.close()
+
+    async def _reach(self, connect: Callable[[str], Awaitable[None]]) -> None:
+        address, *_ = await asyncio.gather(*(process.start(self._lose) for process in self._processes))
+        await connect(address)
+
+    def _lose(self, reason: BaseException) -> None:
+        error = reason if isinstance(reason, PyllmError) else EngineDeadError(str(reason))
+        if self._loss is not None and not self._loss.done():
+            self._loss.set_result(error)
+        self._on_loss(error)
