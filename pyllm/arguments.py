@@ -15,8 +15,20 @@ from pyllm.errors import RequestError
 
 Kind = TypeVar("Kind")
 
+MAX_SHOWN_BITS = 256
+
 _NUMPY_BOOLS = {("numpy", "bool"), ("numpy", "bool_")}
-_SHOWN = reprlib.Repr()
+
+
+class _Shown(reprlib.Repr):
+    """Short, and without the numbers that Python does not write."""
+
+    def repr_int(self, value: int, level: int) -> str:
+        is_long = value.bit_length() > MAX_SHOWN_BITS
+        return f"a number of {value.bit_length()} bits" if is_long else super().repr_int(value, level)
+
+
+_SHOWN = _Shown()
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 80
 
 
@@ -27,7 +39,7 @@ def check(name: str, value: object, holds: bool, allowed: str) -> None:
         RequestError: it does not hold.
     """
     if not holds:
-        raise RequestError(f"{name} must be {allowed}, got {value}", name)
+        raise RequestError(f"{name} must be {allowed}, got {value if isinstance(value, str) else shown(value)}", name)
 
 
 def refuse(name: str, value: object, expected: str) -> NoReturn:
@@ -35,7 +47,7 @@ def refuse(name: str, value: object, expected: str) -> NoReturn:
 
     `name` may lead into the argument, as `messages[0].content` does.
     """
-    raise RequestError(f"{name} must be {expected}, got {shown(value)}", name.partition(".")[0].partition("[")[0])
+    raise RequestError(f"{name} must be {expected}, got {shown(value)}", _parameter(name))
 
 
 def shown(value: object) -> str:
@@ -113,7 +125,7 @@ def token_ids(name: str, value: object) -> Sequence[int]:
         if all(issubclass(kind, numbers.Integral) and not issubclass(kind, bool) for kind in kinds):
             return list(map(int, value))
         odd = next(each for each in value if not isinstance(each, numbers.Integral) or isinstance(each, bool))
-        raise RequestError(f"{name} must be a list of token ids, got one with {shown(odd)}", name)
+        raise RequestError(f"{name} must be a list of token ids, got one with {shown(odd)}", _parameter(name))
     refuse(name, value, "a list of token ids")
 
 
@@ -132,3 +144,8 @@ def as_list(value: Any) -> Any:
     if isinstance(value, array) or (getattr(value, "ndim", None) and hasattr(value, "tolist")):
         return value.tolist()
     return value
+
+
+def _parameter(name: str) -> str:
+    """The argument that a name leads into."""
+    return name.partition(".")[0].partition("[")[0]

@@ -154,7 +154,7 @@ class ResolvedConstraint(StructuredOutputsParams, frozen=True, kw_only=True):
         check_grammar(self.grammar, "grammar")
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, repr_omit_defaults=True):
     """Names, meanings and defaults are vLLM's, `max_tokens` included: 16, of which a chat needs more.
 
     `temperature` 0 is greedy, and then `top_k`, `top_p` and `min_p` have no effect. `top_k` 0 or -1 is off.

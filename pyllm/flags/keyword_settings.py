@@ -74,7 +74,8 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(name, each) for each in value]
     is_text = isinstance(value, str) and "\0" not in value and is_unicode(value)
-    if is_text or value is None or isinstance(value, bool | int | float):
+    is_short = isinstance(value, int) and value.bit_length() <= 64
+    if is_text or is_short or value is None or isinstance(value, float):
         return value
     shown_value = "another value" if name in SECRETS else shown(value)
     raise ConfigError(f"{name} is {shown_value}: expected a number, a text of Unicode, or a list or dict of such")

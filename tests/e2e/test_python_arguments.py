@@ -22,7 +22,25 @@ ONE = SamplingParams(max_tokens=1, temperature=0.0)
 SAY = [{"role": "user", "content": "hi"}]
 
 ODD = [
-    *(None, True, -1, 0, 3, 2**70, 0.5, float("nan"), float("inf"), "", "x", "\0", "\ud800", b"x", object(), len),
+    *(
+        None,
+        True,
+        -1,
+        0,
+        3,
+        2**70,
+        10**5000,
+        0.5,
+        float("nan"),
+        float("inf"),
+        "",
+        "x",
+        "\0",
+        "\ud800",
+        b"x",
+        object(),
+        len,
+    ),
     *([], [1], ["x"], [None], [[1]], [{}], {}, {"a": 1}, {1: 2}, {1}, (1, 2), range(3), Path("/nowhere")),
     *(np.int64(3), np.float32(0.5), np.bool_(True), np.array([1, 2]), np.array([[1], [2]]), np.array(7)),
     *(torch.tensor(1), torch.tensor([1, 2]), torch.tensor([0.5]), torch.tensor([[1], [2]])),
