@@ -455,7 +455,7 @@ async def test_a_call_that_does_not_encode_leaves_nothing_behind() -> None:
     problems: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
     client = await connected(Encoding())
-    with pytest.raises(OverflowError):
+    with pytest.raises(RequestError, match="the arguments of the call unpin cannot be sent: can't serialize"):
         await client.unpin(1 << 64)
     client.close()
     del client
