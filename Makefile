@@ -59,7 +59,7 @@ rust-test: setup
 	cargo test --quiet --locked --workspace
 
 python-test: setup
-	$(BIN)/pytest -m "not oracle" --numprocesses logical --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest -m "not oracle" --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Every property of the scheduler, over many more cases than in `make test`.
 proofs:
