@@ -1,14 +1,12 @@
 """Every kernel test runs the reference and Triton: compiled for CUDA where there is a device, else interpreted."""
 
-import os
-
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when a kernel's module is first imported.
-
 from pyllm_kernels import Kernels, select
+
+from tests.triton_interpreter import interpret
+
+interpret()
 
 
 @pytest.fixture(scope="session")
