@@ -49,16 +49,17 @@ class PagedBatch:
                 first = 0 if self.layer.window is None else max(0, position + 1 - self.layer.window)
                 cells = [(tables[slot][p // block_size], p % block_size) for p in range(first, position + 1)]
                 blocks, offsets = zip(*cells, strict=True)
+                keys, values = key_cache[blocks, offsets], value_cache[blocks, offsets]
                 for head in range(query.shape[1]):
                     kv_head = head // (query.shape[1] // kv_heads)
-                    scores = key_cache[blocks, offsets, kv_head] @ query[token, head] * self.layer.scale
+                    scores = keys[:, kv_head] @ query[token, head] * self.layer.scale
                     if (cap := self.layer.soft_cap) is not None:
                         scores = cap * np.tanh(scores / cap)
                     sink = -np.inf if self.layer.sinks is None else float(self.layer.sinks[head])
                     greatest = max(scores.max(), sink)
                     weights = np.exp(scores - greatest)
                     total = weights.sum() + np.exp(sink - greatest)
-                    output[token, head] = weights @ value_cache[blocks, offsets, kv_head] / total
+                    output[token, head] = weights @ values[:, kv_head] / total
         return torch.from_numpy(output)
 
     def tokens_of(self, row: int) -> slice:

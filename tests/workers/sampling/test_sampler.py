@@ -82,7 +82,7 @@ def test_draws_follow_the_distribution_that_all_parameters_together_stand_for(
     sample: Sample, parameters: Parameters
 ) -> None:
     """And no distribution that leaves one of them out: the draws tell them apart."""
-    logits, num_draws = known_logits(), 20_000
+    logits, num_draws = known_logits(), 8_000
     drawn = sample(
         torch.from_numpy(logits).expand(num_draws, -1),
         rows(*[parameters] * num_draws),
