@@ -1,4 +1,4 @@
-"""Ranks of one model in processes of their own, for `test_rank_group.py`: what `spawn` imports there."""
+"""Ranks of one model in processes of their own, for `test_rank_group.py`: what is imported there."""
 
 import multiprocessing
 from multiprocessing.connection import Connection
@@ -34,7 +34,8 @@ def run_ranks(configs: list[WorkerConfig], steps: Steps, num_blocks: int, edited
 
     And sums of numbers of its own.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # One process imports torch, and the ranks are its forks.
     pipes = [context.Pipe(duplex=False) for _ in configs]
     processes = [
         context.Process(
