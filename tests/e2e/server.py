@@ -17,6 +17,8 @@ from tests.e2e.titles import find
 READY = re.compile(r"pyllm is ready on (https?://\S+|unix:\S+)")
 # Bounds a broken server; a good one takes a fraction of it.
 DEADLINE = 90.0
+# Seconds between two looks at processes, which take the processor that the server is to have.
+PAUSE = 0.01
 
 
 class Server:
@@ -122,3 +124,4 @@ def until(holds: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + DEADLINE
     while not holds():
         assert time.monotonic() < end, f"waited {DEADLINE:g} s for {what}"
+        time.sleep(PAUSE)

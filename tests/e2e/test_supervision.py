@@ -6,71 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
 from pyllm.supervision.step_trace import NUM_STEPS
 from tests.e2e import faulty_processor
-from tests.e2e.server import DEADLINE, Server, until
-from tests.e2e.titles import API, CORE, FORK_SERVER, STATE, WORKER, find
-
-
-@contextmanager
-def streaming(server: Server, max_tokens: int, **fields: object) -> Iterator["Stream"]:
-    """A request that streams in a thread of its own; its first token has come when the block begins."""
-    stream = Stream(server, max_tokens, **fields)
-    stream.thread.start()
-    assert stream.first.wait(DEADLINE)
-    yield stream
-    stream.thread.join(DEADLINE)
-    assert not stream.thread.is_alive()
-
-
-class Stream:
-    def __init__(self, server: Server, max_tokens: int, **fields: object) -> None:
-        self.events: list[str] = []
-        self.broken = False  # whether it ended without an end
-        self.first = threading.Event()
-        self.thread = threading.Thread(target=self._read)
-        self._url = f"{server.address}/v1/completions"
-        self._body = {
-            "model": server.model(),
-            "prompt": "Once upon a time",
-            "max_tokens": max_tokens,
-            "temperature": 0,
-            "stream_options": {"include_usage": True},
-            "ignore_eos": True,
-            "stream": True,
-            **fields,
-        }
-
-    def text(self) -> str:
-        """What it was given so far."""
-        chunks = (json.loads(event) for event in self.events if event.startswith("{"))
-        return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
-
-    def _read(self) -> None:
-        try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=DEADLINE) as response:
-                for line in response.iter_lines():
-                    if line:
-                        self.events.append(line.removeprefix("data: "))
-                        self.first.set()
-        except httpx.TransportError:
-            self.broken = True
-
-
-def ended_whole(stream: Stream, num_tokens: int) -> bool:
-    """Whether it has all its tokens and an end."""
-    *_, finish, usage, done = stream.events
-    reason = json.loads(finish)["choices"][0]["finish_reason"]
-    return done == "[DONE]" and reason == "length" and json.loads(usage)["usage"]["completion_tokens"] == num_tokens
+from tests.e2e.server import Server, until
+from tests.e2e.streaming import accepts, ended_whole, streaming
+from tests.e2e.titles import API, CORE, FORK_SERVER, STATE
 
 
 def have_successors(server: Server, old: list[psutil.Process]) -> bool:
@@ -103,18 +48,6 @@ def test_processes_that_die_or_stand_still_together_are_replaced(number: signal.
         assert server.orphans() == []
 
 
-@pytest.mark.parametrize("titles", [(WORKER,), (CORE,), (FORK_SERVER,), (FORK_SERVER, CORE)])
-def test_dead_engine_processes_are_a_pause(titles: tuple[str, ...]) -> None:
-    with Server() as server:
-        with streaming(server, max_tokens=200) as stream:
-            for process in [server.titled(title) for title in titles]:
-                process.kill()
-        assert ended_whole(stream, 200)
-        assert server.stop(signal.SIGTERM) == 0
-        assert "was killed by SIGKILL" in server.log
-        assert server.orphans() == []
-
-
 def test_the_record_of_a_dead_core_has_its_last_steps_and_who_was_in_flight(tmp_path: Path) -> None:
     with Server("--flight-recorder-dir", str(tmp_path)) as server:
         with contextlib.ExitStack() as running:
@@ -132,66 +65,6 @@ def test_the_record_of_a_dead_core_has_its_last_steps_and_who_was_in_flight(tmp_
     assert in_flight == [step["step"] for step in steps[-len(in_flight) :]]
     assert steps[-1]["num_rows"] == steps[-1]["num_tokens"] == len(streams)
     assert all(request in suspects for request in steps[-1]["requests"])
-
-
-def test_a_fork_server_that_dies_while_a_worker_starts_is_a_longer_pause() -> None:
-    with Server() as server:
-        with streaming(server, max_tokens=200) as stream:
-            old = server.titled(WORKER)
-            old.kill()
-            until(lambda: any(process != old for process in find(server.process.pid, WORKER)), "another worker")
-            server.titled(FORK_SERVER).kill()
-        assert ended_whole(stream, 200)
-        assert server.stop(signal.SIGTERM) == 0
-        assert server.orphans() == []
-
-
-def test_a_dead_core_takes_along_a_worker_that_stands_still() -> None:
-    with Server() as server:
-        with streaming(server, max_tokens=200) as stream:
-            core, worker = server.titled("pyllm::core-0"), server.titled("pyllm::worker-0-0")
-            worker.suspend()
-            core.kill()
-        assert ended_whole(stream, 200)
-        assert psutil.wait_procs([core, worker], timeout=10.0)[1] == []
-
-
-@pytest.mark.parametrize(("title", "name"), [(CORE, "core 0"), (FORK_SERVER, "the fork server")])
-def test_what_stands_still_is_a_pause(title: str, name: str) -> None:
-    with Server() as server:
-        with streaming(server, max_tokens=400) as stream:
-            server.titled(title).suspend()
-        assert ended_whole(stream, 400)
-        until(lambda: all(find(server.process.pid, each) for each in (title, WORKER)), "others to be there")
-        assert server.stop(signal.SIGTERM) == 0
-        assert f"{name} was killed by SIGKILL while ready: it gave no sign of life" in server.log
-        assert server.orphans() == []
-
-
-def test_a_supervisor_that_stands_still_is_no_matter_and_blames_nobody() -> None:
-    with Server() as server:
-        server.process.send_signal(signal.SIGSTOP)
-        until(lambda: not accepts(server), "the supervisor to be missed")
-        assert server.complete("The sea is", max_tokens=4).status_code == 200
-        server.process.send_signal(signal.SIGCONT)
-        until(lambda: accepts(server), "the supervisor to be heard")
-        assert all(process.is_running() for process in server.tree)
-        assert server.stop(signal.SIGTERM) == 0
-        assert "another one takes its place" not in server.log
-
-
-def test_dead_api_process_is_replaced() -> None:
-    with Server() as server:
-        old = server.titled("pyllm::api-0")
-        old.kill()
-        old.wait()
-        # The listening socket is the supervisor's: who connects meanwhile waits for the new process.
-        assert httpx.get(f"{server.address}/health/ready", timeout=DEADLINE).status_code == 200
-        server.tree = server.processes()
-        assert server.titled("pyllm::api-0") != old
-        assert server.stop(signal.SIGTERM) == 0
-        assert "API process 0 was killed by SIGKILL" in server.log
-        assert server.orphans() == []
 
 
 @pytest.mark.parametrize("title", ["pyllm::api-0", "pyllm::core-0"])
@@ -266,13 +139,6 @@ def test_second_signal_ends_the_drain() -> None:
         assert stream.broken
         server.wait()
         assert server.orphans() == []
-
-
-def accepts(server: Server) -> bool:
-    try:
-        return httpx.get(f"{server.address}/health", timeout=DEADLINE).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def test_signal_while_loading_ends_quietly() -> None:
