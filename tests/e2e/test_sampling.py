@@ -83,9 +83,9 @@ def test_changes_depend_on_nothing_but_the_request(setting: str, alone: list[Com
     if "kv_cache_memory_bytes" in options:
         options = PRESSED | options | {"kv_cache_memory_bytes": options["kv_cache_memory_bytes"] * TOKEN_BYTES}
     with LLM(**options) as llm:
-        outputs = llm.generate([FRANCE] * 3 * len(changed()), changed() * 3)
+        outputs = llm.generate([FRANCE] * 2 * len(changed()), changed() * 2)
         stats = llm.stats()
-    assert [output.outputs[0].token_ids for output in outputs] == [output.token_ids for output in alone] * 3
+    assert [output.outputs[0].token_ids for output in outputs] == [output.token_ids for output in alone] * 2
     if "preempted" in setting or "swapped" in setting:
         assert stats["num_preemptions"] > 0
 
@@ -146,10 +146,14 @@ def check_entries(told: dict[int, Logprob], token: int, num_top: int) -> None:
     assert sum(math.exp(entry.logprob) for entry in told.values()) < 1.0 + 1e-4
 
 
-def test_all_documents_are_valid(llm: LLM) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.oracle)])
+def test_all_documents_are_valid(llm: LLM, first: int) -> None:
+    """Of every other schema; `make oracle` takes the rest."""
     assert len(SCHEMAS) >= 200
-    outputs = llm.generate(["A JSON document: "] * len(SCHEMAS), [of_schema(schema) for schema in SCHEMAS])
-    for schema, output in zip(SCHEMAS, outputs, strict=True):
+    schemas = SCHEMAS[first::2]
+    outputs = llm.generate(["A JSON document: "] * len(schemas), [of_schema(schema) for schema in schemas])
+    for schema, output in zip(schemas, outputs, strict=True):
         check_document(schema, output)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pyllm import LLMEngine, SamplingParams
 from tests.e2e.server import Server
 from tests.families.tiny_families import write_tiny_family
 from tests.tiny_model import write_tiny_model
@@ -19,6 +20,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.fixture(scope="module")
+def expected(model: str) -> list[str]:
+    """What a server says that plans a step ahead, as it does by default."""
+    return generated(model, "--async-scheduling")
+
+
 def generated(model: str, *arguments: str, environment: Mapping[str, str] | None = None) -> list[str]:
     """What a server says after a long prompt, computed in chunks, and after a short one."""
     with Server(model, "--dtype", "float32", *arguments, environment=environment) as server:
@@ -27,14 +34,26 @@ def generated(model: str, *arguments: str, environment: Mapping[str, str] | None
 
 
 def test_triton_kernels_give_the_tokens_of_the_reference(model: str) -> None:
-    reference = generated(model, "--kernel-backend", "reference")
+    reference = referenced(model, PROMPT, 12), referenced(model, PROMPT[:5], 12)
     triton = generated(
         model,
         *("--kernel-backend", "triton", "--max-num-batched-tokens", "128"),
         environment={"TRITON_INTERPRET": "1"},
     )
-    assert triton == reference
+    assert triton == list(reference)
     assert all(reference)
+
+
+def referenced(model: str, prompt: list[int], max_tokens: int) -> str:
+    """What torch's kernels say, in this process: it starts in less time than a server."""
+    engine = LLMEngine(model, dtype="float32", kernel_backend="reference")
+    engine.add_request("only", prompt, SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True))
+    text = ""
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            text = output.outputs[0].text
+    engine.close()
+    return text
 
 
 @pytest.mark.parametrize(
@@ -51,15 +70,12 @@ def test_experts_on_triton_give_the_tokens_of_the_reference(
     tmp_path: Path, family: str, ranks: tuple[str, ...]
 ) -> None:
     model = write_tiny_family(tmp_path, family)
-    reference = answer_of_experts(model, "--kernel-backend", "reference")
-    assert answer_of_experts(model, "--kernel-backend", "triton", *ranks) == reference
-    assert reference
-
-
-def answer_of_experts(model: str, *arguments: str) -> str:
-    with Server(model, "--dtype", "float32", *arguments, environment={"TRITON_INTERPRET": "1"}) as server:
+    reference = referenced(model, PROMPT[:50], 6)
+    arguments = ("--dtype", "float32", "--kernel-backend", "triton", *ranks)
+    with Server(model, *arguments, environment={"TRITON_INTERPRET": "1"}) as server:
         answer = server.complete(PROMPT[:50], max_tokens=6, ignore_eos=True).json()
-    return str(answer["choices"][0]["text"])
+    assert answer["choices"][0]["text"] == reference
+    assert reference
 
 
 def test_triton_without_card_or_interpreter_is_refused(model: str) -> None:
@@ -68,15 +84,15 @@ def test_triton_without_card_or_interpreter_is_refused(model: str) -> None:
     assert "kernel_backend triton" in server.log
 
 
-def test_model_in_the_core_process_says_the_same(model: str) -> None:
-    assert generated(model, "--distributed-executor-backend", "uni") == generated(model)
+def test_model_in_the_core_process_says_the_same(model: str, expected: list[str]) -> None:
+    assert generated(model, "--distributed-executor-backend", "uni") == expected
 
 
-def test_overlap_says_the_same(model: str) -> None:
-    assert generated(model, "--async-scheduling") == generated(model, "--no-async-scheduling")
+def test_no_overlap_says_the_same(model: str, expected: list[str]) -> None:
+    assert generated(model, "--no-async-scheduling") == expected
 
 
-def test_flags_as_vllms_users_guess(model: str) -> None:
+def test_flags_as_vllms_users_guess(model: str, expected: list[str]) -> None:
     flags = "--dtype float32 --tensor-parallel-size 3 --max-num-batched-tokens 64 --max-num-seqs 64"
     more = "--no-enable-prefix-caching --kv-cache-memory-bytes 64MiB --block-size 16 --served-model-name tiny"
     with Server(model, *flags.split(), *more.split()) as server:
@@ -84,7 +100,7 @@ def test_flags_as_vllms_users_guess(model: str) -> None:
         titles = sorted(title for process in server.tree if "worker" in (title := process.cmdline()[0]))
         assert titles == ["pyllm::worker-0-0", "pyllm::worker-0-1", "pyllm::worker-0-2"]
         answer = server.complete(PROMPT[:5], max_tokens=12, ignore_eos=True).json()
-    assert answer["choices"][0]["text"] == generated(model)[1]
+    assert answer["choices"][0]["text"] == expected[1]
 
 
 def test_unsupported_architecture_is_named(tmp_path: Path) -> None:
