@@ -78,6 +78,8 @@ class Scheduler:
         kv_groups: Sequence[Mapping[str, int | None]] = ...,
         enable_prefix_caching: bool = True,
         max_pinned_blocks: int = 0,
+        prefix_hash: str = "blake3",
+        prefix_hash_seed: str = "",
         enable_kv_cache_events: bool = False,
         incarnation: int = 0,
         swap_block_seconds: float = 0.0,
@@ -96,8 +98,9 @@ class Scheduler:
         read so many only; one group without a window unless given.
 
         `num_host_blocks` are swap space and second level of the prefix cache; moving a block there and back takes
-        `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `incarnation` names this run in its
-        events. A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to 16) by prompt lookup.
+        `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `prefix_hash` is blake3 or sha256_cbor, which
+        gives blocks the names that vLLM gives them with `prefix_hash_seed` as PYTHONHASHSEED. `incarnation` names this
+        run in its events. A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to 16) by prompt lookup.
         The others are explained at `reconfigure`.
 
         Raises `SchedulerError` for a value out of its range, `TypeError` for one of another type and for a setting that
@@ -317,14 +320,31 @@ class Scheduler:
         """Let a pinned prefix be evicted. False: there is no such pin."""
     def reset_prefix_cache(self) -> None:
         """Forget all cached contents, on the device and the host. What runs keeps its blocks."""
-    def take_events(self, limit: int) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str, int]]]:
-        """Incarnation, number of the first event, and the oldest `limit` of the prefix cache's events not taken yet.
+    def events(
+        self, first: int, limit: int, tokens: bool = True
+    ) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str, int]]]:
+        """Incarnation, number of the first event, and at most `limit` of the prefix cache's events from `first` on.
 
         An event is its kind ("stored", "removed", "cleared"), hash, parent's hash (None: the first block), tokens
-        (int32), tier ("device", "host") and group. Empty unless `enable_kv_cache_events`. The last 100,000 are kept: a
-        first number above the one expected means that events were dropped, take a `snapshot` then.
+        (int32; empty unless wanted), tier ("device", "host") and group. Empty unless `enable_kv_cache_events`. The last
+        100,000 are kept: a first number above the one asked for means that events were dropped, take a `snapshot` then.
         """
-    def snapshot(self) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str, int]]]:
+    def event_batch(
+        self,
+        seconds: float,
+        first: int | None = None,
+        *,
+        rank: int = 0,
+        is_array: bool = False,
+        has_integer_hashes: bool = False,
+        has_tokens: bool = False,
+    ) -> tuple[int, bytes] | None:
+        """The number of the next event, and all events from `first` on as a batch of vLLM (msgpack); None: there are none.
+
+        Without `first`, and where events from it on were dropped, `AllBlocksCleared` and the whole cache. `seconds` is
+        the batch's time, an event is a map unless `is_array`, a hash is bytes unless `has_integer_hashes`.
+        """
+    def snapshot(self, tokens: bool = True) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str, int]]]:
         """Incarnation, number of the next event, and what the prefix cache knows now, as "stored" events."""
     def explain(self, client: int, request: int) -> list[dict[str, Any]]:
         """Where each sample of a request stands: sample, state, reason, hold, num_tokens, num_computed, num_known.

@@ -52,6 +52,8 @@ class LLMEngine:
         config = engine_config({"distributed_executor_backend": "uni", **engine_keywords({"model": model, **options})})
         if config.parallel != ParallelConfig(distributed_executor_backend="uni"):
             raise ConfigError("LLMEngine runs one rank, in this process: for more ranks or processes use LLM")
+        if config.kv_events.kv_events_endpoint:
+            raise ConfigError("LLMEngine steps when it is called, and publishes no events: use AsyncEngine or LLM")
         engine, checkpoint = resolve_config(config)
         core_config = CoreConfig(
             engine=engine, checkpoint=checkpoint, bind="", socket_folder="", ready_timeout=0.0, shutdown_timeout=0.0

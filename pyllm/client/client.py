@@ -361,16 +361,17 @@ class EngineClient:
         """Let a pinned prefix be evicted. False: there is no such pin."""
         return await self._ask(bool, "unpin", name)
 
-    async def kv_events(self) -> KVEvents:
-        """What the prefix cache has stored and evicted since the last call, whichever client made that.
+    async def kv_events(self, first: int = 0, *, tokens: bool = True) -> KVEvents:
+        """What the prefix cache has stored and evicted, from the event of number `first` on; 10,000 events a call.
 
-        Refused unless the core was started with `--enable-kv-cache-events`. Many events take several calls.
+        Any number of clients may ask. Without `tokens`, events name blocks by their hashes alone. Refused unless the
+        core was started with `--enable-kv-cache-events`.
         """
-        return await self._ask(KVEvents, "kv_events")
+        return await self._ask(KVEvents, "kv_events", first, tokens)
 
-    async def kv_snapshot(self) -> KVEvents:
+    async def kv_snapshot(self, *, tokens: bool = True) -> KVEvents:
         """All that the prefix cache knows now, for who begins to listen or has missed events."""
-        return await self._ask(KVEvents, "kv_snapshot")
+        return await self._ask(KVEvents, "kv_snapshot", tokens)
 
     async def death(self) -> PyllmError:
         """Wait until no core is waited for longer, by `close`, `give_up` or the recovery timeout; gives the reason."""

@@ -43,6 +43,7 @@ REASONING_PARSERS = (
     *("cohere_command3", "cohere_command4"),
 )
 LogFormat = Literal["text", "json"]
+PrefixHash = Literal["blake3", "sha256_cbor"]
 UnknownFields = Literal["warn", "refuse", "ignore"]
 
 
@@ -183,10 +184,46 @@ class CacheConfig(_Config, frozen=True):
     max_pinned_blocks: Annotated[
         int, Meta(description="most KV blocks that pins keep from eviction", ge=0, le=(1 << 31) - 1)
     ] = 0
+    prefix_hash: Annotated[
+        PrefixHash,
+        Meta(description="the digest that names KV blocks; sha256_cbor: the one of vLLM, which routers can compute"),
+    ] = "blake3"
+    prefix_hash_seed: Annotated[
+        str, Meta(description="with sha256_cbor, what PYTHONHASHSEED is for vLLM and its routers")
+    ] = "0"
     enable_kv_cache_events: Annotated[
         bool,
         Meta(description="let every client follow the prefix cache's contents, the tokens of all prompts included"),
     ] = False
+
+
+class KVEventsConfig(_Config, frozen=True):
+    """The publisher of the prefix cache's events, in vLLM's frames."""
+
+    kv_events_endpoint: Annotated[
+        str,
+        Meta(
+            description="publish the prefix cache's events at this ZeroMQ address: tcp://*:5557 and tcp://127.0.0.1:5557 "
+            "are bound, another host is connected to; empty: no publisher. Whoever reaches it reads all prompts"
+        ),
+    ] = ""
+    kv_events_replay_endpoint: Annotated[
+        str, Meta(description="answer subscribers that missed batches at this ZeroMQ address; empty: nobody does")
+    ] = ""
+    kv_events_buffer_steps: Annotated[
+        int, Meta(description="batches that are kept for replay, 256 MiB at most", ge=1, le=1_000_000)
+    ] = 10_000
+    kv_events_hwm: Annotated[
+        int, Meta(description="batches that wait for a slow subscriber before it misses some", ge=1, le=10_000_000)
+    ] = 100_000
+    kv_events_topic: Annotated[str, Meta(description="topic of the batches")] = ""
+    kv_events_layout: Annotated[
+        Literal["map", "array"], Meta(description="how an event is written; array: as vLLM before 0.28")
+    ] = "map"
+    kv_events_hashes: Annotated[
+        Literal["int", "bytes"], Meta(description="int: the last 8 bytes of a block's hash, vLLM's default; bytes: all")
+    ] = "int"
+    kv_events_tokens: Annotated[bool, Meta(description="publish the tokens of blocks, not their hashes alone")] = True
 
 
 class SchedulerConfig(_Config, frozen=True):
@@ -316,6 +353,7 @@ class EngineConfig(_Config, frozen=True):
 
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
+    kv_events: KVEventsConfig = KVEventsConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
     device: DeviceConfig = DeviceConfig()

@@ -138,7 +138,10 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _ours("kv-cache-memory-bytes"),
         _ours("num-gpu-blocks-override", "on CPUs, too"),
         _ours("enable-prefix-caching"),
-        _always("prefix-caching-hash-algo", "blocks are found by a chained BLAKE3 digest of their tokens"),
+        _ours(
+            "prefix-caching-hash-algo",
+            "it is --prefix-hash, which has sha256_cbor; blake3 takes the place of the others",
+        ),
         _refused(
             "cpu-offload-gb",
             "weights stay where they are computed: use a quantised model, or --device cpu, which maps packed weights "
@@ -216,7 +219,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _refused("kv-transfer-config", "KV blocks do not come from other servers yet"),
         _ours(
             "kv-events-config",
-            "enable_kv_cache_events is --enable-kv-cache-events: clients follow by EngineClient, there is no publisher",
+            "its endpoint is --kv-events-endpoint, and so on; without one events are published on the loopback alone",
         ),
         _ours(
             "compilation-config",

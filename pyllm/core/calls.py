@@ -207,21 +207,21 @@ class Calls:
         del client
         return self._scheduler.unpin(name)
 
-    def _kv_events(self, client: int) -> tuple[int, int, list[Event]]:
-        """Incarnation, number of the first event, and the prefix cache's oldest events that no call has given yet.
+    def _kv_events(self, client: int, first: int, tokens: bool = True) -> tuple[int, int, list[Event]]:
+        """Incarnation, number of the first event, and at most 10,000 of the prefix cache's events from `first` on.
 
-        At most 10,000. One subscriber takes them: others see gaps, for which there is `kv_snapshot`.
+        That number is above `first` where older events were dropped. Without `tokens` blocks have their hashes alone.
         """
         del client
         self._check_events()
-        return self._scheduler.take_events(MAX_EVENTS)
+        return self._scheduler.events(first, MAX_EVENTS, tokens)
 
-    def _kv_snapshot(self, client: int) -> tuple[int, int, list[Event]]:
+    def _kv_snapshot(self, client: int, tokens: bool = True) -> tuple[int, int, list[Event]]:
         """Incarnation, number of the next event, and all that the prefix cache knows now, as "stored" events."""
         del client
         self._check_events()
-        incarnation, following, events = self._scheduler.snapshot()
-        num_bytes = len(events) * (4 * self._config.cache.block_size + EVENT_BYTES)
+        incarnation, following, events = self._scheduler.snapshot(tokens)
+        num_bytes = len(events) * (4 * self._config.cache.block_size * tokens + EVENT_BYTES)
         if num_bytes > MAX_MESSAGE_BYTES:
             text = f"{len(events)} blocks take up to {num_bytes} bytes, and a message {MAX_MESSAGE_BYTES}"
             raise RequestError(f"{text}: reset_prefix_cache, or start the engine with a larger block_size")

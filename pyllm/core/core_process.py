@@ -24,6 +24,7 @@ from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.options import is_rust
 from pyllm.config.process_config import CoreConfig
 from pyllm.core.calls import live_settings
+from pyllm.core.event_publisher import EventPublisher
 from pyllm.core.executors.executor import Executor
 from pyllm.core.loop import EngineCore
 from pyllm.core.policy_plugins import Policy, load_policy
@@ -115,6 +116,8 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
             swap_block_seconds=swap_block_seconds,
             enable_prefix_caching=engine.cache.enable_prefix_caching,
             max_pinned_blocks=engine.cache.max_pinned_blocks,
+            prefix_hash=engine.cache.prefix_hash,
+            prefix_hash_seed=engine.cache.prefix_hash_seed,
             enable_kv_cache_events=engine.cache.enable_kv_cache_events,
             incarnation=epoch,
             num_speculative_tokens=engine.scheduler.num_speculative_tokens or 0,
@@ -171,6 +174,7 @@ def make_core(
     sender: Sender[CoreMessage],
     *,
     on_alone: Callable[[bool], object] = lambda is_alone: None,
+    publish: Callable[[], object] = lambda: None,
     memory: mmap | None = None,
     keep: Callable[[Kept], object] = lambda kept: None,
     set_log_level: Callable[[str], None] | None = None,
@@ -193,6 +197,7 @@ def make_core(
         parts.ready,
         on_crash=lambda name, report: recorder.record(f"core-{config.index}-{name}", report),
         on_alone=on_alone,
+        publish=publish,
         memory=memory,
         earlier=config.kept,
         keep=keep,
@@ -243,13 +248,20 @@ async def _serve(
             lambda *received: core.receive(*received),  # noqa: PLW0108 - the core is made below, with this endpoint
             lambda *received: core.malformed(*received),  # noqa: PLW0108
         )
+        parts, events = starting.result(), config.engine.kv_events
+        publisher: EventPublisher | None = None
+        publish: Callable[[], object] = lambda: None
         try:
+            if events.kv_events_endpoint:
+                publisher = EventPublisher(parts.scheduler, context, events, rank=config.index)
+                publish = publisher.publish
             core = make_core(
                 config,
-                starting.result(),
+                parts,
                 executor,
                 endpoint,
                 on_alone=parent.set_blamed_on_request,
+                publish=publish,
                 memory=memory,
                 keep=parent.keep,
                 set_log_level=set_log_level,
@@ -259,6 +271,8 @@ async def _serve(
             await _run(core, stop, parent, config.shutdown_timeout)
         finally:
             endpoint.close(CLOSE_LINGER)
+            if publisher is not None:
+                publisher.close()
         return 0
     finally:
         for task in (starting, stopping):

@@ -62,6 +62,7 @@ class EngineCore:
         token_seconds: float = 0.0,
         on_crash: Callable[[str, Mapping[str, bytes]], object] = lambda name, parts: None,
         on_alone: Callable[[bool], object] = lambda is_alone: None,
+        publish: Callable[[], object] = lambda: None,
         memory: mmap | bytearray | None = None,
         earlier: Kept = NOTHING_KEPT,
         keep: Callable[[Kept], object] = lambda kept: None,
@@ -76,6 +77,7 @@ class EngineCore:
         self._depth = depth
         self._recording = recording
         self._on_crash = on_crash
+        self._publish = publish
         self._clients = Clients(sender, self._take_deltas, scheduler.drop_client)
         self._profiling = Profiling(executor, lambda: len(self._in_flight), clock=clock, sleep=sleep)
         self._kept = KeptState(scheduler, earlier, keep)
@@ -135,6 +137,7 @@ class EngineCore:
             GivenUpError: the workers died too often.
         """
         self._isolation.advance()
+        self._publish()
         while (plan := self._schedule()) is not None:
             self._submit(plan)
         if not self._in_flight:

@@ -21,7 +21,10 @@ REPEATED = frozenset({"middleware"})
 # What vLLM calls the context of the model, whatever it is.
 _AUTO_LENGTH = frozenset({"auto", "-1"})
 # vLLM's flags that are read by `pyllm/flags/vllm_settings.py`.
-NESTED = ("speculative-config", "structured-outputs-config", "kv-events-config", "compilation-config", "swap-space")
+NESTED = (
+    *("speculative-config", "structured-outputs-config", "kv-events-config", "compilation-config"),
+    *("prefix-caching-hash-algo", "swap-space"),
+)
 # How many words a field of texts takes, if not one. `--hf-token` alone is the token of a login, which is found anyway.
 _NUM_WORDS = {**dict.fromkeys(WORDS, "+"), "hf_token": "?"}
 _FALSE, _TRUE = "false", "true"

@@ -65,12 +65,19 @@ def _structured_outputs(text: str, given: Mapping[str, Any]) -> Read:
 def _kv_events(text: str, given: Mapping[str, Any]) -> Read:
     del given
     parts = _parts("kv-events-config", text)
-    if parts.get("enable_kv_cache_events") and parts.get("publisher", "null") not in {"null", None}:
-        raise ConfigError(
-            f"--kv-events-config: there is no publisher {parts['publisher']!r}: give --enable-kv-cache-events, and "
-            "follow the events by EngineClient"
-        )
-    return {"enable_kv_cache_events": bool(parts.get("enable_kv_cache_events"))}, []
+    fields = ("endpoint", "replay_endpoint", "buffer_steps", "hwm", "topic")
+    _refuse_others("kv-events-config", parts, {"enable_kv_cache_events", "publisher", "max_queue_size", *fields})
+    is_enabled = bool(parts.get("enable_kv_cache_events"))
+    publisher = parts.get("publisher") or ("zmq" if is_enabled else "null")
+    if publisher not in {"null", "zmq"}:
+        raise ConfigError(f"--kv-events-config: there is no publisher {publisher!r}: give zmq, or null for none")
+    if not is_enabled or publisher == "null":
+        return {"enable_kv_cache_events": is_enabled}, []
+    given = {f"kv_events_{name}": parts[name] for name in fields if parts.get(name) is not None}
+    is_local = "endpoint" not in parts
+    notice = "--kv-events-config: without an endpoint the events are published at tcp://127.0.0.1:5557, not at tcp://*:5557"
+    settings = {"enable_kv_cache_events": True, "kv_events_endpoint": "tcp://127.0.0.1:5557", **given}
+    return settings, [notice] * is_local
 
 
 def _compilation(text: str, given: Mapping[str, Any]) -> Read:
@@ -80,6 +87,15 @@ def _compilation(text: str, given: Mapping[str, Any]) -> Read:
     is_eager = level in {0, "NONE"} or graphs in _EAGER
     notice = "--compilation-config: pyllm compiles nothing, and captures steps by itself"
     return ({"enforce_eager": True} if is_eager else {}), [] if is_eager else [notice]
+
+
+def _prefix_hash(text: str, given: Mapping[str, Any]) -> Read:
+    del given
+    if text == "sha256_cbor":
+        return {"prefix_hash": text}, []
+    if text not in {"sha256", "xxhash", "xxhash_cbor"}:
+        raise ConfigError(f"--prefix-caching-hash-algo must be sha256_cbor, sha256, xxhash or xxhash_cbor, got {text!r:.80}")
+    return {"prefix_hash": "blake3"}, [f"--prefix-caching-hash-algo: BLAKE3 takes the place of {text}"]
 
 
 def _swap_space(text: str, given: Mapping[str, Any]) -> Read:
@@ -98,6 +114,7 @@ _READERS: Mapping[str, Callable[[str, Mapping[str, Any]], Read]] = {
     "structured-outputs-config": _structured_outputs,
     "kv-events-config": _kv_events,
     "compilation-config": _compilation,
+    "prefix-caching-hash-algo": _prefix_hash,
     "swap-space": _swap_space,
 }
 

@@ -23,6 +23,7 @@ from pyllm.config.api_keys import ApiKey, flag_keys, read_api_keys
 from pyllm.config.options import (
     RESERVED_TEMPLATE_VARIABLES,
     CacheConfig,
+    KVEventsConfig,
     Dtype,
     EngineConfig,
     KVCacheDtype,
@@ -114,6 +115,7 @@ def resolve_settings(
         raise ConfigError(f"the uni executor runs one rank, not {ranks}: use distributed_executor_backend mp")
     longest = spec.max_position_embeddings
     _check_cache(config.cache)
+    _check_events(config)
     find_policy(config.scheduler.scheduling_policy)
     find_attention_backend(config.device.attention_backend)
     if config.device.batch_invariant:
@@ -218,6 +220,16 @@ def _check_cache(cache: CacheConfig) -> None:
         raise ConfigError(
             "max_pinned_blocks and enable_kv_cache_events are about the prefix cache: enable_prefix_caching"
         )
+
+
+def _check_events(config: EngineConfig) -> None:
+    events = config.kv_events
+    if events == KVEventsConfig():
+        return
+    if not config.cache.enable_kv_cache_events:
+        raise ConfigError("kv_events_... are about events that enable_kv_cache_events keeps: set it, too")
+    if not events.kv_events_endpoint:
+        raise ConfigError("kv_events_... are about a publisher: give it an address, kv_events_endpoint")
 
 
 def resolve_precision(

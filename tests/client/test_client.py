@@ -522,8 +522,8 @@ KNOWN = KVEvents(
             2,
         ),
         (lambda client: client.unpin(3), ("unpin", (3,)), False, False),
-        (lambda client: client.kv_events(), ("kv_events", ()), EVENTS, KNOWN),
-        (lambda client: client.kv_snapshot(), ("kv_snapshot", ()), EVENTS, KNOWN),
+        (lambda client: client.kv_events(5, tokens=False), ("kv_events", (5, False)), EVENTS, KNOWN),
+        (lambda client: client.kv_snapshot(), ("kv_snapshot", (True,)), EVENTS, KNOWN),
     ],
 )
 async def test_a_call_has_its_arguments_and_the_type_of_its_answer(

@@ -73,6 +73,7 @@ class Engine:
         **options: Any,
     ) -> None:
         config = engine_config(OPTIONS | options)
+        self.epoch = epoch
         self.executor = executor or CountingExecutor()
         self.scheduler = Scheduler(
             block_size=config.cache.block_size,

@@ -183,32 +183,40 @@ async def test_events_tell_what_came_and_went() -> None:
     engine = Engine(enable_kv_cache_events=True)
     engine.submit(1, list(range(9)), max_tokens=1)
     await engine.run_dry()
-    incarnation, first, events = engine.call("kv_events").value
+    incarnation, first, events = engine.call("kv_events", 0).value
     assert (incarnation, first) == (EPOCH, 0)
     assert [(kind, tokens, tier) for kind, _, _, tokens, tier, _ in events] == [
         ("stored", int32(0, 1, 2, 3), "device"),
         ("stored", int32(4, 5, 6, 7), "device"),
     ]
     assert events[1][2] == events[0][1]
-    assert engine.call("kv_events").value == [EPOCH, 2, []]
+    assert engine.call("kv_events", 0).value == [EPOCH, 0, events]
+    assert engine.call("kv_events", 2).value == [EPOCH, 2, []]
     assert engine.call("kv_snapshot").value == [EPOCH, 2, events]
     engine.call("reset_prefix_cache")
-    assert engine.call("kv_events").value == [EPOCH, 2, [["cleared", b"", None, b"", "", 0]]]
+    assert engine.call("kv_events", 2).value == [EPOCH, 2, [["cleared", b"", None, b"", "", 0]]]
+
+
+async def test_events_and_snapshots_leave_out_tokens_where_they_are_not_wanted() -> None:
+    engine = Engine(enable_kv_cache_events=True)
+    engine.submit(1, list(range(9)), max_tokens=1)
+    await engine.run_dry()
+    for reply in (engine.call("kv_events", 0, False), engine.call("kv_snapshot", False)):
+        assert [(kind, len(name), tokens) for kind, name, _, tokens, _, _ in reply.value[2]] == [("stored", 32, b"")] * 2
 
 
 async def test_many_events_come_in_parts_without_a_gap() -> None:
     engine = Engine(enable_kv_cache_events=True)
     for _ in range(MAX_EVENTS + 3):
         engine.scheduler.reset_prefix_cache()
-    assert len(engine.call("kv_events").value[2]) == MAX_EVENTS
-    engine.scheduler.reset_prefix_cache()
-    numbers = [(first, len(events)) for _, first, events in (engine.call("kv_events").value for _ in range(2))]
-    assert numbers == [(MAX_EVENTS, 4), (MAX_EVENTS + 4, 0)]
+    starts = (0, MAX_EVENTS, MAX_EVENTS + 3, MAX_EVENTS + 9)
+    numbers = [(first, len(events)) for _, first, events in (engine.call("kv_events", each).value for each in starts)]
+    assert numbers == [(0, MAX_EVENTS), (MAX_EVENTS, 3), (MAX_EVENTS + 3, 0), (MAX_EVENTS + 3, 0)]
 
 
 @pytest.mark.parametrize("method", ["kv_events", "kv_snapshot"])
 async def test_events_that_are_not_kept_are_an_error(method: str) -> None:
-    reply = Engine().call(method)
+    reply = Engine().call(method, *([0] if method == "kv_events" else []))
     assert (reply.ok, "enable_kv_cache_events" in reply.value) == (False, True)
 
 

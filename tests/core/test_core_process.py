@@ -104,7 +104,7 @@ async def test_every_setting_reaches_the_scheduler(tmp_path: Path) -> None:
     with pytest.raises(SchedulerError, match="max_pinned_blocks 3"):
         scheduler.pin(1, bytes(4 * 16 * 4))
     scheduler.reset_prefix_cache()
-    incarnation, first, events = scheduler.take_events(9)
+    incarnation, first, events = scheduler.events(0, 9)
     assert (incarnation, first, len(events)) == (ready.epoch, 0, 1)
     for tenant in ("acme", "other"):
         scheduler.add(0, len(tenant), bytes(4 * 10), seed=0, max_tokens=9, tenant=tenant)

@@ -52,7 +52,7 @@ def test_what_is_always_so_is_logged_once(caplog: pytest.LogCaptureFixture) -> N
     caplog.set_level(logging.INFO)
     engine_keywords({"prefix_caching_hash_algo": "sha256"})
     assert [record.getMessage() for record in caplog.records] == [
-        "--prefix-caching-hash-algo: blocks are found by a chained BLAKE3 digest of their tokens"
+        "--prefix-caching-hash-algo: BLAKE3 takes the place of sha256"
     ]
 
 

@@ -10,7 +10,7 @@ mod reports;
 
 use std::sync::{Mutex, PoisonError};
 
-use pyllm_scheduler::{ClientId, Config, Error, LoadId, Output, Request, RequestId, StepId};
+use pyllm_scheduler::{BatchFormat, ClientId, Config, Error, LoadId, Output, Request, RequestId, StepId};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -280,19 +280,42 @@ impl Scheduler {
         })
     }
 
-    fn take_events<'py>(
+    #[pyo3(signature = (first, limit, tokens = true))]
+    fn events<'py>(
         &self,
         py: Python<'py>,
+        first: Number<u64>,
         limit: Number<usize>,
+        tokens: bool,
     ) -> PyResult<(u64, u64, Vec<reports::Event<'py>>)> {
-        let limit = limit.named("limit")?;
-        let taken = self.call(py, |scheduler| Ok(scheduler.take_events(limit)))?;
-        Ok((taken.incarnation, taken.first, reports::events(py, &taken.events)?))
+        let (first, limit) = (first.named("first")?, limit.named("limit")?);
+        let taken = self.call(py, |scheduler| Ok(scheduler.events(first, limit)))?;
+        Ok((taken.incarnation, taken.first, reports::events(py, &taken.events, tokens)?))
     }
 
-    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<(u64, u64, Vec<reports::Event<'py>>)> {
+    #[pyo3(signature = (seconds, first = None, **format))]
+    fn event_batch<'py>(
+        &self,
+        py: Python<'py>,
+        seconds: f64,
+        first: Option<Number<u64>>,
+        format: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Option<(u64, Bound<'py, PyBytes>)>> {
+        let first = first.map(|first| first.named("first")).transpose()?;
+        let format = format.map_or_else(|| Ok(BatchFormat::default()), keywords::read)?;
+        let batch = self.call(py, |scheduler| {
+            Ok(match first {
+                Some(first) => scheduler.event_batch(first, format, seconds),
+                None => Some(scheduler.snapshot_batch(format, seconds)),
+            })
+        })?;
+        Ok(batch.map(|batch| (batch.next, PyBytes::new(py, &batch.payload))))
+    }
+
+    #[pyo3(signature = (tokens = true))]
+    fn snapshot<'py>(&self, py: Python<'py>, tokens: bool) -> PyResult<(u64, u64, Vec<reports::Event<'py>>)> {
         let taken = self.call(py, |scheduler| Ok(scheduler.snapshot()))?;
-        Ok((taken.incarnation, taken.next, reports::events(py, &taken.events)?))
+        Ok((taken.incarnation, taken.next, reports::events(py, &taken.events, tokens)?))
     }
 
     fn explain<'py>(

@@ -12,7 +12,8 @@ use crate::buffers::bytes;
 pub(crate) type Event<'py> =
     (&'static str, Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>, &'static str, u32);
 
-pub(crate) fn events<'py>(py: Python<'py>, events: &[KvEvent]) -> PyResult<Vec<Event<'py>>> {
+/// Without `has_tokens` blocks have their hashes alone.
+pub(crate) fn events<'py>(py: Python<'py>, events: &[KvEvent], has_tokens: bool) -> PyResult<Vec<Event<'py>>> {
     let hash = |hash: &pyllm_scheduler::BlockHash| PyBytes::new(py, hash.as_bytes());
     let nothing = || PyBytes::new(py, b"");
     let converted = events.iter().map(|event| {
@@ -21,7 +22,7 @@ pub(crate) fn events<'py>(py: Python<'py>, events: &[KvEvent]) -> PyResult<Vec<E
                 "stored",
                 hash(name),
                 parent.as_ref().map(hash),
-                bytes(py, tokens, i32::to_le_bytes)?,
+                if has_tokens { bytes(py, tokens, i32::to_le_bytes)? } else { nothing() },
                 tier_name(*tier),
                 *group,
             ),

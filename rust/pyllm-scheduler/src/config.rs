@@ -30,7 +30,11 @@ pub struct Config {
     pub enable_prefix_caching: bool,
     /// Blocks that pins may keep from eviction. What pins may take, no request may count on.
     pub max_pinned_blocks: u32,
-    /// Whether `take_events` and `snapshot` tell what the prefix cache holds.
+    /// How blocks get the names by which they are found.
+    pub prefix_hash: PrefixHash,
+    /// With `PrefixHash::Sha256Cbor`, what the first block's parent is the digest of.
+    pub prefix_hash_seed: String,
+    /// Whether `events` and `snapshot` tell what the prefix cache holds.
     pub enable_kv_cache_events: bool,
     /// The name of this run in its events; a subscriber that sees another starts anew.
     pub incarnation: u64,
@@ -55,6 +59,17 @@ pub struct Config {
     pub watermark: f64,
     /// *Live.* Share of the expected growth of what runs that admission leaves room for. 0: none, 1: all.
     pub expected_growth: f64,
+}
+
+/// The digest that names a block by its tokens, those before them, and what sets its prefix cache apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PrefixHash {
+    /// BLAKE3.
+    #[default]
+    Blake3,
+    /// That of vLLM's `sha256_cbor`, which routers can compute.
+    Sha256Cbor,
 }
 
 /// Layers of a model that read equally far back.
@@ -95,6 +110,8 @@ impl Default for Config {
             kv_groups: vec![KvGroup::default()],
             enable_prefix_caching: true,
             max_pinned_blocks: 0,
+            prefix_hash: PrefixHash::Blake3,
+            prefix_hash_seed: String::new(),
             enable_kv_cache_events: false,
             incarnation: 0,
             swap_block_seconds: 0.0,
@@ -183,6 +200,8 @@ impl Config {
             kv_groups,
             enable_prefix_caching,
             max_pinned_blocks,
+            prefix_hash,
+            prefix_hash_seed,
             enable_kv_cache_events,
             incarnation,
             swap_block_seconds,
@@ -206,6 +225,8 @@ impl Config {
             ("kv_groups", *kv_groups == other.kv_groups),
             ("enable_prefix_caching", *enable_prefix_caching == other.enable_prefix_caching),
             ("max_pinned_blocks", *max_pinned_blocks == other.max_pinned_blocks),
+            ("prefix_hash", *prefix_hash == other.prefix_hash),
+            ("prefix_hash_seed", *prefix_hash_seed == other.prefix_hash_seed),
             ("enable_kv_cache_events", *enable_kv_cache_events == other.enable_kv_cache_events),
             ("incarnation", *incarnation == other.incarnation),
             ("swap_block_seconds", swap_block_seconds.to_bits() == other.swap_block_seconds.to_bits()),

@@ -3,6 +3,7 @@
 //! sequences. Without prefix caching there are no names, and the host is swap space alone.
 
 pub(crate) mod block_pool;
+pub(crate) mod event_batch;
 pub(crate) mod events;
 pub(crate) mod hash;
 pub(crate) mod pending_swaps;
@@ -331,9 +332,9 @@ impl KvCache {
         self.log.cleared();
     }
 
-    /// The oldest events that were not taken yet.
-    pub(crate) fn take_events(&mut self, limit: usize) -> Events {
-        self.log.take(limit)
+    /// Events from number `first` on.
+    pub(crate) fn events(&self, first: u64, limit: usize) -> Events {
+        self.log.events(first, limit)
     }
 
     /// What is known now, for who has not heard all events.

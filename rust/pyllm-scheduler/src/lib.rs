@@ -71,10 +71,11 @@ mod kv_layout;
 mod philox;
 mod prompt_lookup;
 
-pub use config::{Config, KvGroup, PolicyName};
+pub use config::{Config, KvGroup, PolicyName, PrefixHash};
 pub use error::{Error, Result};
 pub use estimates::step_sizes::StepSizes;
 pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, Slot, StepId};
+pub use kv_cache::event_batch::{BatchFormat, EventBatch};
 pub use kv_cache::events::{Events, KvEvent, Snapshot, Tier};
 pub use kv_cache::hash::BlockHash;
 pub use output::deltas::DeltaColumns;

@@ -33,7 +33,7 @@ use crate::estimates::output_lengths::OutputLengths;
 use crate::estimates::peak_blocks::PeakBlocks;
 use crate::estimates::step_times::StepTimes;
 use crate::ids::{BlockId, ClientId, LoadId, RequestId, Slot, StepId};
-use crate::kv_cache::hash::BlockHash;
+use crate::kv_cache::hash::{BlockHash, BlockHasher};
 use crate::kv_cache::{CacheLimits, FoundChain, FoundStart, KvCache};
 use crate::kv_layout::KvLayout;
 use crate::output::deltas::{Delta, DeltaColumns, Outbox};
@@ -87,7 +87,7 @@ pub struct Scheduler {
     // Working space, kept between calls for its memory alone.
     draft: Draft,
     spare_rows: Vec<Vec<Row>>,
-    message: Vec<u8>,
+    hasher: BlockHasher,
     found: FoundStart, // by the last look into the prefix cache
     peak_blocks: PeakBlocks,
     lagging: Vec<Key<Sequence>>,
@@ -164,7 +164,7 @@ impl Scheduler {
             recorder: None,
             draft: Draft::new(config.kv_groups.len(), config.max_num_seqs),
             spare_rows: Vec::new(),
-            message: Vec::new(),
+            hasher: BlockHasher::new(&config),
             found: FoundStart { chains: vec![FoundChain::default(); layout.groups.len()], ..FoundStart::default() },
             peak_blocks: PeakBlocks::default(),
             lagging: Vec::new(),
@@ -190,7 +190,7 @@ impl Scheduler {
         request.stop_token_ids.dedup();
         let outputs = std::mem::take(&mut request.outputs);
 
-        let root = LiveRequest::root(&request, &self.config);
+        let root = self.hasher.root(&LiveRequest::extra_keys(&request, &self.config));
         let prompt_hashes =
             if self.config.enable_prefix_caching { self.hash_prompt(root, &request.prompt) } else { Vec::new() };
         let serial = self.next_serial;
@@ -394,7 +394,7 @@ impl Scheduler {
     fn hash_prompt(&mut self, root: BlockHash, prompt: &[i32]) -> Vec<BlockHash> {
         let blocks = prompt.chunks_exact(self.config.block_size as usize);
         let chain = blocks.scan(root, |parent, tokens| {
-            *parent = parent.child(tokens.iter(), &mut self.message);
+            *parent = self.hasher.child(*parent, tokens, &[]);
             Some(*parent)
         });
         chain.collect()

@@ -7,7 +7,7 @@ use crate::arena::Key;
 use crate::beam_search::BeamSearch;
 use crate::config::Config;
 use crate::ids::{BlockId, HostBlockId, LoadId, Slot, StepId};
-use crate::kv_cache::hash::{BlockHash, Content};
+use crate::kv_cache::hash::{BlockHash, BlockHasher, Content};
 use crate::output::deltas::Client;
 use crate::queue::{Lane, QueueKey};
 use crate::request::Request;
@@ -54,9 +54,9 @@ impl LiveRequest {
         config.enable_prefix_caching && !self.request.needs_whole_prompt()
     }
 
-    /// The parent of its first block: all that sets its cached blocks apart.
-    pub(crate) fn root(request: &Request, config: &Config) -> BlockHash {
-        BlockHash::root(&[&request.tenant, &request.cache_salt, &request.adapter, &config.weights_version])
+    /// All that sets its cached blocks apart.
+    pub(crate) fn extra_keys<'a>(request: &'a Request, config: &'a Config) -> [&'a str; 4] {
+        [&request.tenant, &request.cache_salt, &request.adapter, &config.weights_version]
     }
 }
 
@@ -321,13 +321,19 @@ impl Sequence {
     }
 
     /// Makes the hashes of the first `num_blocks` blocks known. All of them are full of known tokens.
-    pub(crate) fn hash_blocks(&mut self, live: &LiveRequest, block_size: u32, num_blocks: u32, message: &mut Vec<u8>) {
+    pub(crate) fn hash_blocks(
+        &mut self,
+        live: &LiveRequest,
+        block_size: u32,
+        num_blocks: u32,
+        hasher: &mut BlockHasher,
+    ) {
         let num_prompt_blocks = live.prompt_hashes.len();
         while num_prompt_blocks + self.output_hashes.len() < num_blocks as usize {
             let index = (num_prompt_blocks + self.output_hashes.len()) as u32;
             let parent = *self.output_hashes.last().or(live.prompt_hashes.last()).unwrap_or(&live.root);
             let (head, tail) = self.tokens(&live.request.prompt, index * block_size, (index + 1) * block_size);
-            let hash = parent.child(head.iter().chain(tail), message);
+            let hash = hasher.child(parent, head, tail);
             self.output_hashes.push(hash);
         }
     }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use crate::kv_cache::hash::{BlockHash, Content, GroupHash, HashMapByDigest};
 
-/// Events that are kept for who has not taken them yet.
+/// Events that are kept for who has not read them yet.
 const CAPACITY: usize = 100_000;
 
 /// A change of what the KV cache knows.
@@ -135,10 +135,11 @@ impl EventLog {
         }
     }
 
-    /// The oldest events that were not taken yet, at most `limit`, but for those that were too many to keep.
-    pub(crate) fn take(&mut self, limit: usize) -> Events {
-        let first = self.next - self.recent.len() as u64;
-        let events = self.recent.drain(..limit.min(self.recent.len())).collect();
+    /// At most `limit` events from number `first` on, but for those that were too many to keep. Any number may read.
+    pub(crate) fn events(&self, first: u64, limit: usize) -> Events {
+        let oldest = self.next - self.recent.len() as u64;
+        let first = first.clamp(oldest, self.next);
+        let events = self.recent.iter().skip((first - oldest) as usize).take(limit).cloned().collect();
         Events { incarnation: self.incarnation, first, events }
     }
 
@@ -214,7 +215,7 @@ mod tests {
     use super::*;
 
     fn store(log: &mut EventLog, parent: BlockHash, index: u32, tokens: &[i32]) -> BlockHash {
-        let hash = parent.child(tokens.iter(), &mut Vec::new());
+        let hash = parent.child(tokens);
         let (head, tail) = tokens.split_at(1);
         log.stored(0, &Content { hash, parent, index, tokens: (head, tail) });
         hash
@@ -243,12 +244,15 @@ mod tests {
         ];
         let now = vec![events[0].clone(), events[2].clone()];
         let (head, tail) = (events[..1].to_vec(), events[1..].to_vec());
-        assert_eq!(log.take(0), Events { incarnation: 7, first: 0, events: vec![] });
-        assert_eq!(log.take(1), Events { incarnation: 7, first: 0, events: head });
-        assert_eq!(log.take(9), Events { incarnation: 7, first: 1, events: tail });
+        assert_eq!(log.events(0, 0), Events { incarnation: 7, first: 0, events: vec![] });
+        for _ in 0..2 {
+            assert_eq!(log.events(0, 1), Events { incarnation: 7, first: 0, events: head.clone() });
+            assert_eq!(log.events(1, 9), Events { incarnation: 7, first: 1, events: tail.clone() });
+        }
+        assert_eq!(log.events(99, 9), Events { incarnation: 7, first: 4, events: vec![] });
         assert_eq!(log.snapshot(), Snapshot { incarnation: 7, next: 4, events: now });
         log.cleared();
-        assert_eq!(log.take(9), Events { incarnation: 7, first: 4, events: vec![KvEvent::Cleared] });
+        assert_eq!(log.events(4, 9), Events { incarnation: 7, first: 4, events: vec![KvEvent::Cleared] });
         assert_eq!(log.snapshot(), Snapshot { incarnation: 7, next: 5, events: vec![] });
     }
 
@@ -258,7 +262,7 @@ mod tests {
         for tokens in [[1, 1], [2, 2], [3, 3]] {
             store(&mut log, BlockHash::root(&[]), 0, &tokens);
         }
-        let events = log.take(9);
+        let events = log.events(0, 9);
         assert_eq!((events.first, events.events.len()), (1, 2));
         assert_eq!((log.snapshot().next, log.snapshot().events.len()), (3, 3));
     }
@@ -269,7 +273,7 @@ mod tests {
         let hash = store(&mut log, BlockHash::root(&[]), 0, &[1, 2]);
         log.copied(hash.of(0));
         log.cleared();
-        assert_eq!(log.take(9), Events { incarnation: 7, first: 0, events: vec![] });
+        assert_eq!(log.events(0, 9), Events { incarnation: 7, first: 0, events: vec![] });
         assert_eq!(log.snapshot(), Snapshot { incarnation: 7, next: 0, events: vec![] });
     }
 }

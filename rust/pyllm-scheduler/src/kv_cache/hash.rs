@@ -1,7 +1,11 @@
-//! The name of a block's contents: a chained BLAKE3 digest of its tokens, all tokens before them, and the extra keys
-//! that set one prefix cache apart from another. Knows no blocks.
+//! The name of a block's contents: a chained digest of its tokens, all tokens before them, and the extra keys that set
+//! one prefix cache apart from another. BLAKE3, or vLLM's `sha256_cbor`, whose names others can compute. Knows no blocks.
 
 use std::hash::{BuildHasherDefault, Hash, Hasher};
+
+use sha2::{Digest, Sha256};
+
+use crate::config::{Config, PrefixHash};
 
 /// A map keyed by digests, which are uniform already: their first eight bytes are the hash, with the group in them.
 pub(crate) type HashMapByDigest<T> = std::collections::HashMap<GroupHash, T, BuildHasherDefault<FirstBytes>>;
@@ -34,27 +38,131 @@ impl BlockHash {
         &self.0
     }
 
-    /// The parent of a sequence's first block. Each key is preceded by its length, so that no two lists read the same.
-    pub(crate) fn root(extra_keys: &[&str]) -> Self {
-        let mut hasher = blake3::Hasher::new_derive_key(ROOT_CONTEXT);
-        for key in extra_keys {
-            hasher.update(&(key.len() as u64).to_le_bytes());
-            hasher.update(key.as_bytes());
-        }
-        Self(*hasher.finalize().as_bytes())
-    }
-
-    /// The block after this one. `message` is working space.
-    pub(crate) fn child<'a>(self, tokens: impl Iterator<Item = &'a i32>, message: &mut Vec<u8>) -> Self {
-        message.clear();
-        message.extend_from_slice(&self.0);
-        message.extend(tokens.flat_map(|token| token.to_le_bytes()));
-        Self(*blake3::hash(message).as_bytes())
-    }
-
     /// Of the block of this group.
     pub(crate) fn of(self, group: u32) -> GroupHash {
         GroupHash { hash: self, group }
+    }
+}
+
+#[cfg(test)]
+impl BlockHash {
+    /// By BLAKE3.
+    pub(crate) fn root(extra_keys: &[&str]) -> Self {
+        BlockHasher::new(&Config::default()).root(extra_keys)
+    }
+
+    /// By BLAKE3.
+    pub(crate) fn child(self, tokens: &[i32]) -> Self {
+        BlockHasher::new(&Config::default()).child(self, tokens, &[])
+    }
+}
+
+/// Makes the names of blocks, by one algorithm.
+pub(crate) struct BlockHasher {
+    seed: Option<BlockHash>, // the root of vLLM's chains; none: BLAKE3
+    message: Vec<u8>,
+}
+
+impl BlockHasher {
+    pub(crate) fn new(config: &Config) -> Self {
+        let mut message = Vec::new();
+        let seed = (config.prefix_hash == PrefixHash::Sha256Cbor).then(|| {
+            cbor::text(&mut message, &config.prefix_hash_seed);
+            BlockHash(Sha256::digest(&message).into())
+        });
+        Self { seed, message }
+    }
+
+    /// The parent of a sequence's first block. Each key is preceded by its length, so that no two lists read the same.
+    /// vLLM has no such keys: where all are empty, the chain is the one that vLLM computes.
+    pub(crate) fn root(&mut self, extra_keys: &[&str]) -> BlockHash {
+        let Some(seed) = self.seed else {
+            let mut hasher = blake3::Hasher::new_derive_key(ROOT_CONTEXT);
+            for key in extra_keys {
+                hasher.update(&(key.len() as u64).to_le_bytes());
+                hasher.update(key.as_bytes());
+            }
+            return BlockHash(*hasher.finalize().as_bytes());
+        };
+        if extra_keys.iter().all(|key| key.is_empty()) {
+            return seed;
+        }
+        self.begin(seed);
+        cbor::array(&mut self.message, 0);
+        cbor::array(&mut self.message, extra_keys.len());
+        for key in extra_keys {
+            cbor::text(&mut self.message, key);
+        }
+        BlockHash(Sha256::digest(&self.message).into())
+    }
+
+    /// The block after `parent`, whose tokens are in two parts.
+    pub(crate) fn child(&mut self, parent: BlockHash, head: &[i32], tail: &[i32]) -> BlockHash {
+        let tokens = head.iter().chain(tail);
+        if self.seed.is_some() {
+            self.begin(parent);
+            cbor::array(&mut self.message, head.len() + tail.len());
+            for &token in tokens {
+                cbor::unsigned(&mut self.message, token as u64);
+            }
+            cbor::null(&mut self.message);
+            return BlockHash(Sha256::digest(&self.message).into());
+        }
+        self.message.clear();
+        self.message.extend_from_slice(&parent.0);
+        self.message.extend(tokens.flat_map(|token| token.to_le_bytes()));
+        BlockHash(*blake3::hash(&self.message).as_bytes())
+    }
+
+    fn begin(&mut self, parent: BlockHash) {
+        self.message.clear();
+        cbor::array(&mut self.message, 3);
+        cbor::bytes(&mut self.message, &parent.0);
+    }
+}
+
+/// The parts of canonical CBOR (RFC 8949) that a block's name is made of.
+mod cbor {
+    pub(super) fn unsigned(message: &mut Vec<u8>, value: u64) {
+        head(message, 0, value);
+    }
+
+    pub(super) fn bytes(message: &mut Vec<u8>, value: &[u8]) {
+        head(message, 2, value.len() as u64);
+        message.extend_from_slice(value);
+    }
+
+    pub(super) fn text(message: &mut Vec<u8>, value: &str) {
+        head(message, 3, value.len() as u64);
+        message.extend_from_slice(value.as_bytes());
+    }
+
+    pub(super) fn array(message: &mut Vec<u8>, length: usize) {
+        head(message, 4, length as u64);
+    }
+
+    pub(super) fn null(message: &mut Vec<u8>) {
+        message.push(0xf6);
+    }
+
+    fn head(message: &mut Vec<u8>, kind: u8, value: u64) {
+        let kind = kind << 5;
+        match value {
+            0..24 => message.push(kind | value as u8),
+            24..0x100 => message.extend_from_slice(&[kind | 0x18, value as u8]),
+            0x100..0x1_0000 => {
+                message.push(kind | 0x19);
+                message.extend_from_slice(&(value as u16).to_be_bytes());
+            }
+            0x1_0000..0x1_0000_0000 => {
+                message.push(kind | 0x1a);
+                message.extend_from_slice(&(value as u32).to_be_bytes());
+            }
+            _ => {
+                message.push(kind | 0x1b);
+                message.extend_from_slice(&value.to_be_bytes());
+            }
+        }
     }
 }
 
@@ -90,9 +198,38 @@ impl Hasher for FirstBytes {
 mod tests {
     use super::*;
 
+    fn hasher(prefix_hash: PrefixHash) -> BlockHasher {
+        BlockHasher::new(&Config { prefix_hash, prefix_hash_seed: "0".to_owned(), ..Config::default() })
+    }
+
+    fn chain_by(prefix_hash: PrefixHash, extra_keys: &[&str], blocks: &[&[i32]]) -> BlockHash {
+        let mut hasher = hasher(prefix_hash);
+        blocks.iter().fold(hasher.root(extra_keys), |parent, tokens| hasher.child(parent, &tokens[..1], &tokens[1..]))
+    }
+
     fn chain(extra_keys: &[&str], blocks: &[&[i32]]) -> BlockHash {
-        let mut message = Vec::new();
-        blocks.iter().fold(BlockHash::root(extra_keys), |parent, tokens| parent.child(tokens.iter(), &mut message))
+        chain_by(PrefixHash::Blake3, extra_keys, blocks)
+    }
+
+    fn hex(hash: BlockHash) -> String {
+        blake3::Hash::from_bytes(hash.0).to_hex().to_string()
+    }
+
+    /// The expected digests are of `cbor2.dumps(..., canonical=True)` and `hashlib.sha256`, as vLLM calls them.
+    #[test]
+    fn sha256_cbor_gives_the_names_that_vllm_gives() {
+        let chain = |blocks: &[&[i32]]| hex(chain_by(PrefixHash::Sha256Cbor, &["", ""], blocks));
+        let numbers: Vec<i32> = (0..16).collect();
+        assert_eq!(chain(&[]), "4e1195df020de59e0d65a33a4279f1183e7ae4e5d980e309f8b55adff2e61c3e");
+        let first: &[i32] = &[1, 2, 300, 70000];
+        assert_eq!(chain(&[first]), "0bd7b58f2ebe08691f697f880e09dffc2d55c4f30d92bec1101e1ec2751812af");
+        assert_eq!(chain(&[first, &numbers]), "6f477cf882739e18b6c8b77bd231908f800d57def321725e98d61e5ee4d17710");
+        let salted = hex(hasher(PrefixHash::Sha256Cbor).root(&["t", "s", "a", ""]));
+        assert_eq!(salted, "a8d017d0b4848d1e772c92cbad96e8f15bfcb0c8d8685c63ebc33fdf1e340072");
+        let seed = "x".repeat(300);
+        let config = Config { prefix_hash: PrefixHash::Sha256Cbor, prefix_hash_seed: seed, ..Config::default() };
+        let root = hex(BlockHasher::new(&config).root(&[]));
+        assert_eq!(root, "6868369228ecdc2519fd815756a7d898a80d1f81ed5cd98cc91e749edc70252d");
     }
 
     #[test]
@@ -105,9 +242,11 @@ mod tests {
     #[test]
     fn extra_keys_set_chains_apart_by_place_and_length() {
         let keys = [["", "", ""], ["a", "", ""], ["", "a", ""], ["", "", "a"], ["ab", "c", ""], ["a", "bc", ""]];
-        let chains = keys.map(|keys| chain(&keys, &[&[1]]));
-        for (index, one) in chains.iter().enumerate() {
-            assert!(chains[index + 1..].iter().all(|other| other != one));
+        for algorithm in [PrefixHash::Blake3, PrefixHash::Sha256Cbor] {
+            let chains = keys.map(|keys| chain_by(algorithm, &keys, &[&[1]]));
+            for (index, one) in chains.iter().enumerate() {
+                assert!(chains[index + 1..].iter().all(|other| other != one));
+            }
         }
     }
 }

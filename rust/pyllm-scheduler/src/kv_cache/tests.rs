@@ -513,7 +513,7 @@ impl World {
     }
 
     fn listen(&mut self) {
-        let Events { incarnation, first, events } = self.cache.take_events(usize::MAX);
+        let Events { incarnation, first, events } = self.cache.events(self.always.next, usize::MAX);
         assert_eq!((incarnation, first), (7, self.always.next));
         for (number, event) in (first..).zip(&events) {
             self.saw("write-backs", u64::from(matches!(event, KvEvent::Stored { tier: Tier::Host, .. })));
@@ -583,7 +583,7 @@ impl Listener {
         self.next += 1;
         match event {
             KvEvent::Stored { hash, parent, tokens, tier, group: 0 } => {
-                assert_eq!(parent.unwrap_or_else(root).child(tokens.iter(), &mut Vec::new()), *hash);
+                assert_eq!(parent.unwrap_or_else(root).child(tokens), *hash);
                 assert!(self.known.insert((*hash.as_bytes(), *tier)));
             }
             KvEvent::Removed { hash, tier, group: 0 } => assert!(self.known.remove(&(*hash.as_bytes(), *tier))),
@@ -603,9 +603,8 @@ fn tokens(text: i32, index: i32) -> [i32; BLOCK_SIZE] {
 
 /// The names of a text's first blocks.
 fn chain(text: i32, length: usize) -> Vec<BlockHash> {
-    let mut message = Vec::new();
     let hashes = (0..length as i32).scan(root(), |parent, index| {
-        *parent = parent.child(tokens(text, index).iter(), &mut message);
+        *parent = parent.child(&tokens(text, index));
         Some(*parent)
     });
     hashes.collect()

@@ -93,7 +93,7 @@ impl Scheduler {
         let num_known = sequence.num_known();
         // The last token is computed in any case, since its logits are wanted.
         let most = if live.shares_prefix(&self.config) { (num_known - 1) / block_size } else { 0 };
-        sequence.hash_blocks(live, block_size, most, &mut self.message);
+        sequence.hash_blocks(live, block_size, most, &mut self.hasher);
         let has_already = sequence.num_computed.max(num_offered * block_size);
         let lowest = |num_cached: u32| (num_cached * block_size).max(has_already).min(num_known - 1);
         let hash_of = |index| sequence.hash(live, index);

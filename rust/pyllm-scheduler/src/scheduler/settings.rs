@@ -2,7 +2,8 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::kv_cache::events::{Events, Snapshot};
+use crate::kv_cache::event_batch::{BatchFormat, EventBatch};
+use crate::kv_cache::events::{Events, KvEvent, Snapshot};
 use crate::kv_cache::hash::BlockHash;
 use crate::policy::policy;
 use crate::queue::Queue;
@@ -62,7 +63,8 @@ impl Scheduler {
             return Err(Error::Disabled { call: "pin", setting: "enable_prefix_caching" });
         }
         tokens_are_ids("prompt", &of.prompt, self.config.vocab_size)?;
-        let hashes = self.hash_prompt(LiveRequest::root(of, &self.config), &of.prompt);
+        let root = self.hasher.root(&LiveRequest::extra_keys(of, &self.config));
+        let hashes = self.hash_prompt(root, &of.prompt);
         let num_blocks = hashes.len() as u32;
         if num_blocks == 0 {
             let (given, block_size) = (of.prompt.len(), self.config.block_size);
@@ -80,10 +82,28 @@ impl Scheduler {
         Ok(num_blocks)
     }
 
-    /// The oldest `limit` of what the prefix cache has got and lost, and no call has given yet. The last 100,000 are
-    /// kept; none unless `enable_kv_cache_events`.
-    pub fn take_events(&mut self, limit: usize) -> Events {
-        self.cache.take_events(limit)
+    /// At most `limit` of what the prefix cache has got and lost, from the event of number `first` on. The last 100,000
+    /// are kept; none unless `enable_kv_cache_events`.
+    pub fn events(&self, first: u64, limit: usize) -> Events {
+        self.cache.events(first, limit)
+    }
+
+    /// All events from number `first` on, as a batch of vLLM; the whole cache where some of them were dropped; none if
+    /// there are none.
+    pub fn event_batch(&self, first: u64, format: BatchFormat, seconds: f64) -> Option<EventBatch> {
+        let events = self.cache.events(first, usize::MAX);
+        if events.first != first {
+            return Some(self.snapshot_batch(format, seconds));
+        }
+        let next = first + events.events.len() as u64;
+        (next > first).then(|| EventBatch { next, payload: format.encode(&events.events, &self.config, seconds) })
+    }
+
+    /// What the prefix cache knows now, as a batch of vLLM that begins with `AllBlocksCleared`.
+    pub fn snapshot_batch(&self, format: BatchFormat, seconds: f64) -> EventBatch {
+        let Snapshot { next, mut events, .. } = self.cache.snapshot();
+        events.insert(0, KvEvent::Cleared);
+        EventBatch { next, payload: format.encode(&events, &self.config, seconds) }
     }
 
     /// What the prefix cache knows now, for a subscriber that has not heard all events.
@@ -162,7 +182,7 @@ impl Scheduler {
         let keys: Vec<_> = self.requests.iter().map(|(key, _)| key).collect();
         for key in keys {
             let live = &self.requests[key];
-            let root = LiveRequest::root(&live.request, &self.config);
+            let root = self.hasher.root(&LiveRequest::extra_keys(&live.request, &self.config));
             let num_hashes = live.prompt_hashes.len();
             let prompt = std::mem::take(&mut self.requests[key].request.prompt);
             let hashes: Vec<BlockHash> = if num_hashes > 0 { self.hash_prompt(root, &prompt) } else { Vec::new() };

@@ -109,7 +109,7 @@ fn events_name_the_group() -> Result<(), Error> {
         Scheduler::new(Config { kv_groups: groups, enable_kv_cache_events: true, ..config(16, 1, 64) })?;
     scheduler.add(request(1, [1, 2, 3, 4, 5], 1))?;
     run_to_the_end(&mut scheduler, 5);
-    let groups = scheduler.take_events(9).events.into_iter().map(|event| match event {
+    let groups = scheduler.events(0, 9).events.into_iter().map(|event| match event {
         KvEvent::Stored { group, .. } => group,
         other => panic!("{other:?}"),
     });

@@ -1,7 +1,7 @@
 //! Calls that must be refused, for the right reason, and change nothing.
 
 use pyllm_scheduler::{
-    ClientId, Config, Embeddings, Error, LoadId, Output, Pooling, Request, RequestId, StepId, replay,
+    ClientId, Config, Embeddings, Error, LoadId, Output, Pooling, PrefixHash, Request, RequestId, StepId, replay,
 };
 
 use super::World;
@@ -185,6 +185,8 @@ impl World {
             8 => Config { enable_kv_cache_events: !enable_kv_cache_events, ..config },
             9 => Config { incarnation: !incarnation, ..config },
             10 => Config { num_speculative_tokens: (self.config.num_speculative_tokens + 1) % 17, ..config },
+            11 => Config { prefix_hash: PrefixHash::Sha256Cbor, ..config },
+            12 => Config { prefix_hash_seed: "another".to_owned(), ..config },
             _ => Config { swap_block_seconds: 0.5, ..config },
         };
         // Nor does what else it asks for come to be.

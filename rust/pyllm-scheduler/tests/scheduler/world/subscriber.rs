@@ -26,6 +26,10 @@ impl Subscriber {
         }
     }
 
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
     pub(super) fn hear(&mut self, events: &Events, config: &Config) {
         assert_eq!((events.incarnation, events.first), (self.incarnation, self.next));
         assert!(self.is_served || events.events.is_empty());

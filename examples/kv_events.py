@@ -1,0 +1,99 @@
+"""Follow what a server has in its KV cache, as routers do, through lost batches and restarts.
+
+    pyllm serve --enable-kv-cache-events --kv-events-endpoint "tcp://127.0.0.1:5557" \
+        --kv-events-replay-endpoint "tcp://127.0.0.1:5558"
+    python examples/kv_events.py tcp://127.0.0.1:5557 tcp://127.0.0.1:5558
+"""
+
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+END = b"\xff" * 8
+
+
+class BlockStored(msgspec.Struct, tag=True):
+    block_hashes: list[int | bytes]
+    medium: str | None = None
+    group_idx: int = 0
+
+
+class BlockRemoved(msgspec.Struct, tag=True):
+    block_hashes: list[int | bytes]
+    medium: str | None = None
+    group_idx: int = 0
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True):
+    pass
+
+
+class Batch(msgspec.Struct, array_like=True):
+    seconds: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    rank: int | None = None
+
+
+class BlockMap:
+    """The blocks of one core, each as hash, group of layers and medium; `next` is the number of the batch to come."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.blocks: set[tuple[int | bytes, int, str | None]] = set()
+
+    def apply(self, sequence: int, payload: bytes) -> bool:
+        """Take a batch; False: one before it is missing, so this one was not taken."""
+        events = msgspec.msgpack.decode(payload, type=Batch).events
+        is_whole = bool(events) and isinstance(events[0], AllBlocksCleared)  # All that there is, so nothing is missing.
+        if not is_whole and sequence != self.next:
+            return sequence < self.next  # A replay has brought it already.
+        self.next = sequence + 1
+        for event in events:
+            if isinstance(event, AllBlocksCleared):
+                self.blocks.clear()
+                continue
+            blocks = {(hash_, event.group_idx, event.medium) for hash_ in event.block_hashes}
+            self.blocks = self.blocks | blocks if isinstance(event, BlockStored) else self.blocks - blocks
+        return True
+
+
+def replay(socket: zmq.Socket[bytes], first: int) -> Iterator[tuple[int, bytes]]:
+    """The batches from a number on, from a DEALER that is connected to the replay endpoint."""
+    socket.send_multipart([b"", first.to_bytes(8, "big")])
+    while True:
+        _, _, sequence, payload = socket.recv_multipart()
+        if sequence == END:
+            return
+        yield int.from_bytes(sequence, "big"), payload
+
+
+def main(endpoint: str, replay_endpoint: str) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    subscription, replays, blocks = context.socket(zmq.SUB), context.socket(zmq.DEALER), BlockMap()
+    monitor = subscription.get_monitor_socket(zmq.EVENT_CONNECTED)
+    subscription.subscribe(b"")
+    subscription.connect(endpoint)
+    replays.connect(replay_endpoint)
+    poller = zmq.Poller()
+    poller.register(subscription, zmq.POLLIN)
+    poller.register(monitor, zmq.POLLIN)
+    while ready := dict(poller.poll()):
+        if monitor in ready:  # Another core may have begun to count anew.
+            recv_monitor_message(monitor)
+            batches = list(replay(replays, 0))
+            blocks = BlockMap()
+        else:
+            _, sequence, payload = subscription.recv_multipart()
+            batches = [(int.from_bytes(sequence, "big"), payload)]
+        for each in batches:
+            if not blocks.apply(*each):
+                for missed in replay(replays, blocks.next):
+                    blocks.apply(*missed)
+        print(f"batch {blocks.next - 1}: {len(blocks.blocks)} blocks")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

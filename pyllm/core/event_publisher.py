@@ -1,0 +1,162 @@
+"""Publishes the prefix cache's events as vLLM does: batches on a PUB socket, and again on a ROUTER for who missed some.
+
+A batch is `topic · sequence (8 bytes, big-endian) · payload`; the payload is made in Rust. Knows no subscriber.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import Any
+
+import zmq
+
+from pyllm._rust import Scheduler
+from pyllm.config.options import KVEventsConfig
+from pyllm.errors import ConfigError
+
+MAX_KEPT_BYTES = 256 << 20  # of the batches that are kept for replay
+MAX_REPLAY_REQUESTS = 1000  # that wait, of one subscriber
+REPLAYS_PER_TURN = 4  # of the event loop
+END_SEQUENCE = b"\xff" * 8  # -1
+
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
+class EventPublisher:
+    """The publisher of one core; must be made inside a running event loop.
+
+    Its first batch, of sequence 0, says that nothing is cached. A subscriber that asks for batches from a sequence on
+    gets those, or, where the oldest of them is gone or has never been, the whole cache as the latest batch: it begins
+    with `AllBlocksCleared`.
+
+    Raises:
+        ConfigError: an address cannot be bound or connected to.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        context: Context,
+        config: KVEventsConfig,
+        *,
+        rank: int = 0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self._topic = config.kv_events_topic.encode()
+        self._format: dict[str, Any] = {
+            "rank": rank,
+            "is_array": config.kv_events_layout == "array",
+            "has_integer_hashes": config.kv_events_hashes == "int",
+            "has_tokens": config.kv_events_tokens,
+        }
+        self._next_event = 0
+        self._next_sequence = 0
+        self._kept: deque[bytes] = deque()  # the batches before `_next_sequence`
+        self._most_kept = config.kv_events_buffer_steps
+        self._kept_bytes = 0
+        self._publisher = _socket(context, zmq.PUB, config.kv_events_hwm, config.kv_events_endpoint)
+        self._replay: zmq.Socket[bytes] | None = None
+        if config.kv_events_replay_endpoint:
+            # A whole replay waits for a subscriber that reads it slowly.
+            room = config.kv_events_buffer_steps + 1
+            try:
+                self._replay = _socket(context, zmq.ROUTER, room, config.kv_events_replay_endpoint)
+            except ConfigError:
+                self._publisher.close(0)
+                raise
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._replay.fileno(), self._answer)
+            self._loop.call_soon(self._answer)
+        self._send(*self._snapshot())
+
+    def publish(self) -> None:
+        """Publish what has happened since the last call, if anything has; never waits."""
+        batch = self._scheduler.event_batch(self._clock(), self._next_event, **self._format)
+        if batch is not None:
+            self._send(*batch)
+
+    def close(self) -> None:
+        """Close the sockets; what was published leaves in the background."""
+        if self._replay is not None and not self._replay.closed:
+            self._loop.remove_reader(self._replay.fileno())
+            self._replay.close(0)
+        self._publisher.close(1000)
+
+    def _snapshot(self) -> tuple[int, bytes]:
+        batch = self._scheduler.event_batch(self._clock(), **self._format)
+        assert batch is not None, "a snapshot is never nothing"
+        return batch
+
+    def _send(self, next_event: int, payload: bytes) -> None:
+        self._next_event = next_event
+        self._kept.append(payload)
+        self._kept_bytes += len(payload)
+        while len(self._kept) > self._most_kept or self._kept_bytes > MAX_KEPT_BYTES:
+            self._kept_bytes -= len(self._kept.popleft())
+        sequence = self._next_sequence.to_bytes(8, "big")
+        self._next_sequence += 1
+        self._publisher.send_multipart([self._topic, sequence, payload], zmq.NOBLOCK)
+
+    def _answer(self) -> None:
+        assert self._replay is not None
+        for _ in range(REPLAYS_PER_TURN):
+            if self._replay.closed:
+                return
+            try:
+                frames = self._replay.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            match frames:
+                case [subscriber, b"", first] if len(first) == 8:
+                    # A subscriber that is gone or does not read asks again if it comes back.
+                    with contextlib.suppress(zmq.Again, zmq.ZMQError):
+                        self._send_from(subscriber, int.from_bytes(first, "big"))
+                case _:
+                    pass  # Not a replay request, which has no answer for what is wrong.
+        self._loop.call_soon(self._answer)
+
+    def _send_from(self, subscriber: bytes, first: int) -> None:
+        self.publish()  # A snapshot tells of nothing that is still to be published.
+        oldest = self._next_sequence - len(self._kept)
+        if oldest <= first <= self._next_sequence:
+            batches = list(enumerate(self._kept, oldest))[first - oldest :]
+        else:
+            batches = [(self._next_sequence - 1, self._snapshot()[1])]
+        for sequence, payload in batches:
+            self._reply(subscriber, self._topic, sequence.to_bytes(8, "big"), payload)
+        self._reply(subscriber, b"", END_SEQUENCE, b"")
+
+    def _reply(self, subscriber: bytes, *frames: bytes) -> None:
+        assert self._replay is not None
+        self._replay.send_multipart([subscriber, b"", *frames], zmq.NOBLOCK)
+
+
+def _socket(context: Context, kind: int, high_water_mark: int, address: str) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, high_water_mark)
+    if kind == zmq.ROUTER:
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.RCVHWM, MAX_REPLAY_REQUESTS)
+        socket.setsockopt(zmq.MAXMSGSIZE, 64)  # A replay request has 8 bytes.
+    is_bound = kind == zmq.ROUTER or is_bound_address(address)
+    try:
+        socket.bind(address) if is_bound else socket.connect(address)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        verb = "bound" if is_bound else "connected to"
+        raise ConfigError(f"{address!r} for KV events cannot be {verb}: {error}") from error
+    return socket
+
+
+def is_bound_address(address: str) -> bool:
+    """Whether a publisher binds this address: as vLLM does, and on the loopback. It connects to any other."""
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        return ip_address(host).is_loopback or ip_address(host).is_unspecified
+    return not address.startswith("tcp://") or "*" in address or host == "localhost"
