@@ -98,10 +98,10 @@ class Scheduler:
         read so many only; one group without a window unless given.
 
         `num_host_blocks` are swap space and second level of the prefix cache; moving a block there and back takes
-        `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `prefix_hash` is blake3 or sha256_cbor, which
-        gives blocks the names that vLLM gives them with `prefix_hash_seed` as PYTHONHASHSEED. `incarnation` names this
-        run in its events. A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to 16) by prompt lookup.
-        The others are explained at `reconfigure`.
+        `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `prefix_hash` is blake3 or sha256_cbor,
+        which gives blocks the names that vLLM gives them with `prefix_hash_seed` as PYTHONHASHSEED. `incarnation` names
+        this run in its events. A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to 16) by
+        prompt lookup. The others are explained at `reconfigure`.
 
         Raises `SchedulerError` for a value out of its range, `TypeError` for one of another type and for a setting that
         is not there.
@@ -339,7 +339,7 @@ class Scheduler:
         has_integer_hashes: bool = False,
         has_tokens: bool = False,
     ) -> tuple[int, bytes] | None:
-        """The number of the next event, and all events from `first` on as a batch of vLLM (msgpack); None: there are none.
+        """The number of the next event, and all from `first` on as a batch of vLLM (msgpack); None: there are none.
 
         Without `first`, and where events from it on were dropped, `AllBlocksCleared` and the whole cache. `seconds` is
         the batch's time, an event is a map unless `is_array`, a hash is bytes unless `has_integer_hashes`.

@@ -75,7 +75,9 @@ def _kv_events(text: str, given: Mapping[str, Any]) -> Read:
         return {"enable_kv_cache_events": is_enabled}, []
     given = {f"kv_events_{name}": parts[name] for name in fields if parts.get(name) is not None}
     is_local = "endpoint" not in parts
-    notice = "--kv-events-config: without an endpoint the events are published at tcp://127.0.0.1:5557, not at tcp://*:5557"
+    notice = (
+        "--kv-events-config: without an endpoint the events are published at tcp://127.0.0.1:5557, not at tcp://*:5557"
+    )
     settings = {"enable_kv_cache_events": True, "kv_events_endpoint": "tcp://127.0.0.1:5557", **given}
     return settings, [notice] * is_local
 
@@ -94,7 +96,9 @@ def _prefix_hash(text: str, given: Mapping[str, Any]) -> Read:
     if text == "sha256_cbor":
         return {"prefix_hash": text}, []
     if text not in {"sha256", "xxhash", "xxhash_cbor"}:
-        raise ConfigError(f"--prefix-caching-hash-algo must be sha256_cbor, sha256, xxhash or xxhash_cbor, got {text!r:.80}")
+        raise ConfigError(
+            f"--prefix-caching-hash-algo must be sha256_cbor, sha256, xxhash or xxhash_cbor, got {text!r:.80}"
+        )
     return {"prefix_hash": "blake3"}, [f"--prefix-caching-hash-algo: BLAKE3 takes the place of {text}"]
 
 

@@ -23,10 +23,10 @@ from pyllm.config.api_keys import ApiKey, flag_keys, read_api_keys
 from pyllm.config.options import (
     RESERVED_TEMPLATE_VARIABLES,
     CacheConfig,
-    KVEventsConfig,
     Dtype,
     EngineConfig,
     KVCacheDtype,
+    KVEventsConfig,
     ModelConfig,
     Quantization,
     SchedulerConfig,

@@ -166,8 +166,6 @@ def test_an_error_in_the_file_names_it(tmp_path: Path, capsys: pytest.CaptureFix
         (["--kv-events-config", '{"enable_kv_cache_events": true, "publisher": "nats"}'], "no publisher 'nats'"),
         (["--kv-events-config", '{"socket": 1}'], "socket has no meaning"),
         (["--prefix-caching-hash-algo", "md5"], "must be sha256_cbor"),
-        (["--kv-events-replay-endpoint", "tcp://*:5558", "--enable-kv-cache-events"], "kv_events_endpoint"),
-        (["--kv-events-endpoint", "tcp://*:5557"], "enable_kv_cache_events"),
         (["-O", "fast"], "JSON object"),
         (["--swap-space", "much"], "GiB"),
         (["--swap-space", "inf"], "kv_offloading_size"),

@@ -202,7 +202,9 @@ async def test_events_and_snapshots_leave_out_tokens_where_they_are_not_wanted()
     engine.submit(1, list(range(9)), max_tokens=1)
     await engine.run_dry()
     for reply in (engine.call("kv_events", 0, False), engine.call("kv_snapshot", False)):
-        assert [(kind, len(name), tokens) for kind, name, _, tokens, _, _ in reply.value[2]] == [("stored", 32, b"")] * 2
+        assert [(kind, len(name), tokens) for kind, name, _, tokens, _, _ in reply.value[2]] == [
+            ("stored", 32, b"")
+        ] * 2
 
 
 async def test_many_events_come_in_parts_without_a_gap() -> None:

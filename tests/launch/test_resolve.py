@@ -106,6 +106,8 @@ def test_what_was_asked_for_stays(model: str) -> None:
         ({"tensor_parallel_size": 3, "distributed_executor_backend": "uni"}, "mp"),
         ({"max_pinned_blocks": 1, "enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"enable_kv_cache_events": True, "enable_prefix_caching": False}, "enable_prefix_caching"),
+        ({"kv_events_endpoint": "tcp://*:5557"}, "enable_kv_cache_events"),
+        ({"kv_events_replay_endpoint": "tcp://*:5558", "enable_kv_cache_events": True}, "kv_events_endpoint"),
         ({"kv_cache_dtype": "fp8"}, "fp8 is for GPUs, and the device is cpu: use bfloat16, or auto"),
         ({"attention_backend": "flash"}, "there are auto, triton, cpu, sdpa"),
         ({"scheduling_policy": "lifo"}, "there are fcfs, priority, shortest, fair"),
