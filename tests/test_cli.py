@@ -52,7 +52,7 @@ WRONG = {
         ("nowhere", "owner/repo:Q4_K_M"),
         ("--tensor-parallel-size 2", "9"),
         ("--max-model-len 9000", "8192"),
-        ("--kv-cache-memory-bytes 999TiB", "of memory that"),
+        ("--kv-cache-memory-bytes 999TiB", "the host has"),
         ("--block-size 17", "power of two"),
         ("--scheduling-policy lifo", "fcfs, priority, shortest, fair"),
         ("--tenant-weights team-a", "team-a=3,team-b=1"),

@@ -203,8 +203,9 @@ class KVEventsConfig(_Config, frozen=True):
     kv_events_endpoint: Annotated[
         str,
         Meta(
-            description="publish the prefix cache's events at this ZeroMQ address: tcp://*:5557 and tcp://127.0.0.1:5557 are "
-            "bound, another host is connected to; empty: no publisher. Whoever reaches it reads all prompts"
+            description="publish the prefix cache's events at this ZeroMQ address: tcp://*:5557 and "
+            "tcp://127.0.0.1:5557 are bound, another host is connected to; empty: no publisher. Whoever reaches it "
+            "reads all prompts"
         ),
     ] = ""
     kv_events_replay_endpoint: Annotated[

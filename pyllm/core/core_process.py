@@ -250,18 +250,16 @@ async def _serve(
         )
         parts, events = starting.result(), config.engine.kv_events
         publisher: EventPublisher | None = None
-        publish: Callable[[], object] = lambda: None
         try:
             if events.kv_events_endpoint:
                 publisher = EventPublisher(parts.scheduler, context, events, rank=config.index)
-                publish = publisher.publish
             core = make_core(
                 config,
                 parts,
                 executor,
                 endpoint,
                 on_alone=parent.set_blamed_on_request,
-                publish=publish,
+                publish=publisher.publish if publisher else _publish_nothing,
                 memory=memory,
                 keep=parent.keep,
                 set_log_level=set_log_level,
@@ -281,6 +279,10 @@ async def _serve(
         socket.close(int(CLOSE_LINGER * 1000))
         if authenticator is not None:
             authenticator.stop()
+
+
+def _publish_nothing() -> None:
+    """Nobody is to hear of events."""
 
 
 async def _run(core: EngineCore, stop: asyncio.Event, parent: ParentLink, shutdown_timeout: float) -> None:
