@@ -47,13 +47,7 @@ class Routed:
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """The JSON of an answer; an error raises."""
-        data = json.dumps(body).encode()
-        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
-                return json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{path}: {error.code} {error.read()[:500]!r}") from None
+        return post(self.address, path, body)
 
     def begin(self, body: dict[str, Any]) -> http.client.HTTPConnection:
         """Begin a stream and read its first bytes; to close what is given is to leave."""
@@ -76,11 +70,27 @@ class Routed:
 
     def _is_listening(self) -> bool:
         assert self._process.poll() is None, f"the router has ended with {self._process.returncode}"
-        try:
-            with urllib.request.urlopen(f"{self.address}/health", timeout=DEADLINE) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+        return is_healthy(self.address)
+
+
+def post(address: str, path: str, body: dict[str, Any]) -> Any:
+    """The JSON of an answer; an error raises."""
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(address + path, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
+            return json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        raise AssertionError(f"{path}: {error.code} {error.read()[:500]!r}") from None
+
+
+def is_healthy(address: str) -> bool:
+    """Whether a server or a router takes requests."""
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=DEADLINE) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def free_port() -> int:
