@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from ipaddress import ip_address
+from itertools import islice
 from typing import Any
 
 import zmq
@@ -18,9 +19,9 @@ from pyllm.config.options import KVEventsConfig
 from pyllm.errors import ConfigError
 
 MAX_KEPT_BYTES = 256 << 20  # of the batches that are kept for replay
-MAX_REPLAY_REQUESTS = 1000  # that wait, of one subscriber
-REPLAYS_PER_TURN = 4  # of the event loop
-END_SEQUENCE = b"\xff" * 8  # -1
+MAX_REPLAY_REQUESTS = 1000  # that wait
+BATCHES_PER_TURN = 64  # of the event loop, replayed: more would hold up the next step
+END_SEQUENCE = -1
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -59,6 +60,8 @@ class EventPublisher:
         self._kept: deque[bytes] = deque()  # the batches before `_next_sequence`
         self._most_kept = config.kv_events_buffer_steps
         self._kept_bytes = 0
+        self._replays: deque[tuple[bytes, int]] = deque()  # subscribers, and the sequence that each gets next
+        self._latest_whole = (-1, b"")  # the number of the event after it, and the whole cache
         self._publisher = _socket(context, zmq.PUB, config.kv_events_hwm, config.kv_events_endpoint)
         self._replay: zmq.Socket[bytes] | None = None
         if config.kv_events_replay_endpoint:
@@ -72,7 +75,7 @@ class EventPublisher:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._replay.fileno(), self._answer)
             self._loop.call_soon(self._answer)
-        self._send(*self._snapshot())
+        self._send(*self._whole())
 
     def publish(self) -> None:
         """Publish what has happened since the last call, if anything has; never waits."""
@@ -87,10 +90,12 @@ class EventPublisher:
             self._replay.close(0)
         self._publisher.close(1000)
 
-    def _snapshot(self) -> tuple[int, bytes]:
-        batch = self._scheduler.event_batch(self._clock(), **self._format)
-        assert batch is not None, "a snapshot is never nothing"
-        return batch
+    def _whole(self) -> tuple[int, bytes]:
+        if self._latest_whole[0] != self._next_event:
+            batch = self._scheduler.event_batch(self._clock(), **self._format)
+            assert batch is not None, "the whole cache is never nothing"
+            self._latest_whole = batch
+        return self._latest_whole
 
     def _send(self, next_event: int, payload: bytes) -> None:
         self._next_event = next_event
@@ -103,37 +108,42 @@ class EventPublisher:
         self._publisher.send_multipart([self._topic, sequence, payload], zmq.NOBLOCK)
 
     def _answer(self) -> None:
+        """Take requests, and go on with replays; the descriptor tells only once of what waits, so it looks again."""
         assert self._replay is not None
-        for _ in range(REPLAYS_PER_TURN):
-            if self._replay.closed:
-                return
-            try:
-                frames = self._replay.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            match frames:
-                case [subscriber, b"", first] if len(first) == 8:
-                    # A subscriber that is gone or does not read asks again if it comes back.
-                    with contextlib.suppress(zmq.Again, zmq.ZMQError):
-                        self._send_from(subscriber, int.from_bytes(first, "big"))
-                case _:
-                    pass  # Not a replay request, which has no answer for what is wrong.
-        self._loop.call_soon(self._answer)
+        if self._replay.closed:
+            return
+        with contextlib.suppress(zmq.Again):
+            while len(self._replays) < MAX_REPLAY_REQUESTS:
+                match self._replay.recv_multipart(zmq.NOBLOCK):
+                    case [subscriber, b"", first] if len(first) == 8:
+                        self._replays.append((subscriber, int.from_bytes(first, "big")))
+                    case _:
+                        pass  # Not a request for a replay, which has no answer for what is wrong.
+        if self._replays:
+            # A subscriber that is gone or does not read asks again if it comes back.
+            with contextlib.suppress(zmq.ZMQError):
+                self._go_on(*self._replays.popleft())
+            self._loop.call_soon(self._answer)
 
-    def _send_from(self, subscriber: bytes, first: int) -> None:
-        self.publish()  # A snapshot tells of nothing that is still to be published.
+    def _go_on(self, subscriber: bytes, sequence: int) -> None:
+        """Send some batches to a subscriber from a sequence on, and queue it again unless these were the last."""
+        self.publish()  # The whole cache has nothing that is still to be published.
         oldest = self._next_sequence - len(self._kept)
-        if oldest <= first <= self._next_sequence:
-            batches = list(enumerate(self._kept, oldest))[first - oldest :]
+        if not oldest <= sequence <= self._next_sequence:
+            self._reply(subscriber, self._topic, self._next_sequence - 1, self._whole()[1])
+            sequence = self._next_sequence
+        end = min(sequence + BATCHES_PER_TURN, self._next_sequence)
+        for number, payload in enumerate(islice(self._kept, sequence - oldest, end - oldest), sequence):
+            self._reply(subscriber, self._topic, number, payload)
+        if end == self._next_sequence:
+            self._reply(subscriber, b"", END_SEQUENCE, b"")
         else:
-            batches = [(self._next_sequence - 1, self._snapshot()[1])]
-        for sequence, payload in batches:
-            self._reply(subscriber, self._topic, sequence.to_bytes(8, "big"), payload)
-        self._reply(subscriber, b"", END_SEQUENCE, b"")
+            self._replays.append((subscriber, end))
 
-    def _reply(self, subscriber: bytes, *frames: bytes) -> None:
+    def _reply(self, subscriber: bytes, topic: bytes, sequence: int, payload: bytes) -> None:
         assert self._replay is not None
-        self._replay.send_multipart([subscriber, b"", *frames], zmq.NOBLOCK)
+        frames = [subscriber, b"", topic, sequence.to_bytes(8, "big", signed=True), payload]
+        self._replay.send_multipart(frames, zmq.NOBLOCK)
 
 
 def _socket(context: Context, kind: int, high_water_mark: int, address: str) -> zmq.Socket[bytes]:

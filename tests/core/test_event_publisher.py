@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from examples.kv_events import END, BlockMap
 from pyllm.config.options import KVEventsConfig
-from pyllm.core.event_publisher import EventPublisher, is_bound_address
+from pyllm.core.event_publisher import BATCHES_PER_TURN, EventPublisher, is_bound_address
 from pyllm.errors import ConfigError
 from tests.core.raw_engine import Engine
 
@@ -77,6 +77,9 @@ class Subscriber:
             if sequence == END:
                 return
             yield int.from_bytes(sequence, "big"), payload
+
+    async def sequences(self, first: int) -> list[int]:
+        return [sequence async for sequence, _ in self.replay(first)]
 
     async def catch_up(self, first: int) -> None:
         async with aclosing(self.replay(first)) as batches:
@@ -199,11 +202,22 @@ async def test_tokens_are_left_out_where_they_are_nobodys_business() -> None:
     assert (len(stored["block_hashes"]), stored["token_ids"]) == (2, [])
 
 
+async def test_a_long_replay_comes_whole_in_several_turns_beside_another() -> None:
+    with followed() as (core, subscriber):
+        for _ in range(3 * BATCHES_PER_TURN):
+            core.engine.scheduler.reset_prefix_cache()
+            core.publisher.publish()
+        other = Subscriber(core.context)
+        both = await asyncio.gather(*(each.sequences(0) for each in (subscriber, other)))
+        other.close()
+    assert both == [list(range(3 * BATCHES_PER_TURN + 1))] * 2
+
+
 @pytest.mark.parametrize("frames", [[b""], [b"", b"1234567"], [b"x", bytes(8)], [b"", bytes(8), b""]])
 async def test_what_is_no_request_for_a_replay_is_passed_over(frames: list[bytes]) -> None:
     with followed() as (_, subscriber):
         await subscriber.replays.send_multipart(frames)
-        assert [sequence async for sequence, _ in subscriber.replay(0)] == [0]
+        assert await subscriber.sequences(0) == [0]
 
 
 async def test_an_address_that_is_taken_is_an_error() -> None:
