@@ -272,7 +272,7 @@ def _grouped_kernel(
     rows, outputs = pairs // ROWS_A_TOKEN, expert * OUT_FEATURES + columns
     dtype: tl.constexpr = output_ptr.dtype.element_ty
     # What the activation takes is rounded, as a linear's result is; the sooner, the fewer registers it needs.
-    if gate_matrix is None:
+    if GATE_LAYOUT is None:  # Triton 3.6 cannot tell whether a tuple with a None in it is one.
         product = _sums(x, rows, is_row, matrix, outputs, is_output, IN_FEATURES, LAYOUT, INTEGER_DOT)
     else:
         gate = _sums(x, rows, is_row, gate_matrix, outputs, is_output, IN_FEATURES, GATE_LAYOUT, INTEGER_DOT).to(dtype)

@@ -162,7 +162,7 @@ def w8a8_sums(
         integers = load_block(integers_ptrs + start, is_output, start + columns, IN_FEATURES, BLOCK_K)
         x = load_block(x_ptrs + start, is_row, start + columns, IN_FEATURES, BLOCK_K)
         if INTEGER_DOT:
-            accumulator = tl.dot(integers, tl.trans(x), accumulator)
+            accumulator = tl.dot(integers, tl.trans(x), accumulator, out_dtype=tl.int32)  # Triton 3.6 infers no dtype.
         else:
             # Up to 1024 products add up to less than 2^24, so float32 has each partial sum exactly.
             tl.static_assert(BLOCK_K <= 1024)
