@@ -19,7 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # What waits for the device, or allocates pinned memory. Some never reach the dispatcher for a tensor on a CPU. Streams
 # and events raise of their own accord where there is no CUDA.
 REFUSED_OPS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_pin_memory", "_unique2", "bincount"}
+# In inference mode ops that others make up reach the dispatcher whole.
+REFUSED_OPS |= {"allclose", "argwhere", "is_nonzero", "nonzero_numpy", "one_hot", "tensor_split", "unique_consecutive"}
 REFUSED_METHODS = {"item", "tolist", "cpu", "numpy", "pin_memory", "__bool__", "__int__", "__float__", "__index__"}
+REFUSED_METHODS |= {"__array__", "new_tensor"}
 REFUSED_FUNCTIONS = {"tensor", "as_tensor", "from_numpy"}  # They copy from memory that is not pinned.
 
 
@@ -170,8 +173,7 @@ class FakeCapture:
                 kwargs, name = kwargs or {}, func.overloadpacket.__name__
                 if capture._is_launching:
                     return func(*args, **kwargs)
-                masks = [part for part in _tensors(args[1:2]) if part.dtype in (torch.bool, torch.uint8)]
-                if name in REFUSED_OPS or (name in ("index", "index_put", "index_put_") and masks):
+                if name in REFUSED_OPS or _asks_for_a_size(name, args, kwargs):
                     raise NotCapturableError(name)
                 return graph.launch(func, args, kwargs)
 
@@ -182,6 +184,15 @@ class FakeCapture:
         self._recording = graph
         stack.callback(setattr, self, "_recording", None)
         return stack
+
+
+def _asks_for_a_size(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether numbers on the device decide how large an op's result is."""
+    if name in ("index", "index_put", "index_put_"):
+        return any(part.dtype in (torch.bool, torch.uint8) for part in _tensors(args[1:2]))
+    if name == "repeat_interleave":
+        return kwargs.get("output_size") is None and bool(_tensors(args[1:2]) or len(args) == 1)
+    return name == "where" and len(args) == 1
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
@@ -213,4 +224,6 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _spoil(tensor: Tensor) -> Tensor:
-    return tensor.fill_(torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
+    if tensor.is_floating_point():
+        return tensor.fill_(torch.nan)
+    return tensor.fill_(1 if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)

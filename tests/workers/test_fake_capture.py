@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from pyllm_kernels import select
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from tests.workers.fake_capture import FakeCapture, NotCapturableError
 
-VALUES = torch.tensor([1.0, 2.0, 3.0])
+VALUES, COUNTS = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2, 0, 1])
 REFUSED: dict[str, Callable[[], object]] = {
     "item": lambda: VALUES.sum().item(),
     "tolist": VALUES.tolist,
@@ -22,9 +23,18 @@ REFUSED: dict[str, Callable[[], object]] = {
     "masked_select": lambda: VALUES.masked_select(VALUES > 1),
     "equal": lambda: torch.equal(VALUES, VALUES),
     "unique": VALUES.unique,
+    "where": lambda: torch.where(VALUES > 1),
+    "argwhere": lambda: torch.argwhere(VALUES),
+    "repeat_interleave": lambda: VALUES.repeat_interleave(COUNTS),
+    "repeat_interleave of counts": lambda: torch.repeat_interleave(COUNTS),
+    "one_hot": lambda: torch.nn.functional.one_hot(COUNTS),
+    "allclose": lambda: torch.allclose(VALUES, VALUES),
+    "is_nonzero": lambda: torch.is_nonzero(VALUES[0]),
+    "array": lambda: np.asarray(VALUES),
     "pinned memory": lambda: torch.empty(3, pin_memory=True),
     "pin_memory": VALUES.pin_memory,
     "copy from the host": lambda: torch.tensor([1.0]),
+    "new_tensor": lambda: VALUES.new_tensor([1.0]),
 }
 
 
@@ -36,6 +46,20 @@ def test_what_cuda_refuses_is_refused(name: str) -> None:
 
     with torch.inference_mode(), pytest.raises(NotCapturableError):
         FakeCapture(warm_up=False)(compute)
+
+
+@torch.inference_mode()
+def test_what_cuda_takes_is_taken() -> None:
+    """Sizes that the host knows, a mask that chooses numbers, and memory of the graph's own."""
+    mask = VALUES > 1
+
+    def compute() -> Tensor:
+        repeated = VALUES.repeat_interleave(2)[:3] + VALUES.repeat_interleave(COUNTS, output_size=3)
+        return torch.where(mask, repeated, torch.empty(3).zero_()) + VALUES[COUNTS]
+
+    output, replay = FakeCapture(warm_up=False)(compute)
+    replay()
+    assert output.tolist() == [3.0, 3.0, 7.0]
 
 
 @torch.inference_mode()
