@@ -29,6 +29,8 @@ PROMPTS: list[Tokens] = [
     [(7 * place + seed) % 250 + 3 for place in range(length)] for seed, length in enumerate((5, 40, 200))
 ]
 ANSWER = 32
+# Long enough that a worker dies well before the last token, however fast the card is.
+KILLED_ANSWER, KILL_AFTER = 400, 16
 # How far below transformers' best logit a token may be, as a share of the row's largest: what rounding does.
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.03, "float16": 0.01}
 STREAMS = (1, 8, 64, 256)
@@ -68,10 +70,12 @@ def beside_transformers(model: str, device: str, dtype: str, answers: Sequence[T
 def kill_and_recover(model: str, device: str, dtype: str) -> Iterator[Line]:
     """A stream whose worker is killed gets the tokens that it gets without."""
     with _server(model, device, dtype) as (address, process):
-        undisturbed, _ = _stream(address, process.pid, kill_after=0)
-        recovered, killed = _stream(address, process.pid, kill_after=ANSWER // 2)
+        undisturbed, _ = _stream(address)
+        worker = worker_below(process.pid)  # Beforehand: to look for it takes as long as many tokens.
+        recovered, after = _stream(address, worker)
     same = undisturbed == recovered
-    yield {"name": "gpu.kill", "ok": same and killed and len(recovered) > 0, "killed": killed, "same": same}
+    ok = same and worker is not None and after > 0
+    yield {"name": "gpu.kill", "ok": ok, "killed": worker is not None, "same": same, "events_after": after}
 
 
 def load(model: str, device: str, dtype: str, streams: Sequence[int] = STREAMS) -> Iterator[Line]:
@@ -107,25 +111,25 @@ def _server(model: str, device: str, dtype: str) -> Iterator[tuple[str, "subproc
         process.wait()
 
 
-def _stream(address: str, server: int, kill_after: int) -> tuple[str, bool]:
-    """The text of a streamed answer, and whether a worker was killed after so many of its events."""
-    body = {"model": "random", "prompt": PROMPTS[1], "max_tokens": ANSWER, "temperature": 0, "ignore_eos": True}
+def _stream(address: str, worker: int | None = None) -> tuple[str, int]:
+    """The text of a streamed answer whose worker is killed meanwhile, and how many events came behind that."""
+    body = {"model": "random", "prompt": PROMPTS[1], "max_tokens": KILLED_ANSWER, "temperature": 0, "ignore_eos": True}
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body | {"stream": True}).encode(), headers)
-    text, events, killed = "", 0, False
+    text, events = "", 0
     with urllib.request.urlopen(request) as response:
         for line in response:
             if not line.startswith(b"data: {"):
                 continue
             text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
             events += 1
-            if events == kill_after:
-                killed = _kill_worker(server)
-    return text, killed
+            if events == KILL_AFTER and worker is not None:
+                os.kill(worker, signal.SIGKILL)
+    return text, events - KILL_AFTER
 
 
-def _kill_worker(server: int) -> bool:
-    """Kill the worker among the processes below the server, without psutil, which a card's machine may not have."""
+def worker_below(server: int) -> int | None:
+    """The worker among the processes below the server, without psutil, which a card's machine may not have."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -138,10 +142,8 @@ def _kill_worker(server: int) -> bool:
         below |= more
     for pid in below:
         try:
-            is_worker = Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_WORKER)
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_WORKER):
+                return pid
         except OSError:
             continue
-        if is_worker:
-            os.kill(pid, signal.SIGKILL)
-            return True
-    return False
+    return None

@@ -14,8 +14,10 @@ import torch
 from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, select
 from torch import Tensor
 
-from benchmarks.gpu import all_reduce, checks, figures, graphs, llama, served, swaps, worker_steps
+from benchmarks.gpu import all_reduce, checks, compile_kernels, figures, graphs, llama, served, swaps, worker_steps
 from benchmarks.gpu.figures import Bench, Yardstick
+from benchmarks.gpu.offline_driver import Report
+from benchmarks.gpu.offline_launches import Target
 from benchmarks.gpu.part_processes import RAISED, run_checks, run_parts
 from benchmarks.gpu.parts import PARTS, Setting, emit_parts, figure_parts, precisions
 from benchmarks.gpu.timing import copy_bandwidth, copy_size, matrix_rate
@@ -322,6 +324,45 @@ def test_tokens_are_judged_by_the_logits_of_transformers(tmp_path: Path) -> None
     assert not wrong["ok"]
     short = served.beside_transformers(model, "cpu", "float32", [[] for _ in served.PROMPTS])
     assert not short["ok"]
+
+
+def test_the_worker_of_a_server_is_found_below_it() -> None:
+    """Not that of another, nor another process of the server."""
+    program = """
+import subprocess, sys
+names = ("pyllm::core-0", "pyllm::worker-0-0")
+children = [subprocess.Popen([name, "-c", "input()"], executable=sys.executable, stdin=0) for name in names]
+print(*(child.pid for child in children), flush=True)
+for child in children:
+    child.wait()
+"""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        core, worker = map(int, server.stdout.readline().split())
+        assert served.worker_below(server.pid) == worker
+        assert served.worker_below(core) is None
+        server.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "spilled", "fits", "refused"),
+    [
+        ("_prefill_kernel", torch.bfloat16, 0, True, False),
+        ("_prefill_kernel", torch.bfloat16, 4, True, True),
+        ("_decode_split_kernel", torch.float16, 4, True, True),
+        ("_prefill_kernel", torch.float32, 4, True, False),
+        ("_sample_kernel", torch.bfloat16, 4, True, False),
+        ("_sample_kernel", torch.float32, 0, False, True),
+    ],
+)
+def test_a_tile_of_two_byte_floats_may_not_spill(
+    kernel: str, dtype: torch.dtype, spilled: int, fits: bool, refused: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = Report(kernel, 4, 255, 0, spilled, 0, 1024, fits, 0, 1, 0, 0, (), ())
+    assert compile_kernels.print_report(Target(90, dtype, False), "a case", report) == refused
+    assert json.loads(capsys.readouterr().out)["ok"] != refused
 
 
 def test_without_a_card_it_says_so_and_fails() -> None:
