@@ -3,7 +3,8 @@
 import torch
 
 from benchmarks.gpu.checks import Pairs, Setting
-from pyllm import LLM, SamplingParams
+from benchmarks.gpu.in_process import answers_in_process
+from pyllm import SamplingParams
 
 PROMPTS = [[token % 250 + 3 for token in range(first, last)] for first, last in ((5, 6), (40, 59), (100, 400))]
 # They end one after the other, so that batches of every size that is captured come, and one that must be padded.
@@ -13,17 +14,18 @@ LENGTHS = (24, 16, 8)
 def same_tokens(setting: Setting, model: str = "") -> Pairs:
     """Greedy tokens in float32, where batches that are padded leave no other: with graphs, and without."""
     served = []
+    params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in LENGTHS]
     for enforce_eager in (False, True):
-        params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in LENGTHS]
-        with LLM(
+        answers = answers_in_process(
             model,
+            PROMPTS,
+            params,
             device=setting.device.type,
             dtype="float32",
             max_model_len=512,
             max_num_seqs=4,
             kv_cache_memory_bytes=256 << 20,
             enforce_eager=enforce_eager,
-        ) as llm:
-            outputs = llm.generate(PROMPTS, params)
-        served.append(torch.tensor([token for output in outputs for token in output.outputs[0].token_ids]))
+        )
+        served.append(torch.tensor([token for answer in answers for token in answer]))
     return [(served[0], served[1])]

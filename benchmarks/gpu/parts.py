@@ -114,11 +114,13 @@ def graphs(setting: Setting) -> Iterator[Line]:
 
 
 def tokens(setting: Setting, executor: str) -> Iterator[Line]:
-    """Greedy answers beside transformers."""
-    from benchmarks.gpu.served import tokens_in_process
+    """Greedy answers beside transformers, in the model's dtype with a KV cache of automatic size."""
+    from benchmarks.gpu.served import tokens_beside_transformers
 
-    for dtype in dict.fromkeys(("float32", setting.dtype)):
-        yield from tokens_in_process(setting.model(), setting.device.type, dtype, executor)
+    where = setting.model(), setting.device.type
+    if setting.dtype != "float32":
+        yield from tokens_beside_transformers(*where, "float32", executor, kv_cache_bytes=256 << 20)
+    yield from tokens_beside_transformers(*where, setting.dtype, executor)
 
 
 def kill(setting: Setting) -> Iterator[Line]:

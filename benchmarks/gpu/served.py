@@ -1,4 +1,4 @@
-"""What is served: tokens beside transformers, in this process and by a server that loses its worker, and its load.
+"""What is served: tokens beside transformers, in this process and by others, a server that loses its worker, its load.
 
 Needs pyllm itself and transformers.
 """
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.gpu.in_process import answers_in_process
 from benchmarks.servers.load import measure, mixed_requests
 from pyllm import LLM, SamplingParams
 
@@ -38,15 +39,23 @@ _READY = re.compile(r"pyllm is ready on (http://\S+)")
 _WORKER = b"pyllm::worker"
 
 
-def tokens_in_process(model: str, device: str, dtype: str, executor: str) -> Iterator[Line]:
-    """Greedy answers by an engine of this process, with a KV cache of the size that it finds, beside transformers."""
-    with LLM(model, device=device, dtype=dtype, max_model_len=512, distributed_executor_backend=executor) as llm:
-        params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
-        outputs = llm.generate(PROMPTS, params)
-    answers = [list(output.outputs[0].token_ids) for output in outputs]
-    yield {"name": "gpu.tokens", "executor": executor, "dtype": dtype} | beside_transformers(
-        model, device, dtype, answers
-    )
+def tokens_beside_transformers(
+    model: str, device: str, dtype: str, executor: str, kv_cache_bytes: int | None = None
+) -> Iterator[Line]:
+    """Greedy answers by an engine that is this process alone ("uni"), or has processes ("mp"), beside transformers.
+
+    Without `kv_cache_bytes` the KV cache has the size that the engine finds.
+    """
+    params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
+    options: dict[str, Any] = {"device": device, "dtype": dtype, "max_model_len": 512}
+    options["kv_cache_memory_bytes"] = kv_cache_bytes
+    if executor == "uni":
+        answers = answers_in_process(model, PROMPTS, [params] * len(PROMPTS), **options)
+    else:
+        with LLM(model, distributed_executor_backend=executor, **options) as llm:
+            answers = [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, params)]
+    line = {"name": "gpu.tokens", "executor": executor, "dtype": dtype}
+    yield line | beside_transformers(model, device, dtype, answers)
 
 
 def beside_transformers(model: str, device: str, dtype: str, answers: Sequence[Tokens]) -> Line:

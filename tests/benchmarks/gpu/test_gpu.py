@@ -309,16 +309,15 @@ def test_steps_of_every_kind_are_begun_and_traced(tmp_path: Path) -> None:
     lines = list(worker_steps.steps_without_waiting(runner, on_card=False))
     assert [line for line in lines if not line["ok"]] == []
     assert {line["kind"] for line in lines} == {"decode", "mixed", "top-p", "penalties", "logprobs", "swaps"}
-    assert [line["file"] for line in worker_steps.traces(runner, tmp_path, on_card=False)] == [
-        "batch-1.json",
-        "mixed.json",
-    ]
+    traces = list(worker_steps.traces(runner, tmp_path, on_card=False))
+    assert [line["file"] for line in traces] == ["batch-1.json", "mixed.json"]
+    assert all("begin_us" in line for line in traces)
     assert json.loads((tmp_path / "mixed.json").read_text())["traceEvents"]
 
 
 def test_tokens_are_judged_by_the_logits_of_transformers(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path, heads=4, kv_heads=2)
-    (line,) = served.tokens_in_process(model, "cpu", "float32", "uni")
+    (line,) = served.tokens_beside_transformers(model, "cpu", "float32", "uni")
     assert (line["ok"], line["equal"]) == (True, line["of"])
     wrong = served.beside_transformers(model, "cpu", "float32", [[5] * served.ANSWER for _ in served.PROMPTS])
     assert not wrong["ok"]
