@@ -27,6 +27,7 @@ from pyllm.supervision import line_writer
 from pyllm.supervision.child_log import ChildLog
 from pyllm.supervision.log_level import changed_log_level
 from pyllm.supervision.memory import num_oom_kills
+from pyllm.supervision.process_handle import ProcessHandle, child_handle
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL, SILENCE
 from pyllm.wire.messages import ChildMessage, Failed, Heartbeat, Kept, Restarts, Started
 
@@ -43,7 +44,7 @@ class ChildProcess:
     """One child: its process id, the connection it reports on, and what it reported last.
 
     `reap()` gives the exit code once the process has ended (negative: the signal), or None where that is still to be
-    told by `tell_code`: another process has started it, and gives its `pidfd`. `stderr` is our end of a pipe that the
+    told by `tell_code`: another process has started it, and gives its `handle`. `stderr` is our end of a pipe that the
     child writes its stderr to, `memory` a descriptor of memory that is its and ours. Between construction and `watch`
     the child runs unwatched, so that it can be started by a thread that has no event loop yet.
     """
@@ -56,7 +57,7 @@ class ChildProcess:
         reap: Callable[[], int | None],
         stderr: int | None = None,
         *,
-        pidfd: int | None = None,
+        handle: ProcessHandle | None = None,
         memory: int | None = None,
         count_oom_kills: Callable[[], int] = num_oom_kills,
     ) -> None:
@@ -81,9 +82,9 @@ class ChildProcess:
         self._log = None if stderr is None else ChildLog(stderr, line_writer.stderr().forward)
         self._memory = memory
         self._reap = reap
-        self._pidfd = os.pidfd_open(pid) if pidfd is None else pidfd
         # Who was started by another process may have been reaped by now; it was given a group of its own.
-        self._leads_group = pidfd is not None or os.getpgid(pid) == pid
+        self._leads_group = handle is not None or os.getpgid(pid) == pid
+        self._process = child_handle(pid) if handle is None else handle
         self._awaiting_code: asyncio.TimerHandle | None = None
         self._decoder = msgspec.msgpack.Decoder(ChildMessage)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -115,7 +116,7 @@ class ChildProcess:
         self.started: asyncio.Future[str] = loop.create_future()
         self.exited: asyncio.Future[int] = loop.create_future()
         loop.add_reader(self._connection.fileno(), self._read)
-        loop.add_reader(self._pidfd, self._exit)
+        loop.add_reader(self._process.fileno(), self._exit)
         if self._log is not None:
             loop.add_reader(self._log.descriptor, self._read_log)
         self._ticking = loop.call_later(TICK, self._tick)
@@ -153,7 +154,7 @@ class ChildProcess:
             self.watch()
         if not self.exited.done():
             with contextlib.suppress(ProcessLookupError):  # reaped by another process
-                signal.pidfd_send_signal(self._pidfd, number)
+                self._process.signal(number)
 
     def kill(self) -> None:
         """SIGKILL to the child, and to all of its process group where it has one of its own."""
@@ -278,7 +279,7 @@ class ChildProcess:
         # Before its id may be another's: what it has left behind in its process group goes with it.
         self._kill_group()
         loop = self._watching
-        loop.remove_reader(self._pidfd)
+        loop.remove_reader(self._process.fileno())
         code = self._reap()
         if code is None:
             self._awaiting_code = loop.call_later(CODE_TIMEOUT, self.tell_code, -signal.SIGKILL)
@@ -299,16 +300,14 @@ class ChildProcess:
             os.close(self._memory)
         if self._ticking is not None:
             self._ticking.cancel()
-        os.close(self._pidfd)
+        self._process.close()
         self._socket.close()
         self._connection.close()
         self.exited.set_result(code)
 
     def _kill_group(self) -> None:
         if self._leads_group:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, 0)  # Where it was reaped, its id may be another's.
-                os.killpg(self.pid, signal.SIGKILL)
+            self._process.kill_group()
 
     @property
     def _watching(self) -> asyncio.AbstractEventLoop:

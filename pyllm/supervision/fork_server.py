@@ -28,12 +28,23 @@ from pyllm.config.process_config import ForkServerConfig
 from pyllm.errors import ConfigError
 from pyllm.supervision.memory import forget_files, return_freed_memory
 from pyllm.supervision.parent_link import ORPHANED_EXIT_CODE, ParentLink, attach, die_with_parent
+from pyllm.supervision.process_handle import open_pidfd
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
-from pyllm.wire.messages import MAX_FORK_SERVER_MESSAGE, Ended, Fork, Forked, ForkServerMessage, NotForked
+from pyllm.wire.messages import (
+    MAX_FORK_SERVER_MESSAGE,
+    Ended,
+    Fork,
+    Forked,
+    ForkServerMessage,
+    ForkServerRequest,
+    NotForked,
+    Signal,
+)
 
 TITLE = "pyllm::forks"
 MAX_CORES = 64  # that are connected at once
 MOST_PATIENCE = 10.0  # seconds that a fork waits for the workers of a core that has ended: the kernel may not get to it
+_HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 # What a worker runs: it is given its connection to its core, over which its configuration comes. Its stderr is the
 # core's pipe by then.
@@ -47,7 +58,7 @@ def main(config: ForkServerConfig, connection: Connection) -> int:
 
 
 class ForkServer:
-    """Serves cores, each over a connection of its own: `Fork` comes, `ForkServerMessage`s go."""
+    """Serves cores, each over a connection of its own: `ForkServerRequest`s come, `ForkServerMessage`s go."""
 
     def __init__(self, parent: ParentLink, listener: socket.socket, worker_main: WorkerMain, max_workers: int) -> None:
         self._parent = parent
@@ -61,6 +72,8 @@ class ForkServer:
         self._selector = selectors.PollSelector()
         self._selector.register(parent, selectors.EVENT_READ, parent.listen)
         self._selector.register(listener, selectors.EVENT_READ, partial(self._accept, listener))
+        ended = _ended_descriptor()
+        self._selector.register(ended, selectors.EVENT_READ, partial(self._reap_ended, ended))
 
     def serve(self) -> NoReturn:
         """Answer cores and reap workers until the parent ends."""
@@ -86,16 +99,26 @@ class ForkServer:
         files: Sequence[int] = ()
         try:
             data, files, *_ = socket.recv_fds(core, MAX_FORK_SERVER_MESSAGE, 2, socket.MSG_CMSG_CLOEXEC)
-            msgspec.msgpack.decode(data, type=Fork)
-            connection, stderr = files
+            match msgspec.msgpack.decode(data, type=ForkServerRequest):
+                case Fork():
+                    connection, stderr = files
+                    self._wanted.append(_Wanted(core, connection, stderr, time.monotonic()))
+                case Signal(pid, number, to_group):
+                    _close(files)
+                    self._signal(core, pid, number, to_group)
         except BlockingIOError:
             return
         except (OSError, ValueError, msgspec.DecodeError):  # Its end, or no message of ours.
             self._lose(core)
             _close(files)
         else:
-            self._wanted.append(_Wanted(core, connection, stderr, time.monotonic()))
             self._fork_wanted()
+
+    def _signal(self, core: socket.socket, pid: int, number: int, to_group: bool) -> None:
+        """For a core that has no pidfd. A worker is in the table until it is reaped, so its id is no other's."""
+        if (worker := self._workers.get(pid)) is not None and worker.core is core:
+            with contextlib.suppress(ProcessLookupError):
+                (os.killpg if to_group else os.kill)(pid, number)
 
     def _fork_wanted(self) -> None:
         """Fork what cores want, once those of cores that have ended are gone: they may hold a device's memory."""
@@ -123,15 +146,19 @@ class ForkServer:
         if pid == 0:
             self._live(fork_server, connection, stderr)
         os.setpgid(pid, pid)  # Here as well as there, whoever is first.
-        pidfd = os.pidfd_open(pid)
-        self._workers[pid] = _Worker(pidfd, core)
-        self._selector.register(pidfd, selectors.EVENT_READ, partial(self._reap, pid))
-        self._send(core, Forked(pid), [pidfd])
+        end = None
+        if (watched := open_pidfd(pid)) is None:
+            watched, end = os.pipe()
+        self._workers[pid] = _Worker(core, end)
+        self._send(core, Forked(pid, has_pidfd=end is None), [watched])
+        os.close(watched)
 
     def _live(self, fork_server: int, connection: int, stderr: int) -> NoReturn:
         """The worker's life, from its fork to its end."""
         code = 1
         try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setpgid(0, 0)
             die_with_parent()
             if os.getppid() != fork_server:  # It has ended before it could be asked for.
@@ -153,14 +180,17 @@ class ForkServer:
                 sys.stderr.flush()
             os._exit(code)
 
-    def _reap(self, pid: int) -> None:
-        pidfd, core = self._workers.pop(pid)
-        self._selector.unregister(pidfd)
-        os.close(pidfd)
-        # Before its id may be another's: what it has left behind in its process group goes with it.
-        _kill_group(pid)
-        _, status = os.waitpid(pid, 0)
-        self._send(core, Ended(pid, os.waitstatus_to_exitcode(status)))
+    def _reap_ended(self, descriptor: int) -> None:
+        os.read(descriptor, 4096)
+        ended = [pid for pid in self._workers if os.waitid(os.P_PID, pid, _HAS_ENDED) is not None]
+        for pid in ended:
+            core, end = self._workers.pop(pid)
+            # Before its id may be another's: what it has left behind in its process group goes with it.
+            _kill_group(pid)
+            _, status = os.waitpid(pid, 0)
+            if end is not None:
+                os.close(end)
+            self._send(core, Ended(pid, os.waitstatus_to_exitcode(status)))
         self._fork_wanted()
 
     def _send(self, core: socket.socket, message: ForkServerMessage, files: Sequence[int] = ()) -> None:
@@ -185,8 +215,10 @@ class ForkServer:
 
 
 class _Worker(NamedTuple):
-    pidfd: int
+    """Whose it is; without a pidfd also the end of a pipe that is open until the worker has been reaped."""
+
     core: socket.socket
+    end: int | None
 
 
 class _Wanted(NamedTuple):
@@ -236,6 +268,16 @@ def _check_threads() -> None:
             f"{num_threads} threads run where workers are to be forked, and there may be one: an imported module "
             "starts threads; stop it, or use --distributed-executor-backend uni"
         )
+
+
+def _ended_descriptor() -> int:
+    """What can be read when a child has ended: pidfds would tell, but not every sandbox has them."""
+    ended, wakeup = os.pipe()
+    for descriptor in (ended, wakeup):
+        os.set_blocking(descriptor, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    return ended
 
 
 def _kill_group(pid: int) -> None:

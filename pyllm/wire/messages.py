@@ -395,10 +395,22 @@ class Fork(Message, frozen=True):
     """A core wants a worker. With it come two descriptors: the worker's end of its connection, and its stderr."""
 
 
-class Forked(Message, frozen=True):
-    """The worker that was asked for, the leader of a process group of its own. With it comes its pidfd."""
+class Signal(Message, frozen=True):
+    """A core wants a worker of its own, or all of the worker's process group, to get a signal."""
 
     pid: int
+    number: int
+    to_group: bool = False
+
+
+class Forked(Message, frozen=True):
+    """The worker that was asked for, the leader of a process group of its own.
+
+    With it comes its pidfd; where a sandbox refuses those, the end of a pipe that ends when the worker has been reaped.
+    """
+
+    pid: int
+    has_pidfd: bool = True
 
 
 class NotForked(Message, frozen=True):
@@ -419,4 +431,5 @@ CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat | Isolated
 WorkerInput = Step | Control
 WorkerOutput = Sampled | Reply
 ChildMessage = Heartbeat | Started | Failed | Kept
+ForkServerRequest = Fork | Signal
 ForkServerMessage = Forked | NotForked | Ended

@@ -15,7 +15,7 @@ from pyllm.supervision.step_trace import NUM_STEPS
 from tests.e2e import faulty_processor
 from tests.e2e.server import Server, until
 from tests.e2e.streaming import accepts, ended_whole, streaming
-from tests.e2e.titles import API, CORE, FORK_SERVER, STATE
+from tests.e2e.titles import API, CORE, FORK_SERVER, STATE, WORKER
 
 
 def have_successors(server: Server, old: list[psutil.Process]) -> bool:
@@ -45,6 +45,22 @@ def test_processes_that_die_or_stand_still_together_are_replaced(number: signal.
         assert ("gave no sign of life" in server.log) == (number == signal.SIGSTOP)
         assert server.orphans() == []
         server.tree = tree
+        assert server.orphans() == []
+
+
+def test_dead_processes_are_a_pause_where_a_sandbox_refuses_pidfds() -> None:
+    command = (sys.executable, "-m", "tests.without_pidfd", sys.executable, "-m", "pyllm", "serve")
+    with Server(command=command) as server:
+        with streaming(server, max_tokens=200) as stream:
+            server.titled(WORKER).kill()
+        assert ended_whole(stream, 200)
+        with streaming(server, max_tokens=200) as stream:
+            server.titled(FORK_SERVER).kill()
+            server.titled(CORE).kill()
+        assert ended_whole(stream, 200)
+        assert server.stop(signal.SIGTERM) == 0
+        for name in ("worker 0 of core 0", "the fork server", "core 0"):
+            assert f"{name} was killed by SIGKILL" in server.log
         assert server.orphans() == []
 
 

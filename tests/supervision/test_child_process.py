@@ -15,8 +15,11 @@ from pyllm.errors import ConfigError, StartError
 from pyllm.supervision import log_level
 from pyllm.supervision.child_process import ChildProcess, reap, spawn
 from pyllm.supervision.parent_link import FINAL_EXIT_CODE, ORPHANED_EXIT_CODE
+from pyllm.supervision.process_handle import PidfdHandle, ProcessHandle, WaitedHandle, child_handle
 from pyllm.wire.messages import Heartbeat, Kept
 from tests.waiting import until
+
+HandleOf = Callable[[int], ProcessHandle]
 
 CHILD = """
 import ctypes, os, signal, subprocess, sys, threading, time
@@ -89,6 +92,7 @@ def start(
     watched: bool = True,
     memory: int | None = None,
     count_oom_kills: Callable[[], int] = lambda: 0,
+    handle_of: HandleOf = child_handle,
 ) -> ChildProcess:
     ours, theirs = Pipe()
     log, stderr = os.pipe()
@@ -97,15 +101,27 @@ def start(
         command = [sys.executable, "-c", code, *map(str, files)]
         child = subprocess.Popen(command, pass_fds=files, stderr=stderr, process_group=0)
     process = ChildProcess(
-        "the child", child.pid, ours, child.poll, log, memory=memory, count_oom_kills=count_oom_kills
+        "the child",
+        child.pid,
+        ours,
+        child.poll,
+        log,
+        handle=handle_of(child.pid),
+        memory=memory,
+        count_oom_kills=count_oom_kills,
     )
     if watched:
         process.watch()
     return process
 
 
-async def test_child_becomes_ready_and_stops() -> None:
-    process = start(SERVE)
+# A child is followed and signalled alike where a sandbox refuses pidfds.
+both_ways = pytest.mark.parametrize("handle_of", [child_handle, WaitedHandle])
+
+
+@both_ways
+async def test_child_becomes_ready_and_stops(handle_of: HandleOf) -> None:
+    process = start(SERVE, handle_of=handle_of)
     assert await process.ready(30.0) == "somewhere"
     assert process.stage == "ready"
     assert await process.stop(30.0) == 0
@@ -120,20 +136,23 @@ async def test_late_child_is_named_with_its_stage() -> None:
     assert await process.stop(30.0) == -signal.SIGTERM
 
 
-async def test_failed_child_tells_stage_code_and_reason() -> None:
-    process = start(FAILING)
+@both_ways
+async def test_failed_child_tells_stage_code_and_reason(handle_of: HandleOf) -> None:
+    process = start(FAILING, handle_of=handle_of)
     with pytest.raises(StartError, match=r"exited with code 3 while loading weights: no memory"):
         await process.ready(30.0)
 
 
-async def test_stubborn_child_is_killed_after_its_grace() -> None:
-    process = start(STUBBORN)
+@both_ways
+async def test_stubborn_child_is_killed_after_its_grace(handle_of: HandleOf) -> None:
+    process = start(STUBBORN, handle_of=handle_of)
     await process.ready(30.0)
     assert await process.stop(0.0) == -signal.SIGKILL
 
 
-async def test_killed_child_has_an_exit_summary() -> None:
-    process = start(SERVE)
+@both_ways
+async def test_killed_child_has_an_exit_summary(handle_of: HandleOf) -> None:
+    process = start(SERVE, handle_of=handle_of)
     await process.ready(30.0)
     process.signal(signal.SIGKILL)
     assert await process.exited == -signal.SIGKILL
@@ -145,8 +164,9 @@ async def test_killed_child_has_an_exit_summary() -> None:
     process.configure(Heartbeat())
 
 
-async def test_signals_without_a_name_have_their_number() -> None:
-    process = start(SERVE)
+@both_ways
+async def test_signals_without_a_name_have_their_number(handle_of: HandleOf) -> None:
+    process = start(SERVE, handle_of=handle_of)
     await process.ready(30.0)
     os.kill(process.pid, signal.SIGRTMIN + 6)
     assert await process.exited == -signal.SIGRTMIN - 6
@@ -205,9 +225,10 @@ async def test_silent_children_are_ended_and_a_slow_start_is_not_silence() -> No
     assert await loading.stop(30.0) == -signal.SIGTERM
 
 
+@both_ways
 @pytest.mark.parametrize("end", [ChildProcess.kill, lambda process: os.kill(process.pid, signal.SIGKILL)])
-async def test_what_a_child_has_started_goes_with_it(end: Callable[[ChildProcess], None]) -> None:
-    process = start(WITH_CHILD)
+async def test_what_a_child_has_started_goes_with_it(end: Callable[[ChildProcess], None], handle_of: HandleOf) -> None:
+    process = start(WITH_CHILD, handle_of=handle_of)
     grandchild = psutil.Process(int(await process.ready(30.0)))
     end(process)
     assert await process.exited == -signal.SIGKILL
@@ -288,7 +309,8 @@ async def test_the_exit_code_of_what_another_process_reaps_is_told_or_taken_for_
         with theirs:
             command = [sys.executable, "-c", ATTACHED + "child.started(); sys.exit(9)", str(theirs.fileno())]
             child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        process = ChildProcess("the child", child.pid, ours, lambda: None, pidfd=os.pidfd_open(child.pid))
+        handle = PidfdHandle(child.pid, os.pidfd_open(child.pid))
+        process = ChildProcess("the child", child.pid, ours, lambda: None, handle=handle)
         process.watch()
         assert await asyncio.to_thread(child.wait) == 9
         process.kill()  # There is nobody any more.
@@ -298,9 +320,10 @@ async def test_the_exit_code_of_what_another_process_reaps_is_told_or_taken_for_
         process.tell_code(5)  # too late
 
 
-async def test_descriptors_are_returned() -> None:
+@both_ways
+async def test_descriptors_are_returned(handle_of: HandleOf) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    process = start(SERVE)
+    process = start(SERVE, handle_of=handle_of)
     await process.ready(30.0)
     await process.stop(30.0)
     assert len(os.listdir("/proc/self/fd")) == before

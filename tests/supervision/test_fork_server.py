@@ -20,7 +20,7 @@ from pyllm.config.process_config import ForkServerConfig
 from pyllm.errors import StartError
 from pyllm.supervision import child_process
 from pyllm.supervision.child_process import ChildProcess
-from pyllm.wire.messages import Ended, Fork, Forked, ForkServerMessage, NotForked
+from pyllm.wire.messages import Ended, Fork, Forked, ForkServerMessage, NotForked, Signal
 
 STDERR = 2
 PARENT = "tests.core.executors.entries:parent"
@@ -50,6 +50,7 @@ class Worker(NamedTuple):
     pid: int
     connection: Connection
     child: psutil.Process
+    end: int | None  # of a pipe that ends with it, where there are no pidfds
 
 
 class Core:
@@ -58,6 +59,7 @@ class Core:
     def __init__(self, folder: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.connect(f"{folder}/forks")
+        self._end: int | None = None
 
     async def ask(self) -> tuple[ForkServerMessage, Connection]:
         """Ask for a worker; gives the answer, and our end of its connection."""
@@ -68,21 +70,27 @@ class Core:
 
     async def told(self) -> ForkServerMessage:
         data, files, *_ = await asyncio.to_thread(socket.recv_fds, self.socket, 4096, 1)
-        for pidfd in files:
-            os.close(pidfd)
-        return msgspec.msgpack.decode(data, type=ForkServerMessage)
+        message: ForkServerMessage = msgspec.msgpack.decode(data, type=ForkServerMessage)
+        if isinstance(message, Forked) and not message.has_pidfd:
+            (self._end,) = files
+        else:
+            for pidfd in files:
+                os.close(pidfd)
+        return message
 
     async def fork(self) -> Worker:
         """A worker that has started another process."""
         answer, connection = await self.ask()
         assert isinstance(answer, Forked)
         child = psutil.Process(int(await asyncio.to_thread(connection.recv_bytes)))
-        return Worker(answer.pid, connection, child)
+        return Worker(answer.pid, connection, child, self._end)
 
     def close(self, *workers: Worker) -> None:
         self.socket.close()
         for worker in workers:
             worker.connection.close()
+            if worker.end is not None:
+                os.close(worker.end)
 
 
 async def ended(*pids: int) -> None:
@@ -106,6 +114,27 @@ async def test_a_worker_is_forked_and_its_end_is_told(start: Make, tmp_path: Pat
     assert await core.told() == Ended(worker.pid, code)
     await ended(worker.child.pid)  # What is left in its group ends with it.
     core.close(worker)
+
+
+async def test_without_pidfds_the_fork_server_signals_workers_for_their_core_alone(start: Make, tmp_path: Path) -> None:
+    fork_server = await start("tests.core.executors.entries:parent_without_pidfd")
+    one, other = Core(tmp_path), Core(tmp_path)
+    first, second = await one.fork(), await other.fork()
+    assert first.end is not None
+    for core, pid, number in (
+        (other, first.pid, signal.SIGKILL),  # not its worker
+        (one, fork_server.pid, signal.SIGKILL),  # no worker
+        (one, first.pid, signal.SIGTERM),
+    ):
+        core.socket.send(msgspec.msgpack.encode(Signal(pid, number)))
+    assert await one.told() == Ended(first.pid, -signal.SIGTERM)
+    assert os.read(first.end, 1) == b"", "the pipe ends with the worker"
+    other.socket.send(msgspec.msgpack.encode(Signal(second.pid, signal.SIGSTOP)))
+    other.socket.send(msgspec.msgpack.encode(Signal(second.pid, signal.SIGKILL, to_group=True)))
+    assert await other.told() == Ended(second.pid, -signal.SIGKILL)
+    await ended(second.child.pid)
+    one.close(first)
+    other.close(second)
 
 
 async def test_a_signal_that_ends_a_worker_is_told(start: Make, tmp_path: Path) -> None:

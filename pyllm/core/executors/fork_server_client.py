@@ -4,10 +4,12 @@ When this connection ends, the fork server ends all workers of the core. Knows n
 """
 
 import asyncio
+import errno
 import logging
 import os
 import socket
 from collections import deque
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NamedTuple
@@ -17,7 +19,8 @@ import msgspec
 from pyllm.errors import StartError
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.parent_link import ORPHANED_EXIT_CODE
-from pyllm.wire.messages import MAX_FORK_SERVER_MESSAGE, Ended, Fork, Forked, ForkServerMessage, NotForked
+from pyllm.supervision.process_handle import PidfdHandle, RemoteHandle
+from pyllm.wire.messages import MAX_FORK_SERVER_MESSAGE, Ended, Fork, Forked, ForkServerMessage, NotForked, Signal
 
 RETRY_INTERVAL = 0.05  # seconds between two looks for a fork server
 
@@ -104,18 +107,19 @@ class ForkServerClient:
                 self._lose(ConnectionResetError("the fork server has ended"))
                 return
             match msgspec.msgpack.decode(data, type=ForkServerMessage):
-                case Forked(pid):
-                    self._take(self._pending.popleft(), pid, files)
+                case Forked(pid, has_pidfd):
+                    self._take(self._pending.popleft(), pid, has_pidfd, files)
                 case NotForked(reason):
                     self._pending.popleft().fail(StartError(reason))
                 case Ended(pid, code):
                     if (worker := self._workers.pop(pid, None)) is not None:
                         worker.tell_code(code)
 
-    def _take(self, pending: "_PendingFork", pid: int, files: list[int]) -> None:
+    def _take(self, pending: "_PendingFork", pid: int, has_pidfd: bool, files: list[int]) -> None:
         try:
-            (pidfd,) = files
-            worker = ChildProcess(pending.name, pid, pending.connection, lambda: None, pending.stderr, pidfd=pidfd)
+            (watched,) = files
+            handle = PidfdHandle(pid, watched) if has_pidfd else RemoteHandle(watched, partial(self._signal, pid))
+            worker = ChildProcess(pending.name, pid, pending.connection, lambda: None, pending.stderr, handle=handle)
         except (OSError, ValueError) as error:  # The worker ends when its connection closes.
             for descriptor in files:
                 os.close(descriptor)
@@ -124,6 +128,13 @@ class ForkServerClient:
         worker.watch()
         self._workers[pid] = worker
         pending.worker.set_result(worker)
+
+    def _signal(self, pid: int, number: int, to_group: bool) -> None:
+        try:
+            if self._socket is not None:
+                self._socket.send(msgspec.msgpack.encode(Signal(pid, number, to_group)))
+        except OSError:  # The fork server has ended, and the kernel ends its workers.
+            raise ProcessLookupError(errno.ESRCH, f"worker {pid} ends with the fork server") from None
 
     def _lose(self, error: Exception) -> None:
         """Count all workers as dead: the kernel kills the fork server's children, and their exit codes are lost."""

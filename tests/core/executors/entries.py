@@ -16,6 +16,7 @@ from pyllm.config.process_config import WorkerConfig
 from pyllm.supervision.parent_link import attach, await_configuration
 from pyllm.wire import ipc
 from pyllm.wire.messages import Control
+from tests.without_pidfd import refuse_pidfds
 
 Main = Callable[[Connection], None]
 
@@ -74,6 +75,22 @@ def threaded() -> Main:
     """Leave a thread where there may be none."""
     threading.Thread(target=threading.Event().wait, name="left", daemon=True).start()
     return obedient()
+
+
+def empty_without_pidfd() -> Main:
+    """Serve where the fork server is refused pidfds."""
+    refuse_pidfds()
+    return empty_worker.prepare()
+
+
+def obedient_without_pidfd() -> Main:
+    refuse_pidfds()
+    return obedient()
+
+
+def parent_without_pidfd() -> Main:
+    refuse_pidfds()
+    return parent()
 
 
 def broken_where_told() -> Main:

@@ -81,9 +81,13 @@ async def start(tmp_path: Path) -> AsyncIterator[Make]:
     assert os.listdir(sockets) == []
 
 
-@pytest.fixture
-async def two(start: Make) -> Started:
-    return await start(ranks=2)
+# Workers are followed and signalled alike where a sandbox refuses pidfds.
+both_ways = pytest.mark.parametrize("entry", [ENTRY, f"{ENTRIES}:empty_without_pidfd"])
+
+
+@pytest.fixture(params=[ENTRY, f"{ENTRIES}:empty_without_pidfd"])
+async def two(start: Make, request: pytest.FixtureRequest) -> Started:
+    return await start(request.param, ranks=2)
 
 
 @pytest.fixture
@@ -142,8 +146,9 @@ async def test_killed_rank_fails_what_is_in_flight_and_what_comes(two: Started, 
         await executor.collective("num_blocks")
 
 
-async def test_restart_gives_other_workers_that_know_nothing_of_the_old_ones(start: Make) -> None:
-    started = await start(ranks=2)
+@both_ways
+async def test_restart_gives_other_workers_that_know_nothing_of_the_old_ones(start: Make, entry: str) -> None:
+    started = await start(entry, ranks=2)
     executor, folder, *_ = started
     old = {worker.pid for worker in started.workers}
     sockets = {path.name for path in folder.iterdir()}
@@ -195,8 +200,9 @@ async def test_nothing_is_at_an_old_address(start: Make) -> None:
     old.unlink()
 
 
-async def test_no_descriptor_is_left_after_restarts(start: Make) -> None:
-    started = await start()
+@both_ways
+async def test_no_descriptor_is_left_after_restarts(start: Make, entry: str) -> None:
+    started = await start(entry)
     fork_server = workers_of(started.fork_server)[0].parent()
     assert fork_server is not None
     ours, theirs = len(os.listdir("/proc/self/fd")), fork_server.num_fds()
@@ -206,8 +212,9 @@ async def test_no_descriptor_is_left_after_restarts(start: Make) -> None:
     await until(lambda: len(os.listdir("/proc/self/fd")) < ours + 4 and fork_server.num_fds() == theirs)
 
 
-async def test_kill_ends_what_does_not_go_on(start: Make) -> None:
-    started = await start(ranks=2)
+@both_ways
+async def test_kill_ends_what_does_not_go_on(start: Make, entry: str) -> None:
+    started = await start(entry, ranks=2)
     executor = started.executor
     for worker in started.workers:
         worker.send_signal(signal.SIGSTOP)
@@ -220,6 +227,7 @@ async def test_kill_ends_what_does_not_go_on(start: Make) -> None:
     assert await tokens(executor) == [empty_worker.TOKEN] * 2
 
 
+@pytest.mark.parametrize("entry", ["obedient", "obedient_without_pidfd"])
 @pytest.mark.parametrize(
     ("method", "number", "cause"),
     [
@@ -231,8 +239,8 @@ async def test_kill_ends_what_does_not_go_on(start: Make) -> None:
         ("exit", OUT_OF_MEMORY_EXIT_CODE, "out_of_memory"),
     ],
 )
-async def test_cause_of_a_death_and_last_words(start: Make, method: str, number: int, cause: str) -> None:
-    executor, *_ = await start(f"{ENTRIES}:obedient")
+async def test_cause_of_a_death_and_last_words(start: Make, method: str, number: int, cause: str, entry: str) -> None:
+    executor, *_ = await start(f"{ENTRIES}:{entry}")
     with pytest.raises(WorkerDeadError) as caught:
         await executor.collective(method, int(number))
     assert caught.value.cause == cause
@@ -337,8 +345,9 @@ async def test_workers_end_with_the_connection_of_their_core_though_they_stand_s
     await until(lambda: not any(worker.is_running() for worker in old))
 
 
-async def test_a_start_that_is_given_up_leaves_no_worker(start: Make) -> None:
-    started = await start()
+@both_ways
+async def test_a_start_that_is_given_up_leaves_no_worker(start: Make, entry: str) -> None:
+    started = await start(entry)
     assert started.fork_server.process is not None
     started.fork_server.process.signal(signal.SIGSTOP)
     restarting = asyncio.create_task(started.executor.restart())
