@@ -91,8 +91,9 @@ def figures(folder: str) -> Iterator[Record]:
         dtype=torch.float32,
         group=RankGroup(),
     )
-    graphs.capture(NoReplay())
-    forward.capture_steps(NoReplay(), lambda: CaptureBudget(NoReplay(), time.perf_counter, RankGroup(), CPU))
+    budget = CaptureBudget(NoReplay(), time.perf_counter, RankGroup(), CPU)
+    graphs.capture(NoReplay(), budget)
+    forward.capture_steps(NoReplay(), budget)
     for kind, batch in batches.items():
         case: dict[str, int | str] = {"rows": batch.num_rows, "tokens": batch.num_tokens}
         yield percentiles(f"captured_steps.{kind}", seconds(forward, batch), **case)

@@ -21,8 +21,8 @@ from pyllm.workers.step.batch import Array, Batch, Sections
 MAX_CAPTURED_ROWS = 512
 MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
 MIXED_ROWS = (64, 256)
-MAX_MIXED_SECONDS = 20.0
-MAX_MIXED_BYTES = 512 << 20
+MAX_CAPTURE_SECONDS = 20.0  # of all graphs together: a start, and every recovery, waits for them
+MAX_CAPTURE_BYTES = 768 << 20  # of all graphs together, beside what was set aside for them
 # Where a capture has ended early, only large buckets are there. Above so many tokens, computing padding takes time.
 _FEW_TOKENS = 64
 _ALIGNMENT = 16  # int32; for addresses that are no multiples of 16 bytes Triton compiles other kernels.
@@ -147,51 +147,66 @@ class CapturedSteps:
 
 
 class CaptureBudget:
-    """Whether graphs may take more time and memory, counted from here on. Rank 0 decides, as all compute together."""
+    """Whether graphs may take more time and memory, counted from here on. Rank 0 decides, as all compute together.
 
-    def __init__(self, capture: Capture, clock: Callable[[], float], group: RankGroup, device: torch.device) -> None:
+    `planned_bytes` of the device's memory were set aside for graphs when the size of the KV cache was chosen.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        clock: Callable[[], float],
+        group: RankGroup,
+        device: torch.device,
+        planned_bytes: int = 0,
+    ) -> None:
         self._capture = capture
         self._clock = clock
         self._group = group
         self._device = device
         self._started = clock()
         self._free = capture.free_bytes()
+        # Half of the memory is for the steps themselves.
+        left = max(self._free - planned_bytes, 0)
+        self._max_bytes = planned_bytes + min(MAX_CAPTURE_BYTES, left // 2)
 
     def spent(self) -> tuple[float, int]:
         """Seconds and bytes since this was made."""
         return self._clock() - self._started, self._free - self._capture.free_bytes()
 
     def is_left(self) -> bool:
-        """Whether there may be one more graph. Half of the memory is for the steps themselves."""
+        """Whether there may be one more graph."""
         seconds, num_bytes = self.spent()
-        is_left = seconds < MAX_MIXED_SECONDS and num_bytes <= min(MAX_MIXED_BYTES, self._free // 2)
+        is_left = seconds < MAX_CAPTURE_SECONDS and num_bytes <= self._max_bytes
         if self._group.size == 1:
             return is_left
         return bool(self._group.broadcast(torch.tensor([int(is_left)], device=self._device)).item())
 
 
 class CudaCapture:
-    """Captures CUDA graphs that share one pool of memory, as they run one after another."""
+    """Captures CUDA graphs that share one pool of memory, as they run one after another. `cuda` is `torch.cuda`."""
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, cuda: Any = torch.cuda) -> None:
+        self._cuda = cuda
+        self._pool = cuda.graph_pool_handle()
         # One for all: cuBLAS has a workspace for each stream.
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch gives streams no types.
+        self._stream = cuda.Stream()
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         # Compute once before: no graph may hold compilations, workspaces of libraries or NCCL's first connections.
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        cuda, stream = self._cuda, self._stream
+        stream.wait_stream(cuda.current_stream())
+        with cuda.stream(stream):
             compute()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
+        cuda.current_stream().wait_stream(stream)
+        graph = cuda.CUDAGraph()
         # In the default mode, a call of any other thread can end the capture: NCCL's watchdog looks at past events.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        with cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             output = compute()
         return output, graph.replay
 
     def free_bytes(self) -> int:
-        return torch.cuda.mem_get_info()[0]
+        return int(self._cuda.mem_get_info()[0])
 
 
 def decode_buckets(max_num_seqs: int) -> list[Bucket]:

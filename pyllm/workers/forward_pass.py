@@ -74,10 +74,10 @@ class ForwardPass:
         """Call `hook` in every layer of every step from now on. Hooks are Python, so steps run without graphs."""
         self._hooks += (hook,)
 
-    def capture_steps(self, capture: Capture, make_budget: Callable[[], CaptureBudget]) -> None:
-        """Capture the pass over decode steps of some sizes, then within a budget over mixed ones, for steps to replay.
+    def capture_steps(self, capture: Capture, budget: CaptureBudget) -> None:
+        """Capture the pass over decode steps of some sizes, then over mixed ones, for steps to replay.
 
-        The budget begins after the decode steps.
+        From large to small, as long as there is a budget.
         """
         limits = self._limits
         decodes = decode_buckets(limits.max_num_seqs)
@@ -90,19 +90,18 @@ class ForwardPass:
             max_sequence_length=limits.max_model_len,
             num_groups=len(self._groups),
         )
-        for bucket in reversed(decodes):
-            captured.capture(bucket, capture)
-        budget, num_mixed = make_budget(), 0
-        for bucket in reversed(mixed):
+        num_captured = 0
+        for bucket in (*reversed(decodes), *reversed(mixed)):
             if not budget.is_left():
                 break
             captured.capture(bucket, capture)
-            num_mixed += 1
+            num_captured += 1
         seconds, num_bytes = budget.spent()
         logger.info(
-            "captured %d decode steps, and %d of %d mixed steps in %.1f s and %d MiB",
+            "captured %d of %d decode steps, and %d of %d mixed steps; all graphs took %.1f s and %d MiB",
+            min(num_captured, len(decodes)),
             len(decodes),
-            num_mixed,
+            max(num_captured - len(decodes), 0),
             len(mixed),
             seconds,
             num_bytes >> 20,

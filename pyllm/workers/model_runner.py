@@ -251,8 +251,10 @@ class ModelRunner:
             dtype=placement.dtype,
             group=placement.group,
         )
-        self._sampling_graphs.capture(capture)  # First, as logits take the most memory.
-        forward.capture_steps(capture, lambda: CaptureBudget(capture, self._clock, placement.group, placement.device))
+        where = placement.group, placement.device
+        budget = CaptureBudget(capture, self._clock, *where, planned_bytes=self._planned_graph_bytes())
+        self._sampling_graphs.capture(capture, budget)  # First, as logits take the most memory.
+        forward.capture_steps(capture, budget)
 
     def swap_seconds(self) -> float:
         """Measured seconds to move one block to the host and back; 0 without a host pool."""
@@ -417,7 +419,7 @@ class ModelRunner:
 
     def _free_device_bytes(self) -> int:
         """What `gpu_memory_utilization` leaves beside memory in use, the peak of a step, swaps and sampling graphs."""
-        device, scheduler = self._placement.device, self._engine.scheduler
+        device = self._placement.device
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         self.run_largest_step()
@@ -428,10 +430,14 @@ class ModelRunner:
         room = int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak
         room -= staging_bytes(self._num_host_blocks, self._block_bytes)
         if self._may_capture:
-            spec, placement = self._spec, self._placement
-            sizes = scheduler.max_num_seqs, spec.hidden_size, spec.vocab_size
-            room -= graph_bytes(*sizes, placement.dtype, placement.group)
+            room -= self._planned_graph_bytes()
         return room
+
+    def _planned_graph_bytes(self) -> int:
+        """What is set aside for graphs."""
+        spec, placement = self._spec, self._placement
+        sizes = self._engine.scheduler.max_num_seqs, spec.hidden_size, spec.vocab_size
+        return graph_bytes(*sizes, placement.dtype, placement.group)
 
 
 class RunningStep:

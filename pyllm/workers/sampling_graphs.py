@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyllm.workers.cuda_graphs import Capture, decode_buckets
+from pyllm.workers.cuda_graphs import Capture, CaptureBudget, decode_buckets
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.sampling.sampler import SamplingRows
 from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
@@ -60,12 +60,15 @@ class SamplingGraphs:
         self._rows = torch.arange(most, dtype=torch.int32, device=device)
         self._graphs: dict[int, tuple[Tensor, Callable[[], None]]] = {}
 
-    def capture(self, capture: Capture) -> None:
-        """Capture all sizes, the largest first, so that the others fit into its memory."""
+    def capture(self, capture: Capture, budget: CaptureBudget) -> None:
+        """Capture sizes as long as there is a budget, the largest first, so that the others fit into its memory."""
         for size in reversed(self._sizes):
+            if not budget.is_left():
+                break
             lines = self._lines(size).zero_()
             lines[0].fill_(self._slots.nobody)  # What is computed before the capture is real.
             self._graphs[size] = capture(partial(self._compute, size))
+        self._sizes = sorted(self._graphs)
 
     def draw(self, step: int, batch: Batch, hidden: Tensor) -> Draw | None:
         """Draw a step's tokens from its hidden states [tokens, hidden_size]; the slots keep each row's last one.
@@ -74,7 +77,7 @@ class SamplingGraphs:
         where a row needs more or there are too many positions.
         """
         num_positions = len(batch.host.logits_rows)
-        if num_positions > self._sizes[-1] or (parameters := self._sampler.plain_rows(batch)) is None:
+        if not self._sizes or num_positions > self._sizes[-1] or (parameters := self._sampler.plain_rows(batch)) is None:
             return None
         size = self._sizes[bisect_left(self._sizes, num_positions)]
         tokens, replay = self._graphs[size]

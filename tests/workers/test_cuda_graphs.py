@@ -1,7 +1,9 @@
 """Steps that are recorded once and replayed: what is staged for them, and the same tokens and cache as without."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,11 @@ from torch import Tensor
 from pyllm.wire.messages import Step
 from pyllm.workers.attention_backends import AttentionBackend
 from pyllm.workers.cuda_graphs import (
+    MAX_CAPTURE_SECONDS,
     Bucket,
     CaptureBudget,
     CapturedSteps,
+    CudaCapture,
     Metadata,
     StepInputs,
     decode_buckets,
@@ -27,7 +31,7 @@ from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.forward_context import ForwardContext
 from tests.plans import Planner, Row
 from tests.tiny_model import write_tiny_model
-from tests.workers.engine import loaded_runner, offer_backend, run
+from tests.workers.engine import loaded_runner, offer_backend, run, worker_config
 
 CPU = torch.device("cpu")
 
@@ -38,9 +42,11 @@ class Recorder:
     def __init__(self) -> None:
         self.replays: list[int] = []  # sizes of passes, whose output has a line a token
         self.draws: list[int] = []  # and of samplings
+        self.captures = 0
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         output = compute()
+        self.captures += 1
 
         def replay() -> None:
             (self.replays if output.dim() == 2 else self.draws).append(len(output))
@@ -199,6 +205,79 @@ def test_a_step_takes_a_graph_with_room_that_is_not_much_larger() -> None:
     assert bucket_of(Row(3, [1] * 513)) is None
 
 
+class FakeStream:
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name = name
+        self._log = log
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self._log.append(f"{self.name} waits for {other.name}")
+
+
+class FakeCuda:
+    """What a capture uses of `torch.cuda`; keeps what was done, with the stream that it was done on."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.num_streams = self.num_pools = 0
+        self._current = FakeStream("default", self.log)
+
+    def graph_pool_handle(self) -> str:
+        self.num_pools += 1
+        return f"pool {self.num_pools}"
+
+    def Stream(self) -> FakeStream:  # noqa: N802 - torch's name
+        self.num_streams += 1
+        return FakeStream(f"stream {self.num_streams}", self.log)
+
+    def current_stream(self) -> FakeStream:
+        return self._current
+
+    @contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self._current = self._current, stream
+        yield
+        self._current = before
+
+    @contextmanager
+    def graph(self, graph: "FakeGraph", *, pool: str, stream: FakeStream, capture_error_mode: str) -> Iterator[None]:
+        self.log.append(f"{capture_error_mode} capture into {pool}")
+        with self.stream(stream):
+            yield
+
+    def CUDAGraph(self) -> "FakeGraph":  # noqa: N802 - torch's name
+        return FakeGraph(self.log)
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return 5, 9
+
+    def compute(self, size: int) -> Tensor:
+        self.log.append(f"{size} on {self._current.name}")
+        return torch.zeros(size)
+
+
+class FakeGraph:
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+
+    def replay(self) -> None:
+        self._log.append("replay")
+
+
+def test_all_sizes_are_warmed_up_and_captured_on_one_stream_into_one_pool() -> None:
+    """cuBLAS keeps a workspace for each stream, which would be taken after the KV cache was sized."""
+    cuda = FakeCuda()
+    capture, expected = CudaCapture(cuda), []
+    for size in (8, 4, 2):
+        output, replay = capture(partial(cuda.compute, size))
+        assert len(output) == size
+        replay()
+        expected += ["stream 1 waits for default", f"{size} on stream 1", "default waits for stream 1"]
+        expected += ["thread_local capture into pool 1", f"{size} on stream 1", "replay"]
+    assert cuda.log == expected
+    assert (cuda.num_streams, cuda.num_pools, capture.free_bytes()) == (1, 1, 5)
+
+
 class TwoRanks(RankGroup):
     """Rank 1 of two; what rank 0 broadcasts is known beforehand."""
 
@@ -216,6 +295,48 @@ def test_all_ranks_capture_as_many_graphs_as_rank_0() -> None:
     budget = CaptureBudget(Recorder(), lambda: next(seconds), TwoRanks(0, 1), CPU)
     assert not budget.is_left()
     assert budget.is_left()
+
+
+def test_graphs_are_captured_for_a_bounded_time() -> None:
+    times = iter([0.0, MAX_CAPTURE_SECONDS - 0.1, MAX_CAPTURE_SECONDS])
+    budget = CaptureBudget(Recorder(), lambda: next(times), RankGroup(), CPU)
+    assert budget.is_left()
+    assert not budget.is_left()
+
+
+@pytest.mark.parametrize(
+    ("num_graphs", "replays", "draws"), [(1, [], [8]), (4, [], [2]), (5, [8], [2]), (8, [2], [2]), (9, [2], [2])]
+)
+def test_the_time_for_graphs_is_that_of_sampling_decode_and_mixed_steps(
+    model: str, num_graphs: int, replays: list[int], draws: list[int]
+) -> None:
+    """What has no graph then is computed op by op."""
+    recorder = Recorder()
+    config = worker_config(model, kernel_backend="reference")
+    runner = ModelRunner(config, RankGroup(), lambda: MAX_CAPTURE_SECONDS * (recorder.captures >= num_graphs))
+    runner.load()
+    runner.call("allocate", (64, 0))
+    runner.capture(recorder)
+    assert recorder.captures == num_graphs
+    planner = Planner()
+    for slot in range(2):
+        planner.start(slot)
+    run(runner, planner.step(*(Row(slot, [5, 7, 9]) for slot in range(2))))
+    recorder.replays.clear()
+    recorder.draws.clear()
+    run(runner, planner.step(*(Row(slot, [-1]) for slot in range(2))))
+    assert (recorder.replays, recorder.draws) == (replays, draws)
+
+
+def test_what_was_set_aside_for_graphs_is_theirs_beside_half_of_the_rest() -> None:
+    free = iter([100, 41, 40, 39])
+
+    class Small(Recorder):
+        def free_bytes(self) -> int:
+            return next(free)
+
+    budget = CaptureBudget(Small(), lambda: 0.0, RankGroup(), CPU, planned_bytes=20)
+    assert [budget.is_left() for _ in range(3)] == [True, True, False]
 
 
 def test_half_of_a_small_memory_stays_free() -> None:

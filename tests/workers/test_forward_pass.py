@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pyllm.wire.messages import Step
 from pyllm.workers.cuda_graphs import (
-    MAX_MIXED_BYTES,
-    MAX_MIXED_SECONDS,
+    MAX_CAPTURE_BYTES,
+    MAX_CAPTURE_SECONDS,
     MIXED_TOKENS,
     CaptureBudget,
 )
@@ -88,7 +88,7 @@ def make_pair(
         forward, kv_cache, slots = make_forward(folder, ops, torch.float32, limits, is_invariant)
         num_groups = len(slots.tables_of_groups())
         engines.append(Engine(forward, slots, PlanBuffer(CPU, num_groups=num_groups)))
-    engines[1].forward.capture_steps(capture, lambda: CaptureBudget(capture, clock, RankGroup(), CPU))
+    engines[1].forward.capture_steps(capture, CaptureBudget(capture, clock, RankGroup(), CPU))
     planner = Planner(kv_cache.num_blocks, num_groups=num_groups, max_num_seqs=limits.max_num_seqs)
     return Pair(*engines, capture, planner, tolerance=0.0 if is_invariant else 1e-4)
 
@@ -179,17 +179,17 @@ def test_splits_of_decodes_fit_beside_tiles(tmp_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_time_and_memory_bound_the_mixed_graphs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_time_and_memory_bound_the_graphs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     limits = Limits(max_num_seqs=4, max_num_batched_tokens=600, max_model_len=600)
     model = write_tiny_model(tmp_path, max_position_embeddings=600)
-    kernels, seconds = select("reference", CPU), itertools.count(0.0, MAX_MIXED_SECONDS / 3)
+    kernels, seconds = select("reference", CPU), itertools.count(0.0, MAX_CAPTURE_SECONDS / 6)
     late = make_pair(model, kernels, limits, clock=lambda: next(seconds))
-    assert "captured 3 decode steps, and 2 of 10 mixed steps in 26.7 s and 0 MiB" in caplog.text
+    assert "captured 3 of 3 decode steps, and 2 of 10 mixed steps; all graphs took 23.3 s and 0 MiB" in caplog.text
     # It is read at first, before each graph, and for the log.
-    used = iter([0, 0, 1 << 20, MAX_MIXED_BYTES, MAX_MIXED_BYTES + 1, 513 << 20])
+    used = iter([*[0] * 5, 1 << 20, MAX_CAPTURE_BYTES, MAX_CAPTURE_BYTES + 1, 769 << 20])
     full = make_pair(model, kernels, limits, capture=FakeCapture(lambda: (2 << 30) - next(used)))
-    assert "captured 3 decode steps, and 3 of 10 mixed steps in 0.0 s and 513 MiB" in caplog.text
+    assert "captured 3 of 3 decode steps, and 3 of 10 mixed steps; all graphs took 0.0 s and 769 MiB" in caplog.text
     for both, smallest in ((late, 448), (full, 384)):
         for slot in range(4):
             both.planner.start(slot)

@@ -14,7 +14,7 @@ from pyllm_kernels import cpu, select
 from torch import Tensor
 
 from pyllm.wire.messages import Sampled, Sampling, Step
-from pyllm.workers.cuda_graphs import decode_buckets
+from pyllm.workers.cuda_graphs import Capture, CaptureBudget, decode_buckets
 from pyllm.workers.forward_pass import Limits
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.sampling.sampler import SamplingRows, sample_by_kernel, sample_on_device
@@ -42,6 +42,10 @@ NEEDS_MORE: dict[str, dict[str, Any]] = {
     "allowed": {"allowed_token_ids": np.arange(30, dtype=np.int32).tobytes()},
     "log-probabilities": {"logprobs": 2},
 }
+
+
+def endless(capture: Capture) -> CaptureBudget:
+    return CaptureBudget(capture, lambda: 0.0, RankGroup(), CPU)
 
 
 def sample_by_rust(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor) -> Tensor:
@@ -72,7 +76,7 @@ class Engine:
             dtype=torch.float32,
             group=RankGroup(),
         )
-        self.graphs.capture(capture)
+        self.graphs.capture(capture, endless(capture))
 
     def draw(self, batch: Batch) -> Draw | None:
         self.sampler.follow(batch)
@@ -214,7 +218,7 @@ def test_bodies_and_sampling_share_the_memory_of_graphs(tmp_path: Path) -> None:
     sampler = TokenSampler(SamplingSlots(4, 290, no_grammars), CPU)
     size = {"max_num_seqs": 4, "hidden_size": 48, "dtype": torch.float32}
     graphs = SamplingGraphs(body.head, both.capture.launched(sample_by_rust), slots, sampler, **size, group=RankGroup())
-    graphs.capture(both.capture)
+    graphs.capture(both.capture, endless(both.capture))
     for slot in range(4):
         both.planner.start(slot)
     prompts = [Row(slot, [3 + slot] * (slot + 1)) for slot in range(4)]

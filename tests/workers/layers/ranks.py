@@ -102,8 +102,9 @@ def _captured(config: WorkerConfig, steps: Steps) -> dict[str, Any]:
         dtype=torch.float32,
         group=group,
     )
-    graphs.capture(capture)
-    forward.capture_steps(capture, lambda: CaptureBudget(capture, lambda: 0.0, group, CPU))
+    budget = CaptureBudget(capture, lambda: 0.0, group, CPU)
+    graphs.capture(capture, budget)
+    forward.capture_steps(capture, budget)
     plans, tokens = PlanBuffer(CPU), []
     for step, frame in steps:
         batch = plans.load(step.counts, frame)
