@@ -1,4 +1,4 @@
-"""Runs a command in which the kernel refuses pidfds, as some sandboxes do: `python -m tests.without_pidfd COMMAND...`."""
+"""Runs a command in which the kernel refuses pidfds: `python -m tests.without_pidfd COMMAND...`."""
 
 import ctypes
 import errno

@@ -1,10 +1,11 @@
 """`python -m benchmarks.gpu [PART ...]`: is this card served rightly, and how fast? One JSON object a line.
 
-Each part runs in a process of its own. Exits with 0 where all parts passed, with 1 where one failed or was not reached
-within `--seconds`, and with 2 where there is no CUDA card.
+Each part runs in a process of its own; the last line names those that failed or were not reached within `--seconds`.
+Exits with 0 where all parts passed, with 1 where one did not, and with 2 where there is no CUDA card.
 """
 
 import argparse
+import shlex
 import sys
 import tempfile
 import time
@@ -14,6 +15,7 @@ import torch
 
 from benchmarks.gpu.part_processes import run_parts
 from benchmarks.gpu.parts import PARTS, Line, Setting, check, emit, own_command
+from pyllm.supervision.line_writer import end_process
 
 SLICE_SECONDS = 540.0
 
@@ -39,20 +41,25 @@ def main(arguments: list[str]) -> int:
     if options.inside:
         setting = Setting(options.device, options.folder, small=options.device == "cpu")
         if options.checks:
-            return check(setting, options.parts)
+            end_process(check(setting, options.parts))
         said = [_emit_line(line) for part in options.parts for line in PARTS[part](setting)]
-        return 0 if all(said) else 1
+        end_process(0 if all(said) else 1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        all_ok = run_parts(
+        outcome = run_parts(
             options.parts or list(PARTS),
             lambda part: [*own_command(options.device, folder), part],
             seconds=options.seconds,
             clock=time.monotonic,
             emit=emit,
         )
-    return 0 if all_ok else 1
+    summary: Line = {"name": "gpu.summary", "ok": not any(outcome), **outcome._asdict()}
+    if outcome.not_reached:
+        where = ["--folder", str(options.folder)] if options.folder else []
+        summary["next"] = shlex.join(["python", "-m", "benchmarks.gpu", *where, *outcome.not_reached])
+    emit(summary)
+    return 1 if any(outcome) else 0
 
 
 def _emit_line(line: Line) -> bool:

@@ -10,13 +10,21 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 LEAST_SECONDS = 20.0
 """With less left, no part begins."""
 RAISED = 3
 """The exit code of a process whose last check raised: its CUDA context may be broken."""
 _LAST_CHARACTERS = 400
+_CHECK = "gpu.check."
+
+
+class Outcome(NamedTuple):
+    """The parts that did not end with 0 in time, and those that there was no time for."""
+
+    failed: list[str]
+    not_reached: list[str]
 
 
 def run_parts(
@@ -27,23 +35,23 @@ def run_parts(
     clock: Callable[[], float],
     emit: Callable[[dict[str, Any]], None],
     least_seconds: float = LEAST_SECONDS,
-) -> bool:
-    """Run each part's command, which prints lines of its own, within `seconds` for all; whether all ended with 0.
+) -> Outcome:
+    """Run each part's command, which prints lines of its own, within `seconds` for all.
 
     Emits a line for each part with what became of it, those that were not reached included.
     """
     end = clock() + seconds
-    all_ok = True
+    failed, not_reached = [], []
     for part in parts:
         started = clock()
         if (left := end - started) < least_seconds:
-            error = f"not begun: {max(left, 0):.0f} of {seconds:.0f} s were left; give it as an argument of its own"
-        else:
-            error = _run(command(part), left)
-        all_ok &= not error
+            error = f"not reached: {max(left, 0):.0f} of {seconds:.0f} s were left; run it in a call of its own"
+            not_reached.append(part)
+        elif error := _run(command(part), left):
+            failed.append(part)
         line: dict[str, Any] = {"name": "gpu.part", "part": part, "ok": not error}
         emit(line | {"seconds": round(clock() - started, 1)} | ({"error": error} if error else {}))
-    return all_ok
+    return Outcome(failed, not_reached)
 
 
 def _run(command: Sequence[str], seconds: float) -> str:
@@ -71,16 +79,31 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 def run_checks(names: Sequence[str], command: Callable[[Sequence[str]], Sequence[str]]) -> Iterator[dict[str, Any]]:
-    """The line of each check, in order.
+    """The line of each check, in order, and between them whatever else a process prints, as text.
 
     A process does one after the other until one raises or ends it; another goes on behind that.
     """
     left = list(names)
     while left:
-        with subprocess.Popen(command(left), stdout=subprocess.PIPE, text=True) as process:
+        is_done = False  # whether this process has done any
+        with subprocess.Popen(command(left), stdout=subprocess.PIPE, text=True, errors="replace") as process:
             assert process.stdout is not None
             for text in process.stdout:
-                del left[0]
-                yield json.loads(text)
-        if (code := process.returncode) and left and code != RAISED:
-            yield {"name": f"gpu.check.{left.pop(0)}", "ok": False, "error": f"its process ended with {code}"}
+                if (line := _line_of_check(text)) is None:
+                    yield {"name": "gpu.text", "text": text.rstrip()[:_LAST_CHARACTERS]}
+                elif left:
+                    is_done = True
+                    del left[0]
+                    yield line
+        code = process.returncode
+        if left and not (code == RAISED and is_done):
+            yield {"name": f"{_CHECK}{left.pop(0)}", "ok": False, "error": f"its process ended with {code}"}
+
+
+def _line_of_check(text: str) -> dict[str, Any] | None:
+    """None for what a library or a driver prints."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) and str(line.get("name", "")).startswith(_CHECK) else None

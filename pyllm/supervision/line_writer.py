@@ -8,8 +8,10 @@ import contextlib
 import functools
 import os
 import select
+import sys
 import threading
 from collections import deque
+from typing import NoReturn
 
 # Bytes that wait for who reads too slowly; what comes then is dropped and counted.
 MAX_WAITING = 1 << 20
@@ -86,6 +88,18 @@ def stderr() -> LineWriter:
     writer = LineWriter(2)
     atexit.register(writer.finish)
     return writer
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process at once, when all is written: to finalize Python while threads of libraries run is a crash.
+
+    What is registered to be called at the end is not called.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # Nobody reads, or it is closed.
+            stream.flush()
+    stderr().finish()
+    os._exit(code)
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -77,7 +77,11 @@ class SamplingGraphs:
         where a row needs more or there are too many positions.
         """
         num_positions = len(batch.host.logits_rows)
-        if not self._sizes or num_positions > self._sizes[-1] or (parameters := self._sampler.plain_rows(batch)) is None:
+        if (
+            not self._sizes
+            or num_positions > self._sizes[-1]
+            or (parameters := self._sampler.plain_rows(batch)) is None
+        ):
             return None
         size = self._sizes[bisect_left(self._sizes, num_positions)]
         tokens, replay = self._graphs[size]

@@ -64,9 +64,7 @@ def main(connection: Connection) -> NoReturn:
     title = f"pyllm::worker-{config.core_index}-{config.rank}"
     parent = attach(connection, title)
     log.configure(title, config.engine.log)
-    code = parent.run(lambda: _work(config, parent))
-    line_writer.stderr().finish()
-    os._exit(code)  # Threads of libraries may still run: to finalize Python under them is a crash.
+    line_writer.end_process(parent.run(lambda: _work(config, parent)))
 
 
 def _work(config: WorkerConfig, parent: ParentLink) -> int:

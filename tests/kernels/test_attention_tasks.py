@@ -133,6 +133,22 @@ def test_shares_leave_out_what_lies_before_the_window(device: torch.device, wind
         torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
+def test_a_row_in_all_shares_of_a_card_is_merged_in_one_pass(head_dim: int) -> None:
+    """Of a model with four KV heads or more on 132 multiprocessors; what is in registers at once is bounded."""
+    from pyllm_kernels.gpu.attention_decode import merged_at_once
+    from pyllm_kernels.gpu.attention_tasks import make_tasks
+    from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
+
+    card, shape = Card(90, 132), AttentionShape(16, 4, head_dim, torch.bfloat16)
+    tiles = prefill_tile(card, head_dim, 2), decode_tile(card, head_dim, 2)
+    tasks = make_tasks(metadata_of([(1, 100_000)]), shape, *tiles, card)
+    assert tasks.shares is not None
+    splits, columns = merged_at_once(len(tasks.shares), head_dim)
+    assert splits >= len(tasks.shares) > 16
+    assert 16 <= columns <= max(4096 // splits, 16)
+
+
 def test_a_row_may_lie_in_more_shares_than_the_merge_takes_at_once(device: torch.device) -> None:
     """On a large card, of one KV head."""
     from pyllm_kernels.gpu.attention_decode import decode_attention

@@ -1,6 +1,8 @@
 import logging
 import os
 import re
+import subprocess
+import sys
 
 from pyllm.supervision.line_writer import MAX_WAITING, LineWriter
 
@@ -51,3 +53,18 @@ def test_one_write_that_is_too_much_is_noted_at_once() -> None:
     assert os.read(theirs, 100) == b"pyllm: stderr is read too slowly, 1048577 bytes were dropped here\n"
     for descriptor in (ours, theirs):
         os.close(descriptor)
+
+
+def test_a_process_ends_when_all_is_written_and_before_python_is_finalized() -> None:
+    code = (
+        "import atexit, os, sys\n"
+        "from pyllm.supervision import line_writer\n"
+        "atexit.register(os.abort)\n"
+        "print('x' * 100_000)\n"
+        "line_writer.stderr().forward(b'y' * 300_000 + b'\\n')\n"
+        "line_writer.end_process(7)"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert process.returncode == 7
+    assert process.stdout == b"x" * 100_000 + b"\n"
+    assert process.stderr == b"y" * 300_000 + b"\n"

@@ -18,6 +18,7 @@ from benchmarks.gpu.offline_driver import OfflineDriver
 from benchmarks.gpu.offline_launches import MODULES
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.families.kv_layout import kv_groups
+from pyllm.supervision.line_writer import end_process
 from pyllm.workers.attention_backends import attention_of
 from pyllm.workers.decoder import Decoder, DecoderLayer
 from pyllm.workers.forward_pass import ForwardPass, Limits
@@ -149,3 +150,4 @@ def main(folder: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1])
+    end_process(0)  # It once ended with SIGSEGV, when all was printed.

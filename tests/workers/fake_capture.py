@@ -164,6 +164,7 @@ class FakeCapture:
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 kwargs, name = kwargs or {}, getattr(func, "__name__", "")
                 refused = name in REFUSED_METHODS | REFUSED_FUNCTIONS or kwargs.get("pin_memory")
+                refused = refused or _moves_to_the_host(name, args, kwargs) or _selects_by_a_number(name, args)
                 if refused and not capture._is_launching:
                     raise NotCapturableError(name)
                 return func(*args, **kwargs)
@@ -193,6 +194,19 @@ def _asks_for_a_size(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
     if name == "repeat_interleave":
         return kwargs.get("output_size") is None and bool(_tensors(args[1:2]) or len(args) == 1)
     return name == "where" and len(args) == 1
+
+
+def _moves_to_the_host(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a tensor is to be on the CPU by that name; the device of the model, which is a CPU here, has none."""
+    return name == "to" and "cpu" in (part for part in (*args[1:], *kwargs.values()) if isinstance(part, str))
+
+
+def _selects_by_a_number(name: str, args: Any) -> bool:
+    """Whether an index is a number on the device, which the host would have to know."""
+    if name not in ("__getitem__", "__setitem__"):
+        return False
+    parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(part, Tensor) and part.dim() == 0 for part in parts)
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.workers.fake_capture import FakeCapture, NotCapturableError
 
+CPU = torch.device("cpu")  # where the model is, in these tests
 VALUES, COUNTS = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2, 0, 1])
 REFUSED: dict[str, Callable[[], object]] = {
     "item": lambda: VALUES.sum().item(),
@@ -17,6 +18,11 @@ REFUSED: dict[str, Callable[[], object]] = {
     "bool": lambda: bool(VALUES[0]),
     "int": lambda: int(VALUES[0]),
     "cpu": VALUES.cpu,
+    "to cpu": lambda: VALUES.to("cpu"),
+    "to device cpu": lambda: VALUES.to(device="cpu", dtype=torch.float32),
+    "index by a number": lambda: VALUES[COUNTS[0]],
+    "index by two": lambda: VALUES.view(1, 3)[:, COUNTS[2]],
+    "write at a number": lambda: VALUES.clone().__setitem__(COUNTS[0], 1.0),
     "numpy": VALUES.numpy,
     "nonzero": VALUES.nonzero,
     "mask": lambda: VALUES[VALUES > 1],
@@ -55,7 +61,7 @@ def test_what_cuda_takes_is_taken() -> None:
 
     def compute() -> Tensor:
         repeated = VALUES.repeat_interleave(2)[:3] + VALUES.repeat_interleave(COUNTS, output_size=3)
-        return torch.where(mask, repeated, torch.empty(3).zero_()) + VALUES[COUNTS]
+        return torch.where(mask, repeated, torch.empty(3).zero_()) + VALUES[COUNTS].to(CPU, torch.float32)
 
     output, replay = FakeCapture(warm_up=False)(compute)
     replay()

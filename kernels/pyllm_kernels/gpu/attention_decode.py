@@ -103,8 +103,7 @@ def _merge_launcher(
     heads: int, head_dim: int, num_shares: int, windowed: bool, planned_window: int, has_sinks: bool, block_n: int
 ) -> tuple[Launcher, int]:
     """With how many programs there are for the columns of a head."""
-    block_splits = min(next_power_of_2(num_shares), _MERGED_SPLITS)
-    block_columns = min(max(next_power_of_2(head_dim), 16), max(_MERGED_NUMBERS // block_splits, 16))
+    block_splits, block_columns = merged_at_once(num_shares, head_dim)
     constants = {
         "WINDOWED": windowed,
         "PLANNED_WINDOW": planned_window,
@@ -118,6 +117,15 @@ def _merge_launcher(
         "enable_fp_fusion": True,
     }
     return Launcher(_merge_kernel, constants), ceil_div(head_dim, block_columns)
+
+
+def merged_at_once(num_shares: int, head_dim: int) -> tuple[int, int]:
+    """Splits and columns that a program of the merge takes in one pass: loads of a second wait for those of the first.
+
+    All shares that a row can lie in, up to 256.
+    """
+    splits = min(next_power_of_2(num_shares), _MERGED_SPLITS)
+    return splits, min(max(next_power_of_2(head_dim), 16), max(_MERGED_NUMBERS // splits, 16))
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, sel
 from torch import Tensor
 
 from benchmarks.gpu import all_reduce, checks, compile_kernels, figures, graphs, llama, served, swaps, worker_steps
+from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.figures import Bench, Yardstick
 from benchmarks.gpu.offline_driver import Report
 from benchmarks.gpu.offline_launches import Target
@@ -253,14 +254,14 @@ def test_parts_end_for_themselves() -> None:
     }
     times = iter([0.0, 0.0, 1.0, 1.0, 3.0, 3.0, 3.5, 4.0, 4.0])  # Each part begins and ends.
     lines: list[dict[str, object]] = []
-    well = run_parts(
+    outcome = run_parts(
         list(programs),
         lambda part: [sys.executable, "-c", programs[part]],
         seconds=100.0,
         clock=lambda: next(times),
         emit=lines.append,
     )
-    assert not well
+    assert outcome == (["fails", "killed"], [])
     assert [(line["part"], line["ok"], line["seconds"]) for line in lines] == [
         ("well", True, 1.0),
         ("fails", False, 2.0),
@@ -275,7 +276,7 @@ def test_a_part_that_does_not_end_is_ended_and_the_next_is_not_begun() -> None:
     times = iter([0.0, 10.0, 10.5, 10.5, 10.5])
     lines: list[dict[str, object]] = []
     command = [sys.executable, "-c", "import signal; signal.pause()"]
-    assert not run_parts(
+    outcome = run_parts(
         ["endless", "next"],
         lambda part: command,
         seconds=10.2,
@@ -283,8 +284,9 @@ def test_a_part_that_does_not_end_is_ended_and_the_next_is_not_begun() -> None:
         emit=lines.append,
         least_seconds=0.1,
     )
+    assert outcome == (["endless"], ["next"])
     assert lines[0]["error"] == "ended after 0 s"
-    assert lines[1]["error"] == "not begun: 0 of 10 s were left; give it as an argument of its own"
+    assert lines[1]["error"] == "not reached: 0 of 10 s were left; run it in a call of its own"
 
 
 def test_checks_go_on_behind_one_that_raises_or_ends_its_process() -> None:
@@ -293,15 +295,26 @@ import json, os, sys
 for name in sys.argv[1:]:
     if name == "dies":
         os.abort()
-    print(json.dumps({{"name": name, "ok": name != "raises"}}), flush=True)
+    if name == "leaves":
+        sys.exit(0)
+    print("a driver's warning", 7, sep="\\n")
+    print(json.dumps({{"name": "gpu.check." + name, "ok": name != "raises"}}), flush=True)
     if name == "raises":
         sys.exit({RAISED})
 """
-    names = ["a", "raises", "b", "dies", "c"]
+    names = ["a", "raises", "b", "dies", "leaves", "c"]
     lines = list(run_checks(names, lambda left: [sys.executable, "-c", program, *left]))
-    assert [line["name"] for line in lines] == ["a", "raises", "b", "gpu.check.dies", "c"]
-    assert [line["ok"] for line in lines] == [True, False, True, False, True]
+    assert [line["text"] for line in lines if line["name"] == "gpu.text"] == ["a driver's warning", "7"] * 4
+    lines = [line for line in lines if line["name"] != "gpu.text"]
+    assert [line["name"].removeprefix("gpu.check.") for line in lines] == names
+    assert [line["ok"] for line in lines] == [True, False, True, False, False, True]
     assert lines[3]["error"] == "its process ended with -6"
+    assert lines[4]["error"] == "its process ended with 0"
+
+
+def test_a_process_that_can_do_no_check_is_not_started_for_ever() -> None:
+    lines = list(run_checks(["a", "b"], lambda left: [sys.executable, "-c", f"raise SystemExit({RAISED})"]))
+    assert [line["error"] for line in lines] == [f"its process ended with {RAISED}"] * 2
 
 
 def test_steps_of_every_kind_are_begun_and_traced(tmp_path: Path) -> None:
@@ -362,6 +375,32 @@ def test_a_tile_of_two_byte_floats_may_not_spill(
     report = Report(kernel, 4, 255, 0, spilled, 0, 1024, fits, 0, 1, 0, 0, (), ())
     assert compile_kernels.print_report(Target(90, dtype, False), "a case", report) == refused
     assert json.loads(capsys.readouterr().out)["ok"] != refused
+
+
+def test_what_there_is_no_time_for_is_named_with_the_call_that_runs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list(PARTS)[-1] == "tune", "what a card is to show comes before what may be better"
+    folder = tmp_path / "a folder"
+    assert main(["--device", "cpu", "--seconds", "0", "--folder", str(folder), "load", "tune"]) == 1
+    *_, summary = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    call = f"python -m benchmarks.gpu --folder '{folder}' load tune"
+    expected = {"name": "gpu.summary", "ok": False, "failed": [], "not_reached": ["load", "tune"], "next": call}
+    assert summary == expected
+
+
+def test_rows_of_random_weights_differ_and_are_few_numbers() -> None:
+    weights = llama.RandomWeights()
+    rows = weights.rows("embedding", (100_000, 64))
+    numbers = rows.numbers()
+    assert numbers.shape == (100_000, 64)
+    assert len(numbers[:, 0].unique()) > 99_000
+    assert len(torch.unique(rows.addresses)) == 100_000
+    assert abs(numbers.std().item() * 8 - 1) < 0.01
+    assert abs(numbers.mean().item()) < 1e-3
+    part = weights.rows("other", (100_000, 4096), slice(5, 7), slice(0, 32)).numbers()
+    assert part.shape == (2, 32)
+    assert abs(part).max() * 64 < 6
 
 
 def test_without_a_card_it_says_so_and_fails() -> None:
