@@ -14,6 +14,7 @@ from .parent_link import (
     die_with_parent,
     keep_exit_codes,
 )
+from .process_handle import PidfdHandle, RemoteHandle
 from .process_samples import ProcessSample, ProcessSampler, Samples, load_nvml
 from .restart_budget import WINDOW, RestartBudget
 from .restart_counts import all_restarted, with_pids
@@ -36,9 +37,11 @@ __all__ = [
     "Memory",
     "MemoryPressure",
     "ParentLink",
+    "PidfdHandle",
     "ProcessLimits",
     "ProcessSample",
     "ProcessSampler",
+    "RemoteHandle",
     "RestartBudget",
     "Samples",
     "StepTrace",
