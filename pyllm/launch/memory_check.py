@@ -100,13 +100,7 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
     tables_per_token = table_bytes_per_token(engine, checkpoint)
     tables = context * tables_per_token
     is_mapped = _are_mapped(engine, checkpoint, weights)
-    given = (engine.cache.kv_cache_memory_bytes or 0) * ranks
     for memory in read():
-        if given > memory.total:
-            raise ConfigError(
-                f"kv_cache_memory_bytes asks for {_gigabytes(given)} on {ranks} rank(s), and {memory.owner} has "
-                f"{_gigabytes(memory.total)} of memory: give less"
-            )
         beside = memory.available - total  # the weights and the processes
         needed = f"{_gigabytes(weights)} for weights and about {_gigabytes(total - weights)} for processes"
         if is_mapped and beside < tables <= beside + weights:
