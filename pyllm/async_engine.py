@@ -37,19 +37,19 @@ from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.launch.resolve import resolve_config
-from pyllm.prompts import RENDERING, Message, Prompt, ReadPrompt, Rendering, read_messages, read_prompt
+from pyllm.prompts import RENDERING, Message, ParsedPrompt, Prompt, Rendering, read_messages, read_prompt
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
 from pyllm.supervision.process_samples import ProcessSampler, load_nvml
 from pyllm.vllm_parameters import CALLS, refuse_other_values
 
 
-class _ReadRequest(NamedTuple):
+class _ParsedRequest(NamedTuple):
     """What a call asks for, checked."""
 
     name: str
     params: SamplingParams
-    prompt: ReadPrompt
+    prompt: ParsedPrompt
 
 
 class AsyncEngine:
@@ -331,16 +331,16 @@ class AsyncEngine:
         request_id: str | None,
         priority: int | None,
         scheduling: SchedulingParams,
-    ) -> _ReadRequest:
+    ) -> _ParsedRequest:
         if params is None:
             params = self.get_default_sampling_params()
         params = copy(instance("sampling_params", params, SamplingParams))
         params.validate()
         name = f"request-{next(self._request_ids)}" if request_id is None else text("request_id", request_id)
-        return _ReadRequest(name, params, read_prompt(prompt, with_priority(scheduling, priority)))
+        return _ParsedRequest(name, params, read_prompt(prompt, with_priority(scheduling, priority)))
 
     @contextlib.asynccontextmanager
-    async def _running(self, request: _ReadRequest) -> AsyncIterator[tuple[OutputFold, asyncio.Event]]:
+    async def _running(self, request: _ParsedRequest) -> AsyncIterator[tuple[OutputFold, asyncio.Event]]:
         name, params, prompt = request
         client, encoder = self._connected(), self._encoder()
         truncation = truncation_from(params.truncate_prompt_tokens, None, params.max_tokens or 1, client.model)

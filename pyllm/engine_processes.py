@@ -86,11 +86,11 @@ class EngineProcesses:
             process.stand_by()
 
     def pids(self) -> list[int]:
-        """Those that run now."""
+        """The ids of the processes that run now."""
         return [process.process.pid for process in self._processes if process.process is not None]
 
     def restarts(self) -> list[Restarts]:
-        """How often those, and theirs, were restarted."""
+        """The restarts of the processes and of their own children."""
         return [restarts for process in self._processes for restarts in process.restarts]
 
     async def close(self) -> None:

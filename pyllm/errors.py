@@ -9,7 +9,7 @@ PyllmError
 ├── ProtocolError          a peer's frame that does not decode, or a wrong version
 └── EngineDeadError        a process that the request needs is gone for good
     ├── StartError         it never became ready
-    │   └── WrongSettingError  as a setting is wrong, which a process has found; a ConfigError, too
+    │   └── WrongSettingError  it found that a setting is wrong; a ConfigError, too
     ├── WorkerDeadError    a rank is gone, which its core replaces
     └── GivenUpError       it died more often than it may be started anew
 """

@@ -17,7 +17,7 @@ Message = dict[str, Any]
 
 _PROMPT = "a text, a list of token ids, or a dict with prompt or prompt_token_ids"
 
-_NO_LISTS = (str, bytes, bytearray, memoryview)  # sequences that are none of token ids
+_NOT_TOKEN_IDS = (str, bytes, bytearray, memoryview)  # sequences, but not of token ids
 
 
 class Rendering(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class Rendering(msgspec.Struct, frozen=True, kw_only=True):
 RENDERING = Rendering()
 
 
-class ReadPrompt(NamedTuple):
+class ParsedPrompt(NamedTuple):
     """A prompt as text or token ids, its text where it is known, and the scheduling parameters with its cache salt."""
 
     content: str | Sequence[int]
@@ -68,7 +68,7 @@ class ReadPrompt(NamedTuple):
     scheduling: SchedulingParams
 
 
-def read_prompt(prompt: Prompt, scheduling: SchedulingParams) -> ReadPrompt:
+def read_prompt(prompt: Prompt, scheduling: SchedulingParams) -> ParsedPrompt:
     """A prompt, and the scheduling parameters with what a prompt of vLLM's form says of them.
 
     Of a dict with text and token ids the ids count, and the text is kept for the output.
@@ -80,8 +80,8 @@ def read_prompt(prompt: Prompt, scheduling: SchedulingParams) -> ReadPrompt:
     if isinstance(prompt, Mapping):
         return _read_dict(prompt, scheduling)
     if isinstance(prompt, str):
-        return ReadPrompt(text("prompt", prompt), prompt, scheduling)
-    return ReadPrompt(_read_tokens("prompt", prompt), None, scheduling)
+        return ParsedPrompt(text("prompt", prompt), prompt, scheduling)
+    return ParsedPrompt(_read_tokens("prompt", prompt), None, scheduling)
 
 
 def read_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -93,7 +93,7 @@ def read_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     prompts = as_list(prompts)
     if isinstance(prompts, str | Mapping | PromptTokens):
         return [prompts]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, _NO_LISTS):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, _NOT_TOKEN_IDS):
         refuse("prompts", prompts, f"{_PROMPT}, or a list of such")
     if prompts and not isinstance(as_list(prompts[0]), str | Mapping | Sequence):
         return [_read_tokens("prompts", prompts)]
@@ -120,7 +120,7 @@ def read_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]
     return [read_messages(cast(Sequence[Message], messages))]
 
 
-def _read_dict(prompt: Mapping[str, Any], scheduling: SchedulingParams) -> ReadPrompt:
+def _read_dict(prompt: Mapping[str, Any], scheduling: SchedulingParams) -> ParsedPrompt:
     given: dict[str, Any] = dict(prompt)
     salt = given.pop("cache_salt", None)
     if salt is not None:
@@ -137,14 +137,14 @@ def _read_dict(prompt: Mapping[str, Any], scheduling: SchedulingParams) -> ReadP
         raise RequestError("a prompt that is a dict needs prompt or prompt_token_ids", "prompt")
     words = None if words is None else text("prompt", words)
     if tokens is None:
-        return ReadPrompt(words or "", words, scheduling)
-    return ReadPrompt(_read_tokens("prompt_token_ids", tokens), words, scheduling)
+        return ParsedPrompt(words or "", words, scheduling)
+    return ParsedPrompt(_read_tokens("prompt_token_ids", tokens), words, scheduling)
 
 
 def _read_tokens(name: str, tokens: Any) -> Sequence[int]:
     if isinstance(tokens, PromptTokens):
         return tokens
-    if not isinstance(as_list(tokens), Sequence) or isinstance(tokens, _NO_LISTS):
+    if not isinstance(as_list(tokens), Sequence) or isinstance(tokens, _NOT_TOKEN_IDS):
         refuse(name, tokens, "a list of token ids" if name == "prompt_token_ids" else _PROMPT)
     return token_ids(name, tokens)
 

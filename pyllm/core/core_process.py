@@ -282,7 +282,7 @@ async def _serve(
 
 
 def _publish_nothing() -> None:
-    """Nobody is to hear of events."""
+    """What a core without a publisher calls before each step."""
 
 
 async def _run(core: EngineCore, stop: asyncio.Event, parent: ParentLink, shutdown_timeout: float) -> None:

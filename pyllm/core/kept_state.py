@@ -1,6 +1,6 @@
 """What outlives a core: the settings that clients have changed, and reports of the requests that ended last.
 
-Goes to the parent as it comes to be, and from there to the next core. Knows neither the parent nor a request.
+Each change is passed on at once, to be given to the next core. Knows neither who keeps it nor what a request is.
 """
 
 from collections import deque
@@ -32,7 +32,7 @@ class KeptState:
         self._keep(Kept(settings=self._settings))
 
     def gather(self) -> None:
-        """Keep reports of what has ended since the last call."""
+        """Keep reports of the requests that have ended since the last call."""
         if ended := self._scheduler.take_ended():
             self._num_ended += len(ended)
             while self._ended_before and len(self._ended_before) + self._num_ended > MAX_ENDED:

@@ -42,8 +42,9 @@ class EngineCore:
     the measured upper bound per token in a step, 0 if none was measured. `on_crash` is called when workers die, with a
     name and a report: contents by file name. `on_alone(True)` is called when a step runs one suspect alone, so that a
     crash of this process is its doing, and `on_alone(False)` when that ends. `memory`, `step_trace.size` zero bytes,
-    keeps a trace of the last steps after this process ends. `earlier` is what the core before has left, and `keep` is
-    called with what the next one is to have. `set_log_level` is None in a process that is not the core's own.
+    keeps a trace of the last steps after this process ends. `publish` is called before each step. `earlier` is what the
+    core before has left, and `keep` is called with what the next one is to have. `set_log_level` is None in a process
+    that is not the core's own.
     """
 
     def __init__(

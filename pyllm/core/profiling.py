@@ -18,15 +18,16 @@ from pyllm.wire.profiles import ProfileOutcome, RankProfile
 
 MAX_EVENT_BYTES = MAX_MESSAGE_BYTES * 3 // 4  # of all ranks in one answer
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
 
 class Profiling:
-    """`num_in_flight` gives the number of steps that the ranks have been sent and not answered.
+    """Makes the profiles of one core. While `is_running`, call `committed` after each step.
 
-    `is_running` says whether `committed` wants to be called after each step. `unix_time` gives nanoseconds.
+    `num_in_flight` gives the number of steps that the ranks have been sent and not answered, `clock` seconds, and
+    `unix_time` nanoseconds.
     """
 
     def __init__(
@@ -50,9 +51,9 @@ class Profiling:
         self._interruption: asyncio.Future[str] | None = None
 
     async def record(self, num_steps: int, seconds: float, *, with_trace: bool) -> ProfileOutcome:
-        """Record the next steps on every rank, and what has come of them within some seconds.
+        """Record the next steps on every rank; after `seconds` give those that have come.
 
-        A rank that dies ends it: what the others recorded is lost with them.
+        A rank that dies ends the profile: what the others recorded is lost.
         """
         if self.is_running:
             text = f"a profile has been running for {self._clock() - self._began:.1f} s: wait for its end"
@@ -70,7 +71,7 @@ class Profiling:
             return ProfileOutcome("interrupted", self._clock() - self._began, str(error))
         finally:
             self.is_running, self._interruption = False, None
-        ranks = _within(MAX_EVENT_BYTES, [msgspec.convert(answer, RankProfile) for answer in answers])
+        ranks = _fitting(MAX_EVENT_BYTES, [msgspec.convert(answer, RankProfile) for answer in answers])
         return ProfileOutcome("steps" if by_steps else "seconds", self._clock() - self._began, ranks=ranks)
 
     def committed(self) -> None:
@@ -94,8 +95,8 @@ class Profiling:
                 await self._executor.collective("stop_profile", False)
             raise
 
-    async def _unless_interrupted(self, work: Coroutine[Any, Any, T]) -> T:
-        """Its result. Raises EngineDeadError if the ranks are lost before it has one."""
+    async def _unless_interrupted(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of `work`; raises EngineDeadError if the ranks are lost before it has one."""
         assert self._interruption is not None
         task = asyncio.ensure_future(work)
         try:
@@ -117,7 +118,7 @@ class Profiling:
                 task.cancel()
 
 
-def _within(num_bytes: int, ranks: list[RankProfile]) -> list[RankProfile]:
+def _fitting(num_bytes: int, ranks: list[RankProfile]) -> list[RankProfile]:
     """The profiles with as many traces as fit, of the first ranks."""
     kept = []
     for rank in ranks:

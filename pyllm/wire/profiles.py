@@ -6,8 +6,7 @@ import msgspec
 
 MAX_PROFILE_STEPS = 100
 MAX_PROFILE_SECONDS = 60.0
-MAX_TRACE_EVENTS = 100_000
-"""Of a rank's trace, for each kind of op: then about 3 MB compressed."""
+MAX_TRACE_EVENTS = 100_000  # of a rank's trace, for each kind of op: about 3 MB compressed
 
 OpKind = Literal["rust", "torch", "gpu"]
 

@@ -13,7 +13,7 @@ import msgspec
 from pyllm.wire.profiles import MAX_TRACE_EVENTS
 
 _STEPS, _RUST = 1, 2  # tracks of a rank; those of torch's threads and of GPU streams follow
-_GZIP = 31  # as zlib calls its format
+_GZIP = 16 + zlib.MAX_WBITS  # as zlib calls its format
 _EVENTS_AT_ONCE = 1000
 
 
@@ -36,8 +36,7 @@ class StepSpan(NamedTuple):
 
 
 Spans = Mapping[Any, Sequence[Span]]  # by the thread of the host, or device and stream
-Totals = list[tuple[str, int, int]]
-"""Name, number of runs, and nanoseconds of all of them."""
+Totals = list[tuple[str, int, int]]  # name, number of runs, and nanoseconds of all of them
 
 
 class _Event(msgspec.Struct, omit_defaults=True, gc=False):
@@ -52,12 +51,12 @@ class _Event(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 def totals(spans: Iterable[Span]) -> Totals:
-    """Spans by name."""
+    """The runs and the time of each name."""
     return _added_up((span.name, span.duration) for span in spans)
 
 
 def self_times(threads: Iterable[Sequence[Span]]) -> Totals:
-    """Spans by name, each without those inside of it on its thread."""
+    """The runs and the time of each name, without the spans that lie inside another one of its thread."""
     return _added_up(pair for spans in threads for pair in _without_inner(spans))
 
 
@@ -100,7 +99,7 @@ def chrome_events(
 
 
 def _packed(events: Iterator[_Event]) -> bytes:
-    """In parts, so that no more of the text than one of them is in memory."""
+    """A gzip of the JSON array, encoded in parts: the text of all events would take far more memory."""
     packer, encoder = zlib.compressobj(wbits=_GZIP), msgspec.json.Encoder()
     parts = [packer.compress(b"[")]
     separator = b""

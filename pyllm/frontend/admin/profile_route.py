@@ -19,7 +19,7 @@ from pyllm.wire.profiles import MAX_PROFILE_SECONDS, MAX_PROFILE_STEPS, ProfileO
 
 FILE_NAME = "pyllm-profile.trace.json.gz"
 
-_GZIP = 31  # as zlib calls its format
+_GZIP = 16 + zlib.MAX_WBITS  # as zlib calls its format
 
 
 class ProfileRequest(msgspec.Struct, forbid_unknown_fields=True):

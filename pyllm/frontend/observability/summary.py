@@ -102,11 +102,11 @@ class RecentRequests:
             requests_per_second=num_requests / window,
             prompt_tokens_per_second=num_prompt_tokens / window,
             generation_tokens_per_second=sum(entry.num_tokens for entry in counts) / window,
-            time_to_first_token=percentiles(_since(after, self._first_tokens)),
-            inter_token_latency=percentiles(_since(after, self._pauses)),
+            time_to_first_token=percentiles(_values_since(after, self._first_tokens)),
+            inter_token_latency=percentiles(_values_since(after, self._pauses)),
             time_per_output_token=percentiles([sample.per_token for sample in ended]),
             end_to_end=percentiles([sample.end_to_end for sample in ended]),
-            queue=percentiles(_since(after, self._queues)),
+            queue=percentiles(_values_since(after, self._queues)),
             prefix_cache_hit_rate=share(sum(entry.num_cached_tokens for entry in counts), num_prompt_tokens),
             kv_cache_usage=share(stats["num_used_blocks"], stats["num_blocks"]),
             memory_bytes=memory_bytes,
@@ -132,7 +132,7 @@ class RecentRequests:
         self._ended.append(sample)
 
     def _counts_at(self, at: float) -> _Counts:
-        """What counts what comes then."""
+        """The counts of the interval that this time is in."""
         if not self._counts or at - self._counts[-1].at >= RESOLUTION:
             self._counts.append(_Counts(at))
         return self._counts[-1]
@@ -145,8 +145,8 @@ def check_window(window: float) -> float:
     return window
 
 
-def _since(after: float, entries: deque[tuple[float, float]]) -> list[float]:
-    """The values of the entries that are not older."""
+def _values_since(after: float, entries: deque[tuple[float, float]]) -> list[float]:
+    """The values of the entries that are not older than `after`."""
     return [value for _, value in takewhile(lambda entry: entry[0] >= after, reversed(entries))]
 
 
