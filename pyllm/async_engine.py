@@ -45,7 +45,7 @@ from pyllm.vllm_parameters import CALLS, refuse_other_values
 
 
 class _ParsedRequest(NamedTuple):
-    """What a call asks for, checked."""
+    """A call's arguments, checked."""
 
     name: str
     params: SamplingParams
@@ -346,15 +346,15 @@ class AsyncEngine:
         truncation = truncation_from(params.truncate_prompt_tokens, None, params.max_tokens or 1, client.model)
         too_long = refuse_prompt if truncation is None else None
         (tokens,) = await encoder.encode([prompt.content], too_long=too_long)
-        kept = tokens if truncation is None else truncation.kept(tokens)
+        truncated = tokens if truncation is None else truncation.kept(tokens)
         params = await resolve_texts_aside(params, self.tokenizer)
         if name in self._processors:
             raise RequestError(f"request {name!r} is running already; give each request an id of its own", "request_id")
         changed = asyncio.Event()
-        fold = OutputFold(name, prompt.text, list(kept), params, changed.set)
-        submitted = Request(kept, params, msgspec.structs.replace(prompt.scheduling, name=name))
+        fold = OutputFold(name, prompt.text, list(truncated), params, changed.set)
+        submitted = Request(truncated, params, msgspec.structs.replace(prompt.scheduling, name=name))
         assert self._metrics is not None, "it is there from the connection on"
-        sink = MeasuredSink(fold, self._metrics.request(len(kept), params.n), self._recent)
+        sink = MeasuredSink(fold, self._metrics.request(len(truncated), params.n), self._recent)
         processor = self._processors[name] = RequestProcessor(client, self.tokenizer, submitted, sink)
         try:
             yield fold, changed

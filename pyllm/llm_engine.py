@@ -107,9 +107,9 @@ class LLMEngine:
         content, model = read.content, self._client.model
         tokens = known_tokens(self.tokenizer.encode(content) if isinstance(content, str) else content, model.vocab_size)
         truncation = truncation_from(params.truncate_prompt_tokens, None, params.max_tokens or 1, model)
-        kept = list(tokens if truncation is None else truncation.kept(tokens))
-        fold = OutputFold(request_id, read.text, kept, params, lambda: self._changed.add(request_id))
-        request = Request(kept, params, msgspec.structs.replace(read.scheduling, name=request_id))
+        truncated = list(tokens if truncation is None else truncation.kept(tokens))
+        fold = OutputFold(request_id, read.text, truncated, params, lambda: self._changed.add(request_id))
+        request = Request(truncated, params, msgspec.structs.replace(read.scheduling, name=request_id))
         processor = RequestProcessor(self._client, self.tokenizer, request, fold)
         self._requests[request_id] = processor, fold
         if fold.failure is not None:

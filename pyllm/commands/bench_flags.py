@@ -217,9 +217,9 @@ def _in_range(kind: type, holds: Callable[[float], bool], what: str) -> Callable
 
 
 # Prompts and tokens beyond that take minutes to make, and no server takes them.
-_MOST = 1_000_000
+_MAX_NUMBER = 1_000_000
 
-positive_int = _in_range(int, lambda value: 0 < value <= _MOST, f"a whole number above 0, up to {_MOST:,}")
+positive_int = _in_range(int, lambda value: 0 < value <= _MAX_NUMBER, f"a whole number above 0, up to {_MAX_NUMBER:,}")
 not_negative_int = _in_range(int, lambda value: value >= 0, "a whole number from 0")
 positive = _in_range(float, lambda value: value > 0, "a number above 0")
 whole = _in_range(int, lambda value: True, "a whole number")

@@ -63,7 +63,7 @@ class Calls:
         self._profiling = profiling
         self._kept = kept
         self._set_log_level = set_log_level
-        self._names = LIVE if set_log_level is None else (*LIVE, LOG_LEVEL)
+        self._live = LIVE if set_log_level is None else (*LIVE, LOG_LEVEL)
         self._clock = clock
         self._scheduler = scheduler
         self._config = config
@@ -150,8 +150,8 @@ class Calls:
         Requests keep the key that a policy of another package gave them when they came, 0 where none was asked.
         """
         for name in changes:
-            if name not in self._names:
-                known = ", ".join(self._names)
+            if name not in self._live:
+                known = ", ".join(self._live)
                 raise RequestError(f"{name!r} cannot change while the engine runs; these can: {known}")
         self._apply(changes, f"client {client} changed settings")
         if changes:
@@ -161,7 +161,7 @@ class Calls:
 
     def _restore(self) -> None:
         """Take over the settings that clients of an earlier core have changed."""
-        changes = {name: value for name, value in self._kept.settings.items() if name in self._names}
+        changes = {name: value for name, value in self._kept.settings.items() if name in self._live}
         try:
             if changes:
                 self._apply(changes, "settings that clients of an earlier core changed")

@@ -110,7 +110,7 @@ def supervised_api(
 class SuccessiveCores:
     """The configuration of each core in turn: the first as given, the others so that they can take its place.
 
-    Has what cores have said that outlives them; `on_log_level` is called with the level that one has.
+    Holds what each core leaves to the next one. `on_log_level` is called when a client has changed the log level.
     """
 
     def __init__(self, config: CoreConfig, on_log_level: Callable[[str], None] = lambda level: None) -> None:
@@ -122,7 +122,7 @@ class SuccessiveCores:
         self._workers: tuple[Restarts, ...] = ()
 
     def configure(self, address: str) -> CoreConfig:
-        """The next core's, for the address that the one before it served; that is empty for the first."""
+        """The configuration of the next core. `address` is the one that the last core served; empty for the first."""
         number, config = next(self._numbers), self._config
         scheduler = config.engine.scheduler
         if scheduler.scheduler_recording and number:  # Each records its own life.

@@ -102,7 +102,7 @@ class ParentLink:
     def keep(self, kept: Kept) -> None:
         """Have the parent keep something for the process that takes this one's place: now, or once it reads again."""
         with self._lock:
-            self._unsent = _together(self._unsent, kept)
+            self._unsent = _merged(self._unsent, kept)
             self._send_unsent()
 
     def beat(self) -> None:
@@ -186,8 +186,8 @@ class ParentLink:
         return self._ticks_unpulsed * HEARTBEAT_INTERVAL <= self._pulse_patience
 
 
-def _together(earlier: Kept, later: Kept) -> Kept:
-    """Two messages as one."""
+def _merged(earlier: Kept, later: Kept) -> Kept:
+    """Two messages as one: of settings and workers the later, of ended requests all that are kept."""
     return Kept(
         earlier.settings if later.settings is None else later.settings,
         (earlier.ended + later.ended)[-MAX_ENDED:],

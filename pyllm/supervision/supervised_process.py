@@ -202,9 +202,9 @@ class SupervisedProcess:
 
 
 def start_state(processes: Sequence[SupervisedProcess]) -> tuple[float, str]:
-    """The share of the model that is loaded, and what the children do that are not ready, as people read it."""
+    """The share of the model that is loaded, and a text for people: what the children do that are not ready."""
     children = [process.process for process in processes if process.process is not None]
-    # Who waits for another one is not who is waited for.
+    # A child that waits for another one is not what holds up the start.
     busy = [child for child in children if child.stage != "ready" and not child.stage.startswith("waiting")]
     loaded = max((child.progress for child in children), default=0.0)
     return loaded, ", ".join(f"{child.name} is {child.stage}" for child in busy)

@@ -330,9 +330,9 @@ class Failed(Message, frozen=True):
 
 
 class Restarts(Message, frozen=True):
-    """How often a process was restarted: the one of this id took the place of one that had ended for this reason.
+    """How often a process was restarted. The one of this id took the place of one that had ended for this reason.
 
-    `at` is when, in seconds of the machine's monotonic clock.
+    `at` is the time of the last restart, in seconds of the machine's monotonic clock.
     """
 
     pid: int
@@ -367,11 +367,11 @@ class Started(Message, frozen=True):
     address: str = ""
 
 
-MAX_ENDED = 1000  # requests that have ended, and are reported on all the same
+MAX_ENDED = 1000  # ended requests whose reports are kept
 
 
 class Kept(Message, frozen=True):
-    """What outlives a core: it tells its parent, who tells the next core at its start.
+    """What outlives a core: it tells its parent, which tells the next core at its start.
 
     `settings` are all that clients have changed so far, by name; None: no news. `ended` are requests that have ended
     since the last such message, oldest first, as `Scheduler.requests` has them: the clock of their times is that of

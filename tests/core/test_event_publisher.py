@@ -194,7 +194,7 @@ async def test_batches_are_those_of_vllm(layout: str) -> None:
     assert (stored.block_size, stored.medium) == (4, "GPU")
 
 
-async def test_tokens_are_left_out_where_they_are_nobodys_business() -> None:
+async def test_tokens_are_left_out_without_kv_events_tokens() -> None:
     with followed(kv_events_tokens=False) as (core, subscriber):
         await core.run(5, 9)
         _, (_, payload) = [each async for each in subscriber.replay(0)]

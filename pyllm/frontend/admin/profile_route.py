@@ -1,6 +1,6 @@
 """`POST /admin/profile`: where the time of the next steps goes, by op, as a table or as a Chrome trace.
 
-Knows neither how steps are recorded nor how a profile is kept from running beside another.
+Knows neither how steps are recorded nor why only one profile runs at a time.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _GZIP = 16 + zlib.MAX_WBITS  # as zlib calls its format
 
 
 class ProfileRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Ends after `num_steps`, or before them after `seconds`, with what has come. Only `seconds`: up to 100 steps."""
+    """Ends after `num_steps`, or earlier after `seconds` with the steps so far. `seconds` alone: up to 100 steps."""
 
     num_steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROFILE_STEPS)] | None = None
     seconds: Annotated[float, msgspec.Meta(gt=0, le=MAX_PROFILE_SECONDS)] | None = None
@@ -31,7 +31,7 @@ class ProfileRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ProfileReport(msgspec.Struct):
-    """Each rank's ops, in falling order of their time. The profile took `seconds`; `note` says what it lacks."""
+    """Each rank's ops, in falling order of their time. The profile took `seconds`; `note` says what is missing."""
 
     ended_by: Literal["steps", "seconds"]
     seconds: float

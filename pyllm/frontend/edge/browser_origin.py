@@ -25,7 +25,7 @@ class BrowserOrigin:
     `address` is what the server listens on; empty where no name can lead a browser to it: at a Unix socket, and under
     TLS, where the certificate has to have the name. Elsewhere browsers may use these names: local ones, this machine's,
     `address` itself, and those of `--allowed-hosts` and `--allowed-origins`. On an address that is not loopback also
-    names without a dot, which public DNS does not give away; who can give them out reaches the server anyway.
+    names without a dot, which public DNS does not have; whoever controls the local names reaches the server anyway.
     """
 
     def __init__(self, allowed_origins: Sequence[str], allowed_hosts: Sequence[str], address: str) -> None:
@@ -51,7 +51,7 @@ class BrowserOrigin:
         Raises:
             ForbiddenError: it does.
         """
-        # Where hosts are named, `check_host` has seen to it. An application's page is of no host.
+        # Where --allowed-hosts is given, `check_host` has checked. An application's page is of no host.
         if self._any_name or self._hosts or not head.is_from_browser or head.is_from_application:
             return
         if head.origin is not None and head.origin.decode("latin-1").lower() in self._origins:
@@ -79,7 +79,7 @@ class BrowserOrigin:
 
     def _is_own_name(self, name: str) -> bool:
         try:
-            ipaddress.ip_address(name)  # DNS has no part in it, so nobody can turn it.
+            ipaddress.ip_address(name)  # DNS has no part in it, so an attacker cannot redirect it.
         except ValueError:
             name = name.removesuffix(".")
             is_short = self._takes_short_names and name != "" and "." not in name

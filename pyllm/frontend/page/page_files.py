@@ -68,11 +68,11 @@ def is_public(method: str, path: str) -> bool:
 
 
 def wants_html(accept: str) -> bool:
-    """Whether HTML is wanted more than JSON. Who takes anything, or names both alike, is a program.
+    """Whether HTML is wanted more than JSON. A client that takes anything, or both alike, is a program.
 
     Source: RFC 9110, 12.5.1.
     """
-    ranges = dict(_range(part) for part in accept.lower().split(","))
+    ranges = dict(_media_range(part) for part in accept.lower().split(","))
     return _weight(ranges, "text/html") > _weight(ranges, "application/json")
 
 
@@ -140,7 +140,7 @@ def _answer(request: Request[Any, Any, Any], name: str) -> Response[bytes]:
     return Response(file.body, headers=headers, media_type=file.media_type)
 
 
-def _range(part: str) -> tuple[str, float]:
+def _media_range(part: str) -> tuple[str, float]:
     """A media range without its parameters, and its weight; of weight 0 where that cannot be read."""
     media, *parameters = (word.strip() for word in part.split(";"))
     weights = [text.removeprefix("q=").strip() for text in parameters if text.startswith("q=")]
@@ -150,6 +150,6 @@ def _range(part: str) -> tuple[str, float]:
 
 
 def _weight(ranges: dict[str, float], media: str) -> float:
-    """What the range that fits best gives this type; 0 where none does."""
+    """The weight of the range that fits this type best; 0 where none does."""
     kind = media.partition("/")[0]
     return next((ranges[name] for name in (media, f"{kind}/*", "*/*") if name in ranges), 0.0)

@@ -23,10 +23,10 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-class Encoded(dict[str, Any]):
+class BatchEncoding(dict[str, Any]):
     """What a call gives: `input_ids` and `attention_mask`, as keys and as attributes.
 
-    Lists of numbers; of several texts lists of those.
+    Each is a list of integers; of several texts a list of such lists.
     """
 
     @property
@@ -41,7 +41,7 @@ class Encoded(dict[str, Any]):
 
 
 class ModelTokenizer:
-    """Read-only, so any thread may use it. `special` tokens are those that the tokenizer's file calls so.
+    """Read-only, so any thread may use it. Special tokens are those that the tokenizer's file calls special.
 
     It gives lists and never tensors, and does not pad: options that ask for these are refused by name.
     """
@@ -73,7 +73,7 @@ class ModelTokenizer:
         max_length: int | None = None,
         return_attention_mask: bool | None = None,
         **options: Any,
-    ) -> Encoded:
+    ) -> BatchEncoding:
         """Token ids of a text, or of each of several. With `truncation` the first `max_length` stay.
 
         Raises:
@@ -86,7 +86,7 @@ class ModelTokenizer:
         encoded: dict[str, Any] = {"input_ids": ids}
         if return_attention_mask is not False:
             encoded["attention_mask"] = [[1] * len(each) for each in ids]
-        return Encoded({name: value[0] if isinstance(text, str) else value for name, value in encoded.items()})
+        return BatchEncoding({name: value[0] if isinstance(text, str) else value for name, value in encoded.items()})
 
     def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
         """The token ids of one text; raises as a call does."""

@@ -170,7 +170,7 @@ class RequestProcessor:
 
 
 class _Taken(NamedTuple):
-    """How much of a sample earlier outputs had."""
+    """How much of a sample earlier outputs have given."""
 
     num_tokens: int = 0
     num_characters: int = 0
@@ -180,8 +180,8 @@ class _Taken(NamedTuple):
 class OutputFold:
     """A sink that adds up the text of one request. `on_change` is called after every change, the last one included.
 
-    Who wants the finished output only waits until `finished` and takes one `snapshot`: a change alone copies nothing.
-    Who follows the request calls `take` whenever something `is_due`.
+    A caller that wants only the finished output waits until `finished` and takes one `snapshot`: a change alone copies
+    nothing. A caller that follows the request calls `take` whenever an output `is_due`.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class OutputFold:
         self._on_change()
 
     def take(self) -> RequestOutput:
-        """The next output for who follows the request: all that came so far, or what is new since the last.
+        """The next output of a request that is followed: all that came so far, or what is new since the last one.
 
         Raises:
             PyllmError: the request has failed.
@@ -270,7 +270,7 @@ class OutputFold:
         )
 
     def _news(self, whole: CompletionOutput) -> CompletionOutput | None:
-        """What a sample has that earlier outputs had not; None: nothing."""
+        """The part of a sample that earlier outputs did not have; None: there is none."""
         taken, known = self._taken[whole.index], _Taken(len(whole.token_ids), len(whole.text), whole.finish_reason)
         if taken == known:
             return None
@@ -304,7 +304,7 @@ class OutputFold:
 
 
 class _NoText:
-    """A `TextDecoder` for who wants token ids alone."""
+    """The `TextDecoder` of a request that wants token ids alone."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         return ""
@@ -316,7 +316,7 @@ def decoder_of(tokenizer: "Tokenizer", prompt: Sequence[int], params: SamplingPa
 
 
 def _no_text(token: int) -> None:
-    """What a log-probability has for text where nobody wants any."""
+    """The text of a token in the log-probabilities of a request that wants token ids alone."""
 
 
 def _add_logprobs(completion: CompletionOutput, logprobs: list[LogprobEntries]) -> None:
