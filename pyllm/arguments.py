@@ -1,4 +1,4 @@
-"""Arguments of calls in Python, read as the types that they should have, or refused by name. Knows no request.
+"""Reads arguments of Python calls as the types that they should have, or refuses them by name. Knows no request.
 
 Numbers of numpy become Python's. A bool is no number here.
 """
@@ -21,7 +21,7 @@ _NUMPY_BOOLS = {("numpy", "bool"), ("numpy", "bool_")}
 
 
 class _Shown(reprlib.Repr):
-    """Short, and without the numbers that Python does not write."""
+    """Short, and without numbers of so many digits that Python refuses to write them."""
 
     def repr_int(self, value: int, level: int) -> str:
         is_long = value.bit_length() > MAX_SHOWN_BITS
@@ -43,7 +43,7 @@ def check(name: str, value: object, holds: bool, allowed: str) -> None:
 
 
 def refuse(name: str, value: object, expected: str) -> NoReturn:
-    """Raise the RequestError of an argument that is something else than `expected`.
+    """Raise the RequestError of an argument that is not what is `expected`.
 
     `name` may lead into the argument, as `messages[0].content` does.
     """
@@ -51,7 +51,7 @@ def refuse(name: str, value: object, expected: str) -> NoReturn:
 
 
 def shown(value: object) -> str:
-    """A value for an error: short, whatever it is."""
+    """A value as an error shows it: short, whatever it is."""
     return value.name if isinstance(value, Enum) else _SHOWN.repr(value)
 
 
@@ -135,7 +135,7 @@ def mapping(name: str, value: object) -> Mapping[Any, Any]:
 
 
 def instance(name: str, value: object, kind: type[Kind]) -> Kind:
-    """An object of a class of ours; raises RequestError for anything else."""
+    """An object of this class of ours; raises RequestError for anything else."""
     return value if isinstance(value, kind) else refuse(name, value, f"a {kind.__name__}")
 
 

@@ -2,7 +2,7 @@
 
 The server has a process of its own, and both read the clock of the machine. The same statistics make figures of what
 the client saw and of what the server recorded, so that any difference is the client's, or that of the way between them.
-Both run in real time where the system allows it: else a busy machine lets a request wait before the server notes it.
+Both have real-time priority where that is allowed: else a busy machine lets a request wait before the server notes it.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ def run() -> Iterator[Record]:
 
 @contextmanager
 def _in_real_time() -> Iterator[bool]:
-    """Before all that is not, for this process and those that it starts; gives whether that was allowed."""
+    """Give this process and those that it starts real-time priority; gives whether that was allowed."""
     policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

@@ -1,6 +1,6 @@
-"""Restarts as they are counted: of a process by its id, or of several that are restarted together.
+"""Counts restarts: of one process, by its id, or of several that are restarted together.
 
-Knows no process.
+Starts no process.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,6 @@ def all_restarted(before: Sequence[Restarts], size: int, at: float, reason: str)
 
 
 def with_pids(restarts: Sequence[Restarts], pids: Sequence[int]) -> tuple[Restarts, ...]:
-    """The same, of processes that have ids."""
+    """The same restarts, of processes that have ids by now."""
     pairs = zip(restarts, pids, strict=True)
     return tuple(Restarts(pid, each.number, each.at, each.reason) for each, pid in pairs)

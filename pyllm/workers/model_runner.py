@@ -283,7 +283,7 @@ class ModelRunner:
         return f"{torch.backends.cpu.get_cpu_capability()} {instruction_set()}"
 
     def start_profile(self, num_steps: int, origin: int) -> None:
-        """Record the next steps, as many as `num_steps`; times of a trace begin at `origin`, nanoseconds of Unix time.
+        """Record the next `num_steps` steps; times of a trace begin at `origin`, nanoseconds of Unix time.
 
         Call it, and `stop_profile`, on the thread that runs the steps.
         """
@@ -292,10 +292,10 @@ class ModelRunner:
         self._profiler, self._profile_origin = StepProfiler(num_steps, self._placement.device), origin
 
     def stop_profile(self, with_trace: bool) -> RankProfile:
-        """What was recorded, of fewer steps where no more have come.
+        """Stop recording; gives what was recorded, of fewer steps where no more have come.
 
         Raises:
-            ProtocolError: nothing was to be recorded.
+            ProtocolError: no profile was started.
         """
         if self._profiler is None:
             raise ProtocolError("there is no profile to stop: call start_profile first")

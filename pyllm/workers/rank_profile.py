@@ -36,7 +36,7 @@ class Pending(Protocol):
 class StepProfiler:
     """Records from now on, for `num_steps` steps; a step that raises ends it. `clock` gives nanoseconds of Unix time.
 
-    While it `takes_steps`, run each by `run`. `finish` gives what was recorded.
+    While it `takes_steps`, begin each step by `run`. `finish` gives what was recorded.
     """
 
     def __init__(self, num_steps: int, device: torch.device, clock: Callable[[], int] = time.time_ns) -> None:
@@ -86,7 +86,7 @@ class StepProfiler:
             self._torch.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # as above
 
     def finish(self, rank: int, origin: int, *, with_trace: bool) -> RankProfile:
-        """Stop recording and add up; a trace's times begin at `origin`, nanoseconds of Unix time."""
+        """Stop recording and add up; the times of a trace begin at `origin`, nanoseconds of Unix time."""
         self.stop()
         of_rust = self._rust.totals()
         hosts, gpus = self._spans()
@@ -123,7 +123,10 @@ class StepProfiler:
 
 
 def spans_of(events: Iterable[Any], first: int, last: int) -> tuple[Spans, Spans]:
-    """What Kineto's events say of a time: spans by thread of the host, and by device and stream of GPUs."""
+    """Kineto's events from `first` to `last`, nanoseconds of Unix time, as spans.
+
+    Gives those of the host by thread, and those of GPUs by device and stream.
+    """
     hosts: dict[Any, list[Span]] = defaultdict(list)
     gpus: dict[Any, list[Span]] = defaultdict(list)
     for event in events:
@@ -140,7 +143,7 @@ def spans_of(events: Iterable[Any], first: int, last: int) -> tuple[Spans, Spans
 
 
 class _RecordedStep:
-    """A step that tells the profiler of its end."""
+    """A step that calls `end` when its tokens are there."""
 
     def __init__(self, pending: Pending, end: Callable[[], None]) -> None:
         self._pending = pending

@@ -1,4 +1,4 @@
-"""A sink that counts and times the text that it passes on: what an engine inside an application measures.
+"""A sink that counts and times the text that it passes on, for an engine inside an application.
 
 `RequestMetrics` measures each delta once; `RecentRequests` keeps the same numbers for summaries.
 """

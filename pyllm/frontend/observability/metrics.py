@@ -366,7 +366,7 @@ class RequestMetrics:
 
     @property
     def start_times(self) -> StartTimes | None:
-        """What a core has told of the request's beginning."""
+        """The times that a core has reported for the request's start; None: not yet."""
         return self._start_times
 
     @property
