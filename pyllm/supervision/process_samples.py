@@ -149,7 +149,7 @@ def _with_restarts(sample: ProcessSample, restarts: Restarts | None, now: float)
         return sample
     return msgspec.structs.replace(
         sample,
-        num_restarts=restarts.number,
+        num_restarts=restarts.num_restarts,
         restart_age=max(0.0, now - restarts.at),
         restart_reason=restarts.reason,
     )

@@ -10,7 +10,7 @@ from pyllm.wire.messages import Restarts
 
 def restarted(before: Restarts | None, pid: int, at: float, reason: str) -> Restarts:
     """One more restart: the process of this id takes the place of one that has ended."""
-    return Restarts(pid, 1 if before is None else before.number + 1, at, reason)
+    return Restarts(pid, 1 if before is None else before.num_restarts + 1, at, reason)
 
 
 def all_restarted(before: Sequence[Restarts], size: int, at: float, reason: str) -> tuple[Restarts, ...]:
@@ -22,4 +22,4 @@ def all_restarted(before: Sequence[Restarts], size: int, at: float, reason: str)
 def with_pids(restarts: Sequence[Restarts], pids: Sequence[int]) -> tuple[Restarts, ...]:
     """The same restarts, of processes that have ids by now."""
     pairs = zip(restarts, pids, strict=True)
-    return tuple(Restarts(pid, each.number, each.at, each.reason) for each, pid in pairs)
+    return tuple(Restarts(pid, each.num_restarts, each.at, each.reason) for each, pid in pairs)

@@ -336,7 +336,7 @@ class Restarts(Message, frozen=True):
     """
 
     pid: int
-    number: int
+    num_restarts: int
     at: float
     reason: str
 

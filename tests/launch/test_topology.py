@@ -76,7 +76,7 @@ def test_the_next_core_has_what_the_ones_before_have_left(model: str, tmp_path: 
     assert kept.settings == {"watermark": 0.5, "log_level": "DEBUG"}
     assert [report["name"] for report in kept.ended] == [*range(1, MAX_ENDED), "last"]
     assert kept.workers is not None
-    assert [(each.number, each.reason) for each in kept.workers] == [(1, "core 0 was killed by SIGKILL")] * 3
+    assert [(each.num_restarts, each.reason) for each in kept.workers] == [(1, "core 0 was killed by SIGKILL")] * 3
     cores.keep(Kept(workers=tuple(Restarts(pid, 3, 0.0, "a") for pid in (7, 8, 9))))
     cores.lose_workers("core 0 exited with code 1")
-    assert [each.number for each in cores.configure("").kept.workers or ()] == [4, 4, 4]
+    assert [each.num_restarts for each in cores.configure("").kept.workers or ()] == [4, 4, 4]

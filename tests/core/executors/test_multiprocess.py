@@ -172,7 +172,7 @@ async def test_restart_gives_other_workers_that_know_nothing_of_the_old_ones(sta
     assert await tokens(executor) == [empty_worker.TOKEN] * 2
     assert await executor.collective("num_blocks") == [32_768, 32_768]
     (restarts,) = started.restarts
-    assert [each.number for each in restarts] == [1, 1]
+    assert [each.num_restarts for each in restarts] == [1, 1]
     assert {each.pid for each in restarts} == {worker.pid for worker in started.workers}
     assert all("was killed by SIGKILL" in each.reason for each in restarts)
 
