@@ -1,4 +1,4 @@
-"""Publishes the prefix cache's events as vLLM does: batches on a PUB socket, and again on a ROUTER for who missed some.
+"""Publishes the prefix cache's events as vLLM does: batches on a PUB socket, and again on a ROUTER after a loss.
 
 A batch is `topic · sequence (8 bytes, big-endian) · payload`; the payload is made in Rust. Knows no subscriber.
 """
@@ -58,7 +58,7 @@ class EventPublisher:
         self._next_event = 0
         self._next_sequence = 0
         self._kept: deque[bytes] = deque()  # the batches before `_next_sequence`
-        self._most_kept = config.kv_events_buffer_steps
+        self._max_kept = config.kv_events_buffer_steps
         self._kept_bytes = 0
         self._replays: deque[tuple[bytes, int]] = deque()  # subscribers, and the sequence that each gets next
         self._latest_whole = (-1, b"")  # the number of the event after it, and the whole cache
@@ -101,7 +101,7 @@ class EventPublisher:
         self._next_event = next_event
         self._kept.append(payload)
         self._kept_bytes += len(payload)
-        while len(self._kept) > self._most_kept or self._kept_bytes > MAX_KEPT_BYTES:
+        while len(self._kept) > self._max_kept or self._kept_bytes > MAX_KEPT_BYTES:
             self._kept_bytes -= len(self._kept.popleft())
         sequence = self._next_sequence.to_bytes(8, "big")
         self._next_sequence += 1
