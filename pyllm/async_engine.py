@@ -20,7 +20,8 @@ from pyllm.client.client import EngineClient
 from pyllm.client.embedding import EmbeddingOutput, EmbeddingRequestOutput
 from pyllm.client.reports import Decision, SampleReport
 from pyllm.client.submission import refuse_input, refuse_prompt
-from pyllm.config.options import ServerConfig, engine_config
+from pyllm.config.option_reading import engine_config
+from pyllm.config.server_settings import ServerConfig
 from pyllm.engine_processes import LIMITS, EngineProcesses
 from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords

@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.options import EngineConfig, ServerConfig
+from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import CoreConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.launch import topology
 from pyllm.supervision.server_processes import STOP_GRACE

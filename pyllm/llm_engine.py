@@ -15,7 +15,8 @@ import msgspec
 from pyllm.arguments import instance, text, texts
 from pyllm.client.client import EngineClient
 from pyllm.client.prompt_tokens import known_tokens
-from pyllm.config.options import ParallelConfig, engine_config
+from pyllm.config.engine_settings import ParallelConfig
+from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig
 from pyllm.core import core_process
 from pyllm.core.executors.inline import InlineExecutor

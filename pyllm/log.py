@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pyllm.config.options import LogConfig
+from pyllm.config.engine_settings import LogConfig
 from pyllm.errors import ConfigError
 from pyllm.supervision import line_writer
 from pyllm.supervision.log_level import LOG_LEVELS, changed_log_level

@@ -13,7 +13,8 @@ import pytest
 
 from pyllm import cli
 from pyllm.config.api_keys import VARIABLE, ApiKey, KeyRing
-from pyllm.config.options import ServerConfig, config_part, engine_config
+from pyllm.config.option_reading import config_part, engine_config
+from pyllm.config.server_settings import ServerConfig
 from pyllm.flags.settings_flags import given_settings
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.supervision.flight_recorder import KEEP, MAX_BYTES

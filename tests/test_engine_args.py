@@ -4,7 +4,8 @@ import argparse
 
 import pytest
 
-from pyllm.config.options import EngineConfig, engine_config
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_reading import engine_config
 from pyllm.engine_args import EngineArgs, FlexibleArgumentParser
 from pyllm.flags.keyword_settings import engine_keywords
 

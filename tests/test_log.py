@@ -11,7 +11,7 @@ from pyllm.log import JsonFormatter
 SCRIPT = """
 import logging, sys
 from pyllm import log
-from pyllm.config.options import LogConfig
+from pyllm.config.engine_settings import LogConfig
 log.configure("tool", LogConfig(log_config_file=sys.argv[1]), may_wait=True)
 logging.getLogger("pyllm.x").info("quiet")
 logging.getLogger("pyllm.x").warning("loud")

@@ -15,7 +15,7 @@ from benchmarks.engine import rust_example
 from benchmarks.engine.simulated_executor import section
 from benchmarks.record import Record, percentiles
 from pyllm._rust import Plan, Scheduler
-from pyllm.config.options import SchedulerConfig
+from pyllm.config.engine_settings import SchedulerConfig
 from pyllm.core.calls import live_settings
 
 BLOCK_SIZE = 16

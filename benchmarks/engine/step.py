@@ -19,7 +19,7 @@ from pyllm._rust import Plan
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles
 from pyllm.client.client import EngineClient
 from pyllm.client.token_reader import TokenDelta
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig
 from pyllm.core.executors.multiprocess import ProcessExecutor
 from pyllm.errors import WorkerDeadError

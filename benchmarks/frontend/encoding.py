@@ -13,7 +13,7 @@ import uvloop
 
 from benchmarks.record import Record
 from pyllm.bench import WORDS
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.frontend.text.prompt_encoder import PromptEncoder
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer

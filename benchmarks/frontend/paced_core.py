@@ -13,7 +13,7 @@ import msgspec
 from benchmarks.engine import spawned_core
 from benchmarks.engine.simulated_executor import SimulatedExecutor, StepCost
 from pyllm._rust import Plan
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig
 from pyllm.errors import WorkerDeadError
 from pyllm.launch.resolve import resolve_config

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from pyllm.checkpoint.reader import read_checkpoint
-from pyllm.config.options import EngineConfig, engine_config
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import WorkerConfig
 from pyllm.wire.messages import Sampling, Step
 from pyllm.workers.layers.rank_group import RankGroup

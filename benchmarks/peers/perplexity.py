@@ -25,7 +25,8 @@ from torch import Tensor
 
 from pyllm._rust import Scheduler
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.options import EngineConfig, engine_config, option_names
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_reading import engine_config, option_names
 from pyllm.config.process_config import WorkerConfig
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.launch.resolve import resolve_config

@@ -25,7 +25,9 @@ from pyllm.checkpoint import (
     parse_model,
     size_text,
 )
-from pyllm.config.options import EngineConfig, ServerConfig, config_part
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_reading import config_part
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import MODEL_HELP, print_notices, read_engine
 from pyllm.flags.settings_flags import (

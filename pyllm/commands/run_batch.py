@@ -9,7 +9,9 @@ from pathlib import Path
 
 from pyllm import log
 from pyllm.batch import AnswerFile, BatchServer, RequestFile, WrongLinesError, run_batch
-from pyllm.config.options import EngineConfig, ServerConfig, config_part
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_reading import config_part
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine
 from pyllm.flags.settings_flags import (

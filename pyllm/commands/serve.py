@@ -3,7 +3,8 @@
 import argparse
 
 from pyllm import log
-from pyllm.config.options import ServerConfig, config_part
+from pyllm.config.option_reading import config_part
+from pyllm.config.server_settings import ServerConfig
 from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine, say_start
 from pyllm.flags.settings_flags import (
     SettingsParser,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from pyllm import log
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import print_notices, read_settings
 from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags

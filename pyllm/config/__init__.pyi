@@ -1,49 +1,37 @@
 from .api_keys import Allowance, ApiKey, KeyRing, Role, flag_keys, new_key, read_api_keys
-from .option_texts import parse_count, parse_size
-from .options import (
+from .engine_settings import (
     DEFAULT_CPU_KV_CACHE_BYTES,
-    LISTS,
-    RESERVED_TEMPLATE_VARIABLES,
-    SECRETS,
-    SIZES,
-    WORDS,
     CacheConfig,
     DeviceConfig,
-    Dtype,
     EngineConfig,
-    HeadlessConfig,
     KVCacheDtype,
     KVEventsConfig,
     LogConfig,
-    ModelConfig,
     ParallelConfig,
-    Quantization,
     RecoveryConfig,
     SchedulerConfig,
-    ServerConfig,
-    UnknownFields,
-    config_part,
-    engine_config,
     is_rust,
-    option_names,
 )
+from .model_settings import Dtype, ModelConfig, Quantization
+from .option_fields import ConfigPart, Option, TextForm, options_of
+from .option_reading import SECRETS, config_part, engine_config, option_names
+from .option_texts import parse_count, parse_size
 from .process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfig, StateConfig, WorkerConfig
+from .server_settings import RESERVED_TEMPLATE_VARIABLES, HeadlessConfig, ServerConfig, UnknownFields
 from .tls import tls_context
 from .vllm_flags import GROUPS, VLLM_FLAGS, VllmFlag, explain_flag
 
 __all__ = [
     "DEFAULT_CPU_KV_CACHE_BYTES",
     "GROUPS",
-    "LISTS",
     "RESERVED_TEMPLATE_VARIABLES",
     "SECRETS",
-    "SIZES",
     "VLLM_FLAGS",
-    "WORDS",
     "Allowance",
     "ApiConfig",
     "ApiKey",
     "CacheConfig",
+    "ConfigPart",
     "CoreConfig",
     "DeviceConfig",
     "Dtype",
@@ -55,6 +43,7 @@ __all__ = [
     "KeyRing",
     "LogConfig",
     "ModelConfig",
+    "Option",
     "ParallelConfig",
     "Quantization",
     "RecoveryConfig",
@@ -63,6 +52,7 @@ __all__ = [
     "ServerConfig",
     "SharedConfig",
     "StateConfig",
+    "TextForm",
     "UnknownFields",
     "VllmFlag",
     "WorkerConfig",
@@ -73,6 +63,7 @@ __all__ = [
     "is_rust",
     "new_key",
     "option_names",
+    "options_of",
     "parse_count",
     "parse_size",
     "read_api_keys",

@@ -1,6 +1,7 @@
-"""Options that are given as texts: sizes, counts, weights, lists, origins, hosts. Knows no option by name."""
+"""Options that are given as texts: sizes, counts, weights, lists, objects, origins, hosts. Knows no option by name."""
 
 import re
+from typing import Any
 
 import msgspec
 
@@ -74,6 +75,18 @@ def parse_list(name: str, text: str) -> tuple[str, ...]:
     except msgspec.DecodeError:
         raise ConfigError(f"cannot read {text!r:.80} as {name}; write words separated by commas") from None
     return tuple(word.strip() for word in words)
+
+
+def parse_object(name: str, text: str) -> dict[str, Any]:
+    """An object from its JSON.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{name} must be a JSON object, got {text!r:.80}: {error}") from None
 
 
 def parse_origins(text: str) -> tuple[str, ...]:

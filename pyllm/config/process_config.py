@@ -4,7 +4,8 @@ import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.api_keys import ApiKey
-from pyllm.config.options import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, EngineConfig, LogConfig, ServerConfig
+from pyllm.config.engine_settings import EngineConfig, LogConfig
+from pyllm.config.server_settings import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, ServerConfig
 from pyllm.wire.messages import Kept
 
 

@@ -2,7 +2,7 @@
 
 import ssl
 
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 
 

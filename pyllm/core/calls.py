@@ -11,7 +11,8 @@ from typing import Any, get_type_hints
 import msgspec
 
 from pyllm._rust import Scheduler
-from pyllm.config.options import EngineConfig, SchedulerConfig, config_part
+from pyllm.config.engine_settings import EngineConfig, SchedulerConfig
+from pyllm.config.option_reading import config_part
 from pyllm.core.kept_state import KeptState
 from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
 from pyllm.core.profiling import Profiling

@@ -21,7 +21,7 @@ import uvloop
 import zmq
 
 from pyllm._rust import Scheduler, SchedulerError
-from pyllm.config.options import is_rust
+from pyllm.config.engine_settings import is_rust
 from pyllm.config.process_config import CoreConfig
 from pyllm.core.calls import live_settings
 from pyllm.core.event_publisher import EventPublisher

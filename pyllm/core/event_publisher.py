@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 
 from pyllm._rust import Scheduler
-from pyllm.config.options import KVEventsConfig
+from pyllm.config.engine_settings import KVEventsConfig
 from pyllm.errors import ConfigError
 
 MAX_KEPT_BYTES = 256 << 20  # of the batches that are kept for replay

@@ -10,7 +10,7 @@ from mmap import mmap
 import msgspec
 
 from pyllm._rust import Plan, Scheduler
-from pyllm.config.options import EngineConfig
+from pyllm.config.engine_settings import EngineConfig
 from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.executors.executor import Executor

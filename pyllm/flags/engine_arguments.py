@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pyllm import __version__
-from pyllm.config.options import EngineConfig, engine_config
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
 from pyllm.flags.settings_flags import given_settings
 from pyllm.flags.vllm_settings import settle

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from pyllm.arguments import is_unicode, shown
-from pyllm.config.options import SECRETS, ServerConfig, option_names
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_fields import Option, options_of
+from pyllm.config.option_reading import SECRETS, option_names
+from pyllm.config.server_settings import ServerConfig
 from pyllm.config.vllm_flags import VLLM_FLAGS, explain_flag
 from pyllm.errors import ConfigError
 from pyllm.flags.command_line import expand
@@ -14,8 +17,6 @@ from pyllm.flags.engine_arguments import announce
 from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags, given_settings
 from pyllm.flags.vllm_settings import settle
 
-# A keyword of ours whose value may be vLLM's word, too.
-_LENGTH = "max_model_len"
 _NO_STATS = "disable_log_stats"
 
 
@@ -27,7 +28,8 @@ def engine_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a keyword of vLLM's has no meaning here, or its value has none; the text says what to use instead.
     """
-    known, of_server = set(option_names()), set(option_names(ServerConfig)) - set(option_names())
+    known = {option.name: option for option in options_of(EngineConfig)}
+    of_server = set(option_names(ServerConfig)) - set(known)
     ours: dict[str, Any] = {}
     words: list[str] = []
     for name, given in options.items():
@@ -40,7 +42,7 @@ def engine_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{name} is of `pyllm serve`: an engine inside a program has no server")
         if name == "notices":  # Of a program whose flags are `EngineArgs`'.
             announce(value)
-        elif name in known and not _is_vllms_word(name, value):
+        elif name in known and not _is_vllms_word(known[name], value):
             ours[name] = value
         elif name.replace("_", "-") in VLLM_FLAGS:
             words += _as_flag(name.replace("_", "-"), value)
@@ -87,9 +89,9 @@ class _KeywordParser(SettingsParser):
         raise ConfigError(message.removeprefix("argument "))
 
 
-def _is_vllms_word(name: str, value: Any) -> bool:
-    flag = VLLM_FLAGS.get(name.replace("_", "-"))
-    return isinstance(value, str) and (name == _LENGTH or (flag is not None and value in flag.values))
+def _is_vllms_word(option: Option, value: Any) -> bool:
+    flag = VLLM_FLAGS.get(option.name.replace("_", "-"))
+    return isinstance(value, str) and (option.form.has_auto or (flag is not None and value in flag.values))
 
 
 def _as_flag(name: str, value: Any) -> list[str]:

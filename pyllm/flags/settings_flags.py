@@ -6,27 +6,21 @@ structs.
 
 import argparse
 from collections.abc import Collection
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_fields import ConfigPart, Option, options_of
+from pyllm.config.option_reading import option_names
 from pyllm.config.option_texts import parse_count
-from pyllm.config.options import SIZES, WORDS, EngineConfig, option_names
 from pyllm.config.vllm_flags import VLLM_FLAGS, VllmFlag, explain_flag
 from pyllm.errors import ConfigError
 from pyllm.flags.command_parser import CommandParser
+from pyllm.flags.vllm_settings import NESTED
 
-# Fields that are repeated to give several values.
-REPEATED = frozenset({"middleware"})
 # What vLLM calls the context of the model, whatever it is.
 _AUTO_LENGTH = frozenset({"auto", "-1"})
-# vLLM's flags that are read by `pyllm/flags/vllm_settings.py`.
-NESTED = (
-    *("speculative-config", "structured-outputs-config", "kv-events-config", "compilation-config"),
-    *("prefix-caching-hash-algo", "swap-space"),
-)
-# How many words a field of texts takes, if not one. `--hf-token` alone is the token of a login, which is found anyway.
-_NUM_WORDS = {**dict.fromkeys(WORDS, "+"), "hf_token": "?"}
 _FALSE, _TRUE = "false", "true"
 
 
@@ -48,28 +42,20 @@ class SettingsParser(CommandParser):
         return theirs.text if theirs.meaning == "ours" else f"taken without an effect: {theirs.text}"
 
 
-def add_settings(
-    parser: argparse.ArgumentParser, kind: type[msgspec.Struct], names: Collection[str] | None = None
-) -> None:
+def add_settings(parser: argparse.ArgumentParser, kind: type[ConfigPart], names: Collection[str] | None = None) -> None:
     """One flag for each field, or for those of these names; the default stays None here, for the struct's to hold."""
     group = parser.add_argument_group(kind.__name__, (kind.__doc__ or "").strip().partition("\n")[0])
-    hints = get_type_hints(kind, include_extras=True)
-    for field in msgspec.structs.fields(kind):
-        if names is not None and field.name not in names:
+    for option in options_of(kind):
+        if names is not None and option.name not in names:
             continue
-        hint, help_text = hints[field.name], ""
-        while get_origin(hint) is Annotated:
-            hint, *metadata = get_args(hint)
-            help_text = next((meta.description for meta in metadata if meta.description), help_text)
-        default = field.default if field.default_factory is msgspec.NODEFAULT else None
-        help_text += "" if default in (None, "", (), ("*",)) else f" (default: {default})"
-        name = field.name.replace("_", "-")
+        default = "" if option.default in (None, "", (), ("*",)) else f" (default: {option.default})"
+        name = option.name.replace("_", "-")
         theirs = VLLM_FLAGS.get(name)
         group.add_argument(
             *(theirs.aliases if theirs else ()),
             f"--{name}",
-            help=help_text,
-            **_reading(field.name, hint, theirs),
+            help=option.help + default,
+            **_reading(option, theirs),
         )
 
 
@@ -106,27 +92,22 @@ def given_settings(options: argparse.Namespace, kind: type[Any] = EngineConfig) 
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _reading(name: str, hint: Any, theirs: VllmFlag | None) -> dict[str, Any]:
-    """How the flag of a field is read: the arguments of `add_argument`."""
+def _reading(option: Option, theirs: VllmFlag | None) -> dict[str, Any]:
+    """How the flag of an option is read: the arguments of `add_argument`."""
     words = dict(theirs.values) if theirs else {}
+    hint, form = option.type, option.form
     if hint is bool or bool in get_args(hint):
         return {"action": argparse.BooleanOptionalAction, "default": None}
     if get_origin(hint) is Literal:
         return {"choices": get_args(hint), "type": lambda text: words.get(text, text)}
-    if name in SIZES:
+    if form.size_unit:
         return {"metavar": "SIZE"}
     if hint is str or get_origin(hint) in {dict, tuple}:
-        several = {"action": _Append} if name in REPEATED else {"nargs": _NUM_WORDS.get(name)}
-        return {"type": lambda text: words.get(text, text), "metavar": _metavar(name), **several}
+        several = {"action": _Append} if form.is_repeated else {"nargs": form.num_words}
+        return {"type": lambda text: words.get(text, text), "metavar": form.metavar, **several}
     if hint is float:
         return {"type": _number, "metavar": "N"}
-    return {"type": _length if name == "max_model_len" else _count, "metavar": "N"}
-
-
-def _metavar(name: str) -> str:
-    if name.endswith(("_file", "certfile", "keyfile", "_certs")):
-        return "FILE"
-    return "FOLDER" if name.endswith("_dir") else "TEXT"
+    return {"type": _length if form.has_auto else _count, "metavar": "N"}
 
 
 def _number(text: str) -> float:

@@ -121,6 +121,8 @@ _READERS: Mapping[str, Callable[[str, Mapping[str, Any]], Read]] = {
     "prefix-caching-hash-algo": _prefix_hash,
     "swap-space": _swap_space,
 }
+# vLLM's flags that are read here.
+NESTED = tuple(_READERS)
 
 
 def _parts(flag: str, text: str) -> Settings:

@@ -8,7 +8,7 @@ import msgspec
 from pyllm.checkpoint.generation_config import SamplingDefaults, parse_overrides
 from pyllm.checkpoint.huggingface import read_generation_config
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.options import ModelConfig
+from pyllm.config.model_settings import ModelConfig
 from pyllm.errors import ConfigError, RequestError
 from pyllm.sampling_params import SamplingParams
 

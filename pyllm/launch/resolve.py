@@ -20,20 +20,17 @@ from pyllm.checkpoint.quantization_config import QuantizationMethod
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.api_keys import ApiKey, flag_keys, read_api_keys
-from pyllm.config.options import (
-    RESERVED_TEMPLATE_VARIABLES,
+from pyllm.config.engine_settings import (
     CacheConfig,
-    Dtype,
     EngineConfig,
     KVCacheDtype,
     KVEventsConfig,
-    ModelConfig,
-    Quantization,
     SchedulerConfig,
-    ServerConfig,
     is_rust,
 )
+from pyllm.config.model_settings import Dtype, ModelConfig, Quantization
 from pyllm.config.process_config import SharedConfig
+from pyllm.config.server_settings import RESERVED_TEMPLATE_VARIABLES, ServerConfig
 from pyllm.config.tls import tls_context
 from pyllm.core.policy_plugins import find_policy
 from pyllm.core.recording import check_recording_path

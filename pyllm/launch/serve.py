@@ -15,8 +15,9 @@ from setproctitle import setproctitle
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.api_keys import ApiKey
-from pyllm.config.options import EngineConfig, HeadlessConfig, ServerConfig
+from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, StateConfig
+from pyllm.config.server_settings import HeadlessConfig, ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config, resolve_server, shared_config

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pyllm.config.options import EngineConfig, RecoveryConfig
+from pyllm.config.engine_settings import EngineConfig, RecoveryConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig, StateConfig
 from pyllm.core.recording import check_recording_path
 from pyllm.errors import ConfigError

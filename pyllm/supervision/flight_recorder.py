@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from pyllm.config.options import SECRETS
+from pyllm.config.option_reading import SECRETS
 from pyllm.errors import ConfigError
 
 # Records that are kept, and bytes that the files of one may have together.

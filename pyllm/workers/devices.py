@@ -3,7 +3,7 @@
 import torch
 from pyllm_kernels import BackendError, CardError, Kernels, batch_invariant, check_card, select
 
-from pyllm.config.options import EngineConfig
+from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ConfigError
 from pyllm.workers.attention_backends import AttentionBackend

@@ -15,7 +15,7 @@ import torch
 from pyllm_kernels import AttentionShape, instruction_set
 from torch import Tensor
 
-from pyllm.config.options import DEFAULT_CPU_KV_CACHE_BYTES
+from pyllm.config.engine_settings import DEFAULT_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import kv_groups

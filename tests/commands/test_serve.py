@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from pyllm.cli import read_options
-from pyllm.config.options import EngineConfig, ServerConfig, config_part
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_reading import config_part
+from pyllm.config.server_settings import ServerConfig
 from pyllm.config.vllm_flags import VLLM_FLAGS, VllmFlag
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import read_engine

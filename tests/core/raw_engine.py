@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pyllm._rust import Scheduler
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.core.calls import live_settings
 from pyllm.core.loop import NOTHING_KEPT, EngineCore
 from pyllm.core.policy_plugins import Policy

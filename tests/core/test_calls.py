@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.core.calls import MAX_EVENTS, Calls
 from pyllm.core.kept_state import KeptState
 from pyllm.core.profiling import Profiling

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.engine.step import core_config
 from pyllm._rust import SchedulerError
-from pyllm.config.options import config_part
+from pyllm.config.option_reading import config_part
 from pyllm.config.process_config import CoreConfig
 from pyllm.core.core_process import CoreParts, make_core, start
 from pyllm.core.replay import replay_file

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.engine import spawned_core
 from benchmarks.frontend.api_process import HOST, api_process
 from pyllm._rust import Plan
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig
 from pyllm.core.executors.multiprocess import ProcessExecutor
 from pyllm.launch.resolve import resolve_config

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllm import LLM, AsyncEngine, BeamSearchParams, LLMEngine, RequestOutputKind, SamplingParams, SchedulingParams
-from pyllm.config.options import option_names
+from pyllm.config.option_reading import option_names
 from pyllm.config.vllm_flags import VLLM_FLAGS
 from pyllm.errors import ConfigError, PyllmError, RequestError
 from tests.tiny_model import write_tiny_model

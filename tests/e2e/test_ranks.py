@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from pyllm._rust import Scheduler
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig
 from pyllm.core.executors.multiprocess import ProcessExecutor
 from pyllm.errors import StartError, WorkerDeadError

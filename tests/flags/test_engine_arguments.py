@@ -5,7 +5,8 @@ import io
 import pytest
 
 from pyllm import __version__
-from pyllm.config.options import EngineConfig, engine_config
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_reading import engine_config
 from pyllm.flags.engine_arguments import print_notices, say_start
 
 

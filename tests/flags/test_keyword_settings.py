@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
 from pyllm.flags.keyword_settings import engine_keywords
 

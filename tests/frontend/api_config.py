@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.options import ServerConfig
 from pyllm.config.process_config import ApiConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.families import llama
 from pyllm.families.config import Config
 from tests.frontend.serving import TEMPLATE

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from pyllm.config.options import ServerConfig, UnknownFields
+from pyllm.config.server_settings import ServerConfig, UnknownFields
 from pyllm.wire.messages import Submit
 from tests.frontend.serving import Frontend
 

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from pyllm.client.client import EngineClient
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.app import create_app
 from pyllm.frontend.http_server import HttpServer
 from pyllm.frontend.requests.server_state import ServerState

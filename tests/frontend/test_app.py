@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyllm import __version__
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.frontend.serving import answering, in_process
 

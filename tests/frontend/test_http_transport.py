@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.config.tls import tls_context
 from pyllm.errors import ConfigError
 from pyllm.frontend.http.write_batcher import WriteBatcher

@@ -10,7 +10,8 @@ import pytest
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.options import EngineConfig, engine_config
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ConfigError
 from pyllm.families.tensors import FileTensor

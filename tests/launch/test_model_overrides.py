@@ -11,7 +11,7 @@ import pytest
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
 from pyllm.launch.model_overrides import with_overrides
 from pyllm.launch.resolve import resolve_config

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
 from pyllm.launch.cuda_driver import VisibleCard
 from pyllm.launch.probe_process import probe_model

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pyllm.checkpoint.reader import read_checkpoint
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
 from pyllm.launch import cpu_features
 from pyllm.launch.cuda_driver import VisibleCard

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pyllm.config.api_keys import KeyRing
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.launch.resolve import resolve_server, shared_config
 

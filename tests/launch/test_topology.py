@@ -4,7 +4,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config

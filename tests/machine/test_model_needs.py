@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.options import EngineConfig, engine_config
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_reading import engine_config
 from pyllm.launch.memory_check import kv_bytes
 from pyllm.launch.resolve import resolve_settings
 from pyllm.machine.model_needs import needs_of_model

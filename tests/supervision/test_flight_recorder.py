@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from pyllm.config import process_config
 from pyllm.config.api_keys import ApiKey
-from pyllm.config.options import SECRETS, ServerConfig
+from pyllm.config.option_reading import SECRETS
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.supervision.flight_recorder import FlightRecorder, config_json, default_folder, list_records, resolve_folder
 from tests.frontend.api_config import api_config

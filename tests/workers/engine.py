@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pyllm.checkpoint.reader import read_checkpoint
-from pyllm.config.options import EngineConfig, engine_config
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import WorkerConfig
 from pyllm.wire.messages import Step
 from pyllm.workers.attention_backends import GROUP

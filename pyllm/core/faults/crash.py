@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from pyllm._rust import Scheduler
-from pyllm.config.options import EngineConfig
+from pyllm.config.engine_settings import EngineConfig
 from pyllm.errors import WorkerDeadError
 from pyllm.supervision.flight_recorder import config_json
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from pyllm.client.submission import refuse_prompt
-from pyllm.config.options import RESERVED_TEMPLATE_VARIABLES, ServerConfig
+from pyllm.config.server_settings import RESERVED_TEMPLATE_VARIABLES, ServerConfig
 from pyllm.errors import ConfigError, RequestError
 from pyllm.frontend.chat.conversation import Conversation, Prepared, check_tools
 from pyllm.frontend.chat.harmony_grammar import harmony_answer

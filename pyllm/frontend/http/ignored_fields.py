@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from pyllm.config.options import UnknownFields
+from pyllm.config.server_settings import UnknownFields
 from pyllm.errors import RequestError
 
 # The response header that names the fields.

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 
 logger = logging.getLogger(__name__)
 

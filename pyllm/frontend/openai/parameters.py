@@ -6,7 +6,7 @@ import msgspec
 
 from pyllm.arguments import check
 from pyllm.checkpoint.generation_config import SamplingDefaults
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import RequestError
 from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.openai.common_fields import EngineRequest, StructuredOutputs

@@ -9,8 +9,8 @@ from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import Condition
 from pyllm.config.api_keys import KeyRing
-from pyllm.config.options import ServerConfig
 from pyllm.config.process_config import SharedConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
 from pyllm.frontend.http.failure import UnknownModelError

@@ -11,7 +11,7 @@ import torch
 from pyllm_kernels import Kernels
 from torch import Tensor
 
-from pyllm.config.options import EngineConfig
+from pyllm.config.engine_settings import EngineConfig
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.loaders.packed_cache import PackedCache
 

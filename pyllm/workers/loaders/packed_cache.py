@@ -27,7 +27,7 @@ from torch import Tensor
 
 from pyllm.checkpoint.cache import cache_folder, file_identity
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.options import EngineConfig
+from pyllm.config.engine_settings import EngineConfig
 from pyllm.errors import ConfigError
 from pyllm.families.tensors import num_parameters
 

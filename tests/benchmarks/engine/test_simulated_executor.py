@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.engine.simulated_executor import SimulatedExecutor, StepCost, section
 from pyllm._rust import Plan, Scheduler
-from pyllm.config.options import EngineConfig
+from pyllm.config.engine_settings import EngineConfig
 from pyllm.core.loop import EngineCore
 from pyllm.errors import ConfigError, EngineDeadError
 from pyllm.wire.messages import (

@@ -17,7 +17,7 @@ from benchmarks.peers.perplexity import (
     transformers_logits,
 )
 from pyllm.checkpoint.reader import read_checkpoint
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.launch.resolve import resolve_config
 from tests.tiny_model import write_tiny_model

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pyllm.client.reports import RequestReport
 from pyllm.config.api_keys import ApiKey, KeyRing, Role, new_key
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.wire.messages import Call, Submit
 from tests.frontend.serving import answering, in_process

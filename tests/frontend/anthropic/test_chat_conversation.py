@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.wire.messages import Submit
 from tests.frontend.anthropic.serving import HERMES, ROOMY, THINKING, USER, WEATHER

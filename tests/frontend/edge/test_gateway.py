@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from pyllm.config.api_keys import ApiKey, KeyRing, new_key
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import DeadlineError
 from pyllm.frontend.edge.gateway import Gateway
 from pyllm.frontend.text.tokenizer import Tokenizer

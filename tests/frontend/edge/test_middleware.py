@@ -1,6 +1,6 @@
 import pytest
 
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.frontend.edge.middleware import load_middleware
 from pyllm.frontend.text.tokenizer import Tokenizer

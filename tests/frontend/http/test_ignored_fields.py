@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from pyllm.config.options import ServerConfig, UnknownFields
+from pyllm.config.server_settings import ServerConfig, UnknownFields
 from pyllm.errors import RequestError
 from pyllm.frontend.http.ignored_fields import (
     MAX_COUNTED_NAMES,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.http.keep_alive import COMMENT, COMMENTS_PER_TURN, SILENT_SWEEPS, KeepAlive
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.wire.messages import Rejected, Submit

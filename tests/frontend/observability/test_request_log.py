@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.frontend.serving import answering, in_process
 

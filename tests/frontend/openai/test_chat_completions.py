@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.text.tokenizer import INLINE_CHARACTERS, Tokenizer
 from pyllm.sampling_params import MAX_GRAMMAR_BYTES
 from pyllm.wire.messages import Submit

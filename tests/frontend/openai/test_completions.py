@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import GivenUpError, RequestError
 from pyllm.frontend.openai.parameters import split_prompts
 from pyllm.frontend.text.tokenizer import Tokenizer

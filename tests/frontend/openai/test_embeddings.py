@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.openai.embedding_protocol import MAX_INPUTS
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.wire.messages import Abort, FinishCode, Submit

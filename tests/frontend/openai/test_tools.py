@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.chat.parsers.parser_selection import ToolCallParser
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.wire.messages import Submit

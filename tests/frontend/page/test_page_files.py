@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.page.page_files import CONTENT_SECURITY_POLICY, page_files, wants_html
 from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.frontend.edge.test_gateway import BEARER, ring

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pyllm.config.api_keys import Allowance
-from pyllm.config.options import ServerConfig
 from pyllm.config.process_config import SharedConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import GivenUpError, RequestError
 from pyllm.frontend.openai.protocol import CompletionRequest
 from pyllm.frontend.requests.admission_control import admit

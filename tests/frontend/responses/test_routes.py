@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyllm.config.options import ServerConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.wire.messages import Abort, Submit
 from tests.client.fake_core import MODEL, ScriptedCore

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, pre_tokenizers
 
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.frontend.text import prompt_segments
 from pyllm.frontend.text.prompt_segments import MIN_PART, PromptSegments
 from pyllm.launch.resolve import resolve_config

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pyllm_kernels import MatrixRows, PackedLinear, pack_rows
 
-from pyllm.config.options import engine_config
+from pyllm.config.option_reading import engine_config
 from pyllm.launch.resolve import resolve_config
 from pyllm.workers.decoder import Decoder
 from pyllm.workers.layers.placement import Placement

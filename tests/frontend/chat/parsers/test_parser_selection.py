@@ -4,7 +4,8 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from pyllm.config.options import ServerConfig, config_part
+from pyllm.config.option_reading import config_part
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.frontend.chat.parsers.argument_types import Schemas
 from pyllm.frontend.chat.parsers.parsed_pieces import (

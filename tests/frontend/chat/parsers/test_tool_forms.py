@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllm.config.options import REASONING_PARSERS, TOOL_CALL_PARSERS
+from pyllm.config.server_settings import REASONING_PARSERS, TOOL_CALL_PARSERS
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser, folded
 from pyllm.frontend.chat.parsers.parser_selection import tool_call_parser, tool_form
 from pyllm.frontend.chat.parsers.reasoning_forms import REASONING_FORMS

@@ -1,6 +1,8 @@
 import pytest
 
-from pyllm.config.options import EngineConfig, ServerConfig, config_part, engine_config, option_names
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_reading import config_part, engine_config, option_names
+from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 
 

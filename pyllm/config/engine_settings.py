@@ -1,0 +1,250 @@
+"""The settings of an engine: small frozen structs, composed as `EngineConfig`, beside `ModelConfig`.
+
+Resolved once in `launch/resolve.py`, then sent to each process. Does not read models or devices.
+"""
+
+from collections.abc import Set
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from pyllm.config.model_settings import ModelConfig
+from pyllm.config.option_fields import ConfigPart, TextForm
+from pyllm.config.option_texts import parse_weights
+
+Device = Literal["auto", "cpu", "cuda"]
+KernelBackend = Literal["auto", "cpu", "reference", "triton"]
+ExecutorBackend = Literal["mp", "uni"]
+KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
+LogFormat = Literal["text", "json"]
+PrefixHash = Literal["blake3", "sha256_cbor"]
+
+DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20  # of each rank; pages take memory when they are first written
+
+
+class CacheConfig(ConfigPart, frozen=True):
+    """The paged KV cache."""
+
+    block_size: Annotated[int, Meta(description="tokens in a KV block, a power of two", ge=1, le=1024)] = 16
+    kv_cache_memory_bytes: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="size of each rank's KV cache, for example 64MiB; default: 512MiB on a CPU"),
+        TextForm(size_unit=1),
+    ] = None
+    num_gpu_blocks_override: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="KV blocks of each rank, whatever memory there is; default: as many as fit"),
+    ] = None
+    kv_cache_dtype: Annotated[
+        KVCacheDtype,
+        Meta(
+            description="precision of the KV cache; fp8 on GPUs only; auto: bfloat16 with quantised weights on a CPU, "
+            "else dtype"
+        ),
+    ] = "auto"
+    gpu_memory_utilization: Annotated[
+        float, Meta(description="share of a GPU's memory for weights and KV cache", gt=0, le=1)
+    ] = 0.9
+    enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV blocks of equal prefixes")] = True
+    disable_hybrid_kv_cache_manager: Annotated[
+        bool, Meta(description="keep the KV blocks that are out of a sliding window, as if every layer read them")
+    ] = False
+    kv_offloading_size: Annotated[
+        int,
+        Meta(
+            description="host memory of all ranks together for swapped and evicted KV blocks: 512MiB, or in GiB",
+            ge=0,
+        ),
+        TextForm(size_unit=1 << 30),
+    ] = 0  # Bytes here, whatever the unit was.
+    max_pinned_blocks: Annotated[
+        int, Meta(description="most KV blocks that pins keep from eviction", ge=0, le=(1 << 31) - 1)
+    ] = 0
+    prefix_hash: Annotated[
+        PrefixHash,
+        Meta(description="the digest that names KV blocks; sha256_cbor: the one of vLLM, which routers can compute"),
+    ] = "blake3"
+    prefix_hash_seed: Annotated[
+        str, Meta(description="with sha256_cbor, what PYTHONHASHSEED is for vLLM and its routers")
+    ] = "0"
+    enable_kv_cache_events: Annotated[
+        bool,
+        Meta(description="let every client follow the prefix cache's contents, the tokens of all prompts included"),
+    ] = False
+
+
+class KVEventsConfig(ConfigPart, frozen=True):
+    """The publisher of the prefix cache's events, in vLLM's frames."""
+
+    kv_events_endpoint: Annotated[
+        str,
+        Meta(
+            description="publish the prefix cache's events at this ZeroMQ address: tcp://*:5557 and "
+            "tcp://127.0.0.1:5557 are bound, another host is connected to; empty: no publisher. Whoever reaches it "
+            "reads all prompts"
+        ),
+    ] = ""
+    kv_events_replay_endpoint: Annotated[
+        str, Meta(description="answer subscribers that missed batches at this ZeroMQ address; empty: nobody does")
+    ] = ""
+    kv_events_buffer_steps: Annotated[
+        int, Meta(description="batches that are kept for replay, 256 MiB at most", ge=1, le=1_000_000)
+    ] = 10_000
+    kv_events_hwm: Annotated[
+        int, Meta(description="batches that wait for a slow subscriber before it misses some", ge=1, le=10_000_000)
+    ] = 100_000
+    kv_events_topic: Annotated[str, Meta(description="topic of the batches")] = ""
+    kv_events_layout: Annotated[
+        Literal["map", "array"], Meta(description="how an event is written; array: as vLLM before 0.28")
+    ] = "map"
+    kv_events_hashes: Annotated[
+        Literal["int", "bytes"], Meta(description="int: the last 8 bytes of a block's hash, vLLM's default; bytes: all")
+    ] = "int"
+    kv_events_tokens: Annotated[bool, Meta(description="publish the tokens of blocks, not their hashes alone")] = True
+
+
+class SchedulerConfig(ConfigPart, frozen=True):
+    """What one step may hold, and whom it serves first."""
+
+    max_num_batched_tokens: Annotated[
+        int,
+        Meta(
+            description="tokens computed in one step; 0: 8192 on GPUs from 40 GB on, 2048 on smaller ones, 192 on a "
+            "CPU, or max_num_seqs if that is more",
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 0
+    max_num_seqs: Annotated[
+        int, Meta(description="sequences that run at once; 0: 256 on GPUs from 40 GB on, else 128", ge=0, le=1 << 16)
+    ] = 0
+    long_prefill_token_threshold: Annotated[
+        int, Meta(description="most tokens of one prompt in a step; 0: no cap", ge=0, le=(1 << 31) - 1)
+    ] = 0
+    inter_token_target: Annotated[
+        float,
+        Meta(
+            description="most seconds between two tokens of a stream while prompts are computed; 0: no bound",
+            ge=0,
+            le=1e6,
+        ),
+    ] = 0.0
+    scheduling_policy: Annotated[
+        str, Meta(description="fcfs, priority, shortest, fair, or an entry point of the group pyllm.policies")
+    ] = "fcfs"
+    tenant_weights: Annotated[
+        dict[str, Annotated[int, Meta(ge=1, le=1_000_000)]],
+        Meta(description="weights of tenants under the policy fair, as team-a=3,team-b=1; other tenants weigh 1"),
+        TextForm(parse=parse_weights),
+    ] = msgspec.field(default_factory=dict)
+    watermark: Annotated[
+        float,
+        Meta(
+            description="share of the KV blocks, 0 to 0.99, that admission leaves free while requests run",
+            ge=0,
+            le=0.99,
+        ),
+    ] = 0.01
+    expected_growth: Annotated[
+        float,
+        Meta(
+            description="how much of running requests' expected growth admission leaves room for; 1: all of it",
+            ge=0,
+            le=16,
+        ),
+    ] = 1.0
+    scheduler_recording: Annotated[
+        str, Meta(description="new file that records the scheduler's calls, prompts included; see pyllm replay")
+    ] = ""
+    async_scheduling: Annotated[bool, Meta(description="plan a step while the step before is computed")] = True
+    num_speculative_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=16)] | None,
+        Meta(
+            description="draft tokens (prompt lookup) that a step verifies for a stream that runs alone; 0: none; "
+            "default: 5 with the Rust kernels, else 0"
+        ),
+    ] = None
+
+
+class ParallelConfig(ConfigPart, frozen=True):
+    """How the model is spread over processes."""
+
+    tensor_parallel_size: Annotated[int, Meta(description="ranks that share each weight matrix", ge=1)] = 1
+    enable_expert_parallel: Annotated[
+        bool, Meta(description="give each rank some of the experts whole, not a part of each")
+    ] = False
+    distributed_executor_backend: Annotated[
+        ExecutorBackend, Meta(description="mp: a process for each rank; uni: the core's process runs the model")
+    ] = "mp"
+    disable_custom_all_reduce: Annotated[
+        bool, Meta(description="between GPUs, add up by NCCL alone, and share no memory")
+    ] = False
+
+
+class DeviceConfig(ConfigPart, frozen=True):
+    """Where the model runs, and with which kernels."""
+
+    device: Annotated[Device, Meta(description="auto takes CUDA where there is a GPU")] = "auto"
+    kernel_backend: Annotated[KernelBackend, Meta(description="auto: Triton on CUDA, Rust on CPU")] = "auto"
+    attention_backend: Annotated[
+        str,
+        Meta(
+            description="auto (as the other kernels), triton, cpu, sdpa (plain torch), "
+            "or an entry point of the group pyllm.attention_backends"
+        ),
+    ] = "auto"
+    enforce_eager: Annotated[bool, Meta(description="do not capture steps as graphs")] = False
+    batch_invariant: Annotated[
+        bool,
+        Meta(description="answers independent of the batch on a GPU, too, which is slower; on a CPU they always are"),
+    ] = False
+
+
+class RecoveryConfig(ConfigPart, frozen=True):
+    """What happens when a process dies."""
+
+    max_restarts: Annotated[
+        int, Meta(description="most restarts of a process in a minute; if it dies more often, the server ends", ge=0)
+    ] = 10
+    warm_spares: Annotated[
+        bool, Meta(description="keep a spare core that has imported everything, for a core that dies")
+    ] = True
+    flight_recorder_dir: Annotated[
+        str,
+        Meta(description="folder for records of crashes; default: pyllm/crashes in the user's state folder"),
+        TextForm(metavar="FOLDER"),
+    ] = ""
+    flight_recorder_prompts: Annotated[
+        bool, Meta(description="record the tokens of the requests in the fatal step, too")
+    ] = False
+
+
+class LogConfig(ConfigPart, frozen=True):
+    """The log on stderr, of every process."""
+
+    log_format: Annotated[LogFormat, Meta(description="text, or a JSON object a line")] = "text"
+    log_config_file: Annotated[
+        str,
+        Meta(description="JSON file for Python's logging.config.dictConfig, applied in every process"),
+        TextForm(metavar="FILE"),
+    ] = ""
+
+
+class EngineConfig(ConfigPart, frozen=True):
+    """All that an engine needs, whichever way in it is started."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    kv_events: KVEventsConfig = KVEventsConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    device: DeviceConfig = DeviceConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
+    log: LogConfig = LogConfig()
+
+
+def is_rust(config: DeviceConfig, device: str, dtypes: Set[str]) -> bool:
+    """Whether the Rust kernels compute all of a step: then a token is bitwise the same whatever else is in it."""
+    backends = {config.kernel_backend, config.attention_backend}
+    return device == "cpu" and backends <= {"auto", "cpu"} and "float16" not in dtypes
