@@ -11,8 +11,9 @@ from .frontend.text.structured_outputs import resolve_constraint
 from .llm import LLM
 from .llm_engine import LLMEngine
 from .prompts import Rendering
-from .sampling_params import RequestOutputKind, ResolvedConstraint, SamplingParams, StructuredOutputsParams
+from .sampling_params import RequestOutputKind, SamplingParams
 from .scheduling_params import SchedulingParams
+from .structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
 
 __all__ = [
     "LLM",

@@ -6,7 +6,7 @@ import pytest
 
 from pyllm import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from pyllm.errors import RequestError
-from pyllm.vllm_parameters import SAMPLING, STRUCTURED_OUTPUTS
+from pyllm.vllm_parameters import SAMPLING
 
 
 @pytest.mark.parametrize(
@@ -117,15 +117,6 @@ def test_bounds_themselves_are_allowed() -> None:
         SamplingParams(min_tokens=6, max_tokens=5)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"json": {}, "regex": "a"}, {"json_object": False}, {"choice": ["a"], "json_object": True}]
-)
-def test_structured_outputs_have_exactly_one_form(options: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="needs exactly one of json, regex, choice, grammar, json_object") as refused:
-        StructuredOutputsParams(**options)
-    assert refused.value.parameter == "structured_outputs"
-
-
 def test_the_end_of_a_form_ends_the_output() -> None:
     form = StructuredOutputsParams(regex="a+")
     SamplingParams(structured_outputs=form, stop="a", logit_bias={5: 1.0}, logprobs=1)
@@ -234,17 +225,6 @@ def test_what_has_one_value_here_is_refused_otherwise_with_what_to_use(name: str
         ) as refused:
             SamplingParams(**{name: value})
         assert refused.value.parameter == name
-
-
-def test_a_constraints_other_fields_have_one_value() -> None:
-    StructuredOutputsParams(regex="a", disable_any_whitespace=False, whitespace_pattern=None)
-    for name, (_, instead) in STRUCTURED_OUTPUTS.items():
-        with pytest.raises(RequestError, match=rf"^{name} can only be .*: {re.escape(instead)}$"):
-            StructuredOutputsParams(**{"regex": "a", name: "x"})
-    for name, value in (("regex", 5), ("choice", "a"), ("grammar", b"a"), ("json", 5), ("json_object", "yes")):
-        with pytest.raises(RequestError, match=rf"^structured_outputs\.{name} must be") as refused:
-            StructuredOutputsParams(**{name: value})  # type: ignore[arg-type]
-        assert refused.value.parameter == "structured_outputs"
 
 
 def test_stop_strings_need_text() -> None:

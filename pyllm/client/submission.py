@@ -9,15 +9,9 @@ import msgspec
 
 from pyllm.client.prompt_tokens import Prompt, known_tokens
 from pyllm.errors import RequestError, RequestTooLargeError
-from pyllm.sampling_params import (
-    LEAST_POSITIVE,
-    MAX_EXTRA_ARGS_BYTES,
-    MAX_LOGIT_BIAS,
-    ResolvedConstraint,
-    SamplingParams,
-    StructuredOutputsParams,
-)
+from pyllm.sampling_params import LEAST_POSITIVE, MAX_EXTRA_ARGS_BYTES, MAX_LOGIT_BIAS, SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
+from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
 from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
 
 

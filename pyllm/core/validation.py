@@ -15,13 +15,13 @@ from pyllm.sampling_params import (
     LEAST_POSITIVE,
     MAX_BAD_WORDS_TOKEN_IDS,
     MAX_EXTRA_ARGS_BYTES,
-    MAX_GRAMMAR_BYTES,
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIASES,
     SamplingParams,
     check_length_penalty,
 )
 from pyllm.scheduling_params import MAX_NAME_CHARACTERS
+from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
 from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
 
 MAX_AGE = 1e9  # seconds that a request may have waited already

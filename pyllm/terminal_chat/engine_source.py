@@ -11,7 +11,8 @@ from pyllm.frontend.chat import Conversation
 from pyllm.frontend.chat.parsers import Content, Reasoning, SampleParser
 from pyllm.frontend.text import RequestOutput, TextDelta
 from pyllm.prompts import Prompt
-from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
+from pyllm.sampling_params import SamplingParams
+from pyllm.structured_outputs_params import StructuredOutputsParams
 from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, Message, TokenUsage
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from pyllm import LLM, AsyncEngine, SamplingParams
 from pyllm.client.logprobs import Logprob
 from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.text.outputs import CompletionOutput, RequestOutput
-from pyllm.sampling_params import StructuredOutputsParams
+from pyllm.structured_outputs_params import StructuredOutputsParams
 from tests.e2e.stretches import stretches
 from tests.schemas import SCHEMAS
 

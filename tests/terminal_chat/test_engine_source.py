@@ -12,7 +12,8 @@ from pyllm.errors import StartError
 from pyllm.frontend.chat import Conversation, Prepared
 from pyllm.frontend.chat.parsers import SampleParser
 from pyllm.frontend.text import RequestOutput
-from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
+from pyllm.sampling_params import SamplingParams
+from pyllm.structured_outputs_params import StructuredOutputsParams
 from pyllm.terminal_chat import AnswerParameters, AnswerPiece, TokenUsage
 from pyllm.terminal_chat.engine_source import EngineSource
 

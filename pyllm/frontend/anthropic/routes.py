@@ -30,7 +30,8 @@ from pyllm.frontend.requests.request_context import context_of
 from pyllm.frontend.requests.scheduling import scheduling_from
 from pyllm.frontend.requests.server_state import ServerState, check_model
 from pyllm.frontend.requests.serving import begin, generate_chat
-from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
+from pyllm.sampling_params import SamplingParams
+from pyllm.structured_outputs_params import StructuredOutputsParams
 
 # Ours of what the engine and OpenAI's API call otherwise.
 FIELD_NAMES = {

@@ -7,7 +7,7 @@ import re
 from collections.abc import Set
 
 from pyllm.errors import RequestError
-from pyllm.sampling_params import MAX_GRAMMAR_BYTES
+from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
 
 _SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _SPECIAL = frozenset(map(chr, range(32))) | {'"', "\\"}

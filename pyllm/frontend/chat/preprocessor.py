@@ -25,7 +25,8 @@ from pyllm.frontend.text.prompt_encoder import PromptEncoder, RefusePrompt
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import ResolvedConstraint, SamplingParams, StructuredOutputsParams
+from pyllm.sampling_params import SamplingParams
+from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
 
 # More tokens than the end of a prompt has after the opening of reasoning: it is the last there is, but for whitespace.
 _TAIL_TOKENS = 16

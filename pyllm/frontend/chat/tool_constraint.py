@@ -24,7 +24,7 @@ from pyllm.frontend.chat.parsers.parser_selection import (
 from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER
 from pyllm.frontend.chat.tool_grammar import ANY_TEXT, Content, call_list_grammar, calls_in_text, calls_or_content
 from pyllm.frontend.text.structured_outputs import grammar_text
-from pyllm.sampling_params import StructuredOutputsParams
+from pyllm.structured_outputs_params import StructuredOutputsParams
 
 # Keywords whose schema is more than the properties of one object, or that change how its text is written.
 _OTHER_FORMS = ("$ref", "allOf", "anyOf", "const", "enum", "not", "oneOf", "patternProperties", "x-guidance")

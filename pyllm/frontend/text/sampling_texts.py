@@ -7,7 +7,8 @@ import msgspec
 from pyllm.errors import RequestError
 from pyllm.frontend.text.structured_outputs import resolve_constraint
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import ResolvedConstraint, SamplingParams
+from pyllm.sampling_params import SamplingParams
+from pyllm.structured_outputs_params import ResolvedConstraint
 
 
 def resolve_texts(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pyllm.errors import RequestError
 from pyllm.frontend.chat.custom_tool_regex import check_rewritten, escaped_regex, json_escaped
-from pyllm.sampling_params import MAX_GRAMMAR_BYTES
+from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
 from tests.frontend.chat.regexes import REGEXES, TEXTS, accepts
 
 

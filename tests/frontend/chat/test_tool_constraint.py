@@ -15,7 +15,7 @@ from pyllm.frontend.chat.parsers.parsed_pieces import ParsedText, ToolCall, fold
 from pyllm.frontend.chat.parsers.tool_forms import TOOL_FORMS
 from pyllm.frontend.chat.tool_constraint import ToolConstraint
 from pyllm.frontend.text.structured_outputs import grammar_text
-from pyllm.sampling_params import StructuredOutputsParams
+from pyllm.structured_outputs_params import StructuredOutputsParams
 
 BYTES = LLTokenizer("byte")
 CITY = {

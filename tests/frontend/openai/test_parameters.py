@@ -16,8 +16,9 @@ from pyllm.frontend.openai.parameters import (
 )
 from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest
 from pyllm.frontend.requests.request_context import RequestContext
-from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
+from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import SchedulingParams
+from pyllm.structured_outputs_params import StructuredOutputsParams
 
 CONTEXT = RequestContext("0")
 CHAT = {"messages": [{"role": "user", "content": "x"}]}

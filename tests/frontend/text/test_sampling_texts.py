@@ -6,7 +6,8 @@ from pyllm.client.submission import prepare
 from pyllm.errors import RequestError
 from pyllm.frontend.text.sampling_texts import resolve_texts, resolve_texts_aside
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import ResolvedConstraint, SamplingParams, StructuredOutputsParams
+from pyllm.sampling_params import SamplingParams
+from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
 from tests.client.fake_core import MODEL
 
 
