@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples.kv_events import END, BlockMap
-from pyllm.config.options import KVEventsConfig
+from pyllm.config.engine_settings import KVEventsConfig
 from pyllm.core.event_publisher import BATCHES_PER_TURN, EventPublisher, is_bound_address
 from pyllm.errors import ConfigError
 from tests.core.raw_engine import Engine
