@@ -299,3 +299,14 @@ async def test_a_change_is_logged_before_the_level_may_hide_it(caplog: pytest.Lo
         assert engine.call("reconfigure", {}).ok
     assert "client 0 changed settings: {'log_level': 'ERROR'}" in seen[0]
     assert len(caplog.records) == 1
+
+
+async def test_a_change_back_to_a_level_that_shows_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    root = logging.getLogger()
+    engine, level = Engine(set_log_level=root.setLevel), root.level
+    root.setLevel(logging.ERROR)
+    try:
+        assert engine.call("reconfigure", {"log_level": "INFO"}).ok
+    finally:
+        root.setLevel(level)
+    assert [record.getMessage() for record in caplog.records] == ["client 0 changed settings: {'log_level': 'INFO'}"]
