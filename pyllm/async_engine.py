@@ -26,6 +26,7 @@ from pyllm.engine_processes import LIMITS, EngineProcesses
 from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
+from pyllm.frontend.chat.tool_prompt import with_tools
 from pyllm.frontend.observability.measured_sink import MeasuredSink
 from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.metrics_snapshot import Metric, read_families
@@ -228,8 +229,9 @@ class AsyncEngine:
                 )
             except ConfigError as error:
                 raise RequestError(str(error), "chat_template") from None
+        shows = self._chat_template if template is None else template
         rendered = await encoder.render_chat(
-            messages,
+            with_tools(messages, rendering.tools, shows),
             rendering.add_generation_prompt,
             rendering.continue_final_message,
             variables=rendering.variables,

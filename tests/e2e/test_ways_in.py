@@ -94,6 +94,9 @@ def test_llm_has_vllms_keywords() -> None:
         shown = "{{ tools[0].function.name }}"
         (tools,) = llm.chat([{"role": "user", "content": "x"}], params, tools=[weather], chat_template=shown)
         assert llm.get_tokenizer().decode(tools.prompt_token_ids) == "get_weather"
+        (told,) = llm.chat([{"role": "user", "content": "x"}], params, tools=[weather])  # Its own template has none.
+        assert told.prompt is not None
+        assert "get_weather" in told.prompt
         begun = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "I"}]
         (more,) = llm.chat(begun, params, add_generation_prompt=False, continue_final_message=True)
         assert llm.get_tokenizer().decode(more.prompt_token_ids).endswith("I")
@@ -103,12 +106,12 @@ def test_llm_has_vllms_keywords() -> None:
         with pytest.raises(RequestError, match="adapters"):
             llm.chat(begun, GREEDY, True, "adapter")
         summary = llm.get_summary()
-        assert summary.num_requests == 5
-        assert summary.time_to_first_token.count == 5
+        assert summary.num_requests == 6
+        assert summary.time_to_first_token.count == 6
         assert 0 < summary.time_to_first_token.p50 <= summary.end_to_end.max
         assert summary.memory_bytes > 100 << 20
         metrics = {metric.name: metric for metric in llm.get_metrics() if not metric.labels.get("finished_reason")}
-        assert metrics["vllm:generation_tokens"].value == 20
+        assert metrics["vllm:generation_tokens"].value == 24
         assert metrics["vllm:time_to_first_token_seconds"].count == 5
 
 

@@ -1,5 +1,6 @@
 from .conversation import Conversation, InputFormat, NamedTool, Prepared, Tool, ToolChoice, input_arguments
 from .preprocessor import ChatPreprocessor
+from .tool_prompt import with_tools
 
 __all__ = [
     "ChatPreprocessor",
@@ -10,4 +11,5 @@ __all__ = [
     "Tool",
     "ToolChoice",
     "input_arguments",
+    "with_tools",
 ]

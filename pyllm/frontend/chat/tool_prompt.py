@@ -4,8 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyllm.errors import RequestError
 from pyllm.frontend.chat.parsers.tool_forms import HERMES_CLOSING, HERMES_OPENING
-from pyllm.frontend.text.templates import Message
+from pyllm.frontend.text.templates import ChatTemplate, Message
 
 _EXPLANATION = """\
 You can call functions to help with the user's request. Each line between <tools> and </tools> describes one as JSON:
@@ -17,6 +18,25 @@ To call a function, write its name and its arguments as JSON between {opening} a
 {opening}
 {{"name": <the function's name>, "arguments": <its arguments, an object>}}
 {closing}"""
+
+
+def with_tools(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, template: ChatTemplate | None
+) -> Sequence[Message]:
+    """A program's messages, with the tools explained in them if the template does not show them itself.
+
+    Raises:
+        RequestError: a call in the messages has no name or arguments, or something is not to be written as JSON.
+    """
+    if not tools or template is None or "tools" in template.variables:
+        return messages
+    try:
+        return explained(messages, tools)
+    except (LookupError, TypeError, AttributeError) as error:
+        text = f"a message of a tool or with tool_calls is not in OpenAI's form: {type(error).__name__}: {error}"
+        raise RequestError(text, "messages") from None
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"tools cannot be written as JSON: {error}", "tools") from None
 
 
 def explained(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
