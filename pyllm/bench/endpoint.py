@@ -179,11 +179,16 @@ def parse_totals(text: str) -> Totals:
     return totals
 
 
-def server_figures(before: Totals, after: Totals) -> Figures:
-    """The means between two readings, in milliseconds."""
+def server_figures(before: Totals, after: Totals, num_single: int) -> Figures:
+    """The means between two readings, in milliseconds.
+
+    `num_single` answers had one token: vLLM counts 0 s a token for each, which no client does, so they are left out.
+    """
     figures: Figures = {}
     for metric in _HISTOGRAMS.values():
         number = after.get((metric, "count"), 0.0) - before.get((metric, "count"), 0.0)
+        if metric == "tpot":
+            number -= num_single
         if number > 0:
             seconds = after[metric, "sum"] - before.get((metric, "sum"), 0.0)
             figures[f"server_mean_{metric}_ms"] = seconds / number * MILLISECONDS

@@ -136,7 +136,8 @@ async def _serve(
     load = msgspec.structs.replace(load, endpoint=await ready(options, load.endpoint))
     before = await read_totals(load.endpoint)
     measured = await measure(load, prompts, arrivals)
-    server = server_figures(before, await read_totals(load.endpoint))
+    num_single = sum(not record.error and record.output_tokens == 1 for record in measured.records)
+    server = server_figures(before, await read_totals(load.endpoint), num_single)
     result: Result = {
         "date": result_output.now(),
         "backend": options.backend,

@@ -2,7 +2,9 @@
 
 import asyncio
 
-from pyllm.bench.endpoint import Endpoint, find_model, wait_until_ready
+import pytest
+
+from pyllm.bench.endpoint import Endpoint, find_model, server_figures, wait_until_ready
 from tests.bench.scripted_server import scripted_server
 
 
@@ -19,3 +21,11 @@ async def test_a_server_that_starts_late_is_waited_for() -> None:
 
 async def test_waiting_ends_without_a_server() -> None:
     await wait_until_ready(Endpoint("http://127.0.0.1:1"), 0.01)
+
+
+def test_answers_of_one_token_are_no_part_of_the_servers_mean_time_per_token() -> None:
+    before = {("tpot", "sum"): 1.0, ("tpot", "count"): 10.0, ("ttft", "sum"): 1.0, ("ttft", "count"): 10.0}
+    after = {("tpot", "sum"): 1.2, ("tpot", "count"): 14.0, ("ttft", "sum"): 1.2, ("ttft", "count"): 14.0}
+    figures = server_figures(before, after, num_single=2)
+    assert figures == pytest.approx({"server_mean_tpot_ms": 100.0, "server_mean_ttft_ms": 50.0})
+    assert "server_mean_tpot_ms" not in server_figures(before, after, num_single=4)

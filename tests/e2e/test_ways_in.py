@@ -112,7 +112,7 @@ def test_llm_has_vllms_keywords() -> None:
         assert summary.memory_bytes > 100 << 20
         metrics = {metric.name: metric for metric in llm.get_metrics() if not metric.labels.get("finished_reason")}
         assert metrics["vllm:generation_tokens"].value == 24
-        assert metrics["vllm:time_to_first_token_seconds"].count == 5
+        assert metrics["vllm:time_to_first_token_seconds"].count == 6
 
 
 async def test_a_cancelled_task_ends_its_request_beside_another_engine() -> None:
