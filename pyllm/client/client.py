@@ -323,8 +323,15 @@ class EngineClient:
         """
         return await self._ask(dict[str, Any], "reconfigure", changes)
 
-    async def profile(self, num_steps: int = 20, seconds: float = 30.0, *, with_trace: bool = False) -> ProfileOutcome:
-        """Record the next steps on every rank; after some seconds it ends with those that have come, maybe none.
+    async def profile(
+        self,
+        num_steps: int = 20,
+        seconds: float = 30.0,
+        *,
+        with_trace: bool = False,
+        ranks: Sequence[int] | None = None,
+    ) -> ProfileOutcome:
+        """Record the next steps on `ranks`, or all; after some seconds it ends with those that have come, maybe none.
 
         At most 100 steps and 60 seconds.
 
@@ -334,7 +341,7 @@ class EngineClient:
             RequestError: a number is out of its range.
         """
         try:
-            value = await self.call("profile", num_steps, seconds, with_trace, timeout=seconds + PROFILE_GRACE)
+            value = await self.call("profile", num_steps, seconds, with_trace, ranks, timeout=seconds + PROFILE_GRACE)
         except (EngineDeadError, TimeoutError) as error:
             raise EngineDeadError(f"there is no profile: {error}") from None
         outcome = _converted(value, ProfileOutcome, "profile")

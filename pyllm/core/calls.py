@@ -232,15 +232,25 @@ class Calls:
             raise RequestError(f"{text}: reset_prefix_cache, or start the engine with a larger block_size")
         return incarnation, following, events
 
-    async def _profile(self, client: int, num_steps: int, seconds: float, with_trace: bool = False) -> ProfileOutcome:
-        """Record the next steps, up to 100, on every rank; it ends after some seconds, up to 60, with what has come."""
+    async def _profile(
+        self, client: int, num_steps: int, seconds: float, with_trace: bool = False, ranks: list[int] | None = None
+    ) -> ProfileOutcome:
+        """Record the next steps, up to 100, on `ranks`; it ends after some seconds, up to 60, with what has come.
+
+        Without `ranks`, on every rank.
+        """
         del client
+        num_ranks = self._config.parallel.tensor_parallel_size
+        chosen = range(num_ranks) if ranks is None else sorted(set(ranks))
+        if not chosen or not 0 <= chosen[0] <= chosen[-1] < num_ranks:
+            text = f"ranks is {ranks}: give some of 0 to {num_ranks - 1}, or leave it out for all"
+            raise RequestError(text, "ranks")
         if not 1 <= num_steps <= MAX_PROFILE_STEPS:
             raise RequestError(f"num_steps is {num_steps}: it must be from 1 to {MAX_PROFILE_STEPS}", "num_steps")
         if not 0 < seconds <= MAX_PROFILE_SECONDS:
             text = f"seconds is {seconds:g}: it must be above 0 and at most {MAX_PROFILE_SECONDS:g}"
             raise RequestError(text, "seconds")
-        return await self._profiling.record(num_steps, seconds, with_trace=with_trace)
+        return await self._profiling.record(num_steps, seconds, chosen, with_trace=with_trace)
 
     def _check_events(self) -> None:
         if not self._config.cache.enable_kv_cache_events:

@@ -1,4 +1,4 @@
-"""One profile of the ranks at a time: begun on all of them before the same step, ended after some steps or seconds.
+"""One profile of ranks at a time: begun on all that are chosen before the same step, ended after some steps or seconds.
 
 Knows no op: what the ranks recorded is passed on.
 """
@@ -6,7 +6,7 @@ Knows no op: what the ranks recorded is passed on.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -50,8 +50,8 @@ class Profiling:
         self._is_complete = asyncio.Event()
         self._interruption: asyncio.Future[str] | None = None
 
-    async def record(self, num_steps: int, seconds: float, *, with_trace: bool) -> ProfileOutcome:
-        """Record the next steps on every rank; after `seconds` give those that have come.
+    async def record(self, num_steps: int, seconds: float, ranks: Sequence[int], *, with_trace: bool) -> ProfileOutcome:
+        """Record the next steps on some ranks; after `seconds` give those that have come.
 
         A rank that dies ends the profile: what the others recorded is lost.
         """
@@ -62,8 +62,8 @@ class Profiling:
         self._is_complete.clear()
         self._interruption = asyncio.get_running_loop().create_future()
         try:
-            await self._unless_interrupted(self._start(num_steps))
-            logger.info("recording the next %d steps on every rank, for %g s at most", num_steps, seconds)
+            await self._unless_interrupted(self._start(num_steps, ranks))
+            logger.info("recording the next %d steps on ranks %s, for %g s at most", num_steps, list(ranks), seconds)
             await self._unless_interrupted(self._first_of(self._is_complete.wait(), self._sleep(seconds)))
             by_steps = self._is_complete.is_set()
             answers = await self._unless_interrupted(self._executor.collective("stop_profile", with_trace))
@@ -71,8 +71,9 @@ class Profiling:
             return ProfileOutcome("interrupted", self._clock() - self._began, str(error))
         finally:
             self.is_running, self._interruption = False, None
-        ranks = _fitting(MAX_EVENT_BYTES, [msgspec.convert(answer, RankProfile) for answer in answers])
-        return ProfileOutcome("steps" if by_steps else "seconds", self._clock() - self._began, ranks=ranks)
+        profiles = [msgspec.convert(answer, RankProfile) for answer in answers if answer is not None]
+        fitting = _fitting(MAX_EVENT_BYTES, profiles)
+        return ProfileOutcome("steps" if by_steps else "seconds", self._clock() - self._began, ranks=fitting)
 
     def committed(self) -> None:
         """A step has been committed."""
@@ -85,11 +86,11 @@ class Profiling:
         if self._interruption is not None and not self._interruption.done():
             self._interruption.set_result(reason)
 
-    async def _start(self, num_steps: int) -> None:
+    async def _start(self, num_steps: int, ranks: Sequence[int]) -> None:
         """Begin behind the steps in flight, which the ranks compute before they read this."""
         self._num_left = self._num_in_flight() + num_steps
         try:
-            await self._executor.collective("start_profile", num_steps, self._unix_time())
+            await self._executor.collective("start_profile", num_steps, self._unix_time(), list(ranks))
         except EngineDeadError:
             if self._executor.death is None:  # One of them refused: the others have begun.
                 await self._executor.collective("stop_profile", False)

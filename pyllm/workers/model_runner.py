@@ -5,7 +5,7 @@ Knows no process and no socket (`workers/worker_process.py`), and nothing of sch
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -282,23 +282,22 @@ class ModelRunner:
             return torch.cuda.get_device_name(self._placement.device)
         return f"{torch.backends.cpu.get_cpu_capability()} {instruction_set()}"
 
-    def start_profile(self, num_steps: int, origin: int) -> None:
-        """Record the next `num_steps` steps; times of a trace begin at `origin`, nanoseconds of Unix time.
+    def start_profile(self, num_steps: int, origin: int, ranks: Sequence[int]) -> None:
+        """Record the next `num_steps` steps if this rank is one of `ranks`.
 
-        Call it, and `stop_profile`, on the thread that runs the steps.
+        Times of a trace begin at `origin`, nanoseconds of Unix time. Call it, and `stop_profile`, on the thread that
+        runs the steps.
         """
         if self._profiler is not None:
             self._profiler.stop()
-        self._profiler, self._profile_origin = StepProfiler(num_steps, self._placement.device), origin
+            self._profiler = None
+        if self._placement.group.rank in ranks:
+            self._profiler, self._profile_origin = StepProfiler(num_steps, self._placement.device), origin
 
-    def stop_profile(self, with_trace: bool) -> RankProfile:
-        """Stop recording; gives what was recorded, of fewer steps where no more have come.
-
-        Raises:
-            ProtocolError: no profile was started.
-        """
+    def stop_profile(self, with_trace: bool) -> RankProfile | None:
+        """Stop recording; gives what was recorded, of fewer steps where no more have come. None: nothing was begun."""
         if self._profiler is None:
-            raise ProtocolError("there is no profile to stop: call start_profile first")
+            return None
         profiler, self._profiler = self._profiler, None
         return profiler.finish(self._placement.group.rank, self._profile_origin, with_trace=with_trace)
 

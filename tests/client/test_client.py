@@ -412,7 +412,7 @@ async def test_a_profile_that_is_not_there_is_an_error(
     asked = asyncio.ensure_future(client.profile(5, 2.0, with_trace=True))
     await asyncio.sleep(0)
     (call,) = core.sent(Call)
-    assert (call.method, call.args) == ("profile", (5, 2.0, True))
+    assert (call.method, call.args) == ("profile", (5, 2.0, True, None))
     core.say(Reply(call.id, True, outcome))
     with pytest.raises(error, match=text):
         await asked

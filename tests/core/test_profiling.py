@@ -134,9 +134,12 @@ async def test_dead_workers_and_those_that_refuse_are_said() -> None:
         ((1, 0.0), "seconds is 0: it must be above 0 and at most 60"),
         ((1, 60.5), "seconds is 60.5"),
         ((1, float("nan")), "seconds is nan"),
+        ((1, 1.0, False, []), "ranks is []: give some of 0 to 0"),
+        ((1, 1.0, False, [0, 1]), "ranks is [0, 1]: give some of 0 to 0"),
+        ((1, 1.0, False, [-1]), "ranks is [-1]"),
     ],
 )
-async def test_bounds(arguments: tuple[int, float], text: str) -> None:
+async def test_bounds(arguments: tuple[Any, ...], text: str) -> None:
     engine = PatientEngine(ProfiledExecutor())
     engine.receive(Call(EPOCH, 1, "profile", arguments))
     await let_run()

@@ -50,7 +50,7 @@ def ops_are_not_timed() -> None:
 def test_the_embedded_models_time_is_in_rust() -> None:
     runner = loaded_runner("", quantization="int8", dtype="bfloat16")
     expected = greedy(runner, Planner(), 0, PROMPT, 5)
-    runner.call("start_profile", (4, 0))
+    runner.call("start_profile", (4, 0, [0]))
     assert greedy(runner, Planner(), 1, PROMPT, 5) == expected
     ops_are_not_timed()  # The fourth step was the last.
     profile = runner.call("stop_profile", (True,))
@@ -80,7 +80,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
 
 
 def test_a_table_alone_has_no_trace_and_fewer_steps_are_said(runner: ModelRunner) -> None:
-    runner.call("start_profile", (9, 0))
+    runner.call("start_profile", (9, 0, [0]))
     greedy(runner, Planner(), 0, PROMPT, 3)
     profile = runner.call("stop_profile", (False,))
     check(profile, 3, len(PROMPT) + 2)
@@ -89,24 +89,30 @@ def test_a_table_alone_has_no_trace_and_fewer_steps_are_said(runner: ModelRunner
 
 
 def test_without_steps_there_is_an_empty_profile(runner: ModelRunner) -> None:
-    runner.call("start_profile", (9, 0))
+    runner.call("start_profile", (9, 0, [0]))
     profile = runner.call("stop_profile", (True,))
     assert (profile.times.num_steps, profile.times.wall_us, profile.times.ops) == (0, 0, [])
     assert [event["ph"] for event in msgspec.json.decode(gzip.decompress(profile.events))] == ["M"] * 6
-    with pytest.raises(ProtocolError, match="there is no profile to stop"):
-        runner.call("stop_profile", (True,))
+    assert runner.call("stop_profile", (True,)) is None
+
+
+def test_a_rank_that_is_not_chosen_records_nothing(runner: ModelRunner) -> None:
+    runner.call("start_profile", (9, 0, [1, 2]))
+    greedy(runner, Planner(), 0, PROMPT, 2)
+    ops_are_not_timed()
+    assert runner.call("stop_profile", (True,)) is None
 
 
 def test_a_profile_that_nobody_stopped_gives_way_to_the_next(runner: ModelRunner) -> None:
-    runner.call("start_profile", (9, 0))
+    runner.call("start_profile", (9, 0, [0]))
     greedy(runner, Planner(), 0, PROMPT, 2)
-    runner.call("start_profile", (2, 0))
+    runner.call("start_profile", (2, 0, [0]))
     greedy(runner, Planner(), 0, PROMPT, 5)
     check(runner.call("stop_profile", (False,)), 2, len(PROMPT) + 1)
 
 
 def test_a_step_that_raises_ends_it(runner: ModelRunner) -> None:
-    runner.call("start_profile", (9, 0))
+    runner.call("start_profile", (9, 0, [0]))
     planner = Planner()
     planner.start(0)
     step, frame = planner.step(Row(0, PROMPT))

@@ -23,11 +23,15 @@ _GZIP = 16 + zlib.MAX_WBITS  # as zlib calls its format
 
 
 class ProfileRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Ends after `num_steps`, or earlier after `seconds` with the steps so far. `seconds` alone: up to 100 steps."""
+    """Ends after `num_steps`, or earlier after `seconds` with the steps so far. `seconds` alone: up to 100 steps.
+
+    Without `ranks`, every rank is recorded.
+    """
 
     num_steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROFILE_STEPS)] | None = None
     seconds: Annotated[float, msgspec.Meta(gt=0, le=MAX_PROFILE_SECONDS)] | None = None
     format: Literal["table", "trace"] = "table"
+    ranks: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)] | None = None
 
 
 class ProfileReport(msgspec.Struct):
@@ -53,7 +57,7 @@ def profile_route(state: ServerState) -> HTTPRouteHandler:
         num_steps = most if data.num_steps is None else data.num_steps
         seconds = 30.0 if data.seconds is None else data.seconds
         with_trace = data.format == "trace"
-        outcome = await state.client.profile(num_steps, seconds, with_trace=with_trace)
+        outcome = await state.client.profile(num_steps, seconds, with_trace=with_trace, ranks=data.ranks)
         report = _report(outcome, num_steps, with_trace=with_trace)
         if not with_trace:
             return Response(report)

@@ -32,10 +32,11 @@ def replying(tokenizer: Tokenizer, outcome: ProfileOutcome) -> Any:
 @pytest.mark.parametrize(
     ("body", "asked"),
     [
-        ({}, (20, 30.0, False)),
-        ({"num_steps": 5}, (5, 30.0, False)),
-        ({"seconds": 2.5}, (100, 2.5, False)),
-        ({"num_steps": 3, "seconds": 1, "format": "trace"}, (3, 1.0, True)),
+        ({}, (20, 30.0, False, None)),
+        ({"num_steps": 5}, (5, 30.0, False, None)),
+        ({"seconds": 2.5}, (100, 2.5, False, None)),
+        ({"num_steps": 3, "seconds": 1, "format": "trace"}, (3, 1.0, True, None)),
+        ({"ranks": [1, 3]}, (20, 30.0, False, [1, 3])),
     ],
 )
 async def test_it_asks_for_steps_or_seconds(tokenizer: Tokenizer, body: dict[str, Any], asked: tuple[Any, ...]) -> None:
@@ -110,6 +111,8 @@ async def test_there_may_be_none(
         ({"seconds": 61}, "seconds"),
         ({"format": "pickle"}, "format"),
         ({"steps": 3}, "steps"),
+        ({"ranks": []}, "ranks"),
+        ({"ranks": [-1]}, "ranks[0]"),
     ],
 )
 async def test_wrong_fields_are_named(tokenizer: Tokenizer, body: dict[str, Any], field: str) -> None:
