@@ -183,14 +183,14 @@ class Calls:
             policy = load_policy(settings.scheduling_policy)
         self._scheduler.reconfigure(**live_settings(settings))
         self._settings, self.policy = settings, policy
-        # Recorded whether the level before the change lets it through or the one after it.
-        is_logged = logger.isEnabledFor(logging.INFO)
+        # Whatever the level, but ERROR: recorded where the level before the change lets it through or the one after it.
+        is_logged = logger.isEnabledFor(logging.WARNING)
         if changes and is_logged:
-            logger.info("%s: %s", cause, changes)
+            logger.warning("%s: %s", cause, changes)
         if log_level is not None and self._set_log_level is not None:
             self._set_log_level(log_level)
         if changes and not is_logged:
-            logger.info("%s: %s", cause, changes)
+            logger.warning("%s: %s", cause, changes)
 
     def _reset_prefix_cache(self, client: int) -> None:
         """Forget all that the prefix cache knows; what runs keeps its blocks."""

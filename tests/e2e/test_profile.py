@@ -93,6 +93,8 @@ def test_two_ranks_of_which_one_dies(tmp_path: Path) -> None:
         assert "the profile was interrupted" in lost.json()["error"]["message"]
         assert "worker 1 of core 0 was killed by SIGKILL" in lost.json()["error"]["message"]
         assert profiled.generate() == plain
+        (chosen,) = profiled.profile(profiled.generate, num_steps=STEPS, ranks=[1]).json()["ranks"]
+        assert (chosen["rank"], chosen["num_steps"]) == (1, STEPS)
         assert_all_are_there(profiled.profile(profiled.generate, num_steps=STEPS, format="trace"))
 
 

@@ -1,5 +1,6 @@
 """Explains tools to the model in words, in Hermes' format, if its chat template leaves them out. Knows no template."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -67,5 +68,9 @@ def _plain(message: Message) -> Message:
 
 
 def _call(function: Mapping[str, Any]) -> str:
-    call = {"name": function["name"], "arguments": function["arguments"]}
+    arguments = function["arguments"]
+    if isinstance(arguments, str):  # As OpenAI's messages have them; the model writes an object.
+        with contextlib.suppress(ValueError):
+            arguments = json.loads(arguments)
+    call = {"name": function["name"], "arguments": arguments}
     return f"{HERMES_OPENING}\n{json.dumps(call, ensure_ascii=False)}\n{HERMES_CLOSING}"

@@ -41,3 +41,15 @@ def test_a_tool_that_is_no_json_is_refused() -> None:
         with_tools(ASKED, [loop], PLAIN)
     with pytest.raises(RequestError):
         with_tools(ASKED, [{"type": object()}], PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [({"a": 1}, '{"a": 1}'), ('{"a": 1}', '{"a": 1}'), ("no JSON", '"no JSON"')],
+)
+def test_arguments_are_an_object_for_the_model_whether_they_come_as_one_or_as_text(
+    arguments: object, written: str
+) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    _, answer = with_tools([{"role": "assistant", "content": "", "tool_calls": [call]}], [TOOL], PLAIN)
+    assert f'{{"name": "f", "arguments": {written}}}' in answer["content"]
