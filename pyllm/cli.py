@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pyllm import __version__
-from pyllm.errors import ConfigError, PyllmError
+from pyllm.errors import ConfigError, PyllmError, RequestError
 from pyllm.flags.command_line import expand, split_config
 from pyllm.flags.command_parser import PATHS, CommandParser, nearest
 
@@ -58,7 +58,7 @@ _INTERRUPTED = 130  # what a shell gives a command that SIGINT ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and give its exit code: 2 for a usage error or an invalid setting, 1 for other errors of ours."""
+    """Run a command and give its exit code: 2 for wrong arguments, settings and requests, 1 for our other errors."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["_child"]:
         from pyllm.launch import entrypoints
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _open_standard_files()
     try:
         return _run(arguments)
-    except ConfigError as error:
+    except (ConfigError, RequestError) as error:
         print(f"pyllm: {error}", file=sys.stderr)
         return _USAGE_ERROR
     except PyllmError as error:

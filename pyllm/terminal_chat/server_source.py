@@ -130,7 +130,7 @@ class ServerSource:
         """Ask another of its models from now on."""
         models = await self.models()
         if name not in models:
-            raise PyllmError(f"{self._base} has no model {name!r}, but {', '.join(models) or 'none'}")
+            raise ConfigError(f"{self._base} has no model {name!r}, but {', '.join(models) or 'none'}")
         self._model = name
 
     def chat(self, messages: Sequence[Message], parameters: AnswerParameters) -> AsyncGenerator[AnswerPiece, None]:
