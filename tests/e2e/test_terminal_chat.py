@@ -37,7 +37,7 @@ async def test_an_answer_goes_on_when_the_api_process_dies() -> None:
         await source.close()
         done = run("complete", server.address, "--max-tokens", "4", "--temperature", "0", stdin=f"{FRANCE}\n")
         assert (done.stdout[:6], done.stderr, done.returncode) == (" Paris", "", 0)
-        refused = run("complete", server.address, "--max-tokens", "99999", stdin=FRANCE)
+        refused = run("complete", server.address, "--model-name", "third", stdin=FRANCE)
         assert (refused.stdout, refused.stderr.count("\n"), refused.returncode) == ("", 1, 2)
         settings = "/params temperature 0\n/params max_tokens 9\n"
         chat = run("chat", server.address, stdin=f"{settings}What is the capital of France?\n")

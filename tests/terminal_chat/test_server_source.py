@@ -165,7 +165,7 @@ async def test_another_model_is_selected_by_its_name() -> None:
         assert source.description == f"first at {server.address}"
         await source.select("second")
         assert source.model == "second"
-        with pytest.raises(PyllmError, match="has no model 'third', but first, second"):
+        with pytest.raises(ConfigError, match="has no model 'third', but first, second"):
             await source.select("third")
         assert source.model == "second"
         await source.close()
