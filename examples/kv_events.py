@@ -1,16 +1,16 @@
-"""Follow what a server has in its KV cache, as routers do, through lost batches and restarts.
+"""Follow what a core has in its KV cache, as routers do, through lost batches and restarts."""
 
-    pyllm serve --enable-kv-cache-events --kv-events-endpoint "tcp://127.0.0.1:5557" \
-        --kv-events-replay-endpoint "tcp://127.0.0.1:5558"
-    python examples/kv_events.py tcp://127.0.0.1:5557 tcp://127.0.0.1:5558
-"""
-
+import asyncio
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
+
+from pyllm import EngineClient, SamplingParams
 
 END = b"\xff" * 8
 
@@ -70,7 +70,8 @@ def replay(socket: zmq.Socket[bytes], first: int) -> Iterator[tuple[int, bytes]]
         yield int.from_bytes(sequence, "big"), payload
 
 
-def main(endpoint: str, replay_endpoint: str) -> None:
+def follow(endpoint: str, replay_endpoint: str) -> Iterator[BlockMap]:
+    """The blocks of a core, after each batch; `endpoint` is that of `--kv-events-endpoint`."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     subscription, replays, blocks = context.socket(zmq.SUB), context.socket(zmq.DEALER), BlockMap()
     monitor = subscription.get_monitor_socket(zmq.EVENT_CONNECTED)
@@ -92,8 +93,25 @@ def main(endpoint: str, replay_endpoint: str) -> None:
             if not blocks.apply(*each):
                 for missed in replay(replays, blocks.next):
                     blocks.apply(*missed)
-        print(f"batch {blocks.next - 1}: {len(blocks.blocks)} blocks")
+        yield blocks
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        core, events, replays = (f"ipc://{folder}/{name}" for name in ("core", "events", "replays"))
+        flags = ["--enable-kv-cache-events", "--kv-events-endpoint", events, "--kv-events-replay-endpoint", replays]
+        process = subprocess.Popen([sys.executable, "-m", "pyllm", "core", "--bind", core, *flags])
+        client = await EngineClient.connect(core, timeout=120)
+        # As many tokens of "The capital of France is Paris." as fill two blocks of 16.
+        prompt = [504, 3575, 282, 4649, 314, 7042, 30] * 5
+        async for _ in client.generate(prompt, SamplingParams(temperature=0, max_tokens=1)):
+            pass
+        known = next(each for each in follow(events, replays) if each.blocks)
+        print(f"{len(known.blocks)} blocks hold what is said of Paris, up to batch {known.next - 1}")
+        client.close()
+        process.terminate()
+        process.wait()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    asyncio.run(main())

@@ -248,9 +248,9 @@ async def _serve(
             lambda *received: core.receive(*received),  # noqa: PLW0108 - the core is made below, with this endpoint
             lambda *received: core.malformed(*received),  # noqa: PLW0108
         )
-        parts, events = starting.result(), config.engine.kv_events
         publisher: EventPublisher | None = None
         try:
+            parts, events = starting.result(), config.engine.kv_events
             if events.kv_events_endpoint:
                 publisher = EventPublisher(parts.scheduler, context, events, rank=config.index)
             core = make_core(

@@ -291,7 +291,7 @@ async def test_random_bytes_on_the_core_socket_harm_nobody(tmp_path: Path) -> No
 
 def examples() -> list[str]:
     found = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-    assert len(found) >= 5
+    assert len(found) >= 6
     return found
 
 
