@@ -153,9 +153,16 @@ def test_requests_that_fail_at_too_high_a_rate_do_not_fail_the_search(
 async def test_ctrl_c_prints_what_was_measured() -> None:
     async with scripted_server() as server:
         server.script.fail = lambda prompt: "hang" if len(server.sent) > 4 else ""
-        command = [sys.executable, "-m", "pyllm", "bench", "serve", "--base-url", server.address, *SHORT]
+        # A shell lets its background jobs ignore SIGINT, and the tests may be one.
+        command = ["env", "--default-signal=INT", sys.executable, "-m", "pyllm", "bench", "serve", *SHORT]
         process = await asyncio.create_subprocess_exec(
-            *command, "--max-concurrency", "1", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            *command,
+            "--base-url",
+            server.address,
+            "--max-concurrency",
+            "1",
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
         await until(lambda: len(server.sent) == 5, pause=0.01)
         process.send_signal(signal.SIGINT)
