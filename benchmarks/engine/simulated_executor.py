@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.engine.empty_worker import METHODS
 from pyllm._rust import Plan
 from pyllm.errors import Cause, ConfigError, EngineDeadError, WorkerDeadError
 from pyllm.wire.messages import Embeddings, Sampled, Sampling
@@ -86,15 +87,7 @@ class SimulatedExecutor:
         self._pooling: set[int] = set()  # slots
         self._decoder = msgspec.msgpack.Decoder(Sampling)
         self._busy_until = 0.0
-        self._methods: dict[str, Any] = {
-            "num_blocks": num_blocks,
-            "num_host_blocks": 0,
-            "allocate": None,
-            "swap_seconds": 0.0,
-            "token_seconds": 0.0,
-            "statistics": {},
-            "instruction_set": "none",
-        }
+        self._methods = METHODS | {"num_blocks": num_blocks}
 
     @property
     def death(self) -> WorkerDeadError | None:

@@ -183,7 +183,7 @@ class Calls:
             policy = load_policy(settings.scheduling_policy)
         self._scheduler.reconfigure(**live_settings(settings))
         self._settings, self.policy = settings, policy
-        # Whatever the level, but ERROR: recorded where the level before the change lets it through or the one after it.
+        # The record of a change is a warning. One that changes the level is logged while either level shows warnings.
         is_logged = logger.isEnabledFor(logging.WARNING)
         if changes and is_logged:
             logger.warning("%s: %s", cause, changes)
