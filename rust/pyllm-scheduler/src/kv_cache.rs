@@ -12,7 +12,7 @@ pub(crate) mod prefix;
 pub(crate) mod tier_cache;
 
 use crate::ids::{BlockId, HostBlockId, StepId};
-use crate::kv_cache::events::{EventLog, Events, Snapshot, Tier};
+use crate::kv_cache::events::{EventLog, Events, KvEvent, Snapshot, Tier};
 use crate::kv_cache::hash::{BlockHash, Content, GroupHash};
 use crate::kv_cache::pending_swaps::PendingSwaps;
 use crate::kv_cache::pins::Pins;
@@ -335,6 +335,11 @@ impl KvCache {
     /// Events from number `first` on.
     pub(crate) fn events(&self, first: u64, limit: usize) -> Events {
         self.log.events(first, limit)
+    }
+
+    /// All from number `first` on, and the number of the first that is there.
+    pub(crate) fn events_since(&self, first: u64) -> (u64, impl ExactSizeIterator<Item = &KvEvent>) {
+        self.log.since(first)
     }
 
     /// What is known now, for who has not heard all events.

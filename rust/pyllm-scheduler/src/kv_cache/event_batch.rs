@@ -40,7 +40,12 @@ enum Run<'a> {
 
 impl BatchFormat {
     /// The events as one batch. Blocks that follow each other in a chain are in one event.
-    pub(crate) fn encode(self, events: &[KvEvent], config: &Config, seconds: f64) -> Vec<u8> {
+    pub(crate) fn encode<'a>(
+        self,
+        events: impl Iterator<Item = &'a KvEvent>,
+        config: &Config,
+        seconds: f64,
+    ) -> Vec<u8> {
         let runs = runs(events);
         let mut out = ByteBuf::new();
         array(&mut out, 3);
@@ -144,8 +149,8 @@ impl BatchFormat {
     }
 }
 
-fn runs(events: &[KvEvent]) -> Vec<Run<'_>> {
-    let mut runs: Vec<Run<'_>> = Vec::new();
+fn runs<'a>(events: impl Iterator<Item = &'a KvEvent>) -> Vec<Run<'a>> {
+    let mut runs: Vec<Run<'a>> = Vec::new();
     for event in events {
         match (event, runs.last_mut()) {
             (

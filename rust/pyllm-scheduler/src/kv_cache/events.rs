@@ -137,10 +137,15 @@ impl EventLog {
 
     /// At most `limit` events from number `first` on, but for those that were too many to keep. Any number may read.
     pub(crate) fn events(&self, first: u64, limit: usize) -> Events {
+        let (first, events) = self.since(first);
+        Events { incarnation: self.incarnation, first, events: events.take(limit).cloned().collect() }
+    }
+
+    /// The same without a limit or a copy, and the number of the first of them.
+    pub(crate) fn since(&self, first: u64) -> (u64, impl ExactSizeIterator<Item = &KvEvent>) {
         let oldest = self.next - self.recent.len() as u64;
         let first = first.clamp(oldest, self.next);
-        let events = self.recent.iter().skip((first - oldest) as usize).take(limit).cloned().collect();
-        Events { incarnation: self.incarnation, first, events }
+        (first, self.recent.range((first - oldest) as usize..))
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {

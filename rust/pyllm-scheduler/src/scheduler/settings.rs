@@ -1,5 +1,7 @@
 //! What changes while requests run: settings, weights, and what the prefix cache must keep or forget.
 
+use std::iter;
+
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::kv_cache::event_batch::{BatchFormat, EventBatch};
@@ -91,19 +93,19 @@ impl Scheduler {
     /// All events from number `first` on, as a batch of vLLM; the whole cache where some of them were dropped; none if
     /// there are none.
     pub fn event_batch(&self, first: u64, format: BatchFormat, seconds: f64) -> Option<EventBatch> {
-        let events = self.cache.events(first, usize::MAX);
-        if events.first != first {
+        let (found, events) = self.cache.events_since(first);
+        if found != first {
             return Some(self.snapshot_batch(format, seconds));
         }
-        let next = first + events.events.len() as u64;
-        (next > first).then(|| EventBatch { next, payload: format.encode(&events.events, &self.config, seconds) })
+        let next = first + events.len() as u64;
+        (next > first).then(|| EventBatch { next, payload: format.encode(events, &self.config, seconds) })
     }
 
     /// What the prefix cache knows now, as a batch of vLLM that begins with `AllBlocksCleared`.
     pub fn snapshot_batch(&self, format: BatchFormat, seconds: f64) -> EventBatch {
-        let Snapshot { next, mut events, .. } = self.cache.snapshot();
-        events.insert(0, KvEvent::Cleared);
-        EventBatch { next, payload: format.encode(&events, &self.config, seconds) }
+        let Snapshot { next, events, .. } = self.cache.snapshot();
+        let events = iter::once(&KvEvent::Cleared).chain(&events);
+        EventBatch { next, payload: format.encode(events, &self.config, seconds) }
     }
 
     /// What the prefix cache knows now, for a subscriber that has not heard all events.
