@@ -31,6 +31,7 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     tpot_target: float | None = None
     cache_salt: str = ""
     name: str = ""
+    session: str = ""
 
     def __post_init__(self) -> None:
         self._read_types()
@@ -38,8 +39,9 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         allowed = f"at most {MAX_CACHE_SALT_CHARACTERS} characters, none of them @, /, \\ or NUL"
         is_allowed = len(self.cache_salt) <= MAX_CACHE_SALT_CHARACTERS and not _NOT_IN_SALTS & set(self.cache_salt)
         check("cache_salt", "another text", is_allowed, allowed)  # It is a secret, so the error does not have it.
-        size = len(self.name)
-        check("name", size, size <= MAX_NAME_CHARACTERS, f"at most {MAX_NAME_CHARACTERS} characters")
+        for name in ("name", "session"):
+            size = len(getattr(self, name))
+            check(name, size, size <= MAX_NAME_CHARACTERS, f"at most {MAX_NAME_CHARACTERS} characters")
         for name in ("timeout", "ttft_target", "tpot_target"):
             seconds = getattr(self, name)
             if seconds is not None:
@@ -49,7 +51,7 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         # Servers make these for each request several times, so what has its type already costs little.
         if type(self.priority) is not int:
             msgspec.structs.force_setattr(self, "priority", integer("priority", self.priority))
-        for name in ("tenant", "name"):
+        for name in ("tenant", "name", "session"):
             text(name, getattr(self, name))
         if not isinstance(self.cache_salt, str) or not is_unicode(self.cache_salt):
             # It is a secret, so the error does not have it.

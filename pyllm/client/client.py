@@ -4,6 +4,7 @@ Speaks token ids; knows neither text nor HTTP.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
@@ -11,85 +12,119 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
 
-import msgspec
-
-from pyllm.client.core_connection import Condition, ConnectionCounts, CoreConnection, Handlers, over_zeromq
+from pyllm.client.core_calls import CoreCalls
+from pyllm.client.core_connection import (
+    ATTEMPT,
+    CORE_LOSS,
+    LOSS_AMONG_SEVERAL,
+    Condition,
+    ConnectionCounts,
+    CoreConnection,
+    Handlers,
+    over_zeromq,
+)
+from pyllm.client.cores import Core, CoreReport, Cores
 from pyllm.client.embedding import Embedding, EmbeddingReader, EmbeddingReceiver, EmbeddingSink
 from pyllm.client.pending_calls import Calls
-from pyllm.client.prompt_tokens import Prompt, pack_tokens
-from pyllm.client.reports import BlockOwners, Decision, KVEvents, RequestReport, SampleReport, TenantReport
+from pyllm.client.placers import PlacementKind, PrefixPlacer, RoundRobin
+from pyllm.client.prompt_tokens import Prompt
+from pyllm.client.reports import SampleReport
 from pyllm.client.running_requests import RunningRequests
 from pyllm.client.streams import OutputSink
 from pyllm.client.submission import prepare, prepare_embedding, random_seed
 from pyllm.client.token_reader import TokenDelta, TokenReader
-from pyllm.errors import EngineDeadError, ProfileRunningError, ProtocolError, PyllmError, RequestError
+from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.wire.curve import client_keys
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.link import Connect
-from pyllm.wire.messages import Call, ClientMessage, CoreMessage, Deltas, Isolated, ModelInfo, Rejected, Reply
-from pyllm.wire.profiles import ProfileOutcome
+from pyllm.wire.messages import (
+    ClientMessage,
+    CoreMessage,
+    Deltas,
+    Isolated,
+    ModelInfo,
+    PlacementNews,
+    Rejected,
+    Reply,
+)
 
 READER_PATIENCE = 60.0  # seconds in which a reader took nothing of what was there for it
 RECOVERY_TIMEOUT = 600.0  # seconds that requests wait for the next core
-PROFILE_GRACE = 60.0  # seconds that ranks have beside those of a profile, to begin and to add up
 CLOSE_LINGER = 1.0  # seconds that the last aborts get to leave
 
-T = TypeVar("T")
+CoreConnect = Connect[CoreMessage, ClientMessage]
 
 logger = logging.getLogger(__name__)
 
 
-class EngineClient:
-    """Requests to a core, which outlive it: `await EngineClient.connect(address)` makes one over ZeroMQ.
+class EngineClient(CoreCalls):
+    """Requests to cores, which outlive these: `await EngineClient.connect(addresses)` makes one over ZeroMQ.
 
     What runs when a core is lost is sent to the next one, with what it was given so far, and goes on as it would have;
     what is asked for meanwhile is sent then, too.
 
     Through the constructor any transport can be used: `connects` has one function for each place where a core may be,
     and each call of `connect(on_message, on_malformed, on_disconnect)` gives the sending half of a fresh connection;
-    then `await client.start()`. `heartbeats=False` is for a core in the same process, which cannot be silent. With
-    `awaits_first` a core that is lost before it has answered is no error, but followed by another. All methods belong
-    to the event loop's thread.
+    then `await client.start()`. `placement` is as for `connect`, `addresses` names the places. `heartbeats=False` is
+    for a core in the same process, which cannot be silent. With `awaits_first` a core that is lost before it has
+    answered is no error, but followed by another. All methods belong to the event loop's thread.
     """
 
     def __init__(
         self,
-        *connects: Connect[CoreMessage, ClientMessage],
+        *connects: CoreConnect,
+        placement: PlacementKind = "failover",
+        addresses: Sequence[str] = (),
         heartbeats: bool = True,
         clock: Callable[[], float] = time.monotonic,
         recovery_timeout: float = RECOVERY_TIMEOUT,
         awaits_first: bool = False,
+        transport: Callable[[str], CoreConnect] = lambda address: over_zeromq(address, None),
     ) -> None:
         self.malformed_frames = 0
         self.draw_seed: Callable[[], int] = random_seed  # of requests that have none
+        self._placement = placement
+        self._transport = transport
         self._heartbeats = heartbeats
+        self._recovery_timeout = recovery_timeout
+        self._awaits_first = awaits_first
         self._ids = itertools.count(1)
         self._readers: dict[int, TokenReader] = {}
         self._calls = Calls()
         self._death: PyllmError | None = None
         self._died = asyncio.Event()
         self._ready: asyncio.Future[None] | None = None
+        self._changed = asyncio.Event()  # when a core is ready or refused
         self._beating: asyncio.Task[None] | None = None
-        handlers = Handlers(
-            self._become_ready, self._receive, self._malformed, self._calls.fail_all, self._lose_core, self.give_up
-        )
-        self._connection = CoreConnection(handlers, connects, recovery_timeout, awaits_first)
-        self._requests = RunningRequests(self._connection, self._ids, clock)
+        self._cores = Cores(PrefixPlacer if placement == "prefix" else lambda model: RoundRobin(), clock)
+        super().__init__(self._cores, self._calls, self._ids)
+        self._requests = RunningRequests(self._cores, self._ids, clock)
+        names = [*addresses, *("" for _ in connects[len(addresses) :])]
+        if placement == "failover":
+            self._add(" or ".join(names), connects)
+        else:
+            for name, connect in zip(names, connects, strict=True):
+                self._add(name, [connect])
 
     @classmethod
     async def connect(
         cls,
         address: str | Sequence[str],
         *,
+        placement: PlacementKind = "failover",
         timeout: float = 60.0,  # noqa: ASYNC109 - the handshake's deadline, named in its error
         keys: Path | None = None,
         recovery_timeout: float = RECOVERY_TIMEOUT,
     ) -> "EngineClient":
-        """Connect to the core that is bound, or will be bound, to a ZeroMQ address, or to one of several.
+        """Connect to the core that is bound, or will be bound, to a ZeroMQ address, or to those at several.
+
+        `placement` says what becomes of requests. "failover": all go to one core, and to the next address once that is
+        lost. "prefix": each goes to the core that is expected to be done with it first, given what it has to do and has
+        cached of the prompt. "round-robin": to each core in turn. Where there are several, they must give the same
+        tokens; one is enough to begin.
 
         `keys` is a folder with `server.key` and `client.key_secret`, for `tcp://`. When the core is lost, requests wait
         for `recovery_timeout` seconds for another one, at whichever address.
@@ -103,8 +138,11 @@ class EngineClient:
         addresses = [address] if isinstance(address, str) else list(address)
         client = cls(
             *(over_zeromq(each, secrets) for each in addresses),
+            placement=placement,
+            addresses=addresses,
             recovery_timeout=recovery_timeout,
             awaits_first=all(each.startswith("ipc://") for each in addresses),  # Where no keys can be wrong.
+            transport=lambda address: over_zeromq(address, secrets),
         )
         try:
             await client.start(timeout)
@@ -113,14 +151,15 @@ class EngineClient:
         return client
 
     async def start(self, timeout: float = 60.0) -> None:  # noqa: ASYNC109 - as in `connect`
-        """Say hello and wait for the core to be ready.
+        """Say hello and wait for a core to be ready, and for the others a little longer.
 
         Raises:
             TimeoutError: no answer within `timeout` seconds.
             ProtocolError, EngineDeadError: as for `connect`.
         """
         self._ready = asyncio.get_running_loop().create_future()
-        self._connection.open()
+        for core in self._cores.all():
+            core.connection.open()
         if self._heartbeats:
             self._beating = asyncio.create_task(self._beat_forever(), name="pyllm-client-heartbeat")
         try:
@@ -129,6 +168,9 @@ class EngineClient:
         except BaseException:
             self.close()
             raise
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ATTEMPT):
+                await asyncio.gather(*(self._settled(core) for core in self._cores.all()))
 
     @property
     def alive(self) -> bool:
@@ -138,28 +180,83 @@ class EngineClient:
     @property
     def model(self) -> ModelInfo:
         """What the core said of its model."""
-        return self._connection.model
+        return self._cores.model
 
     @property
     def fingerprint(self) -> str:
         """The core's, see `Ready`; those of two cores that give the same tokens are the same."""
-        return self._connection.fingerprint
+        return self._cores.first.connection.fingerprint
 
     @property
     def epoch(self) -> int:
-        """The run of a core that this is, or was last, connected to."""
-        return self._connection.epoch
+        """The run of a core that this is, or was last, connected to; of several, of the first that is ready."""
+        return self._cores.first.connection.epoch
 
     @property
     def counts(self) -> ConnectionCounts:
         """Cores that were met so far, and requests that were sent again."""
-        return self._connection.counts
+        return self._cores.counts
+
+    @property
+    def cores(self) -> tuple[CoreReport, ...]:
+        """The cores, or with "failover" the one that there is, as this client sees them."""
+        return tuple(core.report() for core in self._cores.all())
 
     def condition(self) -> Condition:
         """Whether requests are worked on, and why not."""
         if self._death is not None:
             return Condition(False, reason=str(self._death))
-        return self._connection.condition()
+        return self._cores.condition()
+
+    async def add_core(self, address: str, timeout: float = 60.0) -> int:  # noqa: ASYNC109 - as in `connect`
+        """Take requests to another core, too; gives its index. New requests go there from now on.
+
+        Raises:
+            RequestError: requests go to one core at a time, or this address is there already.
+            EngineDeadError: no answer within `timeout` seconds, or it would give other tokens.
+        """
+        self._check_alive()
+        if self._placement == "failover":
+            text = "this client sends all to one core at a time"
+            raise RequestError(f"{text}: connect it with placement 'prefix' or 'round-robin' to add cores", "address")
+        if any(core.address == address for core in self._cores.all()):
+            raise RequestError(f"the core at {address} is there already", "address")
+        core = self._add(address, [self._transport(address)])
+        core.connection.open()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._settled(core)
+            if core.failure is not None:
+                raise EngineDeadError(str(core.failure))
+        except TimeoutError:
+            self._remove(core)
+            raise EngineDeadError(f"no core answered at {address} within {timeout:g} s") from None
+        except BaseException:
+            self._remove(core)
+            raise
+        return core.index
+
+    async def remove_core(self, index: int, timeout: float = 30.0) -> None:  # noqa: ASYNC109 - what runs has so long
+        """Send nothing more to a core, and leave it once what it has from this client has ended.
+
+        What has not ended after `timeout` seconds goes on on the others.
+
+        Raises:
+            RequestError: there is no such core, or no other one.
+        """
+        core = self._core(index)
+        others = [each for each in self._cores.all() if each is not core and not each.is_leaving]
+        if not others:
+            raise RequestError(f"core {index} is the only one: add another one before it leaves", "core")
+        core.is_leaving = True
+        if core.num_requests:
+            emptied = asyncio.Event()
+            core.on_empty = emptied.set
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await emptied.wait()
+        self._requests.leave(core)
+        self._remove(core)
 
     @property
     def num_requests(self) -> int:
@@ -191,7 +288,8 @@ class EngineClient:
             EngineDeadError: the core is gone, and no other one is waited for.
         """
         self._check_alive()
-        return self._requests.start(prepare(prompt, params, self.model, scheduling, self.draw_seed), sink)
+        submit = prepare(prompt, params, self.model, scheduling, self.draw_seed)
+        return self._requests.start(submit, sink, session=scheduling.session)
 
     def submit_embedding(
         self,
@@ -207,7 +305,7 @@ class EngineClient:
         self._check_alive()
         receiver = EmbeddingReceiver(sink, dimensions)
         submit = prepare_embedding(prompt, self.model, scheduling, dimensions)
-        return self._requests.start(submit, receiver, receiver.take)
+        return self._requests.start(submit, receiver, receiver.take, scheduling.session)
 
     def abort(self, request: int, sample: int = -1) -> None:
         """End a request, or one sample of it; what has not finished yet gets a last delta. Unknown ids are ignored."""
@@ -248,137 +346,19 @@ class EngineClient:
         finally:
             self.abort(request)  # Which does nothing once it has ended.
 
-    async def call(
-        self,
-        method: str,
-        *args: Any,
-        timeout: float = 10.0,  # noqa: ASYNC109 - every call on the wire has a deadline
-    ) -> Any:
-        """Ask the core for something outside the stream, by name; what follows below is that with types.
-
-        Raises:
-            RequestError: the core refused, or an argument cannot be sent; the text says why.
-            TimeoutError: no answer within `timeout` seconds.
-            EngineDeadError: the core is gone; it is not asked again when there is another one.
-        """
-        self._check_alive()
-        if not self._connection.is_ready:
-            raise EngineDeadError(self._connection.condition().reason)
-        number = next(self._ids)
-        answer = self._calls.open(number)
-        try:
-            self._connection.post(Call(self.epoch, number, method, args))
-            async with asyncio.timeout(timeout):
-                reply = await answer
-        except (TypeError, ValueError, OverflowError) as error:
-            raise RequestError(f"the arguments of the call {method} cannot be sent: {error}") from None
-        except TimeoutError:
-            raise TimeoutError(f"the core did not answer {method!r} within {timeout:g} s") from None
-        finally:
-            self._calls.close(number)
-        if not reply.ok:
-            raise RequestError(str(reply.value))
-        return reply.value
-
-    async def stats(self) -> dict[str, int]:
-        """The scheduler's gauges and counters, and the core's. It and the calls below raise as `call` does."""
-        return await self._ask(dict[str, int], "stats")
-
     async def explain(self, request: int) -> list[SampleReport]:
         """Where each sample of a request stands, and why it is not further.
 
         Raises:
             RequestError: the request has ended; else as `call`.
         """
-        wire_id = self._requests.wire_id(request)
-        if wire_id is None:
+        place = self._requests.place(request)
+        if place is None:
             raise RequestError(f"request {request} has ended, or is not of this client", "request")
-        return await self._ask(list[SampleReport], "explain", wire_id)
-
-    async def requests(self, limit: int = 2000, name: str | None = None) -> list[RequestReport]:
-        """All clients' requests: those that live, in the order in which they came, then the last 1,000 that have ended,
-        latest first, also those that ended in a core before this one. At most `limit`, and 2,000; with a `name` only
-        those that have it (`SchedulingParams.name`).
-        """
-        return await self._ask(list[RequestReport], "requests", limit, name)
-
-    async def block_owners(self) -> BlockOwners:
-        """The blocks of the device by owner."""
-        return await self._ask(BlockOwners, "block_owners")
-
-    async def decisions(self, limit: int = 100) -> list[Decision]:
-        """What the last steps decided, oldest first; the core keeps the last 1,024."""
-        return await self._ask(list[Decision], "decisions", limit)
-
-    async def tenants(self) -> list[TenantReport]:
-        """What each tenant has had under the policy `fair`; under others all are one, without a name."""
-        return await self._ask(list[TenantReport], "tenants")
-
-    async def reconfigure(self, **changes: Any) -> dict[str, Any]:
-        """Change settings of the scheduler from the next step on; gives all that can change, as they are then.
-
-        Names are those of the flags: `scheduling_policy`, `tenant_weights`, `watermark`, `max_num_batched_tokens`...,
-        and `log_level`, unless the core runs in this process. If one of them is refused, all stay as they were. A core
-        that takes the place of a dead one has what was changed.
-        """
-        return await self._ask(dict[str, Any], "reconfigure", changes)
-
-    async def profile(
-        self,
-        num_steps: int = 20,
-        seconds: float = 30.0,
-        *,
-        with_trace: bool = False,
-        ranks: Sequence[int] | None = None,
-    ) -> ProfileOutcome:
-        """Record the next steps on `ranks`, or all; after some seconds it ends with those that have come, maybe none.
-
-        At most 100 steps and 60 seconds.
-
-        Raises:
-            ProfileRunningError: one runs already, of this client or another.
-            EngineDeadError: there is no core, or it or its workers died meanwhile; the next profile is of others.
-            RequestError: a number is out of its range.
-        """
-        try:
-            value = await self.call("profile", num_steps, seconds, with_trace, ranks, timeout=seconds + PROFILE_GRACE)
-        except (EngineDeadError, TimeoutError) as error:
-            raise EngineDeadError(f"there is no profile: {error}") from None
-        outcome = _converted(value, ProfileOutcome, "profile")
-        if outcome.ended_by == "running":
-            raise ProfileRunningError(outcome.reason)
-        if outcome.ended_by == "interrupted":
-            text = f"the profile was interrupted after {outcome.seconds:.1f} s"
-            raise EngineDeadError(f"{text}: {outcome.reason}; ask for another one when the engine is ready")
-        return outcome
-
-    async def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes, on the device and the host; what runs keeps its blocks."""
-        await self.call("reset_prefix_cache")
-
-    async def pin(self, name: int, prompt: Prompt, *, tenant: str = "", cache_salt: str = "", adapter: str = "") -> int:
-        """Keep the full blocks of a prefix from eviction, now and once they are computed; gives their number.
-
-        `name` is the caller's to choose, for `unpin`; the prefix is found by requests that have the other three equal.
-        """
-        tokens = pack_tokens(prompt).tobytes()
-        return await self._ask(int, "pin", name, tokens, tenant, cache_salt, adapter)
-
-    async def unpin(self, name: int) -> bool:
-        """Let a pinned prefix be evicted. False: there is no such pin."""
-        return await self._ask(bool, "unpin", name)
-
-    async def kv_events(self, first: int = 0, *, tokens: bool = True) -> KVEvents:
-        """What the prefix cache has stored and evicted, from the event of number `first` on; 10,000 events a call.
-
-        Any number of clients may ask. Without `tokens`, events name blocks by their hashes alone. Refused unless the
-        core was started with `--enable-kv-cache-events`.
-        """
-        return await self._ask(KVEvents, "kv_events", first, tokens)
-
-    async def kv_snapshot(self, *, tokens: bool = True) -> KVEvents:
-        """All that the prefix cache knows now, for who begins to listen or has missed events."""
-        return await self._ask(KVEvents, "kv_snapshot", tokens)
+        core, wire_id = place
+        if core is None:
+            raise EngineDeadError(self._cores.first.connection.condition().reason)
+        return await self._ask(list[SampleReport], "explain", wire_id, core=core.index)
 
     async def death(self) -> PyllmError:
         """Wait until no core is waited for longer, by `close`, `give_up` or the recovery timeout; gives the reason."""
@@ -400,32 +380,72 @@ class EngineClient:
 
         Runs by itself, at 2 Hz.
         """
-        self._connection.beat()
+        for core in self._cores.all():
+            if core.failure is None:
+                core.connection.beat()
+        self._look_for_end()
         self._requests.beat()
         for request, reader in list(self._readers.items()):
             if reader.tick() * HEARTBEAT_INTERVAL > READER_PATIENCE:
                 self._requests.fail(request, PyllmError(f"aborted: the output was not read for {READER_PATIENCE:g} s"))
-
-    async def _ask(self, kind: type[T], method: str, *args: Any) -> T:
-        return _converted(await self.call(method, *args), kind, method)
 
     async def _beat_forever(self) -> None:
         while self._death is None:
             await asyncio.sleep(HEARTBEAT_INTERVAL)
             self.beat()
 
-    def _receive(self, message: Deltas | Reply | Rejected | Isolated) -> None:
+    def _add(self, address: str, connects: Sequence[CoreConnect]) -> Core:
+        core = self._cores.add(address)
+        handlers = Handlers(
+            partial(self._become_ready, core),
+            partial(self._receive, core),
+            self._malformed,
+            partial(self._lose, core),
+            partial(self._refuse, core),
+        )
+        alone = self._placement == "failover"
+        core.connection = CoreConnection(
+            handlers,
+            connects,
+            self._cores.counts,
+            core_loss=CORE_LOSS if alone else LOSS_AMONG_SEVERAL,
+            awaits_first=self._awaits_first or not alone,
+            wants_news=self._placement == "prefix",
+        )
+        return core
+
+    def _remove(self, core: Core) -> None:
+        self._cores.remove(core)
+        core.connection.close(CLOSE_LINGER)
+        self._calls.fail_all(EngineDeadError(f"core {core.index} has left"), core.index)
+        self._requests.place_waiting()
+
+    async def _settled(self, core: Core) -> None:
+        """Wait until a core is ready, or refused."""
+        while not core.connection.is_ready and core.failure is None:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _receive(self, core: Core, message: Deltas | Reply | Rejected | Isolated | PlacementNews) -> None:
         match message:
             case Deltas():
                 try:
                     self._requests.deliver(message)
                 except ValueError as error:
                     self._malformed(str(error))
+            case PlacementNews():
+                try:
+                    self._cores.take_news(core, message)
+                except ValueError as error:
+                    self._malformed(str(error))
             case Reply():
                 self._calls.settle(message)
-            case Rejected(None, "engine_dead", text):
+            case Rejected(None, "engine_dead", text) if len(self._cores) == 1:
                 # It has had its time to finish them, and says that they end; only what comes later goes elsewhere.
                 self._fail_all(EngineDeadError(text))
+            case Rejected(None, "engine_dead"):
+                self._requests.leave(core)
+                self._requests.place_waiting()
             case Rejected(None):
                 logger.error("the core refused a message (%s): %s", message.code, message.message)
             case Rejected():
@@ -433,14 +453,42 @@ class EngineClient:
             case Isolated():
                 self._requests.isolate(message)
 
-    def _become_ready(self, previous_fingerprint: str, is_known: bool) -> None:
+    def _become_ready(self, core: Core, is_known: bool) -> None:
         assert self._ready is not None
-        if not self._ready.done():
+        before, epoch = core.epoch, core.connection.epoch
+        follows_loss = before not in (0, epoch)
+        if is_known and follows_loss:
+            self._requests.lose(core, before, EngineDeadError("another engine core has taken its place"))
+        elif is_known:
+            self._requests.leave(core)
+        self._cores.become_ready(core, follows_loss=follows_loss)
+        self._changed.set()
+        if core.failure is None and not self._ready.done():
             self._ready.set_result(None)
-        self._requests.resubmit_all(previous_fingerprint in ("", self.fingerprint), is_known)
+        self._requests.place_waiting()
 
-    def _lose_core(self, loss: EngineDeadError) -> None:
-        self._requests.lose_core(loss)
+    def _lose(self, core: Core, loss: EngineDeadError) -> None:
+        self._calls.fail_all(loss, core.index)
+        self._cores.lose(core)
+        self._requests.lose(core, core.epoch, loss)
+        if len(self._cores) > 1:
+            self._requests.place_waiting()
+
+    def _refuse(self, core: Core, error: PyllmError) -> None:
+        """A core cannot be used; without any the end is final."""
+        self._cores.refuse(core, error)
+        self._changed.set()
+        if all(each.failure is not None for each in self._cores.all()):
+            self._end(error)
+
+    def _look_for_end(self) -> None:
+        """No core is waited for longer than `recovery_timeout`, once there was one."""
+        connections = [core.connection for core in self._cores.all() if core.failure is None]
+        if self._ready is None or not self._ready.done() or any(each.is_ready for each in connections):
+            return
+        if all(each.outage > self._recovery_timeout for each in connections):
+            loss = next((each.loss for each in connections if each.loss), "the engine cores were lost")
+            self._end(EngineDeadError(f"{loss}, and none was ready within {self._recovery_timeout:g} s"))
 
     def _malformed(self, text: str) -> None:
         self.malformed_frames += 1
@@ -456,7 +504,8 @@ class EngineClient:
             return
         self._death = death
         self._died.set()
-        self._connection.close(linger)
+        for core in self._cores.all():
+            core.connection.close(linger)
         if self._beating is not None:
             self._beating.cancel()
         if self._ready is not None and not self._ready.done():
@@ -466,11 +515,3 @@ class EngineClient:
     def _fail_all(self, error: PyllmError) -> None:
         self._calls.fail_all(error)
         self._requests.fail_all(error)
-
-
-def _converted(value: Any, kind: type[T], method: str) -> T:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        text = f"the core answered {method!r} with what this client cannot read: {error}; do their versions agree?"
-        raise ProtocolError(text) from None

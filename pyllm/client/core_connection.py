@@ -1,6 +1,6 @@
 """The connection to a core, from one epoch to the next: hello, heartbeats, silence, and the search for a successor.
 
-Does not know requests: it calls back whenever a core is ready.
+Knows neither requests nor other cores: it calls back whenever a core is ready or lost.
 """
 
 import logging
@@ -24,6 +24,7 @@ from pyllm.wire.messages import (
     Hello,
     Isolated,
     ModelInfo,
+    PlacementNews,
     Ready,
     Rejected,
     Reply,
@@ -32,6 +33,7 @@ from pyllm.wire.messages import (
 # Seconds, but counted in our own heartbeats and not by the clock: a process that was stopped for a minute must not
 # blame the core. After `SILENCE` without a message from it, it is not ready.
 CORE_LOSS = 10.0  # in which case it is given up for its successor
+LOSS_AMONG_SEVERAL = 5.0  # the same, where others can take its requests
 ATTEMPT = 2.5  # that a core has to answer before the next address is tried
 
 logger = logging.getLogger(__name__)
@@ -55,17 +57,15 @@ class ConnectionCounts(msgspec.Struct):
 class Handlers(NamedTuple):
     """What is called, from the event loop.
 
-    `on_ready(fingerprint, is_known)`: a core is ready, and has none of our requests; the fingerprint is that of the one
-    before it, if any, and with `is_known` it may have some of them still. `on_replaced` comes first where it is not the
-    core that was ready before, but one after it. `on_lost`: the connection is, and a core is looked for, the same or
-    another; after `on_final` none is. `on_message` gets what the core says of requests and calls, in its epoch.
+    `on_ready(is_known)`: a core is ready, of the `epoch` that is there by then; with `is_known` it may have some of our
+    requests still, else it has none. `on_lost`: the connection is, and a core is looked for, the same or another; after
+    `on_final` none is. `on_message` gets what the core says of requests and calls, in its epoch.
     """
 
-    on_ready: Callable[[str, bool], None]
-    on_message: Callable[[Deltas | Reply | Rejected | Isolated], None]
+    on_ready: Callable[[bool], None]
+    on_message: Callable[[Deltas | Reply | Rejected | Isolated | PlacementNews], None]
     on_malformed: Callable[[str], None]
     on_lost: Callable[[EngineDeadError], None]
-    on_replaced: Callable[[EngineDeadError], None]
     on_final: Callable[[PyllmError], None]
 
 
@@ -86,27 +86,32 @@ def over_zeromq(address: str, keys: CurveKeys | None) -> Connect[CoreMessage, Cl
 class CoreConnection:
     """`connects` make a socket each, to an address where a core may be; they are tried in turn.
 
-    Call `beat` every `HEARTBEAT_INTERVAL`. After `recovery_timeout` seconds without a core the end is final, and,
-    but where `awaits_first`, once no place has a core that answers a first hello: keys may be wanted there.
+    Call `beat` every `HEARTBEAT_INTERVAL`. Unless it `awaits_first`, it is final that no place has a core that answers
+    a first hello: keys may be wanted there. A core that is silent for `core_loss` seconds is lost. With `wants_news` it
+    is asked for `PlacementNews`.
     """
 
     def __init__(
         self,
         handlers: Handlers,
         connects: Sequence[Connect[CoreMessage, ClientMessage]],
-        recovery_timeout: float,
+        counts: ConnectionCounts,
+        *,
+        core_loss: float = CORE_LOSS,
         awaits_first: bool = False,
+        wants_news: bool = False,
     ) -> None:
         self.model: ModelInfo
         self.fingerprint = ""
         self.epoch = 0
         self.is_ready = False
-        self.counts = ConnectionCounts()
+        self._counts = counts
         self._handlers = handlers
         self._connects = connects
         self._address_index = -1  # in `connects`
-        self._recovery_timeout = recovery_timeout
+        self._core_loss = core_loss
         self._awaits_first = awaits_first
+        self._hello = Hello(PROTOCOL_VERSION, wants_news)
         self._link: Link[CoreMessage, ClientMessage] = Link(self._receive, handlers.on_malformed, self._lose)
         self._silent_beats = 0  # of the core, or of who is to become it
         self._outage_beats = 0
@@ -120,7 +125,7 @@ class CoreConnection:
         self._silent_beats = 0
         self._address_index = (self._address_index + 1) % len(self._connects)
         self._link.open(self._connects[self._address_index])
-        self._link.post(Hello(PROTOCOL_VERSION))
+        self._link.post(self._hello)
 
     def post(self, message: ClientMessage) -> None:
         """Send a message, unless the core is not ready: it would be of an epoch that is over."""
@@ -134,31 +139,42 @@ class CoreConnection:
             self._link.flush()
             if not self._link.num_unsent:
                 self._link.post(Heartbeat("client"))
-            if self._silent_beats * HEARTBEAT_INTERVAL > CORE_LOSS:
-                self._lose(f"the engine core gave no sign of life for {CORE_LOSS:g} s")
+            if self._silent_beats * HEARTBEAT_INTERVAL > self._core_loss:
+                self._lose(f"the engine core gave no sign of life for {self._core_loss:g} s")
             return
         self._outage_beats += 1
-        if self.fingerprint and self._outage_beats * HEARTBEAT_INTERVAL > self._recovery_timeout:
-            text = f"{self._loss}, and none was ready within {self._recovery_timeout:g} s"
-            self._handlers.on_final(EngineDeadError(text))
-        elif not self._link.is_open or self._silent_beats * HEARTBEAT_INTERVAL > ATTEMPT:
+        if not self._link.is_open or self._silent_beats * HEARTBEAT_INTERVAL > ATTEMPT:
             self.open()
         else:
             self._link.flush()
 
+    @property
+    def outage(self) -> float:
+        """Seconds for which a core has been awaited, 0 where there is one."""
+        return self._outage_beats * HEARTBEAT_INTERVAL
+
+    @property
+    def loss(self) -> str:
+        """How the last core was lost; empty if none was."""
+        return self._loss
+
+    @property
+    def stage(self) -> str:
+        """What the core last said that it does, a `CoreStage`."""
+        return self._core_heartbeat.stage or "ready"
+
     def condition(self) -> Condition:
         """How the core is, as far as it can be known from here."""
         if not self.is_ready:
-            seconds = self._outage_beats * HEARTBEAT_INTERVAL
             loss = self._loss or "no engine core has answered"
-            return Condition(False, reason=f"{loss}; another one has been awaited for {seconds:g} s")
+            return Condition(False, reason=f"{loss}; another one has been awaited for {self.outage:g} s")
         silence = self._silent_beats * HEARTBEAT_INTERVAL
         if silence >= SILENCE:
             return Condition(False, reason=f"the engine core has given no sign of life for {silence:g} s")
-        stage = self._core_heartbeat.stage
-        if stage in ("", "ready"):
+        if self.stage == "ready":
             return Condition(True)
-        return Condition(False, stage == "stalled", self._core_heartbeat.reason or f"the engine core is {stage}")
+        reason = self._core_heartbeat.reason or f"the engine core is {self.stage}"
+        return Condition(False, self.stage == "stalled", reason)
 
     def close(self, linger: float = 0.0) -> None:
         """Disconnect; what is queued gets `linger` seconds to leave."""
@@ -171,14 +187,14 @@ class CoreConnection:
             case Ready():
                 self._become_ready(message)
             case Rejected(None, "hello"):
-                self._link.post(Hello(PROTOCOL_VERSION))
+                self._link.post(self._hello)
             case Rejected(None, "version", text):
                 self._handlers.on_final(ProtocolError(text))
             case Heartbeat():
                 self._core_heartbeat = message
-            case Deltas(epoch) | Isolated(epoch) if epoch != self.epoch:
+            case Deltas(epoch) | Isolated(epoch) | PlacementNews(epoch) if epoch != self.epoch:
                 pass
-            case Deltas() | Reply() | Rejected() | Isolated():
+            case Deltas() | Reply() | Rejected() | Isolated() | PlacementNews():
                 if self.is_ready:
                     self._handlers.on_message(message)
 
@@ -187,18 +203,16 @@ class CoreConnection:
             text = f"the core speaks version {ready.version} of the protocol, this client {PROTOCOL_VERSION}"
             self._handlers.on_final(ProtocolError(text))
             return
-        previous, is_known = self.fingerprint, self.is_ready
+        is_known = self.is_ready
         if ready.epoch != self.epoch:
-            self.counts.num_core_connections += 1
-            if previous:
-                self._handlers.on_replaced(EngineDeadError(self._loss or "another engine core has taken its place"))
-        if self._outage_beats and previous:
-            logger.info("a core is ready after %g s", self._outage_beats * HEARTBEAT_INTERVAL)
+            self._counts.num_core_connections += 1
+        if self._outage_beats and self.fingerprint:
+            logger.info("a core is ready after %g s", self.outage)
         self.model, self.fingerprint, self.epoch = ready.model, ready.fingerprint, ready.epoch
         self.is_ready = True
         self._outage_beats = 0
         self._core_heartbeat = Heartbeat("ready")
-        self._handlers.on_ready(previous, is_known)
+        self._handlers.on_ready(is_known)
 
     def _lose(self, loss: str = "the connection to the engine core was lost") -> None:
         was_ready = self.is_ready

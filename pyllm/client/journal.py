@@ -7,7 +7,7 @@ from array import array
 
 import msgspec
 
-from pyllm.wire.messages import CLEARING_TOKENS, FinishCode, IsolationStage, Output, Submit
+from pyllm.wire.messages import CLEARING_TOKENS, LOSSES_TO_RUN_ALONE, FinishCode, IsolationStage, Output, Submit
 
 
 class Journal:
@@ -44,6 +44,11 @@ class Journal:
         self.num_losses_alone = 0
         self._is_alone = False
         self._num_known = -self._num_untold  # tokens when a core was lost last
+
+    @property
+    def first(self) -> Submit:
+        """The request as it was at first, without epoch and id."""
+        return self._first
 
     @property
     def num_samples(self) -> int:
@@ -119,10 +124,16 @@ class Journal:
         self.num_losses_alone += self._is_alone
         self._is_alone = False
 
-    def submission(self, epoch: int, request: int, now: float) -> Submit:
+    @property
+    def is_suspect(self) -> bool:
+        """Whether a core was lost with it, and hardly anything has come since."""
+        return self.num_losses > 0 and self._num_fresh() < CLEARING_TOKENS * self._closed.count(False)
+
+    def submission(self, epoch: int, request: int, now: float, *, is_to_run_alone: bool = False) -> Submit:
         """The message that starts the request in this epoch, or that continues it after what was already received.
 
-        Its time has gone on meanwhile: `timeout` is what is left of it, 0 if nothing is.
+        Its time has gone on meanwhile: `timeout` is what is left of it, 0 if nothing is. The core takes one that
+        `is_to_run_alone` for one that two cores were lost with.
         """
         resumed = any(self._closed) or any(self._outputs)
         outputs = tuple(
@@ -142,12 +153,16 @@ class Journal:
             sampling=sampling,
             age=age,
             timeout=None if timeout is None else max(0.0, timeout - age),
-            num_losses=self.num_losses,
+            num_losses=max(self.num_losses, LOSSES_TO_RUN_ALONE) if is_to_run_alone else self.num_losses,
         )
+
+    def _num_fresh(self) -> int:
+        """Tokens that have come since a core was lost last."""
+        return sum(map(len, self._outputs)) - self._num_untold - self._num_known
 
     def _clear(self) -> int:
         """Forget the cores that were lost if enough has come since the last one; gives the tokens that are known."""
-        num_known = sum(map(len, self._outputs)) - self._num_untold
-        if num_known - self._num_known >= CLEARING_TOKENS * self._closed.count(False):
+        num_fresh = self._num_fresh()
+        if num_fresh >= CLEARING_TOKENS * self._closed.count(False):
             self.num_losses = self.num_losses_alone = 0
-        return num_known
+        return self._num_known + num_fresh

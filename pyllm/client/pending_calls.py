@@ -7,19 +7,21 @@ from pyllm.wire.messages import Reply
 
 
 class Calls:
-    """By the number that `Call` and `Reply` have."""
+    """By the number that `Call` and `Reply` have. Each call is of one core."""
 
     def __init__(self) -> None:
         self._answers: dict[int, asyncio.Future[Reply]] = {}
+        self._cores: dict[int, int] = {}
 
-    def open(self, number: int) -> asyncio.Future[Reply]:
+    def open(self, number: int, core: int = 0) -> asyncio.Future[Reply]:
         """What a call's answer will be; `close` it in the end."""
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._cores[number] = core
         return answer
 
     def close(self, number: int) -> None:
         """Nobody waits for the answer any more."""
-        del self._answers[number]
+        del self._answers[number], self._cores[number]
 
     def settle(self, reply: Reply) -> None:
         """Take an answer; one that nobody waits for is dropped."""
@@ -27,8 +29,8 @@ class Calls:
         if answer is not None and not answer.done():
             answer.set_result(reply)
 
-    def fail_all(self, error: PyllmError) -> None:
-        """None of them will be answered."""
-        for answer in self._answers.values():
-            if not answer.done():
+    def fail_all(self, error: PyllmError, core: int | None = None) -> None:
+        """None of them will be answered, or none of this core's."""
+        for number, answer in self._answers.items():
+            if not answer.done() and core in (None, self._cores[number]):
                 answer.set_exception(error)

@@ -23,9 +23,9 @@ class SampleReport(msgspec.Struct, frozen=True):
 class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     """A request of any client, live or ended.
 
-    `client` and `request` name it in the core, `name` is `SchedulingParams.name`, of a server's request its id.
-    `num_output_tokens` are those of all samples, `num_cached_tokens` those of the prompt that the prefix cache had,
-    `num_blocks` those that it has on the device, shared ones included.
+    `client` and `request` name it in the core of this index, `name` is `SchedulingParams.name`, of a server's request
+    its id. `num_output_tokens` are those of all samples, `num_cached_tokens` those of the prompt that the prefix cache
+    had, `num_blocks` those that it has on the device, shared ones included.
 
     `age` is seconds since it came, `scheduled_age` since a step first computed any of it, `ended_age` since it ended,
     each None if that has not happened. `finish` is stop, length, abort or deadline; then `samples` is empty.
@@ -47,6 +47,7 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     ended_age: float | None
     finish: str | None
     samples: list[SampleReport]
+    core: int = 0
 
 
 class BlockOwners(msgspec.Struct, frozen=True):

@@ -1,15 +1,15 @@
-"""The running requests of one client: started, aborted, and sent again to a core that does not know them.
+"""The running requests of one client: started, aborted, and sent to another core when theirs is lost or leaves.
 
-Keeps no connection: without one, requests wait in their journals. Knows neither calls nor readers.
+Keeps no connection and chooses no core: without one, requests wait in their journals. Knows neither calls nor readers.
 """
 
 import logging
 from collections.abc import Callable, Iterator
 
 from pyllm.client.columns import decode_columns
-from pyllm.client.core_connection import CoreConnection
+from pyllm.client.cores import Core, Cores
 from pyllm.client.journal import Journal
-from pyllm.client.streams import OutputSink, Stream, Streams
+from pyllm.client.streams import Loss, OutputSink, Stream, Streams
 from pyllm.client.token_reader import TokenDelta
 from pyllm.errors import EngineDeadError, PyllmError, RequestError, RequestTooLargeError, blame
 from pyllm.wire.messages import Abort, Deltas, Isolated, Rejected, Submit
@@ -31,32 +31,36 @@ logger = logging.getLogger(__name__)
 class RunningRequests:
     """By the id that `start` gives. `ids` are used once each, and `clock` gives seconds."""
 
-    def __init__(self, connection: CoreConnection, ids: Iterator[int], clock: Callable[[], float]) -> None:
-        self._connection = connection
+    def __init__(self, cores: Cores, ids: Iterator[int], clock: Callable[[], float]) -> None:
+        self._cores = cores
         self._ids = ids
         self._clock = clock
-        self._streams = Streams()
-        self._num_rounds = 0  # of sending all again
+        self._streams = Streams(self._release)
+        self._waiting: dict[int, Stream] = {}  # for a core, in the order in which they came
 
     def __len__(self) -> int:
         return len(self._streams)
 
-    def wire_id(self, request: int) -> int | None:
-        """The id that the core knows, unless the request has ended."""
+    def place(self, request: int) -> tuple[Core | None, int] | None:
+        """The core that has a request, if one has, and the id that it knows; None if it has ended."""
         stream = self._streams.get(request)
-        return None if stream is None else stream.wire_id
+        return None if stream is None else (self._core_of(stream), stream.wire_id)
 
     def start(
-        self, first: Submit, sink: OutputSink[TokenDelta], on_embedding: Callable[[bytes], None] | None = None
+        self,
+        first: Submit,
+        sink: OutputSink[TokenDelta],
+        on_embedding: Callable[[bytes], None] | None = None,
+        session: str = "",
     ) -> int:
         """Send a request, or keep it for the next core."""
         now = self._clock()
         request = next(self._ids)
-        stream = Stream(request, Journal(first, now), sink, on_embedding)
-        stream.is_sent = self._connection.is_ready
+        stream = Stream(request, Journal(first, now), sink, on_embedding, session)
         self._streams.add(stream)  # Before it is sent: a core in this process may answer at once.
         try:
-            self._connection.post(stream.journal.submission(self._connection.epoch, request, now))
+            if not self._send(stream, now):
+                self._wait(stream)
         except Exception:
             self._streams.forget(stream)
             raise
@@ -68,36 +72,43 @@ class RunningRequests:
         if stream is None:
             return
         stream.journal.close(sample)
-        if self._connection.is_ready:
-            self._connection.post(Abort(self._connection.epoch, stream.wire_id, sample))
+        if (core := self._core_of(stream)) is not None and core.connection.is_ready:
+            core.connection.post(Abort(core.connection.epoch, stream.wire_id, sample))
         else:
             self._streams.end_complete_samples(stream)
 
     def abort_all(self) -> None:
-        """Tell the core that nobody wants any of it."""
+        """Tell the cores that nobody wants any of it."""
         for stream in self._streams.all():
-            self._connection.post(Abort(self._connection.epoch, stream.wire_id))
+            self._abort(stream)
 
     def fail(self, request: int, error: PyllmError) -> None:
         """End a request with an error, at the core, too."""
         stream = self._streams.get(request)
         if stream is not None:
-            self._connection.post(Abort(self._connection.epoch, stream.wire_id))
+            self._abort(stream)
             self._streams.fail(stream, error)
 
     def fail_all(self, error: PyllmError) -> None:
-        """End every request with an error; the core does not learn of it."""
+        """End every request with an error; no core learns of it."""
         for stream in self._streams.all():
             self._streams.fail(stream, error)
 
     def beat(self) -> None:
-        """End what has no time left and no core that could end it."""
-        if self._connection.is_ready:
-            return
+        """Let go of cores that leave or stall; end what has no time left and no core that could end it."""
+        for core in self._cores.all():
+            if len(self._cores) > 1 and core.connection.is_ready:
+                if core.connection.stage == "draining":
+                    self.leave(core)
+                elif core.connection.stage == "stalled":
+                    self._lose_stalled(core)
+        self.place_waiting()
         now = self._clock()
-        for stream in self._streams.all():
+        for stream in list(self._waiting.values()):
             if stream.journal.is_expired(now):
                 self._streams.expire(stream)
+            elif stream.is_suspect and (busy := self._cores.to_evacuate(stream)) is not None:
+                self._evacuate(busy)
 
     def deliver(self, deltas: Deltas) -> None:
         """Hand out what is new.
@@ -107,18 +118,26 @@ class RunningRequests:
         """
         incomplete, failed = self._streams.deliver(decode_columns(deltas))
         for stream in failed:
-            self._connection.post(Abort(self._connection.epoch, stream.wire_id))
+            self._abort(stream)
         for stream in incomplete:
             logger.warning("tokens of request %d are missing; it is sent again", stream.request)
-            self._resubmit(stream, is_known=True)
+            self._abort(stream)
+            self._detach(stream)
+        if incomplete:
+            self.place_waiting()
 
     def reject(self, rejected: Rejected) -> None:
-        """End a request that the core refused, or that a worker failed on."""
+        """End a request that a core refused, or that a worker failed on; one that leaves is not the last word."""
         stream = None if rejected.request is None else self._streams.get_by_wire_id(rejected.request)
-        if stream is not None:
-            kind = _REJECTIONS.get(rejected.code)
-            error = RequestError(rejected.message, rejected.parameter) if kind is None else kind(rejected.message)
-            self._streams.fail(stream, error)
+        if stream is None:
+            return
+        if rejected.code == "draining" and len(self._cores) > 1:
+            self._detach(stream)
+            self.place_waiting()
+            return
+        kind = _REJECTIONS.get(rejected.code)
+        error = RequestError(rejected.message, rejected.parameter) if kind is None else kind(rejected.message)
+        self._streams.fail(stream, error)
 
     def isolate(self, isolated: Isolated) -> None:
         """Note that a request is computed by itself, or is no longer."""
@@ -126,53 +145,109 @@ class RunningRequests:
         if stream is not None:
             stream.journal.isolate(isolated.stage)
 
-    def lose_core(self, loss: EngineDeadError) -> None:
-        """Note that the core was lost that had what was sent; a request that has ended several is failed."""
-        for stream in self._streams.all():
-            if not stream.is_sent:
+    def lose(self, core: Core, epoch: int, error: EngineDeadError) -> None:
+        """Let all that a core of this epoch had wait for one that follows it, or for another."""
+        for stream in self._at(core):
+            stream.loss = Loss(core.index, epoch, error)
+            self._detach(stream)
+
+    def leave(self, core: Core) -> None:
+        """Send elsewhere what a core has, which is well."""
+        for stream in self._at(core):
+            self._abort(stream)
+            self._detach(stream)
+
+    def place_waiting(self) -> None:
+        """Send what waits to the cores that may take it, in the order in which it came."""
+        for stream in list(self._waiting.values()):
+            if stream.request not in self._waiting:
+                continue  # It was sent or has ended while one before it was sent.
+            try:
+                is_sent = self._send(stream, self._clock())
+            except Exception as error:  # One that came without a core is encoded here for the first time.
+                logger.exception("request %d cannot be sent", stream.request)
+                self._streams.fail(stream, PyllmError(f"this request cannot be sent to the engine: {error}"))
                 continue
-            journal = stream.journal
-            journal.lose_core()
-            if journal.num_losses_alone >= _LOSSES_ALONE:
-                error = PyllmError(f"{blame('engine core', journal.num_losses, _LOSSES_ALONE)}: {loss}")
-                logger.error("request %d is failed: %s", stream.request, error)
-                self._streams.fail(stream, error)
-
-    def resubmit_all(self, is_same: bool, is_known: bool) -> None:
-        """Send all to a core that is ready, in the order in which they came.
-
-        Unless it `is_same` in what decides its tokens, what has some already ends with an error. With `is_known` it may
-        be working on them still.
-        """
-        self._num_rounds += 1
-        number = self._num_rounds
-        for stream in self._streams.all():
-            if number != self._num_rounds:
-                return  # That core was lost meanwhile, and another one has got all of them.
-            if is_same or not stream.journal.is_begun:
-                self._resubmit(stream, is_known)
-            else:
+            if not is_sent and self._cores.can_never_take(stream):
                 text = "the engine core was lost, and the one that followed it has another model, dtype or machine"
                 self._streams.fail(stream, EngineDeadError(f"{text}: this request cannot go on there"))
 
-    def _resubmit(self, stream: Stream, is_known: bool) -> None:
-        if self._streams.get(stream.request) is None:
-            return  # It has ended while one before it was sent.
-        if is_known:
-            number = self._num_rounds
-            self._connection.post(Abort(self._connection.epoch, stream.wire_id))
-            if number != self._num_rounds:
-                return  # That was when the core turned out to be lost.
-        self._streams.rename(stream, next(self._ids))
-        self._streams.end_complete_samples(stream)
-        if self._streams.get(stream.request) is None:
-            return
-        self._connection.counts.num_resubmitted_requests += 1
-        stream.is_sent = True
-        stream.journal.isolate("aside")  # until it is told again
-        submission = stream.journal.submission(self._connection.epoch, stream.wire_id, self._clock())
-        try:
-            self._connection.post(submission)
-        except Exception as error:  # One that came without a core is encoded here for the first time.
-            logger.exception("request %d cannot be sent", stream.request)
-            self._streams.fail(stream, PyllmError(f"this request cannot be sent to the engine: {error}"))
+    def _send(self, stream: Stream, now: float) -> bool:
+        """Send a request that no core has, if there is one that may take it. True, too, if it has ended instead."""
+        candidates = self._cores.candidates(stream)
+        if not candidates:
+            return False
+        is_resumed = self._waiting.pop(stream.request, None) is not None
+        if is_resumed:
+            self._streams.rename(stream, next(self._ids))
+        core = self._cores.place(stream, candidates)
+        epoch, loss = core.connection.epoch, stream.loss
+        stream.core, stream.loss, stream.waits_since = core.index, None, None
+        if loss is not None and not loss.is_of(core.index, epoch) and self._is_failed_by(stream, loss.error):
+            return True
+        if is_resumed:
+            self._streams.end_complete_samples(stream)
+            if self._streams.get(stream.request) is None:
+                return True
+            self._cores.counts.num_resubmitted_requests += 1
+            stream.journal.isolate("aside")  # until it is told again
+        if stream.journal.is_suspect:
+            core.suspects[stream.request] = stream
+        if not stream.journal.is_begun:
+            stream.fingerprint = core.connection.fingerprint
+        alone = stream.is_to_run_alone
+        submission = stream.journal.submission(epoch, stream.wire_id, now, is_to_run_alone=alone)
+        core.connection.post(submission)
+        return True
+
+    def _is_failed_by(self, stream: Stream, error: EngineDeadError) -> bool:
+        """Note that the core was lost that had it; a request that has ended several is failed."""
+        journal = stream.journal
+        journal.lose_core()
+        if journal.num_losses_alone < _LOSSES_ALONE:
+            return False
+        failure = PyllmError(f"{blame('engine core', journal.num_losses, _LOSSES_ALONE)}: {error}")
+        logger.error("request %d is failed: %s", stream.request, failure)
+        self._streams.fail(stream, failure)
+        return True
+
+    def _lose_stalled(self, core: Core) -> None:
+        for stream in self._at(core):
+            self._abort(stream)
+        # It is there again when it goes on: no successor, but what it had is suspect nevertheless.
+        self.lose(core, -1, EngineDeadError("the engine core has stalled"))
+
+    def _evacuate(self, core: Core) -> None:
+        """Free a core for suspects: what it has goes to the others."""
+        logger.warning("core %d is made free for requests that were lost with another one", core.index)
+        self._cores.reserve(core)
+        self.leave(core)
+        self.place_waiting()
+
+    def _wait(self, stream: Stream) -> None:
+        stream.waits_since = self._clock()
+        self._waiting[stream.request] = stream
+
+    def _detach(self, stream: Stream) -> None:
+        """Let a request wait for a core, and its core be rid of it."""
+        core = self._core_of(stream)
+        if core is not None and self._streams.get(stream.request) is not None:
+            self._cores.release(core, stream)
+            stream.core = None
+            self._wait(stream)
+
+    def _release(self, stream: Stream) -> None:
+        """Forget a request that has ended."""
+        self._waiting.pop(stream.request, None)
+        if (core := self._core_of(stream)) is not None:
+            self._cores.release(core, stream)
+
+    def _abort(self, stream: Stream) -> None:
+        if (core := self._core_of(stream)) is not None:
+            core.connection.post(Abort(core.connection.epoch, stream.wire_id))
+
+    def _core_of(self, stream: Stream) -> Core | None:
+        return None if stream.core is None else self._cores.get(stream.core)
+
+    def _at(self, core: Core) -> list[Stream]:
+        return [stream for stream in self._streams.all() if stream.core == core.index]

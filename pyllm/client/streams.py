@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Callable
 from itertools import repeat
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from pyllm.client.columns import Columns
 from pyllm.client.journal import Journal
 from pyllm.client.logprobs import LogprobColumns, LogprobEntries
 from pyllm.client.token_reader import TokenDelta
-from pyllm.errors import PyllmError
+from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.wire.messages import FinishCode
 
 _SINK_FAILED = "the output of this request could not be processed"
@@ -36,15 +36,43 @@ class OutputSink(Protocol[DeltaT_contra]):
         """The request has failed; nothing follows."""
 
 
+class Loss(NamedTuple):
+    """The core that a request was lost with, and how."""
+
+    core: int
+    epoch: int
+    error: EngineDeadError
+
+    def is_of(self, core: int, epoch: int) -> bool:
+        """Whether this is the same core: it was out of reach, and has ended nothing."""
+        return (self.core, self.epoch) == (core, epoch)
+
+
 class Stream:
     """One request: its journal, its sink, and the samples that have not had their last delta.
 
     `cached_tokens` came with the first tokens, None before; those that another core has cached are no news of this
-    request. Where it asks for an embedding, `on_embedding` is given it, float32, before the last delta. A core has had
-    what `is_sent`.
+    request. Where it asks for an embedding, `on_embedding` is given it, float32, before the last delta.
+
+    `core` has it, or it waits since then for one that follows the `loss`. What has begun goes on only on a core of the
+    `fingerprint`.
     """
 
-    __slots__ = ("cached_tokens", "is_sent", "journal", "on_embedding", "open_samples", "request", "sink", "wire_id")
+    __slots__ = (
+        "cached_tokens",
+        "core",
+        "fingerprint",
+        "is_to_run_alone",
+        "journal",
+        "loss",
+        "on_embedding",
+        "open_samples",
+        "request",
+        "session",
+        "sink",
+        "waits_since",
+        "wire_id",
+    )
 
     def __init__(
         self,
@@ -52,21 +80,33 @@ class Stream:
         journal: Journal,
         sink: OutputSink[TokenDelta],
         on_embedding: Callable[[bytes], None] | None = None,
+        session: str = "",
     ) -> None:
         self.request = request
         self.wire_id = request  # Another one after a resubmission: ids are never used twice.
         self.journal = journal
         self.sink = sink
         self.on_embedding = on_embedding
+        self.session = session
         self.open_samples = set(range(journal.num_samples))
         self.cached_tokens: int | None = None
-        self.is_sent = False
+        self.core: int | None = None
+        self.fingerprint = ""
+        self.loss: Loss | None = None
+        self.waits_since: float | None = None
+        self.is_to_run_alone = False  # from the start: it shares a core with others
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it was lost with a core that it may have ended, and has shown nothing else since."""
+        return self.loss is not None or self.journal.is_suspect
 
 
 class Streams:
-    """Streams by the caller's id, and by the id that the core knows."""
+    """Streams by the caller's id, and by the id that the core knows. `on_end` is called as one of them ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: Callable[[Stream], None] = lambda stream: None) -> None:
+        self._on_end = on_end
         self._by_request: dict[int, Stream] = {}
         self._by_wire_id: dict[int, Stream] = {}
 
@@ -163,8 +203,9 @@ class Streams:
 
     def forget(self, stream: Stream) -> None:
         """Deliver nothing to this stream any more."""
-        self._by_request.pop(stream.request, None)
-        self._by_wire_id.pop(stream.wire_id, None)
+        if self._by_request.pop(stream.request, None) is not None:
+            del self._by_wire_id[stream.wire_id]
+            self._on_end(stream)
 
     def _end_sample(self, stream: Stream, sample: int, finish: FinishCode) -> None:
         if sample not in stream.open_samples or self.get(stream.request) is None:

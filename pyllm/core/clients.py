@@ -68,6 +68,15 @@ class Clients:
         client.silent_beats = 0
         return client.index
 
+    def takes_more(self, index: int) -> bool:
+        """Whether a client has taken all that it was sent."""
+        client = self._by_index.get(index)
+        return client is not None and not client.held
+
+    def gone_of(self, indices: Iterable[int]) -> list[int]:
+        """Those of these clients that were dropped."""
+        return [index for index in indices if index not in self._by_index]
+
     def post(self, index: int, message: CoreMessage) -> None:
         """Send one message, or hold it in order behind those the client has not taken yet."""
         client = self._by_index.get(index)

@@ -155,6 +155,8 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         is_matryoshka=config.checkpoint.embedding.is_matryoshka,
         matryoshka_dimensions=config.checkpoint.embedding.dimensions,
         model_impl="native" if spec.transformers is None else "transformers",
+        prefix_hash=engine.cache.prefix_hash,
+        prefix_hash_seed=engine.cache.prefix_hash_seed,
         batch_invariant=spec.transformers is None
         and (engine.device.batch_invariant or is_rust(engine.device, engine.device.device, dtypes)),
     )

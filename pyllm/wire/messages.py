@@ -11,6 +11,7 @@ import msgspec
 
 PROTOCOL_VERSION = 1
 CLEARING_TOKENS = 8  # of each sample: with so many from a core, a request is not suspected of having ended it
+LOSSES_TO_RUN_ALONE = 2  # cores in a row that were lost with a request, after which the next one runs it by itself
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True):
@@ -140,15 +141,21 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     kv_windows: tuple[int | None, ...] = (None,)
     model_impl: Literal["native", "transformers"] = "native"
     batch_invariant: bool = False  # a token is bitwise the same whatever else is in the batch
+    prefix_hash: str = "blake3"
+    prefix_hash_seed: str = ""
 
 
 # Client to core.
 
 
 class Hello(Message, frozen=True):
-    """The first message on a socket; answered by `Ready`, or by `Rejected` where the version differs."""
+    """The first message on a socket; answered by `Ready`, or by `Rejected` where the version differs.
+
+    Who `wants_news` is sent `PlacementNews` from then on.
+    """
 
     version: int
+    wants_news: bool = False
 
 
 class Submit(Message, frozen=True):
@@ -243,6 +250,20 @@ class Deltas(Message, frozen=True):
     start_rows: bytes = b""
     queue_seconds: bytes = b""  # float32
     prefill_seconds: bytes = b""  # float32
+
+
+class PlacementNews(Message, frozen=True):
+    """What clients of several cores choose by: what a core has to do, and what has changed in its prefix cache.
+
+    `changes` and `load` are packed by `Scheduler.placement_news`, and read by `Placement.news`. Of this client's
+    requests those up to the id `last_request` are in the load; `num_requests` counts those of all clients.
+    """
+
+    epoch: int
+    last_request: int
+    num_requests: int
+    changes: bytes
+    load: bytes
 
 
 class Reply(Message, frozen=True):
@@ -427,7 +448,7 @@ class Ended(Message, frozen=True):
 
 
 ClientMessage = Hello | Submit | Abort | Call | Heartbeat
-CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat | Isolated
+CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat | Isolated | PlacementNews
 WorkerInput = Step | Control
 WorkerOutput = Sampled | Reply
 ChildMessage = Heartbeat | Started | Failed | Kept

@@ -11,11 +11,9 @@ from typing import NamedTuple
 
 from pyllm._rust import Scheduler, SchedulerError
 from pyllm.errors import Cause, WorkerDeadError, blame
-from pyllm.wire.messages import CLEARING_TOKENS
+from pyllm.wire.messages import CLEARING_TOKENS, LOSSES_TO_RUN_ALONE
 
 HOLD = "quarantine"
-# A request is suspect after its client lost so many cores in a row with it, each with hardly a token.
-_LOSSES = 2
 # A request fails after so many deaths of workers that computed nothing else. Signals and silence may be the fault of
 # the machine, so they need two.
 _DEATHS_ALONE: dict[Cause, int] = {"killed": 2, "silent": 2, "crashed": 1, "stalled": 1, "out_of_memory": 1}
@@ -124,9 +122,9 @@ class Quarantine:
 
     def admit(self, key: RequestKey, num_losses: int) -> None:
         """Hold a new request if too many cores were lost while they had it, or if workers die often."""
-        if num_losses >= _LOSSES:
+        if num_losses >= LOSSES_TO_RUN_ALONE:
             # Most requests that crash a core do so at once. If another core was lost later, it may take some tokens.
-            num_steps = 1 if num_losses == _LOSSES else CLEARING_TOKENS
+            num_steps = 1 if num_losses == LOSSES_TO_RUN_ALONE else CLEARING_TOKENS
             self._hold(_Suspect(key, None, num_steps))
             logger.warning("client %d's request %d runs alone: %d cores were lost with it", *key, num_losses)
         elif self._is_wary():

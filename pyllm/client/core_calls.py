@@ -1,0 +1,237 @@
+"""What a client asks of its cores outside the streams, by name: figures, reports, settings, pins, events, profiles.
+
+Knows neither requests nor placement.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from pyllm.client.cores import Core, Cores
+from pyllm.client.pending_calls import Calls
+from pyllm.client.prompt_tokens import Prompt, pack_tokens
+from pyllm.client.reports import BlockOwners, Decision, KVEvents, RequestReport, TenantReport
+from pyllm.errors import EngineDeadError, ProfileRunningError, ProtocolError, RequestError
+from pyllm.wire.messages import Call, Reply
+from pyllm.wire.profiles import ProfileOutcome
+
+PROFILE_GRACE = 60.0  # seconds that ranks have beside those of a profile, to begin and to add up
+MAX_REQUESTS = 2000
+
+T = TypeVar("T")
+
+
+class CoreCalls:
+    """Of several cores `core` is the index of the one that is meant, see `EngineClient.cores`.
+
+    None: what can be added up is that of all cores that are ready, what changes something does so on all of them, and
+    the rest is of the first.
+    """
+
+    def __init__(self, cores: Cores, calls: Calls, ids: Iterator[int]) -> None:
+        self._cores = cores
+        self._calls = calls
+        self._ids = ids
+
+    async def call(
+        self,
+        method: str,
+        *args: Any,
+        timeout: float = 10.0,  # noqa: ASYNC109 - every call on the wire has a deadline
+        core: int | None = None,
+    ) -> Any:
+        """Ask one core for something outside the stream, by name; what follows below is that with types.
+
+        Raises:
+            RequestError: the core refused, there is none of this index, or an argument cannot be sent; the text says
+                why.
+            TimeoutError: no answer within `timeout` seconds.
+            EngineDeadError: the core is gone; it is not asked again when there is another one.
+        """
+        self._check_alive()
+        return await self._call(self._core(core), method, args, timeout)
+
+    async def stats(self, core: int | None = None) -> dict[str, int]:
+        """The scheduler's gauges and counters, and the core's. It and the calls below raise as `call` does."""
+        if core is not None:
+            return await self._ask(dict[str, int], "stats", core=core)
+        sums: Counter[str] = Counter()
+        for figures in (await self.core_stats()).values():
+            sums.update(figures)
+        return dict(sums)
+
+    async def core_stats(self) -> dict[int, dict[str, int]]:
+        """`stats` of each core that is ready, by its index."""
+        return await self._ask_all(dict[str, int], "stats")
+
+    async def requests(
+        self, limit: int = MAX_REQUESTS, name: str | None = None, *, core: int | None = None
+    ) -> list[RequestReport]:
+        """All clients' requests: those that live, in the order in which they came, then the last 1,000 that have ended,
+        latest first, also those that ended in a core before this one. At most `limit`, and 2,000; with a `name` only
+        those that have it (`SchedulingParams.name`).
+        """
+        if core is not None:
+            reports = {core: await self._ask(list[RequestReport], "requests", limit, name, core=core)}
+        else:
+            reports = await self._ask_all(list[RequestReport], "requests", limit, name)
+        merged = [
+            msgspec.structs.replace(report, core=index) if index else report
+            for index, of_core in reports.items()
+            for report in of_core
+        ]
+        if len(reports) > 1:
+            merged.sort(key=lambda each: (0, -each.age) if each.ended_age is None else (1, each.ended_age))
+        return merged[: min(limit, MAX_REQUESTS)]
+
+    async def block_owners(self, *, core: int | None = None) -> BlockOwners:
+        """The blocks of the device by owner."""
+        return await self._ask(BlockOwners, "block_owners", core=core)
+
+    async def decisions(self, limit: int = 100, *, core: int | None = None) -> list[Decision]:
+        """What the last steps decided, oldest first; the core keeps the last 1,024."""
+        return await self._ask(list[Decision], "decisions", limit, core=core)
+
+    async def tenants(self, *, core: int | None = None) -> list[TenantReport]:
+        """What each tenant has had under the policy `fair`; under others all are one, without a name."""
+        if core is not None:
+            return await self._ask(list[TenantReport], "tenants", core=core)
+        sums: dict[str, TenantReport] = {}
+        for reports in (await self._ask_all(list[TenantReport], "tenants")).values():
+            for tenant, service, num_waiting in map(msgspec.structs.astuple, reports):
+                before = sums.get(tenant, TenantReport(tenant, 0, 0))
+                sums[tenant] = TenantReport(tenant, before.service + service, before.num_waiting + num_waiting)
+        return list(sums.values())
+
+    async def reconfigure(self, **changes: Any) -> dict[str, Any]:
+        """Change settings of the scheduler from the next step on; gives all that can change, as they are then.
+
+        Names are those of the flags: `scheduling_policy`, `tenant_weights`, `watermark`, `max_num_batched_tokens`...,
+        and `log_level`, unless the core runs in this process. If one of them is refused, all stay as they were. A core
+        that takes the place of a dead one has what was changed. Of several cores all are changed.
+        """
+        return next(iter((await self._ask_all(dict[str, Any], "reconfigure", changes)).values()))
+
+    async def profile(
+        self,
+        num_steps: int = 20,
+        seconds: float = 30.0,
+        *,
+        with_trace: bool = False,
+        ranks: Sequence[int] | None = None,
+        core: int | None = None,
+    ) -> ProfileOutcome:
+        """Record the next steps on `ranks`, or all; after some seconds it ends with those that have come, maybe none.
+
+        At most 100 steps and 60 seconds.
+
+        Raises:
+            ProfileRunningError: one runs already, of this client or another.
+            EngineDeadError: there is no core, or it or its workers died meanwhile; the next profile is of others.
+            RequestError: a number is out of its range.
+        """
+        try:
+            arguments = (num_steps, seconds, with_trace, ranks)
+            value = await self.call("profile", *arguments, timeout=seconds + PROFILE_GRACE, core=core)
+        except (EngineDeadError, TimeoutError) as error:
+            raise EngineDeadError(f"there is no profile: {error}") from None
+        outcome = _converted(value, ProfileOutcome, "profile")
+        if outcome.ended_by == "running":
+            raise ProfileRunningError(outcome.reason)
+        if outcome.ended_by == "interrupted":
+            text = f"the profile was interrupted after {outcome.seconds:.1f} s"
+            raise EngineDeadError(f"{text}: {outcome.reason}; ask for another one when the engine is ready")
+        return outcome
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes, on the device and the host; what runs keeps its blocks."""
+        await self._ask_all(None, "reset_prefix_cache")
+
+    async def pin(self, name: int, prompt: Prompt, *, tenant: str = "", cache_salt: str = "", adapter: str = "") -> int:
+        """Keep the full blocks of a prefix from eviction, now and once they are computed; gives their number in a core.
+
+        `name` is the caller's to choose, for `unpin`; the prefix is found by requests that have the other three equal.
+        """
+        tokens = pack_tokens(prompt).tobytes()
+        return max((await self._ask_all(int, "pin", name, tokens, tenant, cache_salt, adapter)).values())
+
+    async def unpin(self, name: int) -> bool:
+        """Let a pinned prefix be evicted. False: there is no such pin."""
+        return any((await self._ask_all(bool, "unpin", name)).values())
+
+    async def kv_events(self, first: int = 0, *, tokens: bool = True, core: int | None = None) -> KVEvents:
+        """What the prefix cache has stored and evicted, from the event of number `first` on; 10,000 events a call.
+
+        Any number of clients may ask. Without `tokens`, events name blocks by their hashes alone. Refused unless the
+        core was started with `--enable-kv-cache-events`.
+        """
+        return await self._ask(KVEvents, "kv_events", first, tokens, core=core)
+
+    async def kv_snapshot(self, *, tokens: bool = True, core: int | None = None) -> KVEvents:
+        """All that the prefix cache knows now, for who begins to listen or has missed events."""
+        return await self._ask(KVEvents, "kv_snapshot", tokens, core=core)
+
+    def _check_alive(self) -> None:
+        raise NotImplementedError
+
+    def _core(self, index: int | None) -> Core:
+        if index is None:
+            return self._cores.first
+        core = self._cores.get(index)
+        if core is None:
+            known = ", ".join(str(each.index) for each in self._cores.all())
+            raise RequestError(f"there is no core {index}; there are: {known}", "core")
+        return core
+
+    async def _ask(self, kind: type[T], method: str, *args: Any, core: int | None = None) -> T:
+        return _converted(await self.call(method, *args, core=core), kind, method)
+
+    async def _ask_all(self, kind: type[T] | None, method: str, *args: Any) -> dict[int, T]:
+        """Ask every core that is ready; one that is lost meanwhile is left out, unless all are."""
+        self._check_alive()
+        cores = [core for core in self._cores.all() if core.is_open] or [self._cores.first]
+        if len(cores) == 1:
+            values = [await self._call(cores[0], method, args)]
+        else:
+            values = await asyncio.gather(*(self._call(core, method, args) for core in cores), return_exceptions=True)
+        answers: dict[int, T] = {}
+        for core, value in zip(cores, values, strict=True):
+            if not isinstance(value, BaseException):
+                answers[core.index] = _converted(value, kind, method)
+            elif not isinstance(value, EngineDeadError):
+                raise value
+        if not answers:
+            raise EngineDeadError(str(values[0]))
+        return answers
+
+    async def _call(self, core: Core, method: str, args: tuple[Any, ...], seconds: float = 10.0) -> Any:
+        connection = core.connection
+        if not connection.is_ready:
+            raise EngineDeadError(connection.condition().reason)
+        number = next(self._ids)
+        answer = self._calls.open(number, core.index)
+        try:
+            connection.post(Call(connection.epoch, number, method, args))
+            async with asyncio.timeout(seconds):
+                reply: Reply = await answer
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RequestError(f"the arguments of the call {method} cannot be sent: {error}") from None
+        except TimeoutError:
+            raise TimeoutError(f"the core did not answer {method!r} within {seconds:g} s") from None
+        finally:
+            self._calls.close(number)
+        if not reply.ok:
+            raise RequestError(str(reply.value))
+        return reply.value
+
+
+def _converted(value: Any, kind: type[T] | None, method: str) -> T:
+    try:
+        converted: T = msgspec.convert(value, kind)
+        return converted
+    except msgspec.ValidationError as error:
+        text = f"the core answered {method!r} with what this client cannot read: {error}; do their versions agree?"
+        raise ProtocolError(text) from None

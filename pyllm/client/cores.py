@@ -1,0 +1,248 @@
+"""The cores of one client: which there are, which may take a request, and where those go that may be what ended a core.
+
+Sends nothing. Knows of a request only whether it is suspect and where it began.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from pyllm.client.core_connection import Condition, ConnectionCounts, CoreConnection
+from pyllm.client.placers import Placer
+from pyllm.client.streams import Stream
+from pyllm.errors import EngineDeadError, PyllmError
+from pyllm.wire.messages import ModelInfo, PlacementNews
+
+# Seconds in which a core that has followed a lost one takes only what was lost with it: every client that knew the
+# lost one has sent that by then.
+PROBATION = 5.0
+# Seconds that a suspect waits for a core that has nothing else to do, before another one is made free for it, and
+# before it goes to one that is busy, where it runs alone.
+EVACUATION_DELAY = 3.0
+SUSPECT_PATIENCE = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class CoreReport(msgspec.Struct, frozen=True):
+    """A core as its client sees it, with this client's requests there. One that `is_leaving` gets no others."""
+
+    index: int
+    address: str
+    epoch: int
+    model: str
+    fingerprint: str
+    condition: Condition
+    num_requests: int
+    is_leaving: bool
+
+
+class Core:
+    """One core, and what the client has there. `suspects` were lost with a core before, and may have ended it."""
+
+    def __init__(self, index: int, address: str) -> None:
+        self.index = index
+        self.address = address
+        self.connection: CoreConnection
+        self.epoch = 0  # that was ready last
+        self.failure: PyllmError | None = None  # Why it cannot be used, for good.
+        self.is_leaving = False
+        self.num_requests = 0
+        self.num_others = 0  # requests of other clients, when last heard
+        self.reserved_until = 0.0  # for suspects, by the client's clock
+        self.suspects: dict[int, Stream] = {}
+        self.on_empty: Callable[[], None] = _do_nothing  # as it has none of this client's requests any more
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests may be sent to it."""
+        return self.connection.is_ready and not self.is_leaving and self.failure is None
+
+    @property
+    def has_innocents(self) -> bool:
+        """Whether it computes requests that are above suspicion, as far as this client knows."""
+        return self.num_requests > len(self.suspects) or self.num_others > 0
+
+    def clear_suspects(self) -> bool:
+        """Forget those that are suspects no longer; gives whether some are left."""
+        if self.suspects:
+            self.suspects = {key: stream for key, stream in self.suspects.items() if stream.is_suspect}
+        return bool(self.suspects)
+
+    def report(self) -> CoreReport:
+        """For those who operate it."""
+        connection, has_answered = self.connection, bool(self.connection.fingerprint)
+        return CoreReport(
+            self.index,
+            self.address,
+            connection.epoch,
+            connection.model.name if has_answered else "",
+            connection.fingerprint,
+            Condition(False, reason=str(self.failure)) if self.failure else connection.condition(),
+            self.num_requests,
+            self.is_leaving,
+        )
+
+
+class Cores:
+    """In the order in which they were added. `make_placer` is called with the model of the first core that is ready."""
+
+    def __init__(self, make_placer: Callable[[ModelInfo], Placer], clock: Callable[[], float]) -> None:
+        self.counts = ConnectionCounts()
+        self._cores: dict[int, Core] = {}
+        self._next_index = 0
+        self._make_placer = make_placer
+        self._placer: Placer | None = None
+        self._model: ModelInfo | None = None
+        self._clock = clock
+
+    def __len__(self) -> int:
+        return len(self._cores)
+
+    def all(self) -> Sequence[Core]:
+        """Every core that has not left."""
+        return list(self._cores.values())
+
+    def get(self, index: int) -> Core | None:
+        """The core of this index, unless it has left."""
+        return self._cores.get(index)
+
+    @property
+    def first(self) -> Core:
+        """One that is ready, if there is one, else the oldest."""
+        return next((core for core in self._cores.values() if core.is_open), next(iter(self._cores.values())))
+
+    @property
+    def model(self) -> ModelInfo:
+        """What a core said of it that was ready when no other one was."""
+        assert self._model is not None, "no core was ready yet"
+        return self._model
+
+    def add(self, address: str) -> Core:
+        """A place for a core, without a connection yet."""
+        core = self._cores[self._next_index] = Core(self._next_index, address)
+        self._next_index += 1
+        return core
+
+    def remove(self, core: Core) -> None:
+        """It has left."""
+        del self._cores[core.index]
+        self._forget(core)
+
+    def become_ready(self, core: Core, *, follows_loss: bool) -> None:
+        """A core has answered; it may have followed one that was lost. One beside others must give the same tokens."""
+        connection = core.connection
+        others = [each for each in self._cores.values() if each.is_open and each is not core]
+        if any(each.connection.fingerprint != connection.fingerprint for each in others):
+            text = "it has another model, dtype, kind of machine or number of ranks than the cores that are there"
+            self.refuse(core, EngineDeadError(f"the core at {core.address} would give other tokens: {text}"))
+            return
+        if not others:
+            self._model = connection.model
+        if self._placer is None:
+            self._placer = self._make_placer(connection.model)
+        core.epoch = connection.epoch
+        core.num_others = 0
+        core.reserved_until = self._clock() + PROBATION if follows_loss else 0.0
+        self._placer.add(core.index)
+
+    def refuse(self, core: Core, error: PyllmError) -> None:
+        """It cannot be used, and is not asked again."""
+        if len(self._cores) > 1:
+            logger.error("%s; it is not used", error)
+        core.failure = error
+        core.connection.close()
+
+    def lose(self, core: Core) -> None:
+        """It is not there, or no longer with what it had."""
+        self._forget(core)
+
+    def take_news(self, core: Core, news: PlacementNews) -> None:
+        """What a core says of itself."""
+        core.num_others = max(0, news.num_requests - core.num_requests)
+        self.placer.news(core.index, news)
+
+    @property
+    def placer(self) -> Placer:
+        """Once a core was ready."""
+        assert self._placer is not None, "no core was ready yet"
+        return self._placer
+
+    def candidates(self, stream: Stream) -> list[Core]:
+        """The cores that may take a request now; while there is none, it waits."""
+        if len(self._cores) == 1:
+            return [core for core in self._cores.values() if core.is_open and self._fits(core, stream)]
+        usable, now = self._usable(stream), self._clock()
+        if not stream.is_suspect:
+            return [core for core in usable if not core.clear_suspects() and now >= core.reserved_until] or usable
+        if (loss := stream.loss) is not None:
+            same = [core for core in usable if loss.is_of(core.index, core.connection.epoch)]
+            if same:
+                return same
+        apart = [core for core in usable if now < core.reserved_until or not core.has_innocents]
+        waits_since = now if stream.waits_since is None else stream.waits_since
+        stream.is_to_run_alone = not apart and now - waits_since >= SUSPECT_PATIENCE
+        return usable if stream.is_to_run_alone else apart
+
+    def place(self, stream: Stream, candidates: Sequence[Core]) -> Core:
+        """Choose one of these for a request, and count it there."""
+        first, indices = stream.journal.first, [core.index for core in candidates]
+        core = self._cores[self.placer.place(stream.wire_id, first, stream.session, indices)]
+        core.num_requests += 1
+        return core
+
+    def release(self, core: Core, stream: Stream) -> None:
+        """A request is there no more, or goes by another id."""
+        core.num_requests -= 1
+        core.suspects.pop(stream.request, None)
+        if not core.num_requests:
+            core.on_empty()
+        self.placer.ended(stream.wire_id)
+
+    def can_never_take(self, stream: Stream) -> bool:
+        """Whether a request that has begun can go on on none of the cores, which are all there."""
+        return stream.journal.is_begun and all(
+            core.connection.is_ready and core.connection.fingerprint != stream.fingerprint
+            for core in self._cores.values()
+            if not core.is_leaving and core.failure is None
+        )
+
+    def to_evacuate(self, stream: Stream) -> Core | None:
+        """The core whose requests others can take, so that it is free for a suspect that has waited for long."""
+        now = self._clock()
+        if stream.waits_since is None or now - stream.waits_since < EVACUATION_DELAY:
+            return None
+        usable = [core for core in self._usable(stream) if not core.num_others]
+        if len(usable) < 2 or any(not core.has_innocents for core in usable):
+            return None
+        return min(usable, key=lambda core: core.num_requests)
+
+    def reserve(self, core: Core) -> None:
+        """Let only suspects go to a core for a while."""
+        core.reserved_until = self._clock() + PROBATION
+
+    def condition(self) -> Condition:
+        """Ready if one is; else how the first is."""
+        conditions = [core.connection.condition() for core in self._cores.values() if core.failure is None]
+        return next((each for each in conditions if each.ready), conditions[0] if conditions else Condition(False))
+
+    def _usable(self, stream: Stream) -> list[Core]:
+        """The best that there are: those that recover or are silent for a moment only where there are no others."""
+        fits = [
+            core
+            for core in self._cores.values()
+            if core.is_open and core.connection.stage in ("ready", "recovering") and self._fits(core, stream)
+        ]
+        return [core for core in fits if core.connection.condition().ready] or fits
+
+    def _fits(self, core: Core, stream: Stream) -> bool:
+        return not stream.journal.is_begun or core.connection.fingerprint == stream.fingerprint
+
+    def _forget(self, core: Core) -> None:
+        if self._placer is not None:
+            self._placer.remove(core.index)
+
+
+def _do_nothing() -> None:
+    """What most cores call when they have nothing to do."""

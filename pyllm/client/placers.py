@@ -1,0 +1,97 @@
+"""How a client of several cores chooses one for a request: in turn, or by prefixes and load. Knows no connections."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from pyllm.wire.messages import ModelInfo, PlacementNews, Submit
+
+# "failover": one core at a time, the next address where it is lost.
+PlacementKind = Literal["prefix", "round-robin", "failover"]
+
+
+class Placer(Protocol):
+    """Cores go by their index, requests by the id that a core knows: each is used once, and they rise."""
+
+    def add(self, core: int) -> None:
+        """A core is there, which has nothing to do and nothing cached."""
+
+    def remove(self, core: int) -> None:
+        """It is gone; one that is not there is ignored."""
+
+    def place(self, request: int, first: Submit, session: str, cores: Sequence[int]) -> int:
+        """Choose one of `cores`, of which there is at least one, and remember that this request is there.
+
+        `first` is the request as it was at first, without its id.
+        """
+
+    def ended(self, request: int) -> None:
+        """A request has ended, or goes by another id; one that was not placed is ignored."""
+
+    def news(self, core: int, news: PlacementNews) -> None:
+        """What a core says of itself."""
+
+
+class RoundRobin:
+    """Each core in turn, whatever it has to do."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def add(self, core: int) -> None:
+        pass
+
+    def remove(self, core: int) -> None:
+        pass
+
+    def place(self, request: int, first: Submit, session: str, cores: Sequence[int]) -> int:
+        del request, first, session
+        self._last = min((core for core in cores if core > self._last), default=min(cores))
+        return self._last
+
+    def ended(self, request: int) -> None:
+        pass
+
+    def news(self, core: int, news: PlacementNews) -> None:
+        pass
+
+
+class PrefixPlacer:
+    """The core that is expected to be done first, given what it has to do and has cached of the prompt."""
+
+    def __init__(self, model: ModelInfo) -> None:
+        from pyllm._rust import Placement
+
+        self._placement = Placement(
+            block_size=model.block_size, prefix_hash=model.prefix_hash, prefix_hash_seed=model.prefix_hash_seed
+        )
+        self._cores: set[int] = set()
+
+    def add(self, core: int) -> None:
+        self.remove(core)
+        self._placement.add_core(core)
+        self._cores.add(core)
+
+    def remove(self, core: int) -> None:
+        if core in self._cores:
+            self._cores.remove(core)
+            self._placement.remove_core(core)
+
+    def place(self, request: int, first: Submit, session: str, cores: Sequence[int]) -> int:
+        core, _ = self._placement.place(
+            request,
+            first.prompt,
+            first.max_tokens,
+            cores,
+            num_samples=first.n,
+            tenant=first.tenant,
+            cache_salt=first.cache_salt,
+            adapter=first.adapter,
+            session=session,
+        )
+        return core
+
+    def ended(self, request: int) -> None:
+        self._placement.ended(request)
+
+    def news(self, core: int, news: PlacementNews) -> None:
+        self._placement.news(core, news.last_request, news.changes, news.load)

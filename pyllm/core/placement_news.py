@@ -1,0 +1,64 @@
+"""Tells clients of several cores what this one has to do and has cached, so that they can choose among them.
+
+Packs nothing itself and chooses nothing. Costs nothing while no client wants it.
+"""
+
+from collections.abc import Callable
+
+from pyllm._rust import Scheduler
+from pyllm.core.clients import Clients
+from pyllm.wire.messages import PlacementNews
+
+INTERVAL = 0.02  # seconds between news, at least: what a client knows is older by this and one step at most
+FROM_THE_START = -1  # what `placement_news` is asked by who knows nothing yet
+
+
+class NewsSender:
+    """Each client that wants news gets those that it has not had, at most every `INTERVAL`; one that is slow, fewer."""
+
+    def __init__(self, scheduler: Scheduler, clients: Clients, epoch: int, clock: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._clients = clients
+        self._epoch = epoch
+        self._clock = clock
+        self._sent_at = 0.0
+        self._told: dict[int, bytes] = {}  # to each client, of the load
+        self._numbers: dict[int, int] = {}  # of the next change, by client
+        self._last_requests: dict[int, int] = {}
+
+    def add(self, client: int) -> None:
+        """A client wants news from now on."""
+        self._numbers[client] = FROM_THE_START
+        self._told.pop(client, None)
+
+    def note(self, client: int, request: int) -> None:
+        """A client has sent a request; ids rise."""
+        if client in self._numbers:
+            self._last_requests[client] = request
+
+    def send(self, *, at_once: bool = False) -> None:
+        """Send what is new, unless that was done just now; call it after each step, `at_once` when there is none."""
+        if not self._numbers:
+            return
+        now = self._clock()
+        if not at_once and now - self._sent_at < INTERVAL:
+            return
+        self._sent_at = now
+        num_requests = self._scheduler.stats()["num_requests"]
+        packed: dict[int, tuple[int, bytes, bytes]] = {}
+        for client in self._clients.gone_of(self._numbers):
+            del self._numbers[client]
+            self._told.pop(client, None)
+            self._last_requests.pop(client, None)
+        for client, number in self._numbers.items():
+            if not self._clients.takes_more(client):
+                continue
+            if number not in packed:
+                packed[number] = self._scheduler.placement_news(number)
+            following, changes, load = packed[number]
+            last_request = self._last_requests.get(client, 0)
+            told = b"%d %d %b" % (last_request, num_requests, load)
+            if following == number and told == self._told.get(client):
+                continue
+            self._numbers[client], self._told[client] = following, told
+            self._clients.post(client, PlacementNews(self._epoch, last_request, num_requests, changes, load))

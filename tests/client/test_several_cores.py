@@ -1,0 +1,400 @@
+"""A client of several cores: where requests go, and that each stream is what it would have been on one."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyllm.client.client import EngineClient
+from pyllm.client.core_connection import LOSS_AMONG_SEVERAL
+from pyllm.client.cores import EVACUATION_DELAY, PROBATION, SUSPECT_PATIENCE
+from pyllm.errors import EngineDeadError, RequestError
+from pyllm.sampling_params import SamplingParams
+from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
+from pyllm.wire.ipc import MalformedHandler, MessageHandler
+from pyllm.wire.messages import Abort, CoreMessage, FinishCode, Heartbeat, Rejected, Submit
+from tests.client.fake_core import EPOCH, Cores, FakeCore, Row
+from tests.client.mortal_core import MortalCore, Reader
+from tests.client.test_recovery import BEAMS, DEATHS_ALONE, DRAWN, EMBEDDED, Asked, check
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Clock:
+    """Stands still unless it is told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def connected(*cores: FakeCore | Cores, clock: Callable[[], float] | None = None) -> EngineClient:
+    """A client that sends to each of these in turn."""
+    clock = clock or Clock()
+    client = EngineClient(
+        *(core.connect for core in cores),
+        placement="round-robin",
+        addresses=[f"place-{index}" for index in range(len(cores))],
+        heartbeats=False,
+        clock=clock,
+    )
+    await client.start()
+    return client
+
+
+def fakes(count: int) -> list[FakeCore]:
+    return [FakeCore(epoch=EPOCH + index) for index in range(count)]
+
+
+def prompts(core: FakeCore) -> list[int]:
+    """The first token of each prompt that a core was sent."""
+    return [submit.prompt[0] for submit in core.sent(Submit)]
+
+
+async def test_each_core_gets_its_turn() -> None:
+    cores = fakes(3)
+    client = await connected(*cores)
+    for number in range(1, 8):
+        client.submit([number], GREEDY, Reader(1))
+    assert [prompts(core) for core in cores] == [[1, 4, 7], [2, 5], [3, 6]]
+    assert [report.num_requests for report in client.cores] == [3, 2, 2]
+    assert [report.address for report in client.cores] == ["place-0", "place-1", "place-2"]
+
+
+async def test_what_a_lost_core_had_waits_for_one_without_other_work() -> None:
+    clock, follower = Clock(), FakeCore(epoch=99)
+    first, second = fakes(2)
+    client = await connected(Cores(first, follower), second, clock=clock)
+    readers = [Reader(1) for _ in range(4)]
+    ids = [client.submit([number], GREEDY, reader) for number, reader in enumerate(readers)]
+    first.say_rows(Row(ids[0], [5]))
+    follower.answers_hello = False
+    first.on_disconnect()
+    assert prompts(second) == [1, 3]  # It computes what is above suspicion.
+    client.submit([9], GREEDY, Reader(1))
+    assert prompts(second) == [1, 3, 9]
+    follower.answers_hello = True
+    for _ in range(6):
+        client.beat()
+        second.say(Heartbeat("ready"))
+    assert prompts(follower) == [0, 2]
+    resumed = follower.sent(Submit)[0]
+    assert (resumed.outputs[0].tokens, resumed.num_losses) == (b"\5\0\0\0", 1)
+    follower.say_rows(Row(resumed.request, [6], 1, finish=FinishCode.LENGTH))
+    assert (readers[0].tokens, readers[0].errors) == ([[5, 6]], [])
+
+
+async def test_a_core_that_follows_a_lost_one_gets_new_requests_once_its_probation_is_over() -> None:
+    clock, follower = Clock(), FakeCore(epoch=99)
+    first, second = fakes(2)
+    client = await connected(Cores(first, follower), second, clock=clock)
+    first.on_disconnect()
+    for number in range(3):
+        client.submit([number], GREEDY, Reader(1))
+    assert (prompts(second), prompts(follower)) == ([0, 1, 2], [])
+    clock.now += PROBATION
+    for number in range(3, 5):
+        client.submit([number], GREEDY, Reader(1))
+    assert (prompts(second), prompts(follower)) == ([0, 1, 2, 4], [3])
+
+
+async def test_a_core_out_of_reach_that_is_back_has_ended_nothing() -> None:
+    first, second = fakes(2)
+    client = await connected(first, second)
+    request = client.submit([1], GREEDY, Reader(1))
+    client.submit([2], GREEDY, Reader(1))
+    first.on_disconnect()  # The next connection is to the same core, of the same epoch.
+    again = first.sent(Submit)[1]
+    assert (again.request != request, again.num_losses) == (True, 0)
+    assert prompts(second) == [2]
+
+
+async def test_one_that_nobody_has_time_for_gets_a_core_that_is_made_free() -> None:
+    clock, gone = Clock(), FakeCore()
+    gone.answers_hello = False
+    first, second, third = fakes(3)
+    client = await connected(Cores(first, gone), second, third, clock=clock)
+    for number in range(6):
+        client.submit([number], GREEDY, Reader(1))
+    client.submit([6], GREEDY, Reader(1))  # To the first.
+    first.on_disconnect()
+    clock.now += EVACUATION_DELAY
+    client.beat()
+    client.beat()
+    assert [prompts(second), prompts(third)] == [[1, 4, 0, 3, 6], [2, 5, 1, 4]]
+    assert len(second.sent(Abort)) == 2
+    client.submit([9], GREEDY, Reader(1))
+    assert prompts(third)[-1] == 9  # The second one is for suspects.
+
+
+async def test_without_a_free_core_it_runs_alone_on_a_busy_one() -> None:
+    clock, gone = Clock(), FakeCore()
+    gone.answers_hello = False
+    first, second = fakes(2)
+    client = await connected(Cores(first, gone), second, clock=clock)
+    for number in range(2):
+        client.submit([number], GREEDY, Reader(1))
+    first.on_disconnect()
+    clock.now += SUSPECT_PATIENCE - 0.1
+    client.beat()
+    assert prompts(second) == [1]
+    clock.now += 0.1
+    client.beat()
+    assert prompts(second) == [1, 0]
+    assert [submit.num_losses for submit in second.sent(Submit)] == [0, 2]
+
+
+async def test_a_core_that_drains_sends_its_requests_away_and_loses_nothing() -> None:
+    first, second = fakes(2)
+    client = await connected(first, second)
+    reader = Reader(1)
+    request = client.submit([1], GREEDY, reader)
+    first.say_rows(Row(request, [5]))
+    first.say(Heartbeat("draining"))
+    client.beat()
+    (moved,) = second.sent(Submit)
+    assert (moved.outputs[0].tokens, moved.num_losses, len(first.sent(Abort))) == (b"\5\0\0\0", 0, 1)
+    other = client.submit([2], GREEDY, Reader(1))
+    assert prompts(second) == [1, 2]
+    second.say(Rejected(other, "draining", "the engine is shutting down"))
+    assert client.num_requests == 2  # It waits for a core that takes it.
+
+
+async def test_a_core_that_ends_its_requests_is_not_the_last_word() -> None:
+    first, second = fakes(2)
+    client = await connected(first, second)
+    reader = Reader(1)
+    client.submit([1], GREEDY, reader)
+    first.end()
+    assert (prompts(second), reader.errors) == ([1], [])
+
+
+async def test_a_stalled_core_is_lost() -> None:
+    first, second = fakes(2)
+    client = await connected(first, second)
+    client.submit([1], GREEDY, Reader(1))
+    first.say(Heartbeat("stalled", reason="no step for 30 s"))
+    client.beat()
+    assert len(first.sent(Abort)) == 1
+    (resumed,) = second.sent(Submit)  # It has nothing else to do.
+    assert resumed.num_losses == 1
+    client.submit([2], GREEDY, Reader(1))
+    assert prompts(first) == [1]
+    first.say(Heartbeat("ready"))
+    client.submit([3], GREEDY, Reader(1))
+    assert prompts(first) == [1, 3]
+
+
+async def test_a_silent_core_is_lost_sooner_where_there_are_others() -> None:
+    first, second = fakes(2)
+    client = await connected(Cores(first, FakeCore(epoch=99)), second)
+    client.submit([1], GREEDY, Reader(1))
+    for _ in range(int(LOSS_AMONG_SEVERAL / HEARTBEAT_INTERVAL)):
+        client.beat()
+        second.say(Heartbeat("ready"))
+    assert not first.closed
+    client.beat()
+    assert first.closed
+    assert prompts(second) == [1]
+
+
+async def test_a_core_of_another_model_is_refused() -> None:
+    first, second = fakes(2)
+    second.fingerprint = "another"
+    client = await connected(first, second)
+    for number in range(3):
+        client.submit([number], GREEDY, Reader(1))
+    assert (prompts(first), prompts(second)) == ([0, 1, 2], [])
+    assert "would give other tokens" in client.cores[1].condition.reason
+
+
+async def test_cores_come_and_leave_under_way() -> None:
+    first, second, third = fakes(3)
+    places = {"second": second, "third": third}
+    client = EngineClient(
+        first.connect,
+        placement="round-robin",
+        heartbeats=False,
+        clock=Clock(),
+        transport=lambda address: places[address].connect,
+    )
+    await client.start()
+    ids = [client.submit([number], GREEDY, Reader(1)) for number in range(2)]
+    assert await client.add_core("second") == 1
+    with pytest.raises(RequestError, match="there already"):
+        await client.add_core("second")
+    client.submit([2], GREEDY, Reader(1))
+    assert (prompts(first), prompts(second)) == ([0, 1], [2])
+    leaving = asyncio.create_task(client.remove_core(0, timeout=60.0))
+    await asyncio.sleep(0)
+    client.submit([3], GREEDY, Reader(1))
+    assert prompts(second) == [2, 3]
+    for request in ids:
+        first.say_rows(Row(request, [5], finish=FinishCode.LENGTH))
+    await leaving
+    assert (first.closed, [report.index for report in client.cores]) == (True, [1])
+    with pytest.raises(RequestError, match="core 1 is the only one"):
+        await client.remove_core(1)
+    with pytest.raises(RequestError, match="there is no core 0; there are: 1"):
+        await client.remove_core(0)
+    await client.add_core("third")
+    await client.remove_core(1, timeout=0.0)  # What it has goes on elsewhere.
+    assert prompts(third) == [2, 3]
+
+
+async def test_a_core_that_does_not_answer_is_not_added() -> None:
+    first, absent = fakes(2)
+    absent.answers_hello = False
+    client = EngineClient(first.connect, placement="prefix", heartbeats=False, transport=lambda address: absent.connect)
+    await client.start()
+    with pytest.raises(EngineDeadError, match="no core answered at absent within 0 s"):
+        await client.add_core("absent", timeout=0.0)
+    assert len(client.cores) == 1
+    failover = EngineClient(FakeCore().connect, heartbeats=False)
+    await failover.start()
+    with pytest.raises(RequestError, match="connect it with placement"):
+        await failover.add_core("absent")
+
+
+NUM_PLACES = 3
+PLACES = st.integers(0, NUM_PLACES - 1)
+ACTIONS = st.one_of(
+    st.tuples(st.just("submit"), DRAWN | BEAMS | EMBEDDED, st.just(0)),
+    st.tuples(st.just("step"), PLACES, st.integers(0, 7)),
+    st.tuples(st.just("deliver"), PLACES, st.integers(1, 4)),
+    st.tuples(st.just("work"), PLACES, st.integers(1, 3)),
+    st.tuples(st.just("work"), PLACES, st.integers(1, 3)),
+    st.tuples(st.just("deafen"), PLACES, st.just(0)),
+    st.tuples(st.just("die"), PLACES, st.booleans()),
+    st.tuples(st.just("say"), PLACES, st.sampled_from(["ready", "draining", "stalled", "recovering"])),
+    st.tuples(st.just("abort"), st.integers(0, 5), st.integers(-1, 2)),
+    st.tuples(st.just("beat"), st.integers(1, 3), st.just(0)),
+    st.tuples(st.just("pass"), st.integers(1, 12), st.just(0)),
+)
+
+
+class World:
+    """One client, a core at each place, and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.num_deaths_alone = 0
+        self.clock = Clock()
+        self.cores: list[MortalCore] = [MortalCore(0, 0)] * NUM_PLACES
+        self.client = EngineClient(
+            *(self.connect(place) for place in range(NUM_PLACES)),
+            placement="round-robin",
+            heartbeats=False,
+            clock=self.clock,
+        )
+        self.asked: list[tuple[Asked, Reader, set[int]]] = []
+        self.ids: list[int] = []
+
+    def connect(self, place: int) -> Callable[..., MortalCore]:
+        def connect(
+            on_message: MessageHandler[CoreMessage],
+            on_malformed: MalformedHandler,
+            on_disconnect: Callable[[], None],
+        ) -> MortalCore:
+            self.epoch += 1
+            core = self.cores[place] = MortalCore(self.epoch, num_cached=16 * self.epoch)
+            core.connect(on_message, on_malformed, on_disconnect)
+            return core
+
+        return connect
+
+    def submit(self, asked: Asked) -> None:
+        prompt, params, stop, embeds = asked
+        reader = Reader(params.n, stop)
+        request = self.client.submit_embedding(prompt, reader) if embeds else self.client.submit(prompt, params, reader)
+        reader.abort = lambda sample: self.client.abort(request, sample)
+        self.asked.append((asked, reader, set()))
+        self.ids.append(request)
+
+    def abort(self, place: int, sample: int) -> None:
+        if place < len(self.asked):
+            asked, _, aborted = self.asked[place]
+            n = asked.params.n
+            if sample < n:
+                aborted.update(range(n) if sample < 0 or asked.params.beam_width else {sample})
+                self.client.abort(self.ids[place], sample)
+
+    def do(self, action: str, value: object, detail: object) -> None:
+        match action, value, detail:
+            case "submit", Asked(), _:
+                self.submit(value)
+            case "step", int(), int():
+                self.cores[value].step(lambda place: bool(detail >> place % 3 & 1))
+            case "deliver", int(), int():
+                for _ in range(detail):
+                    self.cores[value].deliver()
+            case "work", int(), int():
+                for _ in range(detail):
+                    self.cores[value].step(lambda place: True)
+                    self.cores[value].deliver()
+            case "deafen", int(), _:
+                self.cores[value].is_deaf = True
+            case "die", int(), _:
+                self.die(value)
+                if detail:
+                    self.cores[value].deliver()
+            case "say", int(), str():
+                core = self.cores[value]
+                core.said.append(lambda: core.say(Heartbeat(detail)))
+            case "abort", int(), int():
+                self.abort(value, detail)
+            case "beat", int(), _:
+                for _ in range(value):
+                    self.client.beat()
+            case "pass", int(), _:
+                self.clock.now += value
+
+    def die(self, place: int) -> None:
+        if self.cores[place].told_alone is not None:
+            self.num_deaths_alone += 1
+        self.cores[place].on_disconnect()
+
+    def finish(self) -> None:
+        """Let all cores live, and answer all."""
+        for place, core in enumerate(self.cores):
+            if core.is_deaf:
+                self.die(place)
+        for _ in range(300):
+            self.clock.now += 0.5
+            for core in self.cores:
+                core.step(lambda place: True)
+                while core.said:
+                    core.deliver()
+                core.say(Heartbeat("ready"))
+            self.client.beat()
+            if not self.client.num_requests:
+                break
+        assert self.client.num_requests == 0
+        assert [report.num_requests for report in self.client.cores] == [0] * NUM_PLACES
+
+
+@settings(max_examples=150)
+@given(st.lists(ACTIONS, max_size=50))
+def test_every_stream_is_its_undisturbed_twin(actions: list[tuple[str, object, object]]) -> None:
+    async def live() -> None:
+        world = World()
+        starting = asyncio.ensure_future(world.client.start())
+        await asyncio.sleep(0)
+        for core in world.cores:
+            core.deliver()
+        await starting
+        for action in actions:
+            world.do(*action)
+        world.finish()
+        for asked, reader, aborted in world.asked:
+            if reader.errors and world.num_deaths_alone >= DEATHS_ALONE:
+                assert str(reader.errors[0]).startswith("this request ended the engine core that computed it ")
+            else:
+                check(asked, reader, aborted)
+        world.client.close()
+
+    asyncio.run(live())
