@@ -11,7 +11,7 @@ from pyllm.client.client import EngineClient
 from pyllm.errors import Cause
 from pyllm.sampling_params import SamplingParams
 from pyllm.wire.ipc import MalformedHandler, MessageHandler
-from pyllm.wire.messages import ClientMessage, CoreMessage, FinishCode
+from pyllm.wire.messages import ClientMessage, CoreMessage, FinishCode, Submit
 from tests.client.mortal_core import Reader
 from tests.core.raw_engine import Engine
 from tests.core.remembering_executor import RememberingExecutor
@@ -32,6 +32,8 @@ class Line:
         self._cores = cores
 
     def send(self, message: ClientMessage, *frames: object, identity: bytes = b"") -> bool:
+        if isinstance(message, Submit):
+            self._cores.losses[message.request] = message.num_losses
         self._cores.engine.receive(message, self.identity)
         return True
 
@@ -47,8 +49,13 @@ class Cores:
     """
 
     def __init__(
-        self, depth: int, patience: int = 0, strikes: Callable[[list[list[int]]], bool] = lambda contexts: False
+        self,
+        depth: int,
+        patience: int = 0,
+        strikes: Callable[[list[list[int]]], bool] = lambda contexts: False,
+        place: int = 0,
     ) -> None:
+        self._place = place
         self.num_deaths = 0
         self.num_explained = 0  # of them
         self._depth = depth
@@ -82,21 +89,25 @@ class Cores:
 
     async def run(self, on_start: Callable[[], object] = lambda: None) -> None:
         """Until nothing is left to do, with a core that follows whenever one dies; each is there when it is told of."""
-        is_busy = True
-        while is_busy:
-            try:
-                is_busy = await self.engine.core.step()
-            except CoreDiedError:
-                self.num_deaths += 1
-                self.num_explained += self._is_alone
-                self._read_all()
-                self._start()
-                for _, on_disconnect in list(self._lines.values()):
-                    on_disconnect()
-                self._read_all()
-                on_start()
-                is_busy = True
+        while await self.step(on_start):
+            pass
+
+    async def step(self, on_start: Callable[[], object] = lambda: None) -> bool:
+        """One step of the core, which may be its last, and a core that follows; False if there was nothing to do."""
+        try:
+            is_busy = await self.engine.core.step()
+        except CoreDiedError:
+            self.num_deaths += 1
+            self.num_explained += self._is_alone
             self._read_all()
+            self._start()
+            for _, on_disconnect in list(self._lines.values()):
+                on_disconnect()
+            self._read_all()
+            on_start()
+            is_busy = True
+        self._read_all()
+        return is_busy
 
     def _read_all(self) -> None:
         while self.read():
@@ -105,10 +116,11 @@ class Cores:
     def _start(self) -> None:
         self._is_alone = False
         executor = RememberingExecutor(dies_of=self._die)
-        epoch = 1 + self.num_deaths
+        epoch = 1 + self.num_deaths + 1000 * self._place
         self.engine = Engine(executor, depth=self._depth, on_alone=self._note_alone, epoch=epoch)
         self._num_read = 0
         self._num_poisoned = 0  # plans of this core
+        self.losses: dict[int, int] = {}  # of each request that this core was sent
 
     def _note_alone(self, is_alone: bool) -> None:
         assert is_alone != self._is_alone, "it is told of changes only"
@@ -244,5 +256,43 @@ async def test_cores_that_are_ended_from_elsewhere_fail_nobody_that_was_not_alon
     _, twins = await served(prompts, depth, max_tokens=30)
     cores, readers = await served(prompts, depth, max_tokens=30, strikes=strikes)
     assert cores.num_deaths > 2
+    for reader, twin in zip(readers, twins, strict=True):
+        assert (reader.tokens, reader.finishes, reader.errors) == (twin.tokens, twin.finishes, [])
+
+
+@pytest.mark.parametrize("patience", [0, 2])
+@pytest.mark.parametrize("place", [0, 3, 8])
+async def test_of_several_cores_it_costs_one_that_others_use(place: int, patience: int) -> None:
+    prompts = [[1, 2], [11, 12, 13], [31] * 9, [7], [5, 6], [8] * 20, [9], [10, 4]]
+    _, twins = await served({b"a": prompts}, depth=1, max_tokens=20)
+    prompts.insert(place, [21, POISON])
+    places = [Cores(1, patience, place=index) for index in range(3)]
+    now = 0.0
+    client = EngineClient(
+        *(each.connect(b"a") for each in places), placement="round-robin", heartbeats=False, clock=lambda: now
+    )
+    starting = asyncio.ensure_future(client.start())
+    await asyncio.sleep(0)
+    for each in places:
+        while each.read():
+            pass
+    await starting
+    readers = [Reader(2) for _ in prompts]
+    for prompt, reader in zip(prompts, readers, strict=True):
+        client.submit(prompt, SamplingParams(n=2, max_tokens=20, seed=prompt[0], ignore_eos=True), reader)
+    losses = []  # of the requests that each core had when it died
+    while client.num_requests:
+        for each in places:
+            losses_of, num_deaths = each.losses, each.num_deaths
+            live = [report["request"] for report in each.engine.scheduler.requests(100) if report["finish"] is None]
+            each.engine.core.beat()
+            await each.step()
+            if each.num_deaths > num_deaths:
+                losses.append([losses_of[request] for request in live])
+        now += 0.5
+        client.beat()
+    assert len(readers.pop(place).errors) == 1
+    assert losses[0].count(0) == 3
+    assert all(0 not in of_core for of_core in losses[1:])
     for reader, twin in zip(readers, twins, strict=True):
         assert (reader.tokens, reader.finishes, reader.errors) == (twin.tokens, twin.finishes, [])

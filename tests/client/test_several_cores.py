@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,12 +11,13 @@ from hypothesis import strategies as st
 from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import LOSS_AMONG_SEVERAL
 from pyllm.client.cores import EVACUATION_DELAY, PROBATION, SUSPECT_PATIENCE
+from pyllm.client.reports import RequestReport, TenantReport
 from pyllm.errors import EngineDeadError, RequestError
 from pyllm.sampling_params import SamplingParams
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.ipc import MalformedHandler, MessageHandler
-from pyllm.wire.messages import Abort, CoreMessage, FinishCode, Heartbeat, Rejected, Submit
-from tests.client.fake_core import EPOCH, Cores, FakeCore, Row
+from pyllm.wire.messages import Abort, Call, CoreMessage, FinishCode, Heartbeat, Rejected, Submit
+from tests.client.fake_core import EPOCH, Cores, FakeCore, Row, ScriptedCore
 from tests.client.mortal_core import MortalCore, Reader
 from tests.client.test_recovery import BEAMS, DEATHS_ALONE, DRAWN, EMBEDDED, Asked, check
 
@@ -327,24 +329,6 @@ class World:
         match action, value, detail:
             case "submit", Asked(), _:
                 self.submit(value)
-            case "step", int(), int():
-                self.cores[value].step(lambda place: bool(detail >> place % 3 & 1))
-            case "deliver", int(), int():
-                for _ in range(detail):
-                    self.cores[value].deliver()
-            case "work", int(), int():
-                for _ in range(detail):
-                    self.cores[value].step(lambda place: True)
-                    self.cores[value].deliver()
-            case "deafen", int(), _:
-                self.cores[value].is_deaf = True
-            case "die", int(), _:
-                self.die(value)
-                if detail:
-                    self.cores[value].deliver()
-            case "say", int(), str():
-                core = self.cores[value]
-                core.said.append(lambda: core.say(Heartbeat(detail)))
             case "abort", int(), int():
                 self.abort(value, detail)
             case "beat", int(), _:
@@ -352,6 +336,29 @@ class World:
                     self.client.beat()
             case "pass", int(), _:
                 self.clock.now += value
+            case _, int(), _:
+                self.do_core(action, value, detail)
+
+    def do_core(self, action: str, place: int, detail: object) -> None:
+        core = self.cores[place]
+        match action, detail:
+            case "step", int():
+                core.step(lambda row: bool(detail >> row % 3 & 1))
+            case "deliver", int():
+                for _ in range(detail):
+                    core.deliver()
+            case "work", int():
+                for _ in range(detail):
+                    core.step(lambda row: True)
+                    core.deliver()
+            case "deafen", _:
+                core.is_deaf = True
+            case "die", _:
+                self.die(place)
+                if detail:
+                    self.cores[place].deliver()
+            case "say", str():
+                core.said.append(lambda: core.say(Heartbeat(detail)))
 
     def die(self, place: int) -> None:
         if self.cores[place].told_alone is not None:
@@ -398,3 +405,53 @@ def test_every_stream_is_its_undisturbed_twin(actions: list[tuple[str, object, o
         world.client.close()
 
     asyncio.run(live())
+
+
+async def test_figures_are_those_of_all_cores_or_of_one() -> None:
+    first, second, absent = (
+        ScriptedCore(lambda prompt, sample: prompt),
+        ScriptedCore(lambda prompt, sample: prompt),
+        FakeCore(),
+    )
+    second.epoch, absent.answers_hello = EPOCH + 1, False
+    for core, age, ended in ((first, 4.0, None), (second, 5.0, None), (second, 6.0, 1.0)):
+        report = RequestReport(
+            client=0,
+            request=1,
+            name="",
+            tenant="",
+            priority=0,
+            num_samples=1,
+            num_prompt_tokens=1,
+            num_output_tokens=1,
+            num_cached_tokens=0,
+            num_blocks=1,
+            num_preemptions=0,
+            age=age,
+            scheduled_age=None,
+            ended_age=ended,
+            finish=None,
+            samples=[],
+        )
+        core.replies["requests"] = [*core.replies.get("requests", []), msgspec.structs.asdict(report)]
+    for core, waiting in ((first, 1), (second, 2)):
+        core.replies |= {"tenants": [("acme", 10, waiting)], "reconfigure": {"watermark": waiting}, "pin": waiting}
+    client = EngineClient(
+        *(core.connect for core in (first, second, absent)), placement="round-robin", heartbeats=False, clock=Clock()
+    )
+    starting = asyncio.create_task(client.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    assert (await client.stats())["num_preemptions"] == 6
+    assert (await client.stats(core=1))["num_preemptions"] == 3
+    assert list(await client.core_stats()) == [0, 1]
+    assert [(report.core, report.age) for report in await client.requests()] == [(1, 5.0), (0, 4.0), (1, 6.0)]
+    assert [report.age for report in await client.requests(core=0)] == [4.0]
+    assert await client.tenants() == [TenantReport("acme", 20, 3)]
+    assert await client.reconfigure(watermark=0.1) == {"watermark": 1}
+    assert [len(core.sent(Call)) for core in (first, second)] == [6, 6]
+    assert await client.pin(1, [1, 2]) == 2
+    with pytest.raises(EngineDeadError):
+        await client.stats(core=2)
+    with pytest.raises(RequestError, match="there is no core 3; there are: 0, 1, 2"):
+        await client.decisions(core=3)
