@@ -8,9 +8,9 @@ of another type is a `TypeError`.
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from typing_extensions import Buffer
+from typing_extensions import Buffer, Self
 
-__all__ = ["SECTIONS", "NeverFitsError", "Plan", "Scheduler", "SchedulerError", "__version__", "replay"]
+__all__ = ["SECTIONS", "NeverFitsError", "Placement", "Plan", "Scheduler", "SchedulerError", "__version__", "replay"]
 
 __version__: str
 
@@ -346,6 +346,18 @@ class Scheduler:
         """
     def snapshot(self, tokens: bool = True) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str, int]]]:
         """Incarnation, number of the next event, and what the prefix cache knows now, as "stored" events."""
+    def placement_news(self, number: int) -> tuple[int, bytes, bytes]:
+        """What `Placement.news` takes: the next number, changes of the prefix cache since `number`, and the load.
+
+        With -1, or a number whose changes are not kept any more (the last 131,072 are), the cache is told from its
+        beginning: "cleared", then all that is stored, in as many calls as it takes. One call tells of at most 16,384
+        changes or blocks (150 kB); while the next number is not the one asked with, ask again, there may be more. A
+        number is of one scheduler alone. The first call begins to keep changes, and any number of readers may ask.
+
+        The changes are of both tiers together, as eight bytes of each block's hash. The load is what waits, runs, is
+        held or swapped: tokens to compute and outputs that are expected, by tenant under "fair", the 256 tenants with
+        the most work by name; beside it how long the last steps took.
+        """
     def explain(self, client: int, request: int) -> list[dict[str, Any]]:
         """Where each sample of a request stands: sample, state, reason, hold, num_tokens, num_computed, num_known.
 
@@ -400,6 +412,70 @@ class Scheduler:
         of those `host_prefix_hits` (tokens, at first admission), `num_computed_tokens`, `num_steps`, `num_drafts`,
         `num_accepted_drafts`, `num_failed_loads`, and `iteration_tokens_le_1`, `_8`, `_16`... `_16384`, `_inf`: steps
         that computed at most so many tokens, and at least one.
+        """
+
+@final
+class Placement:
+    """Chooses a core for each request of a client: the one where it costs the least seconds until it is done.
+
+    That is the work it waits for, its prompt but for what is cached there, and its expected output, by the measured
+    speed of the core. Under "fair" it waits for its tenant's work there, as often as that has a part of the core by its
+    weight. Costs within a step, or 2 percent, are equal: then the longest cached prefix decides, then the session, by
+    rendezvous hashing, or without one the fewest requests, and the lowest number. So the work on two cores differs by
+    no more than the last request placed and the tolerance, whatever is cached where.
+
+    It has no clock, no randomness and no I/O. Methods may be called from any thread; a refused call raises `ValueError`
+    and changes nothing.
+    """
+
+    def __new__(cls, *, block_size: int, prefix_hash: str = "blake3", prefix_hash_seed: str = "") -> Self:
+        """The settings are the cores' own. Raises `ValueError` for one that no core could have."""
+    def add_core(self, core: int) -> None:
+        """A core, of which nothing is known until its news: its cache is empty, it is idle and as fast as the others.
+
+        Raises `ValueError` if it is there already, or 64 are.
+        """
+    def remove_core(self, core: int) -> None:
+        """Forget a core, its cache, and the requests placed there. Raises `ValueError` if it is not there.
+
+        For a core that started anew: remove it, add it, and ask its scheduler with number -1.
+        """
+    def news(self, core: int, last_request: int, changes: bytes, load: bytes) -> None:
+        """What `Scheduler.placement_news` of this core gave, every part in order.
+
+        Requests of this client up to `last_request` (-1: none) are in the load; the work of later ones that were placed
+        there is added to it. Raises `ValueError` if the core is not there, or the bytes do not read.
+        """
+    def place(
+        self,
+        request: int,
+        prompt: bytes,
+        max_tokens: int,
+        cores: Sequence[int],
+        *,
+        num_samples: int = 1,
+        tenant: str = "",
+        cache_salt: str = "",
+        adapter: str = "",
+        session: str = "",
+    ) -> tuple[int, int]:
+        """Choose one of `cores` for a request: the core, and the tokens of the prompt that it is expected to have cached.
+
+        Those count that requests placed there before are about to compute. Ids are used once and rise; a request that
+        moves to another core gets a new one. Raises `ValueError` for no cores, one that is not there, or an id that is
+        not above all before.
+        """
+    def ended(self, request: int) -> None:
+        """A request has ended, or never came to where it was placed. An unknown id is ignored."""
+    def start_recording(self) -> None:
+        """Keep every input from now on. Raises `ValueError` unless the placement is new."""
+    def take_recording(self) -> bytes:
+        """What was recorded since the last call; the parts together are what `replay` reads."""
+    @staticmethod
+    def replay(recording: bytes) -> dict[str, Any]:
+        """Repeat all calls of a recording on a new placement: num_entries, num_choices, hash, is_truncated.
+
+        Raises `ValueError` with the first entry that does not read or chooses another core.
         """
 
 def replay(recording: bytes) -> dict[str, Any]:

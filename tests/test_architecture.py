@@ -23,7 +23,7 @@ LIBRARY_HOMES = {
     "triton": ("pyllm_kernels",),
     "transformers": ("pyllm.workers.transformers_backend",),
     "pyllm_kernels": ("pyllm.workers", "pyllm_kernels"),
-    "pyllm._rust": ("pyllm.core",),
+    "pyllm._rust": ("pyllm.core", "pyllm.client"),  # of it the client has `Placement` alone
     "litestar": ("pyllm.frontend",),
     "llguidance": ("pyllm.frontend", "pyllm.workers"),
     "tokenizers": ("pyllm.frontend", "pyllm.checkpoint"),

@@ -6,6 +6,7 @@ mod errors;
 mod keywords;
 mod step_trace;
 mod numbers;
+mod placement;
 mod reports;
 
 use std::sync::{Mutex, PoisonError};
@@ -19,6 +20,7 @@ use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 use buffers::{Plan, bytes, embeddings_from_bytes, ids_from_buffer, ids_from_bytes, logprobs_from_bytes};
 use errors::{NeverFitsError, SchedulerError, python_error};
 use numbers::Number;
+use placement::Placement;
 
 #[pyclass(frozen, module = "pyllm._rust")]
 struct Scheduler(Mutex<pyllm_scheduler::Scheduler>);
@@ -312,6 +314,16 @@ impl Scheduler {
         Ok(batch.map(|batch| (batch.next, PyBytes::new(py, &batch.payload))))
     }
 
+    fn placement_news<'py>(
+        &self,
+        py: Python<'py>,
+        number: Number<i64>,
+    ) -> PyResult<(i64, Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
+        let number = number.named("number")?;
+        let news = self.call(py, |scheduler| Ok(scheduler.placement_news(number)))?;
+        Ok((news.next, PyBytes::new(py, &news.changes), PyBytes::new(py, &news.load)))
+    }
+
     #[pyo3(signature = (tokens = true))]
     fn snapshot<'py>(&self, py: Python<'py>, tokens: bool) -> PyResult<(u64, u64, Vec<reports::Event<'py>>)> {
         let taken = self.call(py, |scheduler| Ok(scheduler.snapshot()))?;
@@ -404,7 +416,7 @@ fn replay<'py>(py: Python<'py>, recording: &[u8]) -> PyResult<Bound<'py, PyDict>
 #[pymodule]
 mod _rust {
     #[pymodule_export]
-    use super::{NeverFitsError, Plan, Scheduler, SchedulerError, replay};
+    use super::{NeverFitsError, Placement, Plan, Scheduler, SchedulerError, replay};
     use pyo3::prelude::*;
 
     #[pymodule_export]

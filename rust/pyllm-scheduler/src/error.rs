@@ -125,6 +125,8 @@ pub enum Error {
         /// The setting.
         setting: &'static str,
     },
+    /// A call of a placement that names what is not there, or does not read.
+    Placement(String),
     /// A recording that does not read, or does not replay to the same decisions.
     Replay {
         /// Entries before the one at fault.
@@ -163,7 +165,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Config(problem) | Self::Request(problem) => formatter.write_str(problem),
+            Self::Config(problem) | Self::Request(problem) | Self::Placement(problem) => formatter.write_str(problem),
             Self::DuplicateRequest { client, request } => write!(
                 formatter,
                 "request {request} of client {client} exists already; give every request an id of its own"

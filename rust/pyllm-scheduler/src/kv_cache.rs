@@ -3,6 +3,7 @@
 //! sequences. Without prefix caching there are no names, and the host is swap space alone.
 
 pub(crate) mod block_pool;
+pub(crate) mod changes;
 pub(crate) mod event_batch;
 pub(crate) mod events;
 pub(crate) mod hash;
@@ -12,6 +13,7 @@ pub(crate) mod prefix;
 pub(crate) mod tier_cache;
 
 use crate::ids::{BlockId, HostBlockId, StepId};
+use crate::kv_cache::changes::{Change, ChangeLog};
 use crate::kv_cache::events::{EventLog, Events, KvEvent, Snapshot, Tier};
 use crate::kv_cache::hash::{BlockHash, Content, GroupHash};
 use crate::kv_cache::pending_swaps::PendingSwaps;
@@ -71,6 +73,7 @@ pub(crate) struct KvCache {
     pins: Pins,
     swaps: PendingSwaps,
     log: EventLog,
+    changes: ChangeLog,
 }
 
 impl KvCache {
@@ -81,6 +84,7 @@ impl KvCache {
             pins: Pins::new(limits.max_pinned_blocks),
             swaps: PendingSwaps::default(),
             log: EventLog::new(limits.enable_events, limits.incarnation),
+            changes: ChangeLog::new(),
             limits,
         }
     }
@@ -119,6 +123,7 @@ impl KvCache {
                 self.write_back(block, &evicted);
             }
             self.log.removed(evicted.name.key, Tier::Device);
+            self.note_removed(evicted.name.key);
         }
         block
     }
@@ -200,6 +205,9 @@ impl KvCache {
             return;
         }
         self.log.stored(group, &content);
+        if self.changes.is_kept() && self.host.get(key).is_none() {
+            self.changes.push(Change::Stored(key.short()));
+        }
         self.hold_if_pinned(block, key);
     }
 
@@ -320,6 +328,7 @@ impl KvCache {
             self.device.free(block);
         }
         self.log.cleared();
+        self.changes.push(Change::Cleared);
     }
 
     /// The device is lost: every block of both tiers is free, nothing is known, and no swap is due. Pins stay as
@@ -330,6 +339,7 @@ impl KvCache {
         self.swaps = PendingSwaps::default();
         self.pins.release();
         self.log.cleared();
+        self.changes.push(Change::Cleared);
     }
 
     /// Events from number `first` on.
@@ -345,6 +355,24 @@ impl KvCache {
     /// What is known now, for who has not heard all events.
     pub(crate) fn snapshot(&self) -> Snapshot {
         self.log.snapshot()
+    }
+
+    /// The changes of what both tiers together know, kept from now on.
+    pub(crate) fn changes(&mut self) -> &ChangeLog {
+        self.changes.begin();
+        &self.changes
+    }
+
+    /// What is known in part `part` of all blocks, each block in one part; none after the last part.
+    pub(crate) fn known_part(&self, part: usize, size: usize) -> Option<impl Iterator<Item = Change>> {
+        let num_blocks = (self.limits.num_blocks + self.limits.num_host_blocks) as usize;
+        let start = Some(part * size).filter(|&start| start < num_blocks)?;
+        let (first_host, end) = (self.limits.num_blocks as usize, (start + size).min(num_blocks));
+        let on_device = (start..end.min(first_host)).filter_map(|block| self.device.name(BlockId(block as u32)));
+        let on_host = (start.max(first_host)..end)
+            .filter_map(move |block| self.host.name(HostBlockId((block - first_host) as u32)))
+            .filter(|name| self.device.get(name.key).is_none());
+        Some(on_device.chain(on_host).map(|name| Change::Stored(name.key.short())))
     }
 
     /// See `Scheduler::audit`.
@@ -401,8 +429,21 @@ impl KvCache {
         let (host, evicted) = self.host.allocate(false)?;
         if let Some(evicted) = evicted {
             self.log.removed(evicted.name.key, Tier::Host);
+            self.note_removed(evicted.name.key);
         }
         Some(host)
+    }
+
+    /// A tier has lost these contents.
+    fn note_removed(&mut self, key: GroupHash) {
+        if self.changes.is_kept() && !self.is_known(key) {
+            self.changes.push(Change::Removed(key.short()));
+        }
+    }
+
+    /// Whether a tier has these contents, or is to have them by a step in flight.
+    pub(crate) fn is_known(&self, key: GroupHash) -> bool {
+        self.device.get(key).is_some() || self.host.get(key).is_some()
     }
 
     fn store_host(&mut self, host: HostBlockId, name: Name, hits: u8) {

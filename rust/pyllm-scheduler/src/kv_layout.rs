@@ -26,6 +26,11 @@ impl GroupLayout {
         Self { window: group.window, block_size, most_blocks: group.window.map_or(u32::MAX, most_blocks) }
     }
 
+    /// For where contents are looked for alone.
+    pub(crate) fn of_window(window: Option<u32>, block_size: u32) -> Self {
+        Self::new(KvGroup { window }, block_size, 1)
+    }
+
     pub(crate) fn has_window(self) -> bool {
         self.window.is_some()
     }

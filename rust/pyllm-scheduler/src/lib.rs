@@ -60,6 +60,7 @@ mod plan;
 mod output;
 mod recorder;
 mod replay;
+mod placement;
 
 mod arena;
 mod sequence;
@@ -83,8 +84,11 @@ pub use output::embeddings::Embeddings;
 pub use output::logprobs::{LogprobEntries, Logprobs};
 pub use output::start_times::{StartTime, StartTimes};
 pub use philox::uniform;
+pub use placement::{NewRequest, Placed, Placement, PlacementReplay};
 pub use plan::{ALIGNMENT, Plan, SECTIONS};
 pub use recorder::Input;
 pub use replay::{Replay, replay};
 pub use request::{Finish, Output, Pooling, Request};
-pub use scheduler::{BlockOwners, Decision, Explanation, Load, Reason, RequestReport, Scheduler, Stats, TenantService};
+pub use scheduler::{
+    BlockOwners, Decision, Explanation, Load, PlacementNews, Reason, RequestReport, Scheduler, Stats, TenantService,
+};

@@ -1,9 +1,11 @@
-//! Recordings: every input that a scheduler has taken, and a running hash of its decisions. `replay.rs` reads them.
-//! Does no I/O: it makes bytes.
+//! Recordings: every input that a scheduler, or a placement, has taken, and a running hash of its decisions. `replay.rs`
+//! and `placement/replay.rs` play them back. Does no I/O: it makes and reads bytes.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
+use crate::error::{Error, Result};
 use crate::ids::{ClientId, LoadId, RequestId, StepId};
 use crate::output::logprobs::Logprobs;
 use crate::plan::Plan;
@@ -35,14 +37,8 @@ pub enum Input {
     Unpin { name: u64 },
 }
 
-/// An input, and the hash of all decisions up to and with it.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct Entry {
-    pub(crate) input: Input,
-    pub(crate) hash: u64,
-}
-
-/// Keeps the log of a scheduler until it is taken.
+/// Keeps the log of inputs until it is taken: what the recording begins with, the settings, then each input with the
+/// hash of all decisions up to and with it.
 pub(crate) struct Recorder {
     log: Vec<u8>,
     hasher: blake3::Hasher,
@@ -50,9 +46,9 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    pub(crate) fn new(config: &Config) -> Self {
-        let mut log = MAGIC.to_vec();
-        append(&mut log, config);
+    pub(crate) fn new(magic: &[u8], settings: &impl Serialize) -> Self {
+        let mut log = magic.to_vec();
+        append(&mut log, settings);
         Self { log, hasher: blake3::Hasher::new(), hash: 0 }
     }
 
@@ -66,7 +62,12 @@ impl Recorder {
         self.hash
     }
 
-    pub(crate) fn record(&mut self, input: &Input) {
+    /// A part of a decision, by which it is told from others.
+    pub(crate) fn decide(&mut self, bytes: &[u8]) {
+        self.hasher.update(bytes);
+    }
+
+    pub(crate) fn record(&mut self, input: &impl Serialize) {
         self.hash = first_word(&self.hasher);
         append(&mut self.log, &(input, self.hash));
     }
@@ -91,6 +92,51 @@ impl Recorder {
     }
 }
 
+/// The entries of a recording, in their order.
+pub(crate) struct Entries<'a> {
+    rest: &'a [u8],
+    num_read: u64,
+}
+
+impl<'a> Entries<'a> {
+    /// The settings that a recording begins with, and what follows them.
+    ///
+    /// Errors: `Replay` for what is no recording of this kind and version.
+    pub(crate) fn open<S: DeserializeOwned>(magic: &[u8], recording: &'a [u8]) -> Result<(S, Self)> {
+        let fault = |problem: &str| Error::Replay { entry: 0, problem: problem.to_owned() };
+        let rest = recording.strip_prefix(magic).ok_or_else(|| fault("this is no recording of this version"))?;
+        let (bytes, rest) = split(rest).ok_or_else(|| fault("it ends within its settings"))?;
+        let settings = read(bytes).ok_or_else(|| fault("its settings do not read"))?;
+        Ok((settings, Self { rest, num_read: 0 }))
+    }
+
+    /// Makes each input again. `apply` gives the hash of all decisions up to and with it.
+    ///
+    /// Errors: `Replay` with the first entry that does not read, is refused, or decides something else.
+    pub(crate) fn replay<I: DeserializeOwned>(&mut self, mut apply: impl FnMut(I) -> Result<u64>) -> Result<()> {
+        while let Some((bytes, after)) = split(self.rest) {
+            let fault = |problem| Error::Replay { entry: self.num_read, problem };
+            let (input, hash) = read::<(I, u64)>(bytes).ok_or_else(|| fault("it does not read".to_owned()))?;
+            let decided = apply(input).map_err(|error| fault(error.to_string()))?;
+            if decided != hash {
+                return Err(fault(format!("the decisions differ: hash {decided:016x} instead of {hash:016x}")));
+            }
+            self.rest = after;
+            self.num_read += 1;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn num_read(&self) -> u64 {
+        self.num_read
+    }
+
+    /// Whether the recording ends in the middle of an entry, as after a crash.
+    pub(crate) fn is_truncated(&self) -> bool {
+        !self.rest.is_empty()
+    }
+}
+
 /// A value after its length, as four bytes.
 fn append(log: &mut Vec<u8>, value: &impl Serialize) {
     let start = log.len();
@@ -105,4 +151,16 @@ fn first_word(hasher: &blake3::Hasher) -> u64 {
     let mut word = [0; 8];
     hasher.finalize_xof().fill(&mut word);
     u64::from_le_bytes(word)
+}
+
+/// The bytes of the first value, and what follows it. None: the log ends before the value does.
+fn split(log: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = log.split_first_chunk::<4>()?;
+    rest.split_at_checked(u32::from_le_bytes(*length) as usize)
+}
+
+/// The value that these bytes are, all of them.
+fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
+    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
+    rest.is_empty().then_some(value)
 }

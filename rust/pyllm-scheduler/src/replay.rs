@@ -1,11 +1,9 @@
 //! A recording played back: every call is made again on a new scheduler. The same version makes the same decisions,
 //! which the hash in each entry checks.
 
-use serde::Deserialize;
-
 use crate::config::Config;
-use crate::error::{Error, Result};
-use crate::recorder::{Entry, Input, MAGIC};
+use crate::error::Result;
+use crate::recorder::{Entries, Input, MAGIC};
 use crate::scheduler::{Scheduler, Stats};
 
 /// How a replay went.
@@ -27,36 +25,26 @@ pub struct Replay {
 ///
 /// Errors: `Replay` with the first entry that does not read, is refused, or decides something else.
 pub fn replay(recording: &[u8]) -> Result<Replay> {
-    let fault = |entry, problem: String| Error::Replay { entry, problem };
-    let rest =
-        recording.strip_prefix(MAGIC).ok_or_else(|| fault(0, "this is no recording of this version".to_owned()))?;
-    let (bytes, mut rest) = split(rest).ok_or_else(|| fault(0, "it ends within its settings".to_owned()))?;
-    let config = read::<Config>(bytes).ok_or_else(|| fault(0, "its settings do not read".to_owned()))?;
+    let (config, mut entries) = Entries::open::<Config>(MAGIC, recording)?;
     let mut scheduler = Scheduler::new(config)?;
     scheduler.start_recording()?;
-    let mut num_entries = 0;
-    while let Some((bytes, after)) = split(rest) {
-        rest = after;
-        let entry = read::<Entry>(bytes).ok_or_else(|| fault(num_entries, "it does not read".to_owned()));
-        let Entry { input, hash } = entry?;
-        apply(&mut scheduler, input).map_err(|error| fault(num_entries, error.to_string()))?;
+    entries.replay(|input| {
+        apply(&mut scheduler, input)?;
         scheduler.take_recording();
         // The decisions are the same whoever takes the deltas; taking them keeps their columns small.
         for client in scheduler.pending_clients().to_vec() {
             scheduler.take_deltas(client);
         }
-        let decided = scheduler.decisions_hash().unwrap_or_default();
-        if decided != hash {
-            return Err(fault(
-                num_entries,
-                format!("the decisions differ: hash {decided:016x} instead of {hash:016x}"),
-            ));
-        }
-        num_entries += 1;
-    }
+        Ok(scheduler.decisions_hash().unwrap_or_default())
+    })?;
     let stats = scheduler.stats();
-    let hash = scheduler.decisions_hash().unwrap_or_default();
-    Ok(Replay { num_entries, num_steps: stats.num_steps, hash, is_truncated: !rest.is_empty(), stats })
+    Ok(Replay {
+        num_entries: entries.num_read(),
+        num_steps: stats.num_steps,
+        hash: scheduler.decisions_hash().unwrap_or_default(),
+        is_truncated: entries.is_truncated(),
+        stats,
+    })
 }
 
 fn apply(scheduler: &mut Scheduler, input: Input) -> Result<()> {
@@ -84,16 +72,4 @@ fn apply(scheduler: &mut Scheduler, input: Input) -> Result<()> {
         Input::Unpin { name } => drop(scheduler.unpin(name)),
     }
     Ok(())
-}
-
-/// The bytes of the first value, and what follows it. None: the log ends before the value does.
-fn split(log: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (length, rest) = log.split_first_chunk::<4>()?;
-    rest.split_at_checked(u32::from_le_bytes(*length) as usize)
-}
-
-/// The value that these bytes are, all of them.
-fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
-    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
-    rest.is_empty().then_some(value)
 }

@@ -11,11 +11,11 @@ mod explain;
 mod holds;
 mod isolation;
 mod loads;
+mod placement_news;
 mod planning;
 mod preemption;
 mod prompt_logprobs;
 mod ranking;
-mod recording;
 mod request_reports;
 mod settings;
 mod speculation;
@@ -31,6 +31,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::estimates::output_lengths::OutputLengths;
 use crate::estimates::peak_blocks::PeakBlocks;
+use crate::estimates::step_sums::StepSums;
 use crate::estimates::step_times::StepTimes;
 use crate::ids::{BlockId, ClientId, LoadId, RequestId, Slot, StepId};
 use crate::kv_cache::hash::{BlockHash, BlockHasher};
@@ -40,12 +41,13 @@ use crate::output::deltas::{Delta, DeltaColumns, Outbox};
 use crate::plan::Draft;
 use crate::policy::{Policy, policy};
 use crate::queue::{Queue, QueueKey};
-use crate::recorder::{Input, Recorder};
+use crate::recorder::{Input, MAGIC, Recorder};
 use crate::request::{Finish, Request};
 use crate::sequence::{Beam, Chain, EndedSamples, LiveRequest, Sample, Sequence, State};
 
 pub use explain::{Decision, Explanation, Reason};
 pub use loads::Load;
+pub use placement_news::PlacementNews;
 pub use request_reports::{BlockOwners, RequestReport};
 pub use stats::{Stats, TenantService};
 
@@ -77,12 +79,14 @@ pub struct Scheduler {
     now: f64,
     committed_at: f64, // when the last step was, by `now` and what steps took
     times: StepTimes,
+    step_sums: StepSums, // of work as tenants are charged for it
     output_lengths: OutputLengths,
     counters: Stats, // its gauges stay 0
     decisions: explain::Decisions,
     ended: VecDeque<RequestReport>, // the last ones, oldest first
     num_ended_untaken: usize,       // of these, which `take_ended` has not given yet
     num_inputs: u64,
+    packed_load: placement_news::PackedLoad,
     recorder: Option<Recorder>,
     // Working space, kept between calls for its memory alone.
     draft: Draft,
@@ -100,6 +104,7 @@ pub struct Scheduler {
 struct Step {
     id: StepId,
     rows: Vec<Row>,
+    num_tokens: u32,
     num_prefill_tokens: u32,
     planned_at: f64,
     loads: Vec<LoadId>, // that it reads
@@ -155,12 +160,14 @@ impl Scheduler {
             now: f64::NEG_INFINITY,
             committed_at: f64::NEG_INFINITY,
             times: StepTimes::default(),
+            step_sums: StepSums::default(),
             output_lengths: OutputLengths::new(),
             counters: Stats::default(),
             decisions: explain::Decisions::default(),
             ended: VecDeque::new(),
             num_ended_untaken: 0,
             num_inputs: 0,
+            packed_load: placement_news::PackedLoad::default(),
             recorder: None,
             draft: Draft::new(config.kv_groups.len(), config.max_num_seqs),
             spare_rows: Vec::new(),
@@ -378,6 +385,27 @@ impl Scheduler {
         self.free_slots = all_slots(&self.config);
         self.cache.clear();
         self.has_room_again();
+    }
+
+    /// Keeps every input from now on, for `take_recording`.
+    ///
+    /// Errors: `NotNew` if something happened before, which the recording would lack.
+    pub fn start_recording(&mut self) -> Result<()> {
+        if self.num_inputs > 0 {
+            return Err(Error::NotNew { call: "start_recording" });
+        }
+        self.recorder = Some(Recorder::new(MAGIC, &self.config));
+        Ok(())
+    }
+
+    /// What was recorded since the last call; the parts of a recording are read in one piece. Empty without recording.
+    pub fn take_recording(&mut self) -> Vec<u8> {
+        self.recorder.as_mut().map_or(Vec::new(), Recorder::take)
+    }
+
+    /// The hash of all decisions since recording began.
+    pub fn decisions_hash(&self) -> Option<u64> {
+        self.recorder.as_ref().map(Recorder::hash)
     }
 
     fn find(&self, client: ClientId, request: RequestId) -> Result<Key<LiveRequest>> {

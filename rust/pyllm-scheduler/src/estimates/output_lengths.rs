@@ -7,7 +7,7 @@ const NUM_BUCKETS: usize = (32 * STEPS) as usize;
 /// What is left of a sample's weight when the next one ends.
 const KEPT: f64 = 1.0 - 1.0 / 256.0;
 /// Output tokens that are expected before any sample has ended.
-const FIRST_LENGTH: f64 = 128.0;
+pub(crate) const FIRST_LENGTH: f64 = 128.0;
 
 pub(crate) struct OutputLengths {
     weights: Box<[f64; NUM_BUCKETS]>, // of the lengths in each bucket

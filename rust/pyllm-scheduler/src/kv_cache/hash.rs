@@ -10,6 +10,9 @@ use crate::config::{Config, PrefixHash};
 /// A map keyed by digests, which are uniform already: their first eight bytes are the hash, with the group in them.
 pub(crate) type HashMapByDigest<T> = std::collections::HashMap<GroupHash, T, BuildHasherDefault<FirstBytes>>;
 
+/// The same, keyed by `GroupHash::short`.
+pub(crate) type HashMapByShort<T> = std::collections::HashMap<u64, T, BuildHasherDefault<FirstBytes>>;
+
 const ROOT_CONTEXT: &str = "pyllm 2025 prefix cache root: extra keys";
 
 /// Names the contents of a full block: its tokens, all before them, and what sets its prefix cache apart.
@@ -42,6 +45,12 @@ impl BlockHash {
     pub(crate) fn of(self, group: u32) -> GroupHash {
         GroupHash { hash: self, group }
     }
+
+    fn first_bytes(&self) -> u64 {
+        let mut first = [0; 8];
+        first.copy_from_slice(&self.0[..8]);
+        u64::from_le_bytes(first)
+    }
 }
 
 #[cfg(test)]
@@ -65,9 +74,13 @@ pub(crate) struct BlockHasher {
 
 impl BlockHasher {
     pub(crate) fn new(config: &Config) -> Self {
+        Self::by(config.prefix_hash, &config.prefix_hash_seed)
+    }
+
+    pub(crate) fn by(prefix_hash: PrefixHash, prefix_hash_seed: &str) -> Self {
         let mut message = Vec::new();
-        let seed = (config.prefix_hash == PrefixHash::Sha256Cbor).then(|| {
-            cbor::text(&mut message, &config.prefix_hash_seed);
+        let seed = (prefix_hash == PrefixHash::Sha256Cbor).then(|| {
+            cbor::text(&mut message, prefix_hash_seed);
             BlockHash(Sha256::digest(&message).into())
         });
         Self { seed, message }
@@ -166,12 +179,17 @@ mod cbor {
     }
 }
 
+impl GroupHash {
+    /// As eight bytes, for those who can bear that two contents have one name.
+    pub(crate) fn short(&self) -> u64 {
+        // The map takes its place from the low bits and a tag from the high ones.
+        self.hash.first_bytes().wrapping_add(u64::from(self.group))
+    }
+}
+
 impl Hash for GroupHash {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let mut first = [0; 8];
-        first.copy_from_slice(&self.hash.0[..8]);
-        // The map takes its place from the low bits and a tag from the high ones.
-        state.write_u64(u64::from_le_bytes(first).wrapping_add(u64::from(self.group)));
+        state.write_u64(self.short());
     }
 }
 

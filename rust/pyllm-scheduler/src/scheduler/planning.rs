@@ -190,13 +190,13 @@ impl Scheduler {
         }
         self.cache.end_plan();
         self.counters.num_steps += 1;
-        let num_tokens = u64::from(self.config.max_num_batched_tokens - planning.budget);
-        self.counters.num_computed_tokens += num_tokens;
-        self.counters.step_sizes.add(num_tokens);
+        let num_tokens = self.config.max_num_batched_tokens - planning.budget;
+        self.counters.num_computed_tokens += u64::from(num_tokens);
+        self.counters.step_sizes.add(num_tokens.into());
         self.next_step = StepId(planning.step.0 + 1);
         let num_prefill_tokens = planning.num_prefill_tokens;
         let Planning { step, rows, loads, .. } = planning;
-        self.steps.push_back(Step { id: step, rows, num_prefill_tokens, planned_at: self.now, loads });
+        self.steps.push_back(Step { id: step, rows, num_tokens, num_prefill_tokens, planned_at: self.now, loads });
         Some(self.draft.finish(planning.step))
     }
 

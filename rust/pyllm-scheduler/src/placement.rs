@@ -1,0 +1,302 @@
+//! Which core a request goes to: the one where it costs the least seconds until its first token is computed and its
+//! share of the work is done, by the work that is there, the core's speed, and what the core's cache has of its prompt.
+//! It has no clock, no randomness and no I/O; a recording of its inputs gives the same choices. Knows no connection.
+
+mod choice;
+mod core_set;
+mod core_work;
+mod prefix_index;
+mod replay;
+mod speeds;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::PrefixHash;
+use crate::error::{Error, Result};
+use crate::estimates::core_load::CoreLoad;
+use crate::estimates::output_lengths::FIRST_LENGTH;
+use crate::kv_cache::changes::Change;
+use crate::kv_cache::hash::BlockHasher;
+use crate::policy::{INPUT_COST, OUTPUT_COST};
+use crate::recorder::Recorder;
+
+use choice::{Candidate, choose};
+use core_set::{CoreSet, MOST_CORES};
+use core_work::CoreWork;
+use prefix_index::PrefixIndex;
+use replay::{Input, MAGIC, Settings};
+use speeds::Speeds;
+
+pub use replay::PlacementReplay;
+
+/// The version of the weights that cores have; `Config::weights_version` is empty everywhere.
+const WEIGHTS_VERSION: &str = "";
+
+/// Chooses a core for each request of a client.
+pub struct Placement {
+    settings: Settings,
+    cores: Vec<Option<CoreWork>>, // by place
+    index: PrefixIndex,
+    speeds: Speeds,
+    last_request: Option<u64>,
+    num_inputs: u64,
+    recorder: Option<Recorder>,
+    // Working space, kept between calls for its memory alone.
+    hasher: BlockHasher,
+    names: Vec<u64>,
+    candidates: Vec<Candidate>,
+}
+
+/// A request to place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewRequest {
+    /// Its number: each is used once, and they rise.
+    pub id: u64,
+    /// Its token ids.
+    pub prompt: Vec<i32>,
+    /// Output tokens per sample.
+    pub max_tokens: u32,
+    /// Samples.
+    pub num_samples: u32,
+    /// On whose account it runs.
+    pub tenant: String,
+    /// See `Request::cache_salt`.
+    pub cache_salt: String,
+    /// See `Request::adapter`.
+    pub adapter: String,
+    /// What should stay on one core where nothing else tells two apart; empty: nothing.
+    pub session: String,
+}
+
+/// Where a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// The core.
+    pub core: u32,
+    /// Tokens of the prompt that are in its cache, or will be when the request runs.
+    pub num_cached_tokens: u32,
+}
+
+impl Placement {
+    /// For cores that name the blocks of their prefix caches in this way.
+    ///
+    /// Errors: `Placement` for a block without tokens.
+    pub fn new(block_size: u32, prefix_hash: PrefixHash, prefix_hash_seed: &str) -> Result<Self> {
+        if block_size == 0 {
+            return refuse("block_size is 0; give the cores' own");
+        }
+        Ok(Self {
+            settings: Settings { block_size, prefix_hash, prefix_hash_seed: prefix_hash_seed.to_owned() },
+            cores: Vec::new(),
+            index: PrefixIndex::default(),
+            speeds: Speeds::default(),
+            last_request: None,
+            num_inputs: 0,
+            recorder: None,
+            hasher: BlockHasher::by(prefix_hash, prefix_hash_seed),
+            names: Vec::new(),
+            candidates: Vec::new(),
+        })
+    }
+
+    /// A core of which nothing is known, so that it is taken to be empty.
+    ///
+    /// Errors: `Placement` if it is there already, or there are 64.
+    pub fn add_core(&mut self, core: u32) -> Result<()> {
+        if self.place_of(core).is_some() {
+            return refuse(format!("core {core} is there already; remove it first if it is another one now"));
+        }
+        let place = self.cores.iter().position(Option::is_none).unwrap_or(self.cores.len());
+        if place == MOST_CORES {
+            return refuse(format!("there are {MOST_CORES} cores, which is the most; remove one first"));
+        }
+        self.record(|| Input::AddCore { core });
+        self.cores.resize_with(self.cores.len().max(place + 1), || None);
+        self.cores[place] = Some(CoreWork::new(core, self.settings.block_size));
+        self.measure();
+        Ok(())
+    }
+
+    /// A core is gone, with all that was on it.
+    ///
+    /// Errors: `Placement` if it is not there.
+    pub fn remove_core(&mut self, core: u32) -> Result<()> {
+        let place = self.find(core)?;
+        self.record(|| Input::RemoveCore { core });
+        self.cores[place] = None;
+        self.index.forget(place);
+        self.measure();
+        Ok(())
+    }
+
+    /// What `Scheduler::placement_news` of a core told. Requests of this client up to `last_request` are in the load.
+    ///
+    /// Errors: `Placement` if the core is not there, or these bytes are something else.
+    pub fn news(&mut self, core: u32, last_request: Option<u64>, changes: &[u8], load: &[u8]) -> Result<()> {
+        let place = self.find(core)?;
+        let (Some(read_changes), Some(read_load)) = (Change::read_all(changes), CoreLoad::from_bytes(load)) else {
+            return refuse(format!("the news of core {core} does not read; give what placement_news packed"));
+        };
+        self.record(|| Input::News { core, last_request, changes: changes.to_vec(), load: load.to_vec() });
+        self.index.change(place, &read_changes);
+        let ended =
+            self.cores[place].as_mut().map(|work| work.take_load(last_request, read_load, self.settings.block_size));
+        for request in ended.unwrap_or_default() {
+            self.index.end(request);
+        }
+        self.measure();
+        Ok(())
+    }
+
+    /// Chooses one of `cores` for a request, which is there from now on.
+    ///
+    /// Errors: `Placement` for no cores, one that is not there, or an id that is not above all before.
+    pub fn place(&mut self, request: NewRequest, cores: &[u32]) -> Result<Placed> {
+        if cores.is_empty() {
+            return refuse(format!("there is no core for request {}; give at least one", request.id));
+        }
+        if let Some(last) = self.last_request.filter(|&last| request.id <= last) {
+            return refuse(format!("request {} comes after request {last}; give each a higher number", request.id));
+        }
+        let mut among = CoreSet::default();
+        for &core in cores {
+            among = among.with(CoreSet::of(self.find(core)?));
+        }
+        self.last_request = Some(request.id);
+        self.name_blocks(&request);
+        self.weigh(&request, among);
+        let chosen = choose(&self.candidates, self.speeds.step_seconds, &request.session);
+        let chosen = chosen.expect("there is a core, so there is a candidate");
+        let placed = Placed { core: chosen.core, num_cached_tokens: chosen.num_cached };
+        self.expect(&request, &chosen);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.decide(&placed.core.to_le_bytes());
+            recorder.decide(&placed.num_cached_tokens.to_le_bytes());
+        }
+        self.record(|| Input::Place { request, cores: cores.to_vec() });
+        Ok(placed)
+    }
+
+    /// A request has ended, or will not be sent where it was placed. One that is not known is ignored.
+    pub fn ended(&mut self, request: u64) {
+        self.record(|| Input::Ended { request });
+        for core in self.cores.iter_mut().flatten() {
+            core.end(request);
+        }
+        if let Some(core) = self.index.place_of(request).and_then(|place| self.cores[place].as_mut()) {
+            core.note_ending(request);
+        }
+    }
+
+    /// Keeps every input from now on, for `take_recording`.
+    ///
+    /// Errors: `NotNew` if something happened before, which the recording would lack.
+    pub fn start_recording(&mut self) -> Result<()> {
+        if self.num_inputs > 0 {
+            return Err(Error::NotNew { call: "start_recording" });
+        }
+        self.recorder = Some(Recorder::new(MAGIC, &self.settings));
+        Ok(())
+    }
+
+    /// What was recorded since the last call; the parts of a recording are read in one piece. Empty without recording.
+    pub fn take_recording(&mut self) -> Vec<u8> {
+        self.recorder.as_mut().map_or(Vec::new(), Recorder::take)
+    }
+
+    /// The hash of all choices since recording began.
+    pub fn choices_hash(&self) -> Option<u64> {
+        self.recorder.as_ref().map(Recorder::hash)
+    }
+
+    /// The short names of the prompt's full blocks, into `names`.
+    fn name_blocks(&mut self, request: &NewRequest) {
+        self.names.clear();
+        let mut parent = self.hasher.root(&[&request.tenant, &request.cache_salt, &request.adapter, WEIGHTS_VERSION]);
+        for tokens in request.prompt.chunks_exact(self.settings.block_size as usize) {
+            parent = self.hasher.child(parent, tokens, &[]);
+            self.names.push(parent.of(0).short());
+        }
+    }
+
+    /// What the request would cost on each core, into `candidates`.
+    fn weigh(&mut self, request: &NewRequest, among: CoreSet) {
+        let block_size = self.settings.block_size;
+        // The last token is computed in any case, since its logits are wanted.
+        let num_tokens = request.prompt.len() as u32;
+        let most = num_tokens.saturating_sub(1) / block_size;
+        let names = &self.names[..most as usize];
+        let mut lengths = [0; MOST_CORES];
+        self.index.longest_starts(names, among, &mut lengths);
+        let num_output = self.output_length(request) * u64::from(request.num_samples.max(1));
+        let weight = self.cores.iter().flatten().find_map(|core| core.weight(&request.tenant)).unwrap_or(1);
+        self.candidates.clear();
+        for place in among.iter() {
+            let Some(core) = &self.cores[place] else { continue };
+            let length = match core.groups[..] {
+                [group] if !group.has_window() => lengths[place],
+                _ => self.index.longest_start(names, place, &core.groups),
+            };
+            let num_cached = length * block_size;
+            let seconds = core
+                .load
+                .as_ref()
+                .map_or_else(|| self.speeds.unmeasured_seconds(), |load| self.speeds.seconds_per_work(&load.steps));
+            let own = u64::from(num_tokens - num_cached) * INPUT_COST + num_output * OUTPUT_COST;
+            self.candidates.push(Candidate {
+                core: core.core,
+                place,
+                num_cached,
+                num_requests: core.num_requests(),
+                before: core.before(&request.tenant, weight) * seconds,
+                own_work: own,
+                weight,
+                own: own as f64 * seconds,
+            });
+        }
+    }
+
+    /// The request is on its way to the chosen core: its work, and the blocks that it will have.
+    fn expect(&mut self, request: &NewRequest, chosen: &Candidate) {
+        let Some(core) = &mut self.cores[chosen.place] else { return };
+        core.place(request.id, &request.tenant, chosen.weight, chosen.own_work);
+        if core.load.as_ref().is_none_or(|load| load.caches_prefixes) {
+            let groups = 0..core.groups.len() as u64;
+            let names = self.names.iter().flat_map(|name| groups.clone().map(|group| name.wrapping_add(group)));
+            self.index.expect(request.id, chosen.place, names);
+        }
+    }
+
+    /// Output tokens that are expected of each of its samples.
+    fn output_length(&self, request: &NewRequest) -> u64 {
+        let loads = || self.cores.iter().flatten().filter_map(|core| core.load.as_ref());
+        let count = loads().count();
+        let mean = loads().map(|load| load.output_length).sum::<f64>() / count.max(1) as f64;
+        let expected = if count == 0 { FIRST_LENGTH } else { mean };
+        u64::from(request.max_tokens).min(expected.ceil() as u64).max(1)
+    }
+
+    fn measure(&mut self) {
+        let loads = self.cores.iter().flatten().filter_map(|core| core.load.as_ref());
+        self.speeds = Speeds::of(loads.map(|load| &load.steps));
+    }
+
+    fn place_of(&self, core: u32) -> Option<usize> {
+        self.cores.iter().position(|known| known.as_ref().is_some_and(|known| known.core == core))
+    }
+
+    fn find(&self, core: u32) -> Result<usize> {
+        self.place_of(core).map_or_else(|| refuse(format!("core {core} is not there; add it first")), Ok)
+    }
+
+    fn record(&mut self, input: impl FnOnce() -> Input) {
+        self.num_inputs += 1;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(&input());
+        }
+    }
+}
+
+fn refuse<T>(problem: impl Into<String>) -> Result<T> {
+    Err(Error::Placement(problem.into()))
+}

@@ -1,0 +1,145 @@
+//! The work on one core: what it told of, and what was placed there since. Knows neither prompts nor the other cores.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use crate::estimates::core_load::CoreLoad;
+use crate::kv_layout::GroupLayout;
+
+/// Work is counted as in `CoreLoad`.
+pub(crate) struct CoreWork {
+    pub(crate) core: u32,
+    pub(crate) load: Option<CoreLoad>, // none before its first news
+    pub(crate) groups: Vec<GroupLayout>,
+    tenants: HashMap<String, Tenant>,
+    work: u64,
+    active_weight: u64,            // of tenants with work
+    placed: BTreeMap<u64, Placed>, // requests that `load` has not
+    num_news: u64,
+    ending: VecDeque<(u64, u64)>, // requests that have ended, with the news by which what they stored was told
+}
+
+#[derive(Default)]
+struct Tenant {
+    weight: u64,
+    work: u64,
+    num_parts: u64, // of its work: what the load has, and each request placed since
+}
+
+struct Placed {
+    tenant: String,
+    weight: u64,
+    work: u64,
+}
+
+impl CoreWork {
+    pub(crate) fn new(core: u32, block_size: u32) -> Self {
+        Self {
+            core,
+            load: None,
+            groups: groups(&[None], block_size),
+            tenants: HashMap::new(),
+            work: 0,
+            active_weight: 0,
+            placed: BTreeMap::new(),
+            num_news: 0,
+            ending: VecDeque::new(),
+        }
+    }
+
+    /// The core has told of its work, in which requests up to `last_request` are. Gives those that have ended and of
+    /// whose blocks it has told by now.
+    pub(crate) fn take_load(&mut self, last_request: Option<u64>, load: CoreLoad, block_size: u32) -> Vec<u64> {
+        let first_placed = last_request.map_or(0, |last| last.saturating_add(1));
+        let placed = self.placed.split_off(&first_placed);
+        self.placed.clear();
+        self.tenants.clear();
+        (self.work, self.active_weight) = (load.others.work, load.others.weight);
+        for tenant in &load.tenants {
+            self.add(&tenant.tenant, tenant.weight, tenant.work);
+        }
+        self.groups = groups(&load.windows, block_size);
+        self.load = Some(load);
+        for (request, Placed { tenant, weight, work }) in placed {
+            self.place(request, &tenant, weight, work);
+        }
+        self.num_news += 1;
+        let num_told = self.ending.partition_point(|&(news, _)| news <= self.num_news);
+        self.ending.drain(..num_told).map(|(_, request)| request).collect()
+    }
+
+    /// A request is placed here.
+    pub(crate) fn place(&mut self, request: u64, tenant: &str, weight: u64, work: u64) {
+        self.placed.insert(request, Placed { tenant: tenant.to_owned(), weight, work });
+        let lane = self.lane(tenant).to_owned();
+        self.add(&lane, weight, work);
+    }
+
+    /// A request has ended that may have been placed here since the core's news.
+    pub(crate) fn end(&mut self, request: u64) {
+        let Some(Placed { tenant, work, .. }) = self.placed.remove(&request) else { return };
+        let lane = self.lane(&tenant).to_owned();
+        self.work -= work;
+        if let Some(tenant) = self.tenants.get_mut(&lane) {
+            tenant.work -= work;
+            tenant.num_parts -= 1;
+            if tenant.num_parts == 0 {
+                self.active_weight -= tenant.weight;
+                self.tenants.remove(&lane);
+            }
+        }
+    }
+
+    /// What a request that ended here stored is told of by the second news from now: the next may be on its way.
+    pub(crate) fn note_ending(&mut self, request: u64) {
+        self.ending.push_back((self.num_news + 2, request));
+    }
+
+    /// Work that a request of this tenant waits for. Under fair queueing others are served while it waits, each by its
+    /// weight, so that it waits for its tenant's work as often as that has a part of the core, and never for more than all.
+    pub(crate) fn before(&self, tenant: &str, weight: u64) -> f64 {
+        let all = self.work as f64;
+        if !self.load.as_ref().is_some_and(|load| load.shares_by_tenant) {
+            return all;
+        }
+        let (own, active_weight) = match self.tenants.get(tenant) {
+            Some(tenant) => (tenant.work, self.active_weight),
+            None => (0, self.active_weight + weight),
+        };
+        all.min(own as f64 * active_weight as f64 / weight as f64)
+    }
+
+    /// The weight that it gave a tenant with work here.
+    pub(crate) fn weight(&self, tenant: &str) -> Option<u64> {
+        self.tenants.get(self.lane(tenant)).map(|tenant| tenant.weight)
+    }
+
+    pub(crate) fn num_requests(&self) -> u64 {
+        self.load.as_ref().map_or(0, |load| load.num_requests) + self.placed.len() as u64
+    }
+
+    /// Requests placed here of which its load has not told.
+    #[cfg(test)]
+    pub(crate) fn num_placed(&self) -> usize {
+        self.placed.len()
+    }
+
+    fn lane<'a>(&self, tenant: &'a str) -> &'a str {
+        if self.load.as_ref().is_some_and(|load| load.shares_by_tenant) { tenant } else { "" }
+    }
+
+    fn add(&mut self, lane: &str, weight: u64, work: u64) {
+        if !self.tenants.contains_key(lane) {
+            self.tenants.insert(lane.to_owned(), Tenant { weight, ..Tenant::default() });
+            self.active_weight += weight;
+        }
+        if let Some(tenant) = self.tenants.get_mut(lane) {
+            tenant.work += work;
+            tenant.num_parts += 1;
+        }
+        self.work += work;
+    }
+}
+
+fn groups(windows: &[Option<u32>], block_size: u32) -> Vec<GroupLayout> {
+    windows.iter().map(|&window| GroupLayout::of_window(window, block_size)).collect()
+}

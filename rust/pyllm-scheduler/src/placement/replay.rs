@@ -1,0 +1,76 @@
+//! A placement's recording played back: every call is made again on a new one, and each choice must be the same.
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::PrefixHash;
+use crate::error::Result;
+use crate::recorder::Entries;
+
+use super::{NewRequest, Placement};
+
+/// What a recording begins with. The number grows when old recordings can no longer be read.
+pub(super) const MAGIC: &[u8] = b"pyllm placement recording 1\n";
+
+/// What a placement is made with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Settings {
+    pub(super) block_size: u32,
+    pub(super) prefix_hash: PrefixHash,
+    pub(super) prefix_hash_seed: String,
+}
+
+/// One call that changed a placement.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Input {
+    AddCore { core: u32 },
+    RemoveCore { core: u32 },
+    News { core: u32, last_request: Option<u64>, changes: Vec<u8>, load: Vec<u8> },
+    Place { request: NewRequest, cores: Vec<u32> },
+    Ended { request: u64 },
+}
+
+/// How a replay went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct PlacementReplay {
+    pub num_entries: u64,
+    pub num_choices: u64,
+    /// The hash of all choices.
+    pub hash: u64,
+    /// Whether the recording ends in the middle of an entry, as after a crash.
+    pub is_truncated: bool,
+}
+
+impl Placement {
+    /// Makes all calls of a recording on a new placement, and checks that it chose the same.
+    ///
+    /// Errors: `Replay` with the first entry that does not read, is refused, or chooses another core.
+    pub fn replay(recording: &[u8]) -> Result<PlacementReplay> {
+        let (settings, mut entries) = Entries::open::<Settings>(MAGIC, recording)?;
+        let mut placement = Self::new(settings.block_size, settings.prefix_hash, &settings.prefix_hash_seed)?;
+        placement.start_recording()?;
+        let mut num_choices = 0;
+        entries.replay(|input| {
+            match input {
+                Input::AddCore { core } => placement.add_core(core)?,
+                Input::RemoveCore { core } => placement.remove_core(core)?,
+                Input::News { core, last_request, changes, load } => {
+                    placement.news(core, last_request, &changes, &load)?;
+                }
+                Input::Place { request, cores } => {
+                    placement.place(request, &cores)?;
+                    num_choices += 1;
+                }
+                Input::Ended { request } => placement.ended(request),
+            }
+            placement.take_recording();
+            Ok(placement.choices_hash().unwrap_or_default())
+        })?;
+        Ok(PlacementReplay {
+            num_entries: entries.num_read(),
+            num_choices,
+            hash: placement.choices_hash().unwrap_or_default(),
+            is_truncated: entries.is_truncated(),
+        })
+    }
+}

@@ -1,0 +1,115 @@
+//! How fast cores are beside one another, from how long their steps took. A core with little to do has short steps that
+//! compute little each, so work by time says how busy it is, not how fast: a line through the steps of all cores says
+//! what a step of its size should take, and what it took beside that is its slowness.
+
+use crate::estimates::step_sums::StepSums;
+
+/// A core is not taken to be slower, or faster, than so many times what is expected: a first step may compile.
+const MOST_SLOWNESS: f64 = 16.0;
+
+/// Seconds for a unit of work while nothing was measured. Only what has no measure is compared by it.
+const UNMEASURED: f64 = 1e-4;
+
+/// Of all cores together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Speeds {
+    base: f64,
+    slope: f64,
+    /// Seconds of a mean step; 0: nothing was measured.
+    pub(crate) step_seconds: f64,
+    seconds_per_work: f64,
+    unknown: f64, // slowness of those that were not measured
+}
+
+impl Default for Speeds {
+    fn default() -> Self {
+        Self { base: 0.0, slope: 0.0, step_seconds: 0.0, seconds_per_work: UNMEASURED, unknown: 1.0 }
+    }
+}
+
+impl Speeds {
+    /// From those of `cores` that were measured.
+    pub(crate) fn of<'a>(cores: impl Iterator<Item = &'a StepSums> + Clone) -> Self {
+        let measured = || cores.clone().filter(|sums| sums.is_measured());
+        let count = measured().count();
+        if count == 0 {
+            return Self::default();
+        }
+        let mean = |of: fn(&StepSums) -> f64| measured().map(of).sum::<f64>() / count as f64;
+        let (work, seconds) = (mean(|sums| sums.work), mean(|sums| sums.seconds));
+        let variance = mean(|sums| sums.work_squared) - work * work;
+        let covariance = mean(|sums| sums.work_by_seconds) - work * seconds;
+        let slope = if variance > 1e-6 * work * work { (covariance / variance).max(0.0) } else { 0.0 };
+        let slope = slope.min(seconds / work);
+        let speeds = Self {
+            base: seconds - slope * work,
+            slope,
+            step_seconds: seconds,
+            seconds_per_work: seconds / work,
+            unknown: 1.0,
+        };
+        let speed = measured().map(|sums| 1.0 / speeds.slowness(sums)).sum::<f64>() / count as f64;
+        Self { unknown: 1.0 / speed, ..speeds }
+    }
+
+    /// Seconds that a core takes for a unit of work, as busy as cores are now.
+    pub(crate) fn seconds_per_work(&self, sums: &StepSums) -> f64 {
+        self.seconds_per_work * self.slowness(sums)
+    }
+
+    /// The same of one that has told nothing.
+    pub(crate) fn unmeasured_seconds(&self) -> f64 {
+        self.seconds_per_work * self.unknown
+    }
+
+    fn slowness(&self, sums: &StepSums) -> f64 {
+        if !sums.is_measured() {
+            return self.unknown;
+        }
+        let expected = self.base + self.slope * sums.work;
+        if expected > 0.0 { (sums.seconds / expected).clamp(1.0 / MOST_SLOWNESS, MOST_SLOWNESS) } else { 1.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn core(steps: &[(u64, f64)]) -> StepSums {
+        let mut sums = StepSums::default();
+        steps.iter().for_each(|&(work, seconds)| sums.measure(work, seconds));
+        sums
+    }
+
+    fn seconds(cores: &[StepSums]) -> Vec<f64> {
+        let speeds = Speeds::of(cores.iter());
+        cores.iter().map(|sums| speeds.seconds_per_work(sums)).collect()
+    }
+
+    /// Steps of 20 ms and 10 us a unit.
+    fn step(work: u64, slowness: f64) -> (u64, f64) {
+        (work, slowness * (0.02 + 1e-5 * work as f64))
+    }
+
+    #[test]
+    fn a_core_with_little_to_do_is_as_fast_as_a_busy_one() {
+        let times = seconds(&[core(&[step(2, 1.0), step(4, 1.0)]), core(&[step(500, 1.0), step(2000, 1.0)])]);
+        assert!((times[0] / times[1] - 1.0).abs() < 1e-9, "{times:?}");
+    }
+
+    #[test]
+    fn a_slow_core_is_slow_and_an_unknown_one_as_fast_as_their_mean() {
+        let sizes = [100, 900];
+        let times =
+            seconds(&[core(&sizes.map(|work| step(work, 1.0))), core(&sizes.map(|work| step(work, 3.0))), core(&[])]);
+        assert!((times[1] / times[0] - 3.0).abs() < 1e-9, "{times:?}");
+        let mean = (1.0 / times[0] + 1.0 / times[1]) / 2.0;
+        assert!((1.0 / times[2] - mean).abs() < 1e-6 * mean, "{times:?}");
+    }
+
+    #[test]
+    fn without_a_measure_all_are_alike() {
+        assert_eq!(seconds(&[core(&[]), core(&[])]), [UNMEASURED; 2]);
+        assert_eq!(Speeds::of([].iter()), Speeds::default());
+    }
+}

@@ -1,0 +1,184 @@
+//! What this core tells those who place requests: changes of its prefix cache, and how much work it has. Only they
+//! decide anything by it.
+
+use std::collections::{BTreeMap, HashSet};
+
+use crate::estimates::core_load::{CoreLoad, TenantLoad};
+use crate::kv_cache::changes::{Change, MOST_TOLD};
+use crate::kv_cache::hash::BlockHash;
+use crate::policy::{INPUT_COST, OUTPUT_COST};
+use crate::sequence::{LiveRequest, Sequence};
+
+use super::Scheduler;
+
+/// Bits of a number that names a part of a snapshot, in which its part is; the others have where its changes begin.
+const PART_BITS: u32 = 20;
+
+/// Queued sequences of which the cached tokens are looked up for one load. The others are taken to be like them.
+const MOST_LOOKED_UP: u32 = 256;
+
+/// Blocks between two of a prompt that are looked up to find where its cached start ends.
+const STRIDE: usize = 8;
+
+/// What `Placement::news` takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacementNews {
+    /// The number to ask with next. While it is not the one that was asked with, there may be more.
+    pub next: i64,
+    /// Changes of the prefix cache, at most 16,384.
+    pub changes: Vec<u8>,
+    /// The work that is here, and how fast steps are.
+    pub load: Vec<u8>,
+}
+
+/// The load as it was after so many inputs.
+#[derive(Default)]
+pub(super) struct PackedLoad {
+    num_inputs: u64,
+    bytes: Vec<u8>,
+}
+
+/// Where an answer goes on.
+enum From {
+    Number(u64),
+    /// A part of a snapshot, which is complete with the changes from number `start` on.
+    Part {
+        start: u64,
+        part: usize,
+    },
+}
+
+impl Scheduler {
+    /// What has changed in the prefix cache from `number` on, and the load. With -1, or a number whose changes are not
+    /// there any more, a snapshot: all is cleared, and what is stored follows. The first call begins to keep changes.
+    pub fn placement_news(&mut self, number: i64) -> PlacementNews {
+        let mut changes = Vec::new();
+        let next = match self.told_from(number) {
+            From::Number(first) => {
+                let told = self.cache.changes().since(first).into_iter().flatten().take(MOST_TOLD);
+                let mut next = first as i64;
+                for change in told {
+                    change.write(&mut changes);
+                    next += 1;
+                }
+                next
+            }
+            From::Part { start, part } => {
+                if part == 0 {
+                    Change::Cleared.write(&mut changes);
+                }
+                let known = self.cache.known_part(part, MOST_TOLD);
+                known.into_iter().flatten().for_each(|change| change.write(&mut changes));
+                let is_last = self.cache.known_part(part + 1, MOST_TOLD).is_none();
+                if is_last { start as i64 } else { number_of(start, part + 1) }
+            }
+        };
+        PlacementNews { next, changes, load: self.packed_load() }
+    }
+
+    fn told_from(&mut self, number: i64) -> From {
+        let from = if number >= 0 { From::Number(number as u64) } else { part_of(number) };
+        let changes = self.cache.changes();
+        match from {
+            From::Number(first) | From::Part { start: first, part: 1.. } if changes.since(first).is_some() => from,
+            _ => From::Part { start: changes.next(), part: 0 },
+        }
+    }
+
+    fn packed_load(&mut self) -> Vec<u8> {
+        // Several clients ask in turn, and looking at every sequence takes time.
+        if self.packed_load.bytes.is_empty() || self.packed_load.num_inputs != self.num_inputs {
+            let bytes = self.core_load().to_bytes();
+            self.packed_load = PackedLoad { num_inputs: self.num_inputs, bytes };
+        }
+        self.packed_load.bytes.clone()
+    }
+
+    fn core_load(&mut self) -> CoreLoad {
+        let shares_by_tenant = self.policy.shares_by_tenant();
+        let mut works: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut looked_up = LookedUp::default();
+        for (_, sequence) in self.sequences.iter() {
+            let live = &self.requests[sequence.request];
+            let num_cached = self.num_cached_tokens(sequence, live, &mut looked_up);
+            let input = sequence.num_uncomputed() - num_cached;
+            let remaining = self.output_lengths.remaining(sequence.output.len() as u32).ceil() as u32;
+            let output =
+                remaining.min(sequence.max_length.saturating_sub(sequence.num_known())).max(1) * sequence.num_samples;
+            let tenant = if shares_by_tenant { live.request.tenant.as_str() } else { "" };
+            *works.entry(tenant).or_default() += u64::from(input) * INPUT_COST + u64::from(output) * OUTPUT_COST;
+        }
+        let tenants = works.into_iter().map(|(tenant, work)| {
+            let weight = u64::from(self.weight(tenant));
+            TenantLoad { tenant: tenant.to_owned(), weight, work }
+        });
+        let mut load = CoreLoad {
+            shares_by_tenant,
+            tenants: tenants.collect(),
+            others: TenantLoad::default(),
+            num_requests: self.requests.len() as u64,
+            output_length: self.output_lengths.mean(),
+            steps: self.step_sums,
+            caches_prefixes: self.config.enable_prefix_caching,
+            windows: self.config.kv_groups.iter().map(|group| group.window).collect(),
+        };
+        load.shorten();
+        load
+    }
+
+    /// Tokens of a sequence that has computed nothing that it will find cached, or that one before it in the queue will
+    /// have computed.
+    fn num_cached_tokens(&self, sequence: &Sequence, live: &LiveRequest, looked_up: &mut LookedUp) -> u32 {
+        if sequence.num_computed > 0 || !live.shares_prefix(&self.config) {
+            return 0;
+        }
+        let num_tokens = sequence.num_prompt_tokens - 1;
+        if looked_up.num_sequences == MOST_LOOKED_UP {
+            return (f64::from(num_tokens) * looked_up.share()) as u32;
+        }
+        let hashes = &live.prompt_hashes[..(num_tokens / self.config.block_size) as usize];
+        let group = self.config.kv_groups.iter().position(|group| group.window.is_none()).unwrap_or(0);
+        let short = |hash: &BlockHash| hash.of(group as u32).short();
+        let is_known = |hash: &BlockHash| self.cache.is_known(hash.of(group as u32));
+        // What is evicted first is the tail of a chain, so that a known block follows none that is not.
+        let probes = || hashes.iter().skip(STRIDE - 1).step_by(STRIDE);
+        let probes: Vec<_> = probes().collect();
+        let num_found = probes.partition_point(|hash| looked_up.coming.contains(&short(hash)) || is_known(hash));
+        looked_up.coming.extend(probes[num_found..].iter().map(|hash| short(hash)));
+        let rest = &hashes[num_found * STRIDE..];
+        let num_blocks = num_found * STRIDE + rest.iter().take(STRIDE - 1).take_while(|hash| is_known(hash)).count();
+        looked_up.add(num_tokens, num_blocks as u32 * self.config.block_size)
+    }
+}
+
+/// What was found of the queued sequences so far.
+#[derive(Default)]
+struct LookedUp {
+    num_sequences: u32,
+    num_tokens: u64,
+    num_cached: u64,
+    coming: HashSet<u64>, // of what is not cached yet, short names
+}
+
+impl LookedUp {
+    fn add(&mut self, num_tokens: u32, num_cached: u32) -> u32 {
+        self.num_sequences += 1;
+        self.num_tokens += u64::from(num_tokens);
+        self.num_cached += u64::from(num_cached);
+        num_cached
+    }
+
+    fn share(&self) -> f64 {
+        self.num_cached as f64 / (self.num_tokens as f64).max(1.0)
+    }
+}
+
+/// -1 is a new snapshot; below are the parts of one that has begun.
+fn number_of(start: u64, part: usize) -> i64 {
+    -1 - (((start as i64) << PART_BITS) | part as i64)
+}
+
+fn part_of(number: i64) -> From {
+    let packed = (-1 - number) as u64;
+    From::Part { start: packed >> PART_BITS, part: (packed & ((1 << PART_BITS) - 1)) as usize }
+}
