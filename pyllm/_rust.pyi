@@ -6,9 +6,9 @@ of another type is a `TypeError`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Self, final
 
-from typing_extensions import Buffer, Self
+from typing_extensions import Buffer
 
 __all__ = ["SECTIONS", "NeverFitsError", "Placement", "Plan", "Scheduler", "SchedulerError", "__version__", "replay"]
 
@@ -459,7 +459,7 @@ class Placement:
         adapter: str = "",
         session: str = "",
     ) -> tuple[int, int]:
-        """Choose one of `cores` for a request: the core, and the tokens of the prompt that it is expected to have cached.
+        """Choose one of `cores` for a request: the core, and the tokens of the prompt that it should have cached.
 
         Those count that requests placed there before are about to compute. Ids are used once and rise; a request that
         moves to another core gets a new one. Raises `ValueError` for no cores, one that is not there, or an id that is

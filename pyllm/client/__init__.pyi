@@ -1,8 +1,10 @@
 from .client import EngineClient
 from .columns import StartTimes
 from .core_connection import Condition, ConnectionCounts
+from .cores import CoreReport
 from .embedding import Embedding, EmbeddingOutput, EmbeddingRequestOutput
 from .logprobs import Logprob, LogprobEntries, chosen, extended, likeliest
+from .placers import PlacementKind
 from .prompt_tokens import PromptTokens, known_tokens
 from .reports import BlockOwners, Decision, RequestReport, SampleReport, TenantReport
 from .streams import OutputSink
@@ -13,6 +15,7 @@ __all__ = [
     "BlockOwners",
     "Condition",
     "ConnectionCounts",
+    "CoreReport",
     "Decision",
     "Embedding",
     "EmbeddingOutput",
@@ -21,6 +24,7 @@ __all__ = [
     "Logprob",
     "LogprobEntries",
     "OutputSink",
+    "PlacementKind",
     "PromptTokens",
     "RequestReport",
     "SampleReport",

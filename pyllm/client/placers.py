@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from pyllm._rust import Placement
 from pyllm.wire.messages import ModelInfo, PlacementNews, Submit
 
 # "failover": one core at a time, the next address where it is lost.
@@ -59,8 +60,6 @@ class PrefixPlacer:
     """The core that is expected to be done first, given what it has to do and has cached of the prompt."""
 
     def __init__(self, model: ModelInfo) -> None:
-        from pyllm._rust import Placement
-
         self._placement = Placement(
             block_size=model.block_size, prefix_hash=model.prefix_hash, prefix_hash_seed=model.prefix_hash_seed
         )

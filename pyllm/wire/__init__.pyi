@@ -4,6 +4,7 @@ from .ipc import MAX_MESSAGE_BYTES, MemoryEndpoint, MessageHandler, PeerGoneErro
 from .link import Connect, Link
 from .messages import (
     CLEARING_TOKENS,
+    LOSSES_TO_RUN_ALONE,
     MAX_ENDED,
     MAX_FORK_SERVER_MESSAGE,
     POOLING,
@@ -34,6 +35,7 @@ from .messages import (
     ModelInfo,
     NotForked,
     Output,
+    PlacementNews,
     Ready,
     Rejected,
     Reply,
@@ -63,6 +65,7 @@ from .sockets import SocketFolder, bind_listener, bind_unix_listener
 __all__ = [
     "CLEARING_TOKENS",
     "HEARTBEAT_INTERVAL",
+    "LOSSES_TO_RUN_ALONE",
     "MAX_ENDED",
     "MAX_FORK_SERVER_MESSAGE",
     "MAX_MESSAGE_BYTES",
@@ -107,6 +110,7 @@ __all__ = [
     "OpTime",
     "Output",
     "PeerGoneError",
+    "PlacementNews",
     "ProfileOutcome",
     "RankProfile",
     "RankTimes",

@@ -1,0 +1,90 @@
+"""What clients of several cores are told of this one, and when."""
+
+from array import array
+
+from pyllm._rust import Placement
+from pyllm.core.placement_news import INTERVAL
+from pyllm.wire.messages import PROTOCOL_VERSION, Hello, PlacementNews
+from tests.core.raw_engine import Engine
+from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor
+
+PROMPT = list(range(1, 4 * BLOCK_SIZE + 2))
+
+
+def news_of(engine: Engine, identity: bytes = b"client") -> list[PlacementNews]:
+    """What a client was told, and is not told again."""
+    told = [each for receiver, each in engine.sent if receiver == identity and isinstance(each, PlacementNews)]
+    engine.sent.clear()
+    return told
+
+
+def listening() -> Engine:
+    """A core whose client wants news."""
+    engine = Engine(RememberingExecutor())
+    engine.receive(Hello(PROTOCOL_VERSION, wants_news=True))
+    return engine
+
+
+async def test_a_client_hears_what_a_core_has_to_do_and_has_cached() -> None:
+    engine, placement = listening(), Placement(block_size=BLOCK_SIZE)
+    for core in (0, 1):
+        placement.add_core(core)
+    engine.submit(7, PROMPT, max_tokens=3)
+    await engine.run_dry()
+    told = news_of(engine)
+    for each in told:
+        placement.news(1, each.last_request, each.changes, each.load)
+    assert (told[-1].num_requests, told[-1].last_request) == (0, 7)
+    prompt = array("i", PROMPT).tobytes()
+    assert placement.place(1, prompt, 3, [0, 1]) == (1, 4 * BLOCK_SIZE)
+
+
+async def test_it_hears_so_at_most_every_interval_while_steps_follow_one_another() -> None:
+    engine = listening()
+    engine.submit(7, PROMPT, max_tokens=30)
+    await engine.core.step()
+    news_of(engine)
+    for _ in range(8):
+        engine.now += INTERVAL / 4
+        await engine.core.step()
+    assert len(news_of(engine)) == 2
+    await engine.run_dry()
+    assert news_of(engine)[-1].num_requests == 0  # At once, as the core has nothing left to do.
+    await engine.run_dry()
+    engine.core.beat()
+    assert not news_of(engine)  # Nothing is new.
+
+
+async def test_each_client_hears_of_its_own_requests_and_how_many_there_are() -> None:
+    engine = listening()
+    engine.receive(Hello(PROTOCOL_VERSION, wants_news=True), b"other")
+    engine.submit(7, PROMPT)
+    engine.submit(9, PROMPT)
+    engine.core.beat()
+    assert [(each.last_request, each.num_requests) for each in news_of(engine, b"other")] == [(0, 0), (0, 2)]
+    engine.receive(Hello(PROTOCOL_VERSION, wants_news=True))  # It has forgotten all.
+    (again,) = news_of(engine)
+    assert (again.last_request, again.num_requests) == (9, 2)
+
+
+async def test_who_is_slow_hears_all_of_it_later() -> None:
+    engine, placement = listening(), Placement(block_size=BLOCK_SIZE)
+    placement.add_core(0)
+    told = news_of(engine)
+    engine.slow = True
+    engine.submit(7, PROMPT, max_tokens=3)
+    await engine.run_dry()
+    engine.slow = False
+    engine.core.beat()
+    engine.core.beat()
+    for each in [*told, *news_of(engine)]:
+        placement.news(0, each.last_request, each.changes, each.load)
+    assert placement.place(1, array("i", PROMPT).tobytes(), 3, [0]) == (0, 4 * BLOCK_SIZE)
+
+
+async def test_who_does_not_ask_is_told_nothing() -> None:
+    engine = Engine(RememberingExecutor())
+    engine.submit(7, PROMPT, max_tokens=3)
+    await engine.run_dry()
+    engine.core.beat()
+    assert not news_of(engine)
