@@ -35,6 +35,7 @@ from pyllm.client.streams import OutputSink
 from pyllm.client.submission import prepare, prepare_embedding, random_seed
 from pyllm.client.token_reader import TokenDelta, TokenReader
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
+from pyllm.recording import check_recording_path
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.wire.curve import client_keys
@@ -82,8 +83,11 @@ class EngineClient(CoreCalls):
         clock: Callable[[], float] = time.monotonic,
         recovery_timeout: float = RECOVERY_TIMEOUT,
         awaits_first: bool = False,
+        placement_recording: Path | None = None,
         transport: Callable[[str], CoreConnect] = lambda address: over_zeromq(address, None),
     ) -> None:
+        if placement_recording is not None:
+            check_recording_path(placement_recording)
         self.malformed_frames = 0
         self.draw_seed: Callable[[], int] = random_seed  # of requests that have none
         self._placement = placement
@@ -99,7 +103,9 @@ class EngineClient(CoreCalls):
         self._ready: asyncio.Future[None] | None = None
         self._changed = asyncio.Event()  # when a core is ready or refused
         self._beating: asyncio.Task[None] | None = None
-        self._cores = Cores(PrefixPlacer if placement == "prefix" else lambda model: RoundRobin(), clock)
+        self._cores = Cores(
+            lambda model: PrefixPlacer(model, placement_recording) if placement == "prefix" else RoundRobin(), clock
+        )
         super().__init__(self._cores, self._calls, self._ids)
         self._requests = RunningRequests(self._cores, self._ids, clock)
         names = [*addresses, *("" for _ in connects[len(addresses) :])]
@@ -118,6 +124,7 @@ class EngineClient(CoreCalls):
         timeout: float = 60.0,  # noqa: ASYNC109 - the handshake's deadline, named in its error
         keys: Path | None = None,
         recovery_timeout: float = RECOVERY_TIMEOUT,
+        placement_recording: Path | None = None,
     ) -> "EngineClient":
         """Connect to the core that is bound, or will be bound, to a ZeroMQ address, or to those at several.
 
@@ -127,12 +134,13 @@ class EngineClient(CoreCalls):
         tokens; one is enough to begin.
 
         `keys` is a folder with `server.key` and `client.key_secret`, for `tcp://`. When the core is lost, requests wait
-        for `recovery_timeout` seconds for another one, at whichever address.
+        for `recovery_timeout` seconds for another one, at whichever address. With placement "prefix" all that decides
+        where requests go is written to the file `placement_recording`, for `pyllm replay`.
 
         Raises:
             EngineDeadError: no answer within `timeout` seconds.
             ProtocolError: the core speaks another version.
-            ConfigError: a key cannot be read.
+            ConfigError: a key cannot be read, or the recording not be made.
         """
         secrets = client_keys(keys) if keys is not None else None
         addresses = [address] if isinstance(address, str) else list(address)
@@ -141,6 +149,7 @@ class EngineClient(CoreCalls):
             placement=placement,
             addresses=addresses,
             recovery_timeout=recovery_timeout,
+            placement_recording=placement_recording,
             awaits_first=all(each.startswith("ipc://") for each in addresses),  # Where no keys can be wrong.
             transport=lambda address: over_zeromq(address, secrets),
         )
@@ -384,6 +393,7 @@ class EngineClient(CoreCalls):
             if core.failure is None:
                 core.connection.beat()
         self._look_for_end()
+        self._cores.beat()
         self._requests.beat()
         for request, reader in list(self._readers.items()):
             if reader.tick() * HEARTBEAT_INTERVAL > READER_PATIENCE:
@@ -506,6 +516,7 @@ class EngineClient(CoreCalls):
         self._died.set()
         for core in self._cores.all():
             core.connection.close(linger)
+        self._cores.close()
         if self._beating is not None:
             self._beating.cancel()
         if self._ready is not None and not self._ready.done():

@@ -222,6 +222,16 @@ class Cores:
         """Let only suspects go to a core for a while."""
         core.reserved_until = self._clock() + PROBATION
 
+    def beat(self) -> None:
+        """Half a second has passed."""
+        if self._placer is not None:
+            self._placer.beat()
+
+    def close(self) -> None:
+        """Nothing more will be placed."""
+        if self._placer is not None:
+            self._placer.close()
+
     def condition(self) -> Condition:
         """Ready if one is; else how the first is."""
         conditions = [core.connection.condition() for core in self._cores.values() if core.failure is None]

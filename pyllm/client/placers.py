@@ -1,9 +1,11 @@
 """How a client of several cores chooses one for a request: in turn, or by prefixes and load. Knows no connections."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, Protocol
 
 from pyllm._rust import Placement
+from pyllm.recording import Recording
 from pyllm.wire.messages import ModelInfo, PlacementNews, Submit
 
 # "failover": one core at a time, the next address where it is lost.
@@ -31,6 +33,12 @@ class Placer(Protocol):
     def news(self, core: int, news: PlacementNews) -> None:
         """What a core says of itself."""
 
+    def beat(self) -> None:
+        """Half a second has passed."""
+
+    def close(self) -> None:
+        """There is nothing more to place."""
+
 
 class RoundRobin:
     """Each core in turn, whatever it has to do."""
@@ -55,15 +63,31 @@ class RoundRobin:
     def news(self, core: int, news: PlacementNews) -> None:
         pass
 
+    def beat(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
 
 class PrefixPlacer:
-    """The core that is expected to be done first, given what it has to do and has cached of the prompt."""
+    """The core that is expected to be done first, given what it has to do and has cached of the prompt.
 
-    def __init__(self, model: ModelInfo) -> None:
+    All that it is told goes to the file `recording`, if there is one, for `pyllm replay`.
+
+    Raises:
+        ConfigError: the file is there, or cannot be made.
+    """
+
+    def __init__(self, model: ModelInfo, recording: Path | None = None) -> None:
         self._placement = Placement(
             block_size=model.block_size, prefix_hash=model.prefix_hash, prefix_hash_seed=model.prefix_hash_seed
         )
         self._cores: set[int] = set()
+        self._recording = None
+        if recording is not None:
+            self._recording = Recording(recording, self._placement.take_recording)
+            self._placement.start_recording()
 
     def add(self, core: int) -> None:
         self.remove(core)
@@ -94,3 +118,12 @@ class PrefixPlacer:
 
     def news(self, core: int, news: PlacementNews) -> None:
         self._placement.news(core, news.last_request, news.changes, news.load)
+
+    def beat(self) -> None:
+        if self._recording is not None:
+            self._recording.gather()
+            self._recording.flush()
+
+    def close(self) -> None:
+        if self._recording is not None:
+            self._recording.close()

@@ -28,10 +28,10 @@ from pyllm.core.event_publisher import EventPublisher
 from pyllm.core.executors.executor import Executor
 from pyllm.core.loop import EngineCore
 from pyllm.core.policy_plugins import Policy, load_policy
-from pyllm.core.recording import Recording
 from pyllm.errors import ConfigError, StartError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
+from pyllm.recording import Recording
 from pyllm.supervision.burst_logger import BurstLogger
 from pyllm.supervision.flight_recorder import FlightRecorder
 from pyllm.supervision.log_level import set_log_level

@@ -22,10 +22,10 @@ from pyllm.core.kept_state import KeptState
 from pyllm.core.placement_news import NewsSender
 from pyllm.core.policy_plugins import Policy
 from pyllm.core.profiling import Profiling
-from pyllm.core.recording import Recording
 from pyllm.core.stage import Stage
 from pyllm.core.steps_in_flight import StepsInFlight
 from pyllm.errors import WorkerDeadError
+from pyllm.recording import Recording
 from pyllm.supervision import step_trace
 from pyllm.supervision.restart_budget import RestartBudget
 from pyllm.wire.ipc import Sender

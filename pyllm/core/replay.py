@@ -1,17 +1,19 @@
-"""Recordings read back: every call is made again on a new scheduler, which must decide the same."""
+"""Recordings read back: every call is made again on a new scheduler or placement, which must decide the same."""
 
 from pathlib import Path
 from typing import Any
 
-from pyllm._rust import SchedulerError, replay
+from pyllm._rust import Placement, replay
 from pyllm.errors import ConfigError, PyllmError
 
-# Of every version; `recorder.rs` writes it.
-BEGINNING = b"pyllm scheduler recording "
+# What replays a recording, by what those of every version begin with; `recorder.rs` writes it.
+READERS = {b"pyllm scheduler recording ": replay, b"pyllm placement recording ": Placement.replay}
 
 
 def replay_file(path: Path) -> dict[str, Any]:
     """Replay what `--scheduler-recording` wrote: num_entries, num_steps, hash, is_truncated, stats.
+
+    Of a placement: num_entries, num_choices, hash, is_truncated.
 
     Raises:
         ConfigError: the file cannot be read, or is no recording.
@@ -19,10 +21,12 @@ def replay_file(path: Path) -> dict[str, Any]:
     """
     try:
         recording = path.read_bytes()
-        if not recording.startswith(BEGINNING):
-            raise ConfigError(f"{path} is no recording: give a file that --scheduler-recording wrote")
-        return replay(recording)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except SchedulerError as error:
-        raise PyllmError(f"{path}: {error}") from error
+    for beginning, read in READERS.items():
+        if recording.startswith(beginning):
+            try:
+                return read(recording)
+            except ValueError as error:
+                raise PyllmError(f"{path}: {error}") from error
+    raise ConfigError(f"{path} is no recording: give a file that --scheduler-recording wrote")

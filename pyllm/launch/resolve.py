@@ -33,7 +33,6 @@ from pyllm.config.process_config import SharedConfig
 from pyllm.config.server_settings import RESERVED_TEMPLATE_VARIABLES, ServerConfig
 from pyllm.config.tls import tls_context
 from pyllm.core.policy_plugins import find_policy
-from pyllm.core.recording import check_recording_path
 from pyllm.errors import ConfigError
 from pyllm.families.rope import at_context
 from pyllm.families.spec import check_tensor_parallel
@@ -42,6 +41,7 @@ from pyllm.launch.cuda_driver import VisibleCard, visible_cards
 from pyllm.launch.memory_check import check_memory, memory_needed
 from pyllm.launch.model_overrides import with_overrides
 from pyllm.launch.probe_process import probe_model
+from pyllm.recording import check_recording_path
 from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.workers.attention_backends import find_attention_backend
 from pyllm.workers.model_limits import check_supported

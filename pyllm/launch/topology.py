@@ -14,8 +14,8 @@ import msgspec
 
 from pyllm.config.engine_settings import EngineConfig, RecoveryConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig, StateConfig
-from pyllm.core.recording import check_recording_path
 from pyllm.errors import ConfigError
+from pyllm.recording import check_recording_path
 from pyllm.supervision import child_process, step_trace
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.flight_recorder import FlightRecorder, config_json

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,7 +13,8 @@ from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import LOSS_AMONG_SEVERAL
 from pyllm.client.cores import EVACUATION_DELAY, PROBATION, SUSPECT_PATIENCE
 from pyllm.client.reports import RequestReport, TenantReport
-from pyllm.errors import EngineDeadError, RequestError
+from pyllm.core.replay import replay_file
+from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.sampling_params import SamplingParams
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.ipc import MalformedHandler, MessageHandler
@@ -455,3 +457,20 @@ async def test_figures_are_those_of_all_cores_or_of_one() -> None:
         await client.stats(core=2)
     with pytest.raises(RequestError, match="there is no core 3; there are: 0, 1, 2"):
         await client.decisions(core=3)
+
+
+async def test_what_decides_where_requests_go_is_recorded(tmp_path: Path) -> None:
+    cores, path = fakes(2), tmp_path / "placement"
+    client = EngineClient(
+        *(core.connect for core in cores), placement="prefix", heartbeats=False, placement_recording=path
+    )
+    await client.start()
+    for number in range(4):
+        client.submit([number], GREEDY, Reader(1))
+    client.beat()
+    assert [len(core.sent(Submit)) for core in cores] == [2, 2]  # They are equal.
+    client.close()
+    outcome = replay_file(path)
+    assert (outcome["num_choices"], outcome["is_truncated"]) == (4, False)
+    with pytest.raises(ConfigError, match="is not overwritten"):
+        EngineClient(FakeCore().connect, placement="prefix", placement_recording=path)

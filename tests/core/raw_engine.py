@@ -12,7 +12,7 @@ from pyllm.config.option_reading import engine_config
 from pyllm.core.calls import live_settings
 from pyllm.core.loop import NOTHING_KEPT, EngineCore
 from pyllm.core.policy_plugins import Policy
-from pyllm.core.recording import Recording
+from pyllm.recording import Recording
 from pyllm.wire.messages import (
     PROTOCOL_VERSION,
     Call,

@@ -1,4 +1,4 @@
-"""The file that keeps all inputs of a scheduler. `replay.py` reads it; knows nothing of its contents.
+"""The file that keeps all inputs of a scheduler or a placement, for `pyllm replay`. Knows nothing of its contents.
 
 A thread writes, so that a slow disk does not stop the step loop until `MAX_WAITING` parts wait for it.
 """
@@ -33,7 +33,7 @@ class Recording:
             # Prompts are in it: it is for its owner alone.
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise ConfigError(f"scheduler_recording: cannot make {path}: {error.strerror}") from error
+            raise ConfigError(f"recording: cannot make {path}: {error.strerror}") from error
         self._path = path
         self._take = take
         self.num_gathered = 0  # bytes that are not on their way to the file yet
@@ -85,11 +85,11 @@ def check_recording_path(path: Path) -> None:
         ConfigError: the text says which.
     """
     if os.path.lexists(path):
-        raise ConfigError(f"scheduler_recording: {path} exists and is not overwritten; name a new file, or remove it")
+        raise ConfigError(f"recording: {path} exists and is not overwritten; name a new file, or remove it")
     if not path.parent.is_dir():
-        raise ConfigError(f"scheduler_recording: there is no folder {path.parent}; make it, or name another file")
+        raise ConfigError(f"recording: there is no folder {path.parent}; make it, or name another file")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"scheduler_recording: no file may be made in {path.parent}; name another one")
+        raise ConfigError(f"recording: no file may be made in {path.parent}; name another one")
 
 
 def _write_all(file: int, part: bytes) -> None:

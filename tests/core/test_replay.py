@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pyllm.core.recording import PART_BYTES, Recording
 from pyllm.core.replay import replay_file
 from pyllm.errors import ConfigError, PyllmError
+from pyllm.recording import PART_BYTES, Recording
 from pyllm.wire.messages import Abort, FinishCode
 from tests.core.counting_executor import CountingExecutor
 from tests.core.raw_engine import EPOCH, Engine
