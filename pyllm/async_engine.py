@@ -365,8 +365,8 @@ class AsyncEngine:
             processor.drop()
             del self._processors[name]
 
-    async def _connect(self, address: str) -> None:
-        self._client = await EngineClient.connect(address)
+    async def _connect(self, addresses: list[str]) -> None:
+        self._client = await EngineClient.connect(addresses, placement=self._config.parallel.data_parallel_placement)
         self._client.draw_seeds_from(self._config.model.seed)
         model = self._client.model
         self._metrics = Metrics(model.name, model, connection=self._client.counts)

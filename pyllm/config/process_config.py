@@ -4,7 +4,7 @@ import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.api_keys import ApiKey
-from pyllm.config.engine_settings import EngineConfig, LogConfig
+from pyllm.config.engine_settings import CorePlacement, EngineConfig, LogConfig
 from pyllm.config.server_settings import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, ServerConfig
 from pyllm.wire.messages import Kept
 
@@ -70,9 +70,10 @@ class ApiConfig(_ProcessConfig, frozen=True):
     """The configuration of one API process. Without a `state_address` it is alone, and has the shared state itself."""
 
     server: ServerConfig
-    core_address: str
+    core_addresses: tuple[str, ...]
     checkpoint: Checkpoint
     served_model_name: tuple[str, ...]
+    placement: CorePlacement = "prefix"  # of requests, where there are several cores
     index: int = 0
     seed: int | None = None
     log: LogConfig = LogConfig()

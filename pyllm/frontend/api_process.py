@@ -72,8 +72,10 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     files = config.checkpoint.tokenizer
     tokenizer = Tokenizer(files)
     chat_template = ChatTemplate.of(files)
-    parent.enter("waiting for the core")
-    client = await EngineClient.connect(config.core_address, timeout=config.server.ready_timeout)
+    parent.enter("waiting for the cores")
+    client = await EngineClient.connect(
+        config.core_addresses, placement=config.placement, timeout=config.server.ready_timeout
+    )
     client.draw_seeds_from(config.seed, config.index)
     parent.enter("waiting for the shared state")
     shared = await _shared_state(config)

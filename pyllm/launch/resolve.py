@@ -37,6 +37,7 @@ from pyllm.core.recording import check_recording_path
 from pyllm.errors import ConfigError
 from pyllm.families.rope import at_context
 from pyllm.families.spec import check_tensor_parallel
+from pyllm.launch.core_settings import settings_of_core
 from pyllm.launch.cpu_features import instructions
 from pyllm.launch.cuda_driver import VisibleCard, visible_cards
 from pyllm.launch.memory_check import check_memory, memory_needed
@@ -102,11 +103,13 @@ def resolve_settings(
     if device == "auto":
         device = "cuda" if cards else "cpu"
     ranks = config.parallel.tensor_parallel_size
-    if device == "cuda" and len(cards) < ranks:
-        raise ConfigError(
-            f"device cuda: {ranks} rank(s) need as many cards, {len(cards)} are visible; use --device cpu"
-        )
-    cards = cards[:ranks] if device == "cuda" else ()
+    cores = config.parallel.data_parallel_size
+    if device == "cuda" and len(cards) < cores * ranks:
+        need = f"{ranks} rank(s) need as many cards"
+        if cores > 1:
+            need = f"{cores} cores (--data-parallel-size) of {ranks} rank(s) need {cores * ranks} cards"
+        raise ConfigError(f"device cuda: {need}, {len(cards)} are visible; use --device cpu")
+    cards = cards[: cores * ranks] if device == "cuda" else ()
     check_tensor_parallel(spec, ranks, by_expert=config.parallel.enable_expert_parallel)
     if ranks > 1 and config.parallel.distributed_executor_backend == "uni":
         raise ConfigError(f"the uni executor runs one rank, not {ranks}: use distributed_executor_backend mp")
@@ -118,8 +121,6 @@ def resolve_settings(
     if config.device.batch_invariant:
         _check_batch_invariant(config, spec.dtype, device)
     recording = config.scheduler.scheduler_recording and str(Path(config.scheduler.scheduler_recording).absolute())
-    if recording:
-        check_recording_path(Path(recording))
     log_file = config.log.log_config_file and str(Path(config.log.log_config_file).absolute())
     crashes = resolve_folder(config.recovery.flight_recorder_dir)
     max_model_len = config.model.max_model_len or longest
@@ -151,6 +152,9 @@ def resolve_settings(
         log=msgspec.structs.replace(config.log, log_config_file=log_file),
         recovery=msgspec.structs.replace(config.recovery, flight_recorder_dir=crashes),
     )
+    for index in range(cores):
+        if path := settings_of_core(resolved, index).scheduler.scheduler_recording:
+            check_recording_path(Path(path))
     return resolved, checkpoint
 
 
@@ -345,7 +349,7 @@ def _root_path(text: str) -> str:
 
 
 def shared_config(server: ServerConfig, max_num_seqs: int) -> SharedConfig:
-    """The configuration of the state that API processes share, for a core that runs so many sequences at once."""
+    """The configuration of the state that API processes share, for cores that run so many sequences at once."""
     most = server.max_num_queued_reqs
     if most is None:
         most = max(LEAST_QUEUE, QUEUE_PER_SEQUENCE * max_num_seqs)
