@@ -54,7 +54,7 @@ async def api_process(core: CoreConfig) -> AsyncIterator[ApiProcess]:
     with bind_listener(HOST, 0) as listener:
         config = ApiConfig(
             server=ServerConfig(),
-            core_address=core.bind,
+            core_addresses=(core.bind,),
             checkpoint=core.checkpoint,
             served_model_name=core.engine.model.served_model_name,
         )

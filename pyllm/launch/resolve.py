@@ -107,7 +107,7 @@ def resolve_settings(
     if device == "cuda" and len(cards) < cores * ranks:
         need = f"{ranks} rank(s) need as many cards"
         if cores > 1:
-            need = f"{cores} cores (--data-parallel-size) of {ranks} rank(s) need {cores * ranks} cards"
+            need = f"{cores} cores (data_parallel_size) of {ranks} rank(s) need {cores * ranks} cards"
         raise ConfigError(f"device cuda: {need}, {len(cards)} are visible; use --device cpu")
     cards = cards[: cores * ranks] if device == "cuda" else ()
     check_tensor_parallel(spec, ranks, by_expert=config.parallel.enable_expert_parallel)

@@ -38,7 +38,7 @@ def api_config(folder: Path, core_address: str, **changes: Any) -> ApiConfig:
     )
     return ApiConfig(
         server=ServerConfig(shutdown_timeout=60.0, ready_timeout=60.0),
-        core_address=core_address,
+        core_addresses=(core_address,),
         checkpoint=checkpoint,
         served_model_name=("tiny",),
         **changes,
