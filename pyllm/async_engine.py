@@ -27,6 +27,7 @@ from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
 from pyllm.frontend.chat.tool_prompt import with_tools
+from pyllm.frontend.observability.core_metrics import figures_of_cores
 from pyllm.frontend.observability.measured_sink import MeasuredSink
 from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.metrics_snapshot import Metric, read_families
@@ -279,10 +280,11 @@ class AsyncEngine:
 
     async def get_metrics(self) -> list[Metric]:
         """Every metric of `GET /metrics`, as structs, in the form of vLLM's `LLM.get_metrics`."""
-        stats, samples = await self.stats(), (await asyncio.to_thread(self._sampler.sample)).processes
+        cores = await figures_of_cores(self._connected())
+        samples = (await asyncio.to_thread(self._sampler.sample)).processes
         metrics, condition = self._metrics, self._connected().condition()
         assert metrics is not None
-        shown = metrics.shown(stats, metrics.counted(), condition, samples)
+        shown = metrics.shown(cores, metrics.counted(), condition, samples)
         return read_families(shown.collect())
 
     async def get_summary(self, window: float = 60.0) -> Summary:

@@ -51,8 +51,10 @@ class ForkServerConfig(_ProcessConfig, frozen=True):
 class SharedConfig(_ProcessConfig, frozen=True):
     """The configuration of the state that API processes share. 0: no bound."""
 
-    max_num_seqs: int = 1
+    core_addresses: tuple[str, ...] = ()  # at the start, in the order of their indices
+    max_num_seqs: int = 1  # of all these cores together
     max_num_queued_reqs: int = 0
+    scales_queue: bool = False  # whether that bound grows and shrinks with the number of cores
     max_num_queued_tokens: int = 0
     idempotency_retention: float = IDEMPOTENCY_RETENTION
     max_stored_responses: int = MAX_STORED_RESPONSES
@@ -67,10 +69,12 @@ class StateConfig(_ProcessConfig, frozen=True):
 
 
 class ApiConfig(_ProcessConfig, frozen=True):
-    """The configuration of one API process. Without a `state_address` it is alone, and has the shared state itself."""
+    """The configuration of one API process. Without a `state_address` it is alone, and has the shared state itself.
+
+    The shared state knows the cores.
+    """
 
     server: ServerConfig
-    core_addresses: tuple[str, ...]
     checkpoint: Checkpoint
     served_model_name: tuple[str, ...]
     placement: CorePlacement = "prefix"  # of requests, where there are several cores

@@ -348,14 +348,14 @@ def _root_path(text: str) -> str:
     return f"/{path}" if path else ""
 
 
-def shared_config(server: ServerConfig, max_num_seqs: int) -> SharedConfig:
-    """The configuration of the state that API processes share, for cores that run so many sequences at once."""
-    most = server.max_num_queued_reqs
-    if most is None:
-        most = max(LEAST_QUEUE, QUEUE_PER_SEQUENCE * max_num_seqs)
+def shared_config(server: ServerConfig, max_num_seqs: int, core_addresses: Sequence[str] = ("",)) -> SharedConfig:
+    """The configuration of the state that API processes share, for cores that each run so many sequences at once."""
+    total, most = len(core_addresses) * max_num_seqs, server.max_num_queued_reqs
     return SharedConfig(
-        max_num_seqs=max_num_seqs,
-        max_num_queued_reqs=most,
+        core_addresses=tuple(core_addresses),
+        max_num_seqs=total,
+        max_num_queued_reqs=max(LEAST_QUEUE, QUEUE_PER_SEQUENCE * total) if most is None else most,
+        scales_queue=most is None,
         max_num_queued_tokens=server.max_num_queued_tokens,
         idempotency_retention=server.idempotency_retention,
         max_stored_responses=server.max_stored_responses,
