@@ -368,7 +368,8 @@ class AsyncEngine:
             del self._processors[name]
 
     async def _connect(self, addresses: list[str]) -> None:
-        self._client = await EngineClient.connect(addresses, placement=self._config.parallel.data_parallel_placement)
+        placement = self._config.parallel.data_parallel_placement if len(addresses) > 1 else "failover"
+        self._client = await EngineClient.connect(addresses, placement=placement)
         self._client.draw_seeds_from(self._config.model.seed)
         model = self._client.model
         self._metrics = Metrics(model.name, model, connection=self._client.counts)

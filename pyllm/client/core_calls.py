@@ -106,7 +106,7 @@ class CoreCalls:
                 sums[tenant] = TenantReport(tenant, before.service + service, before.num_waiting + num_waiting)
         return list(sums.values())
 
-    async def reconfigure(self, **changes: Any) -> dict[str, Any]:
+    async def reconfigure(self, /, **changes: Any) -> dict[str, Any]:
         """Change settings of the scheduler from the next step on; gives all that can change, as they are then.
 
         Names are those of the flags: `scheduling_policy`, `tenant_weights`, `watermark`, `max_num_batched_tokens`...,

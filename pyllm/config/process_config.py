@@ -77,7 +77,7 @@ class ApiConfig(_ProcessConfig, frozen=True):
     server: ServerConfig
     checkpoint: Checkpoint
     served_model_name: tuple[str, ...]
-    placement: CorePlacement = "prefix"  # of requests, where there are several cores
+    placement: CorePlacement = "prefix"  # of requests, on the cores
     index: int = 0
     seed: int | None = None
     log: LogConfig = LogConfig()

@@ -44,6 +44,7 @@ from pyllm.launch.memory_check import check_memory, memory_needed
 from pyllm.launch.model_overrides import with_overrides
 from pyllm.launch.probe_process import probe_model
 from pyllm.supervision.flight_recorder import resolve_folder
+from pyllm.wire.curve import client_keys
 from pyllm.workers.attention_backends import find_attention_backend
 from pyllm.workers.model_limits import check_supported
 
@@ -314,12 +315,14 @@ def resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ..
     Raises:
         ConfigError: a file cannot be used, or a package is missing.
     """
-    files = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds")
+    files = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds", "curve_keys")
     paths = {name: str(Path(value).absolute()) for name in files if (value := getattr(server, name))}
     keys = read_api_keys(server.api_key_file) + flag_keys(server.api_key)
     # From here on, and in what is recorded of a crash, keys are their hashes.
     server = msgspec.structs.replace(server, **paths, api_key=(), root_path=_root_path(server.root_path))
     tls_context(server)
+    if server.curve_keys:
+        client_keys(Path(server.curve_keys))
     if server.allow_credentials and (not server.allowed_origins or "*" in server.allowed_origins):
         raise ConfigError("allow_credentials needs --allowed-origins by name: with * any page could use them")
     if reserved := sorted(RESERVED_TEMPLATE_VARIABLES & set(server.default_chat_template_kwargs)):

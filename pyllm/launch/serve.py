@@ -6,7 +6,6 @@ Imports neither torch nor the web framework; `launch/entrypoints.py` has what th
 import asyncio
 import contextlib
 import logging
-import re
 import socket
 from collections.abc import Awaitable, Callable, Collection
 
@@ -26,7 +25,7 @@ from pyllm.supervision.parent_link import keep_exit_codes
 from pyllm.supervision.server_processes import supervise
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
 from pyllm.wire.messages import Restarts
-from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener
+from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener, is_core_address
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             f"pyllm core is one core, not data_parallel_size {engine.parallel.data_parallel_size}: start several, each "
             "at an address of its own, and give all of these to EngineClient.connect"
         )
-    if not _is_address(headless.bind):
+    if not is_core_address(headless.bind):
         raise ConfigError(f"cannot bind to {headless.bind!r}: give --bind ipc://PATH or tcp://HOST:PORT")
     if headless.bind.startswith("tcp://") and not headless.curve_keys:
         if not headless.insecure_tcp:
@@ -122,13 +121,6 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             headless.shutdown_timeout,
         )
     return 0
-
-
-def _is_address(text: str) -> bool:
-    """Whether a core can listen there; libzmq takes a port above 65535 for another one."""
-    if (match := re.fullmatch(r"tcp://\S+:(\d{1,5}|\*)", text)) is not None:
-        return match[1] == "*" or int(match[1]) <= 0xFFFF
-    return text.startswith("ipc://") and text != "ipc://"
 
 
 def _api(cores: list[CoreConfig], server: ServerConfig, api_keys: tuple[ApiKey, ...]) -> ApiConfig:

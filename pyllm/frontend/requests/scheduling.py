@@ -27,6 +27,7 @@ def scheduling_from(
         ttft_target=ttft_target,
         tpot_target=tpot_target,
         cache_salt=cache_salt or "",
+        session=context.session,
         name=context.request_id,
     )
 
