@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -107,18 +107,17 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     sys.setswitchinterval(SWITCH_INTERVAL)
     pressure = MemoryPressure([state.prompts.resize_cache, shared.resize])
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    tending = asyncio.gather(_tend(parent, client, shared, state.metrics, pressure), cores.follow())
+    works = (_tend(parent, client, shared, state.metrics, pressure), cores.follow())
+    beside = [asyncio.ensure_future(work) for work in works]
     death = asyncio.ensure_future(client.death())
     # One process speaks for all of them.
     speaks = config.index == 0 and not config.server.disable_log_stats
     telling = asyncio.ensure_future(_log_stats(client, shared, state.metrics)) if speaks else None
     try:
-        await _watch(serving, tending, death, server.stop)
+        await _watch(serving, beside, death, server.stop)
     finally:
-        tending.cancel()
-        if telling is not None:
-            telling.cancel()
-        death.cancel()
+        for task in (*beside, death, *((telling,) if telling else ())):
+            task.cancel()
         shared.close()
         client.close()
         if tracer is not None:
@@ -128,16 +127,17 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
 
 async def _watch(
     serving: asyncio.Future[None],
-    tending: asyncio.Future[Any],
+    beside: Sequence[asyncio.Future[None]],
     death: asyncio.Future[PyllmError],
     stop: Callable[[], None],
 ) -> None:
     """Until the server has ended; raises why it had to: no core will come, or what has to go on beside it did not."""
-    any_of_them: set[asyncio.Future[Any]] = {serving, tending, death}
+    any_of_them: set[asyncio.Future[Any]] = {serving, *beside, death}
     await asyncio.wait(any_of_them, return_when=asyncio.FIRST_COMPLETED)
-    if tending.done():
-        tending.result()  # The parent hears of the error now, and not of silence a little later.
-    elif not serving.done():
+    for ended in beside:
+        if ended.done():
+            ended.result()  # The parent hears of the error now, and not of silence a little later.
+    if not serving.done():
         stop()  # The streams have ended with this error, and the parent must hear of it.
         await serving
         raise death.result()
