@@ -89,7 +89,14 @@ class CoreCalls:
 
     async def block_owners(self, *, core: int | None = None) -> BlockOwners:
         """The blocks of the device by owner."""
-        return await self._ask(BlockOwners, "block_owners", core=core)
+        if core is not None:
+            return await self._ask(BlockOwners, "block_owners", core=core)
+        reports = (await self._ask_all(BlockOwners, "block_owners")).values()
+        tenants: Counter[str] = Counter()
+        for report in reports:
+            tenants.update(report.tenants)
+        others = (sum(getattr(report, name) for report in reports) for name in ("pinned", "in_transit", "free"))
+        return BlockOwners(dict(tenants), *others)
 
     async def decisions(self, limit: int = 100, *, core: int | None = None) -> list[Decision]:
         """What the last steps decided, oldest first; the core keeps the last 1,024."""

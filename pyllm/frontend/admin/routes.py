@@ -92,10 +92,8 @@ def admin_routes(state: ServerState) -> Router:
             raise UnknownRequestError(name)
         return RequestList(found)
 
-    @get("/blocks", summary=f"The blocks of the KV cache by owner, {OF_ONE}", responses=_LOOKUP_ERRORS)
+    @get("/blocks", summary=f"The blocks of the KV cache by owner, {OF_ALL}", responses=_LOOKUP_ERRORS)
     async def show_blocks(core: CoreIndex = None) -> BlockReport:
-        if core is None:
-            core = next((each.index for each in client.cores if each.condition.ready), client.cores[0].index)
         owners, stats = await _in_time(client.block_owners(core=core)), await _in_time(client.stats(core))
         return BlockReport(
             num_blocks=stats["num_blocks"],

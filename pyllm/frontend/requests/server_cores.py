@@ -145,6 +145,8 @@ class ServerCores:
     async def follow(self) -> None:
         """Keep the client connected to the cores of the shared list."""
         while True:
+            self._changes = {index: task for index, task in self._changes.items() if not task.done()}
+            self._change()
             connected = tuple(core.index for core in self._client.cores)
             asking = asyncio.create_task(self._shared.follow_cores(self._known, connected))
             try:
@@ -155,8 +157,6 @@ class ServerCores:
                 await asyncio.sleep(RETRY)
             finally:
                 asking.cancel()
-            self._changes = {index: task for index, task in self._changes.items() if not task.done()}
-            self._change()
 
     def _take(self, answer: CoreList | CoreRefusal) -> None:
         if isinstance(answer, CoreRefusal):
