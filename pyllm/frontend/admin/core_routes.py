@@ -59,7 +59,7 @@ def core_routes(state: ServerState, errors: Mapping[int, ResponseSpec]) -> list[
         await cores.remove(index, state.server.shutdown_timeout if timeout is None else timeout)
         return CoreStatusList(cores.status())
 
-    return [list_cores, add_core, remove_core, _tell_methods]
+    return [_tell_methods, list_cores, add_core, remove_core]
 
 
 # Litestar's own would tell the methods of whichever handler of this path came first.
