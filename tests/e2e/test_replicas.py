@@ -1,5 +1,6 @@
 """`pyllm serve --data-parallel-size 2`: several cores behind one address, of which one may die, come or leave."""
 
+import os
 import re
 import subprocess
 import sys
@@ -11,10 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
+from pyllm import LLM, SamplingParams
+from pyllm.frontend.observability.metrics_snapshot import Counter
 from tests.e2e.kills import Tally, kill_at_events, twins_of
 from tests.e2e.server import DEADLINE, Server, until
 from tests.e2e.survival_streams import STREAMED, Request
-from tests.e2e.titles import CORE
+from tests.e2e.titles import CORE, find
 from tests.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.timeout(300)  # Processes start many times here, on machines that may be busy.
@@ -89,6 +92,21 @@ def test_a_server_goes_on_without_a_core_that_is_lost_for_good_and_ends_with_the
         assert server.wait() != 0
     assert "core 0 was killed by SIGKILL" in server.log
     assert "the 1 of 2 that are left go on" in server.log
+
+
+def test_an_engine_in_a_program_has_several_cores_and_lives_as_long_as_one(model: str) -> None:
+    params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+    options = {"device": "cpu", "kv_cache_memory_bytes": "8MiB", "max_restarts": 0}
+    with LLM(model, data_parallel_size=2, data_parallel_placement="round-robin", **options) as llm:
+        outputs = llm.generate(["The sea is"] * 4, params, use_tqdm=False)
+        assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+        figures = [each for each in llm.get_metrics() if each.name == "vllm:prefix_cache_queries"]
+        assert [each.labels["engine"] for each in figures] == ["0", "1"]
+        assert all(isinstance(each, Counter) and each.value > 0 for each in figures)
+        (core,) = find(os.getpid(), "pyllm::core-0")
+        core.kill()
+        (again,) = llm.generate("The sea is", params, use_tqdm=False)
+        assert again.outputs[0].token_ids == outputs[0].outputs[0].token_ids
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """`/admin/cores`: which cores the server uses; one is added, or leaves. Knows no client and no other process."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody, QueryParameter
 
+from pyllm.frontend.http.failure import UnknownCoreError
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.requests.server_cores import CoreStatus
 from pyllm.frontend.requests.server_state import ServerState
@@ -49,14 +51,16 @@ def core_routes(state: ServerState, errors: Mapping[int, ResponseSpec]) -> list[
         return CoreStatusList(cores.status())
 
     @delete(
-        "/cores/{index:int}",
+        "/cores/{index:str}",
         status_code=202,
         summary="Let a core leave, which ends when its requests have; what still runs after `timeout` seconds (by "
         "default --shutdown-timeout) goes on on another one",
         responses=errors,
     )
-    async def remove_core(index: FromPath[int], timeout: Seconds = None) -> CoreStatusList:  # noqa: ASYNC109 - a value
-        await cores.remove(index, state.server.shutdown_timeout if timeout is None else timeout)
+    async def remove_core(index: FromPath[str], timeout: Seconds = None) -> CoreStatusList:  # noqa: ASYNC109 - a value
+        if not re.fullmatch(r"[0-9]{1,9}", index):
+            raise UnknownCoreError(f"there is no core {index!r:.80}: GET /admin/cores has the indices")
+        await cores.remove(int(index), state.server.shutdown_timeout if timeout is None else timeout)
         return CoreStatusList(cores.status())
 
     return [_tell_methods, list_cores, add_core, remove_core]
