@@ -27,6 +27,7 @@ from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
 from pyllm.frontend.chat.tool_prompt import with_tools
+from pyllm.frontend.observability.core_metrics import figures_of_cores
 from pyllm.frontend.observability.measured_sink import MeasuredSink
 from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.metrics_snapshot import Metric, read_families
@@ -279,10 +280,11 @@ class AsyncEngine:
 
     async def get_metrics(self) -> list[Metric]:
         """Every metric of `GET /metrics`, as structs, in the form of vLLM's `LLM.get_metrics`."""
-        stats, samples = await self.stats(), (await asyncio.to_thread(self._sampler.sample)).processes
+        cores = await figures_of_cores(self._connected())
+        samples = (await asyncio.to_thread(self._sampler.sample)).processes
         metrics, condition = self._metrics, self._connected().condition()
         assert metrics is not None
-        shown = metrics.shown(stats, metrics.counted(), condition, samples)
+        shown = metrics.shown(cores, metrics.counted(), condition, samples)
         return read_families(shown.collect())
 
     async def get_summary(self, window: float = 60.0) -> Summary:
@@ -365,8 +367,9 @@ class AsyncEngine:
             processor.drop()
             del self._processors[name]
 
-    async def _connect(self, address: str) -> None:
-        self._client = await EngineClient.connect(address)
+    async def _connect(self, addresses: list[str]) -> None:
+        placement = self._config.parallel.data_parallel_placement if len(addresses) > 1 else "failover"
+        self._client = await EngineClient.connect(addresses, placement=placement)
         self._client.draw_seeds_from(self._config.model.seed)
         model = self._client.model
         self._metrics = Metrics(model.name, model, connection=self._client.counts)

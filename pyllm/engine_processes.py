@@ -1,4 +1,4 @@
-"""The processes of an engine inside a program: its core, and the fork server where there is one. Knows no request."""
+"""The processes of an engine inside a program: its cores, and the fork server where there is one. Knows no request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,11 +6,10 @@ from typing import Any
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import EngineConfig
-from pyllm.config.process_config import CoreConfig
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.launch import topology
-from pyllm.supervision.server_processes import STOP_GRACE
+from pyllm.supervision.server_processes import STOP_GRACE, last_of
 from pyllm.supervision.start_progress import show_progress
 from pyllm.supervision.supervised_process import SupervisedProcess, start_state
 from pyllm.wire.messages import Restarts
@@ -31,7 +30,8 @@ class EngineProcesses:
         self._checkpoint = checkpoint
         self._on_loss = on_loss
         self._folder: SocketFolder | None = None
-        self._processes: list[SupervisedProcess] = []  # the core's, and its fork server's
+        self._cores: list[SupervisedProcess] = []
+        self._processes: list[SupervisedProcess] = []  # the cores, and their fork server
         self._loss: asyncio.Future[PyllmError] | None = None  # of a process, for good; None: not started
 
     @property
@@ -42,26 +42,21 @@ class EngineProcesses:
     def spawn(self) -> None:
         """Start the processes without waiting for them."""
         self._folder = SocketFolder()
-        config = CoreConfig(
-            engine=self._config,
-            checkpoint=self._checkpoint,
-            bind=f"ipc://{self._folder.path}/core-0",
-            socket_folder=self._folder.path,
-            ready_timeout=LIMITS.ready_timeout,
-            shutdown_timeout=LIMITS.shutdown_timeout,
-            fork_server=topology.fork_server_address(self._config, self._folder.path),
+        configs = topology.core_configs(
+            self._config, self._checkpoint, self._folder.path, LIMITS.ready_timeout, LIMITS.shutdown_timeout
         )
-        self._processes = [process for group in topology.supervised_engine(config) for process in group]
+        engine = topology.supervised_engine(configs)
+        self._cores, self._processes = engine.cores, engine.cores + engine.fork_servers
         for process in self._processes:
             process.spawn()
 
-    async def start(self, connect: Callable[[str], Awaitable[None]]) -> None:
-        """Start the processes, unless they are spawned already, and wait until `connect` reached the core's address.
+    async def start(self, connect: Callable[[list[str]], Awaitable[None]]) -> None:
+        """Start the processes, unless they are spawned already, and wait until `connect` reached the cores' addresses.
 
         Call `close` where this fails.
 
         Raises:
-            StartError: the core did not become ready; the text has the stage it was in.
+            StartError: a core did not become ready; the text has the stage it was in.
             EngineDeadError: a process was lost for good meanwhile.
         """
         if not self._processes:
@@ -108,9 +103,12 @@ class EngineProcesses:
             if folder is not None:
                 folder.close()
 
-    async def _reach(self, connect: Callable[[str], Awaitable[None]]) -> None:
-        address, *_ = await asyncio.gather(*(process.start(self._lose) for process in self._processes))
-        await connect(address)
+    async def _reach(self, connect: Callable[[list[str]], Awaitable[None]]) -> None:
+        lose_core, num_cores = last_of(len(self._cores), self._lose), len(self._cores)
+        on_lost = [lose_core] * num_cores + [self._lose] * (len(self._processes) - num_cores)
+        starts = (process.start(lose) for process, lose in zip(self._processes, on_lost, strict=True))
+        addresses = await asyncio.gather(*starts)
+        await connect(addresses[:num_cores])
 
     def _lose(self, reason: BaseException) -> None:
         error = reason if isinstance(reason, PyllmError) else EngineDeadError(str(reason))

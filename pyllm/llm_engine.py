@@ -51,6 +51,11 @@ class LLMEngine:
 
     def __init__(self, model: str | PathLike[str] | None = "", **options: Any) -> None:
         config = engine_config({"distributed_executor_backend": "uni", **engine_keywords({"model": model, **options})})
+        if config.parallel.data_parallel_size > 1:
+            raise ConfigError(
+                f"LLMEngine is one core, in this process, not data_parallel_size "
+                f"{config.parallel.data_parallel_size}: use AsyncEngine or LLM"
+            )
         if config.parallel != ParallelConfig(distributed_executor_backend="uni"):
             raise ConfigError("LLMEngine runs one rank, in this process: for more ranks or processes use LLM")
         if config.kv_events.kv_events_endpoint:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks.frontend import paced_core
-from pyllm.config.process_config import ApiConfig, CoreConfig
+from pyllm.config.process_config import ApiConfig, CoreConfig, SharedConfig, SharedConfig
 from pyllm.config.server_settings import ServerConfig
 from pyllm.supervision.child_process import ChildProcess, spawn
 from pyllm.wire.sockets import bind_listener
@@ -54,7 +54,7 @@ async def api_process(core: CoreConfig) -> AsyncIterator[ApiProcess]:
     with bind_listener(HOST, 0) as listener:
         config = ApiConfig(
             server=ServerConfig(),
-            core_address=core.bind,
+            shared=SharedConfig(core_addresses=(core.bind,)),
             checkpoint=core.checkpoint,
             served_model_name=core.engine.model.served_model_name,
         )

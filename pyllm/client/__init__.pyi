@@ -1,6 +1,6 @@
-from .client import EngineClient
+from .client import CoreConnect, EngineClient
 from .columns import StartTimes
-from .core_connection import Condition, ConnectionCounts
+from .core_connection import Condition, ConnectionCounts, over_zeromq
 from .cores import CoreReport
 from .embedding import Embedding, EmbeddingOutput, EmbeddingRequestOutput
 from .logprobs import Logprob, LogprobEntries, chosen, extended, likeliest
@@ -15,6 +15,7 @@ __all__ = [
     "BlockOwners",
     "Condition",
     "ConnectionCounts",
+    "CoreConnect",
     "CoreReport",
     "Decision",
     "Embedding",
@@ -36,6 +37,7 @@ __all__ = [
     "extended",
     "known_tokens",
     "likeliest",
+    "over_zeromq",
     "refuse_input",
     "refuse_prompt",
     "room_for_output",

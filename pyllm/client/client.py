@@ -69,9 +69,10 @@ class EngineClient(CoreCalls):
 
     Through the constructor any transport can be used: `connects` has one function for each place where a core may be,
     and each call of `connect(on_message, on_malformed, on_disconnect)` gives the sending half of a fresh connection;
-    then `await client.start()`. `placement` is as for `connect`, `addresses` names the places. `heartbeats=False` is
-    for a core in the same process, which cannot be silent. With `awaits_first` a core that is lost before it has
-    answered is no error, but followed by another. All methods belong to the event loop's thread.
+    then `await client.start()`. `placement` is as for `connect`, `addresses` names the places, and `indices` numbers
+    them, unless they are 0, 1, 2... `heartbeats=False` is for a core in the same process, which cannot be silent. With
+    `awaits_first` a core that is lost before it has answered is no error, but followed by another. All methods belong
+    to the event loop's thread.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class EngineClient(CoreCalls):
         *connects: CoreConnect,
         placement: PlacementKind = "failover",
         addresses: Sequence[str] = (),
+        indices: Sequence[int] | None = None,
         heartbeats: bool = True,
         clock: Callable[[], float] = time.monotonic,
         recovery_timeout: float = RECOVERY_TIMEOUT,
@@ -112,8 +114,9 @@ class EngineClient(CoreCalls):
         if placement == "failover":
             self._add(" or ".join(names), connects)
         else:
-            for name, connect in zip(names, connects, strict=True):
-                self._add(name, [connect])
+            numbers = range(len(names)) if indices is None else indices
+            for name, connect, index in zip(names, connects, numbers, strict=True):
+                self._add(name, [connect], index)
 
     @classmethod
     async def connect(
@@ -217,11 +220,19 @@ class EngineClient(CoreCalls):
             return Condition(False, reason=str(self._death))
         return self._cores.condition()
 
-    async def add_core(self, address: str, timeout: float = 60.0) -> int:  # noqa: ASYNC109 - as in `connect`
+    async def add_core(
+        self,
+        address: str,
+        timeout: float = 60.0,  # noqa: ASYNC109 - as in `connect`
+        *,
+        index: int | None = None,
+    ) -> int:
         """Take requests to another core, too; gives its index. New requests go there from now on.
 
+        Clients that must agree on indices choose one that was not used before.
+
         Raises:
-            RequestError: requests go to one core at a time, or this address is there already.
+            RequestError: requests go to one core at a time, or this address or index is there already.
             EngineDeadError: no answer within `timeout` seconds, or it would give other tokens.
         """
         self._check_alive()
@@ -230,7 +241,9 @@ class EngineClient(CoreCalls):
             raise RequestError(f"{text}: connect it with placement 'prefix' or 'round-robin' to add cores", "address")
         if any(core.address == address for core in self._cores.all()):
             raise RequestError(f"the core at {address} is there already", "address")
-        core = self._add(address, [self._transport(address)])
+        if index is not None and self._cores.get(index) is not None:
+            raise RequestError(f"there is a core {index} already", "index")
+        core = self._add(address, [self._transport(address)], index)
         core.connection.open()
         try:
             async with asyncio.timeout(timeout):
@@ -404,8 +417,8 @@ class EngineClient(CoreCalls):
             await asyncio.sleep(HEARTBEAT_INTERVAL)
             self.beat()
 
-    def _add(self, address: str, connects: Sequence[CoreConnect]) -> Core:
-        core = self._cores.add(address)
+    def _add(self, address: str, connects: Sequence[CoreConnect], index: int | None = None) -> Core:
+        core = self._cores.add(address, index)
         handlers = Handlers(
             partial(self._become_ready, core),
             partial(self._receive, core),

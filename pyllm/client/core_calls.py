@@ -89,7 +89,14 @@ class CoreCalls:
 
     async def block_owners(self, *, core: int | None = None) -> BlockOwners:
         """The blocks of the device by owner."""
-        return await self._ask(BlockOwners, "block_owners", core=core)
+        if core is not None:
+            return await self._ask(BlockOwners, "block_owners", core=core)
+        reports = (await self._ask_all(BlockOwners, "block_owners")).values()
+        tenants: Counter[str] = Counter()
+        for report in reports:
+            tenants.update(report.tenants)
+        others = (sum(getattr(report, name) for report in reports) for name in ("pinned", "in_transit", "free"))
+        return BlockOwners(dict(tenants), *others)
 
     async def decisions(self, limit: int = 100, *, core: int | None = None) -> list[Decision]:
         """What the last steps decided, oldest first; the core keeps the last 1,024."""
@@ -106,7 +113,7 @@ class CoreCalls:
                 sums[tenant] = TenantReport(tenant, before.service + service, before.num_waiting + num_waiting)
         return list(sums.values())
 
-    async def reconfigure(self, **changes: Any) -> dict[str, Any]:
+    async def reconfigure(self, /, **changes: Any) -> dict[str, Any]:
         """Change settings of the scheduler from the next step on; gives all that can change, as they are then.
 
         Names are those of the flags: `scheduling_policy`, `tenant_weights`, `watermark`, `max_num_batched_tokens`...,

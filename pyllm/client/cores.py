@@ -119,10 +119,11 @@ class Cores:
         assert self._model is not None, "no core was ready yet"
         return self._model
 
-    def add(self, address: str) -> Core:
-        """A place for a core, without a connection yet."""
-        core = self._cores[self._next_index] = Core(self._next_index, address)
-        self._next_index += 1
+    def add(self, address: str, index: int | None = None) -> Core:
+        """A place for a core, without a connection yet; without an `index` it gets the next one."""
+        index = self._next_index if index is None else index
+        core = self._cores[index] = Core(index, address)
+        self._next_index = max(self._next_index, index + 1)
         return core
 
     def remove(self, core: Core) -> None:

@@ -162,9 +162,11 @@ def _needs(
         except ConfigError as error:
             return None, [*warnings.findings, Finding("error", str(error), "")]
         checkpoint = msgspec.structs.replace(checkpoint, name=name or checkpoint.name)
-        memories = [memory.available for memory in limits.memory]
+        parallel = engine.parallel
+        memories = [memory.available // parallel.data_parallel_size for memory in limits.memory]
         if engine.device.device == "cuda":
-            memories = [card.memory_bytes for card in visible_cards()[: engine.parallel.tensor_parallel_size]]
+            num_cards = parallel.data_parallel_size * parallel.tensor_parallel_size
+            memories = [card.memory_bytes for card in visible_cards()[:num_cards]]
         needs = needs_of_model(engine, checkpoint, memories)
         try:
             check_memory(engine, checkpoint, lambda: list(limits.memory))

@@ -1,7 +1,9 @@
 from .api_keys import Allowance, ApiKey, KeyRing, Role, flag_keys, new_key, read_api_keys
 from .engine_settings import (
     DEFAULT_CPU_KV_CACHE_BYTES,
+    MAX_CORES,
     CacheConfig,
+    CorePlacement,
     DeviceConfig,
     EngineConfig,
     KVCacheDtype,
@@ -24,6 +26,7 @@ from .vllm_flags import GROUPS, VLLM_FLAGS, VllmFlag, explain_flag
 __all__ = [
     "DEFAULT_CPU_KV_CACHE_BYTES",
     "GROUPS",
+    "MAX_CORES",
     "RESERVED_TEMPLATE_VARIABLES",
     "SECRETS",
     "VLLM_FLAGS",
@@ -33,6 +36,7 @@ __all__ = [
     "CacheConfig",
     "ConfigPart",
     "CoreConfig",
+    "CorePlacement",
     "DeviceConfig",
     "Dtype",
     "EngineConfig",

@@ -19,7 +19,9 @@ ExecutorBackend = Literal["mp", "uni"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
 LogFormat = Literal["text", "json"]
 PrefixHash = Literal["blake3", "sha256_cbor"]
+CorePlacement = Literal["prefix", "round-robin"]
 
+MAX_CORES = 64  # of one server
 DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20  # of each rank; pages take memory when they are first written
 
 
@@ -171,6 +173,22 @@ class ParallelConfig(ConfigPart, frozen=True):
     """How the model is spread over processes."""
 
     tensor_parallel_size: Annotated[int, Meta(description="ranks that share each weight matrix", ge=1)] = 1
+    data_parallel_size: Annotated[
+        int,
+        Meta(
+            description="cores that serve the model side by side, each with all of the weights, ranks, GPUs and a KV "
+            "cache of its own: sizes such as kv_cache_memory_bytes and max_num_seqs are of each core",
+            ge=1,
+            le=MAX_CORES,
+        ),
+    ] = 1
+    data_parallel_placement: Annotated[
+        CorePlacement,
+        Meta(
+            description="prefix: a request goes to the core that will answer first, by its cached prefixes and its "
+            "queue; round-robin: to each core in turn"
+        ),
+    ] = "prefix"
     enable_expert_parallel: Annotated[
         bool, Meta(description="give each rank some of the experts whole, not a part of each")
     ] = False

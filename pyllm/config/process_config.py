@@ -4,7 +4,7 @@ import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.api_keys import ApiKey
-from pyllm.config.engine_settings import EngineConfig, LogConfig
+from pyllm.config.engine_settings import CorePlacement, EngineConfig, LogConfig
 from pyllm.config.server_settings import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, ServerConfig
 from pyllm.wire.messages import Kept
 
@@ -51,8 +51,10 @@ class ForkServerConfig(_ProcessConfig, frozen=True):
 class SharedConfig(_ProcessConfig, frozen=True):
     """The configuration of the state that API processes share. 0: no bound."""
 
-    max_num_seqs: int = 1
+    core_addresses: tuple[str, ...] = ()  # at the start, in the order of their indices
+    max_num_seqs: int = 1  # of all these cores together
     max_num_queued_reqs: int = 0
+    scales_queue: bool = False  # whether that bound grows and shrinks with the number of cores
     max_num_queued_tokens: int = 0
     idempotency_retention: float = IDEMPOTENCY_RETENTION
     max_stored_responses: int = MAX_STORED_RESPONSES
@@ -67,12 +69,15 @@ class StateConfig(_ProcessConfig, frozen=True):
 
 
 class ApiConfig(_ProcessConfig, frozen=True):
-    """The configuration of one API process. Without a `state_address` it is alone, and has the shared state itself."""
+    """The configuration of one API process. Without a `state_address` it is alone, and has the shared state itself.
+
+    The shared state knows the cores.
+    """
 
     server: ServerConfig
-    core_address: str
     checkpoint: Checkpoint
     served_model_name: tuple[str, ...]
+    placement: CorePlacement = "prefix"  # of requests, on the cores
     index: int = 0
     seed: int | None = None
     log: LogConfig = LogConfig()

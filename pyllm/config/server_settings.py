@@ -63,6 +63,14 @@ class ServerConfig(ConfigPart, frozen=True):
         float, Meta(description="seconds that running streams get to finish after SIGTERM or SIGINT", ge=0)
     ] = 30.0
     ready_timeout: Annotated[float, Meta(description="most seconds until a process is ready", gt=0)] = 600.0
+    curve_keys: Annotated[
+        str,
+        Meta(description="folder with keys for the tcp:// addresses of cores that POST /admin/cores adds"),
+        TextForm(metavar="FOLDER"),
+    ] = ""
+    insecure_tcp: Annotated[
+        bool, Meta(description="let POST /admin/cores add cores at tcp:// without keys: others may read what is sent")
+    ] = False
     api_server_count: Annotated[int, Meta(description="API processes that share the port", ge=1, le=256)] = 1
     sse_keep_alive_interval: Annotated[
         float, Meta(description="seconds between comments in a quiet stream; 0: none", ge=0)

@@ -52,15 +52,20 @@ def _refused(name: str, text: str, *taken: str, aliases: tuple[str, ...] = ()) -
     return VllmFlag(name=name, meaning="refused", text=text, taken=taken, aliases=aliases)
 
 
-def _off(name: str, text: str) -> VllmFlag:
+def _off(name: str, text: str, *aliases: str) -> VllmFlag:
     """A boolean that is always off here."""
-    return VllmFlag(name=name, meaning="refused", text=text, is_boolean=True, taken=("false",))
+    return VllmFlag(name=name, meaning="refused", text=text, aliases=aliases, is_boolean=True, taken=("false",))
 
 
 _NO_ADAPTERS = "LoRA adapters are not served yet: merge the adapter into the model and serve that"
 _TEXT_ONLY = "only text is served"
 _ONE_MACHINE = "one machine runs the model: --tensor-parallel-size spreads it over processes and GPUs there"
 _NO_NODES = "there is one machine and one engine, so it has no effect"
+_OTHER_MACHINES = (
+    "--data-parallel-size is of this machine: start `pyllm core` on each of the others, and add it by POST /admin/cores"
+)
+_NO_COORDINATOR = "cores need no coordinator, so it has no effect"
+_BALANCES = "API processes place requests on cores themselves: for a router outside, start servers with one core each"
 
 GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
     "model": (
@@ -183,13 +188,26 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
             "1",
             aliases=("-pp",),
         ),
-        _refused(
+        _ours(
             "data-parallel-size",
-            "there is one engine under a server: start several servers behind a router; --api-server-count spreads "
-            "HTTP work over processes",
-            "1",
-            aliases=("-dp",),
+            "cores on this machine behind one address, each with all of the model; experts are not spread over them",
+            "-dp",
         ),
+        _refused("data-parallel-size-local", _OTHER_MACHINES, aliases=("-dpl",)),
+        _refused("data-parallel-start-rank", _OTHER_MACHINES, "0", aliases=("-dpr",)),
+        _refused("data-parallel-rank", _OTHER_MACHINES, aliases=("-dpn",)),
+        _always("data-parallel-address", _NO_COORDINATOR, aliases=("-dpa",)),
+        _always("data-parallel-rpc-port", _NO_COORDINATOR, aliases=("-dpp",)),
+        _always(
+            "data-parallel-backend",
+            "cores are processes of this machine",
+            "mp",
+            instead=_OTHER_MACHINES,
+            aliases=("-dpb",),
+        ),
+        _off("data-parallel-hybrid-lb", _BALANCES, "-dph"),
+        _off("data-parallel-external-lb", _BALANCES, "-dpe"),
+        _off("data-parallel-multi-port-external-lb", _BALANCES),
         _ours("enable-expert-parallel", "", "-ep"),
         _ours("distributed-executor-backend", "mp and uni; there is no ray"),
         _refused("nnodes", _ONE_MACHINE, "1", aliases=("-n",)),
@@ -337,10 +355,8 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("mamba-cache-mode", "replayssm-buffer-len", "use-replayssm", "gdn-prefill-backend", "kda-prefill-backend"),
     ),
     _ONE_MACHINE: (
-        *("distributed-timeout-seconds", "cpu-distributed-timeout-seconds", "data-parallel-rank"),
-        *("data-parallel-start-rank", "data-parallel-size-local", "data-parallel-address", "data-parallel-rpc-port"),
-        *("data-parallel-backend", "data-parallel-hybrid-lb", "data-parallel-external-lb"),
-        *("data-parallel-multi-port-external-lb", "decode-context-parallel-size", "dcp-comm-backend"),
+        *("distributed-timeout-seconds", "cpu-distributed-timeout-seconds"),
+        *("decode-context-parallel-size", "dcp-comm-backend"),
         *("dcp-q-replicate", "dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size"),
         *("prefill-context-parallel-size", "enable-dbo", "ubatch-size", "dbo-decode-token-threshold"),
         *("dbo-prefill-token-threshold", "dp-sync-interval", "disable-nccl-for-dp-synchronization"),

@@ -142,7 +142,9 @@ class _Foreign(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         given = str(option_string)
-        name = given.removeprefix("--").removeprefix("no-") if self.nargs == 0 else self.option_strings[-1][2:]
+        name = self.option_strings[-1].removeprefix("--")  # the long one, whichever was given
+        if self.nargs == 0:
+            name = name.removeprefix("no-")
         flag = VLLM_FLAGS[name]
         value = str(values)
         if self.nargs == 0:

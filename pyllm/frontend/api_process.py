@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +60,9 @@ def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> 
 async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink) -> int:
     parent.enter("importing the frontend")
     gc.disable()  # Imports leave almost no garbage: to look for it again and again takes a tenth of their time.
-    from pyllm.client.client import EngineClient
     from pyllm.frontend.http_server import HttpServer
     from pyllm.frontend.observability.tracing import Tracer
+    from pyllm.frontend.requests.server_cores import NOTHING_KNOWN, ServerCores, connect_cores
     from pyllm.frontend.requests.server_state import ServerState
     from pyllm.frontend.text.templates import ChatTemplate
     from pyllm.frontend.text.tokenizer import Tokenizer
@@ -72,11 +72,13 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     files = config.checkpoint.tokenizer
     tokenizer = Tokenizer(files)
     chat_template = ChatTemplate.of(files)
-    parent.enter("waiting for the core")
-    client = await EngineClient.connect(config.core_address, timeout=config.server.ready_timeout)
-    client.draw_seeds_from(config.seed, config.index)
     parent.enter("waiting for the shared state")
     shared = await _shared_state(config)
+    known = await shared.follow_cores(NOTHING_KNOWN, ())
+    parent.enter("waiting for the cores")
+    client = await connect_cores(known, config.placement, config.server)
+    client.draw_seeds_from(config.seed, config.index)
+    cores = ServerCores(client, shared, config.server, known)
     model_name, *model_aliases = config.served_model_name
     endpoint = config.server.otlp_traces_endpoint
     tracer = Tracer.to_collector(endpoint, model_name) if endpoint else None
@@ -90,6 +92,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
         sampling=config.checkpoint.sampling,
         keys=KeyRing(config.api_keys),
         shared=shared,
+        cores=cores,
         tracer=tracer,
         parent_silence=lambda: parent.parent_silence,
         sampler=ProcessSampler(lambda: [os.getppid()], nvml=load_nvml(), restarts=lambda: parent.restarts),
@@ -104,18 +107,17 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     sys.setswitchinterval(SWITCH_INTERVAL)
     pressure = MemoryPressure([state.prompts.resize_cache, shared.resize])
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    tending = asyncio.ensure_future(_tend(parent, client, shared, state.metrics, pressure))
+    works = (_tend(parent, client, shared, state.metrics, pressure), cores.follow())
+    beside = [asyncio.ensure_future(work) for work in works]
     death = asyncio.ensure_future(client.death())
     # One process speaks for all of them.
     speaks = config.index == 0 and not config.server.disable_log_stats
     telling = asyncio.ensure_future(_log_stats(client, shared, state.metrics)) if speaks else None
     try:
-        await _watch(serving, tending, death, server.stop)
+        await _watch(serving, beside, death, server.stop)
     finally:
-        tending.cancel()
-        if telling is not None:
-            telling.cancel()
-        death.cancel()
+        for task in (*beside, death, *((telling,) if telling else ())):
+            task.cancel()
         shared.close()
         client.close()
         if tracer is not None:
@@ -125,16 +127,17 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
 
 async def _watch(
     serving: asyncio.Future[None],
-    tending: asyncio.Future[None],
+    beside: Sequence[asyncio.Future[None]],
     death: asyncio.Future[PyllmError],
     stop: Callable[[], None],
 ) -> None:
     """Until the server has ended; raises why it had to: no core will come, or what has to go on beside it did not."""
-    any_of_them: set[asyncio.Future[Any]] = {serving, tending, death}
+    any_of_them: set[asyncio.Future[Any]] = {serving, *beside, death}
     await asyncio.wait(any_of_them, return_when=asyncio.FIRST_COMPLETED)
-    if tending.done():
-        tending.result()  # The parent hears of the error now, and not of silence a little later.
-    elif not serving.done():
+    for ended in beside:
+        if ended.done():
+            ended.result()  # The parent hears of the error now, and not of silence a little later.
+    if not serving.done():
         stop()  # The streams have ended with this error, and the parent must hear of it.
         await serving
         raise death.result()

@@ -11,7 +11,6 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.types import ASGIApp
 
 from pyllm import __version__
-from pyllm.errors import PyllmError
 from pyllm.frontend.admin.routes import admin_routes
 from pyllm.frontend.answers.idempotency import Idempotency
 from pyllm.frontend.anthropic.routes import count_tokens_route, messages_route
@@ -24,6 +23,7 @@ from pyllm.frontend.http.body_shape import find_ignored
 from pyllm.frontend.http.failure import MediaTypeError, decoding_error, describe
 from pyllm.frontend.http.openapi import openapi_document
 from pyllm.frontend.observability import metrics
+from pyllm.frontend.observability.core_metrics import figures_of_cores
 from pyllm.frontend.openai.chat_completions import chat_route
 from pyllm.frontend.openai.completions import completions_route
 from pyllm.frontend.openai.embeddings import embeddings_route
@@ -86,15 +86,12 @@ def create_app(state: ServerState) -> ASGIApp:
         responses={200: ResponseSpec(str, media_type=MediaType.TEXT)},
     )
     async def show_metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
-        try:
-            stats = await state.client.stats()
-        except (PyllmError, TimeoutError):
-            stats = {}
+        cores = await figures_of_cores(state.client)
         totals = await state.shared.totals(state.metrics.counted())
         samples = await asyncio.to_thread(state.sampler.sample)
         # Sums are everybody's; names that requests have chosen are for admins, where keys tell users apart.
         shows_fields = not state.keys or context_in(request.scope).role == "admin"
-        text = state.metrics.expose(stats, totals, state.condition(), samples.processes, shows_fields=shows_fields)
+        text = state.metrics.expose(cores, totals, state.condition(), samples.processes, shows_fields=shows_fields)
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     @cache

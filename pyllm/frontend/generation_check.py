@@ -72,10 +72,11 @@ class GenerationCheck:
     async def _tokens_of_others(self) -> str:
         """The check's own request may wait behind others, for which the engine works."""
         before = await self._num_computed_tokens()
-        while await self._num_computed_tokens() == before:  # noqa: ASYNC110 - the core reports to those who ask
+        while (now := await self._num_computed_tokens()) <= before:
+            before = now  # It is lower once a core is lost.
             await asyncio.sleep(self._pause)
         return ""
 
     async def _num_computed_tokens(self) -> int:
-        """The core's own count, which has the requests of all API processes."""
+        """The cores' own count, which has the requests of all API processes."""
         return (await self._client.stats())["num_computed_tokens"]

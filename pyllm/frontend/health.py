@@ -10,10 +10,12 @@ from pyllm.frontend.requests.server_state import ServerState
 
 
 class Health(Struct):
-    """`reason` says why a server is not ready, or stalled."""
+    """`reason` says why a server is not ready, or stalled. Of its `num_cores` so many are ready; one is enough."""
 
     status: str
     reason: str | None = None
+    num_ready_cores: int | None = None
+    num_cores: int | None = None
 
 
 def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
@@ -46,7 +48,9 @@ def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
     )
     def ready() -> Response[Health]:
         condition = state.condition()
-        answer = Health("ready") if condition.ready else Health("not ready", condition.reason)
+        cores = [core for core in state.client.cores if not core.is_leaving]
+        status, reason = ("ready", None) if condition.ready else ("not ready", condition.reason)
+        answer = Health(status, reason, sum(core.condition.ready for core in cores), len(cores))
         return Response(answer, status_code=200 if condition.ready else 503)
 
     @get(

@@ -21,7 +21,7 @@ SHOWN_PARAMETERS = (
 
 
 class ServerInfo(Struct, kw_only=True):
-    """`GET /server_info`. Sizes are in tokens; `max_total_tokens` is the KV cache's capacity."""
+    """`GET /server_info`. Sizes are in tokens, of each of `dp_size` cores; `max_total_tokens` is its KV cache's."""
 
     model_path: str
     served_model_name: str
@@ -110,6 +110,7 @@ def _server_info(state: ServerState) -> ServerInfo:
         max_prefill_tokens=model.max_num_batched_tokens,
         max_running_requests=model.max_num_seqs,
         tp_size=model.tensor_parallel_size,
+        dp_size=len(state.client.cores),
     )
 
 

@@ -38,7 +38,7 @@ def weights_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
 
 
 def memory_needed(engine: EngineConfig, checkpoint: Checkpoint) -> int:
-    """What the weights and the processes take on a CPU, before there is a KV cache."""
+    """What the weights and the processes of a core take on a CPU, before there is a KV cache."""
     ranks = engine.parallel.tensor_parallel_size
     return weights_bytes(engine, checkpoint) + _PROCESS_BYTES * (ranks + 1)
 
@@ -83,26 +83,31 @@ def table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
 
 
 def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[], list[Memory]] = host_memory) -> None:
-    """Refuse a model on a CPU that would not fit, and warn of a KV cache that could not be filled.
+    """Refuse a model on a CPU that would not fit, with all its cores, and warn of a KV cache that could not be filled.
 
-    Weights that are mapped from disk need not fit: it is said that they are slower then. A KV cache beyond all of the
-    memory is refused too: the kernel would not map it.
+    Weights that are mapped from disk need not fit: it is said that they are slower then. All cores map the same. A KV
+    cache beyond all of the memory is refused too: the kernel would not map it.
 
     Raises:
         ConfigError: with the bytes that are needed and those that are there.
     """
     if engine.device.device != "cpu":
         return
-    ranks = engine.parallel.tensor_parallel_size
-    weights, total = weights_bytes(engine, checkpoint), memory_needed(engine, checkpoint)
+    cores = engine.parallel.data_parallel_size
+    ranks = cores * engine.parallel.tensor_parallel_size
+    weights, of_core = weights_bytes(engine, checkpoint), memory_needed(engine, checkpoint)
+    is_mapped = _are_mapped(engine, checkpoint, weights)
+    processes = cores * (of_core - weights)
+    weights *= 1 if is_mapped else cores
+    total = weights + processes
     cache = (engine.cache.kv_cache_memory_bytes or DEFAULT_CPU_KV_CACHE_BYTES) * ranks
     context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
-    tables_per_token = table_bytes_per_token(engine, checkpoint)
+    tables_per_token = cores * table_bytes_per_token(engine, checkpoint)
     tables = context * tables_per_token
-    is_mapped = _are_mapped(engine, checkpoint, weights)
     for memory in read():
         beside = memory.available - total  # the weights and the processes
-        needed = f"{_gigabytes(weights)} for weights and about {_gigabytes(total - weights)} for processes"
+        of_cores = f" of {cores} cores" if cores > 1 else ""
+        needed = f"{_gigabytes(weights)} for weights and about {_gigabytes(processes)} for processes{of_cores}"
         if is_mapped and beside < tables <= beside + weights:
             logger.warning(
                 "%s has %s available, and the model takes %s: its weights are read from disk again as they are needed, "
@@ -122,7 +127,8 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
         if room < 0:
             raise ConfigError(
                 f"the model needs {needed}, and {memory.owner} has {_gigabytes(memory.available)} available: free "
-                "some, or use a smaller model, or a GGUF of it with fewer bits"
+                f"some, {'lower --data-parallel-size, ' if cores > 1 else ''}or use a smaller model, or a GGUF of it "
+                "with fewer bits"
             )
         if engine.cache.kv_cache_memory_bytes is not None and cache > memory.total:
             each = f" on each of {ranks} ranks" if ranks > 1 else ""

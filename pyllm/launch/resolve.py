@@ -36,6 +36,7 @@ from pyllm.core.policy_plugins import find_policy
 from pyllm.errors import ConfigError
 from pyllm.families.rope import at_context
 from pyllm.families.spec import check_tensor_parallel
+from pyllm.launch.core_settings import settings_of_core
 from pyllm.launch.cpu_features import instructions
 from pyllm.launch.cuda_driver import VisibleCard, visible_cards
 from pyllm.launch.memory_check import check_memory, memory_needed
@@ -43,6 +44,7 @@ from pyllm.launch.model_overrides import with_overrides
 from pyllm.launch.probe_process import probe_model
 from pyllm.recording import check_recording_path
 from pyllm.supervision.flight_recorder import resolve_folder
+from pyllm.wire.curve import client_keys
 from pyllm.workers.attention_backends import find_attention_backend
 from pyllm.workers.model_limits import check_supported
 
@@ -102,11 +104,13 @@ def resolve_settings(
     if device == "auto":
         device = "cuda" if cards else "cpu"
     ranks = config.parallel.tensor_parallel_size
-    if device == "cuda" and len(cards) < ranks:
-        raise ConfigError(
-            f"device cuda: {ranks} rank(s) need as many cards, {len(cards)} are visible; use --device cpu"
-        )
-    cards = cards[:ranks] if device == "cuda" else ()
+    cores = config.parallel.data_parallel_size
+    if device == "cuda" and len(cards) < cores * ranks:
+        need = f"{ranks} rank(s) need as many cards"
+        if cores > 1:
+            need = f"{cores} cores (data_parallel_size) of {ranks} rank(s) need {cores * ranks} cards"
+        raise ConfigError(f"device cuda: {need}, {len(cards)} are visible; use --device cpu")
+    cards = cards[: cores * ranks] if device == "cuda" else ()
     check_tensor_parallel(spec, ranks, by_expert=config.parallel.enable_expert_parallel)
     if ranks > 1 and config.parallel.distributed_executor_backend == "uni":
         raise ConfigError(f"the uni executor runs one rank, not {ranks}: use distributed_executor_backend mp")
@@ -118,8 +122,6 @@ def resolve_settings(
     if config.device.batch_invariant:
         _check_batch_invariant(config, spec.dtype, device)
     recording = config.scheduler.scheduler_recording and str(Path(config.scheduler.scheduler_recording).absolute())
-    if recording:
-        check_recording_path(Path(recording))
     log_file = config.log.log_config_file and str(Path(config.log.log_config_file).absolute())
     crashes = resolve_folder(config.recovery.flight_recorder_dir)
     max_model_len = config.model.max_model_len or longest
@@ -151,6 +153,9 @@ def resolve_settings(
         log=msgspec.structs.replace(config.log, log_config_file=log_file),
         recovery=msgspec.structs.replace(config.recovery, flight_recorder_dir=crashes),
     )
+    for index in range(cores):
+        if path := settings_of_core(resolved, index).scheduler.scheduler_recording:
+            check_recording_path(Path(path))
     return resolved, checkpoint
 
 
@@ -310,12 +315,14 @@ def resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ..
     Raises:
         ConfigError: a file cannot be used, or a package is missing.
     """
-    files = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds")
+    files = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds", "curve_keys")
     paths = {name: str(Path(value).absolute()) for name in files if (value := getattr(server, name))}
     keys = read_api_keys(server.api_key_file) + flag_keys(server.api_key)
     # From here on, and in what is recorded of a crash, keys are their hashes.
     server = msgspec.structs.replace(server, **paths, api_key=(), root_path=_root_path(server.root_path))
     tls_context(server)
+    if server.curve_keys:
+        client_keys(Path(server.curve_keys))
     if server.allow_credentials and (not server.allowed_origins or "*" in server.allowed_origins):
         raise ConfigError("allow_credentials needs --allowed-origins by name: with * any page could use them")
     if reserved := sorted(RESERVED_TEMPLATE_VARIABLES & set(server.default_chat_template_kwargs)):
@@ -344,14 +351,14 @@ def _root_path(text: str) -> str:
     return f"/{path}" if path else ""
 
 
-def shared_config(server: ServerConfig, max_num_seqs: int) -> SharedConfig:
-    """The configuration of the state that API processes share, for a core that runs so many sequences at once."""
-    most = server.max_num_queued_reqs
-    if most is None:
-        most = max(LEAST_QUEUE, QUEUE_PER_SEQUENCE * max_num_seqs)
+def shared_config(server: ServerConfig, max_num_seqs: int, core_addresses: Sequence[str] = ("",)) -> SharedConfig:
+    """The configuration of the state that API processes share, for cores that each run so many sequences at once."""
+    total, most = len(core_addresses) * max_num_seqs, server.max_num_queued_reqs
     return SharedConfig(
-        max_num_seqs=max_num_seqs,
-        max_num_queued_reqs=most,
+        core_addresses=tuple(core_addresses),
+        max_num_seqs=total,
+        max_num_queued_reqs=max(LEAST_QUEUE, QUEUE_PER_SEQUENCE * total) if most is None else most,
+        scales_queue=most is None,
         max_num_queued_tokens=server.max_num_queued_tokens,
         idempotency_retention=server.idempotency_retention,
         max_stored_responses=server.max_stored_responses,

@@ -6,14 +6,12 @@ Imports neither torch nor the web framework; `launch/entrypoints.py` has what th
 import asyncio
 import contextlib
 import logging
-import re
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 import msgspec
 from setproctitle import setproctitle
 
-from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.api_keys import ApiKey
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, StateConfig
@@ -27,7 +25,7 @@ from pyllm.supervision.parent_link import keep_exit_codes
 from pyllm.supervision.server_processes import supervise
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
 from pyllm.wire.messages import Restarts
-from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener
+from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener, is_core_address
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +40,14 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     server, api_keys = resolve_server(server)
     engine, checkpoint = resolve_config(engine)
     with _listener(server) as listener, SocketFolder() as folder:
-        core = _core(engine, checkpoint, server, folder)
-        api = _api(core, server, api_keys)
-        groups = _groups(core, api, listener)
+        cores = topology.core_configs(engine, checkpoint, folder, server.ready_timeout, server.shutdown_timeout)
+        api = _api(cores, server, api_keys)
+        processes = topology.supervised_engine(cores, set_log_level)
         announcement = _announcement(listener, api)
         # Once the API processes have closed the port, clients are to be refused: while it is open here, they would
         # connect all the same, and wait until this process has ended.
-        _supervise(groups, lambda _: announcement, server.shutdown_timeout, listener.close)
+        groups = _groups(cores[0], processes, api, listener)
+        _supervise(groups, lambda _: announcement, server.shutdown_timeout, listener.close, replicas=processes.cores)
     return 0
 
 
@@ -65,7 +64,8 @@ def serve_for(engine: EngineConfig, server: ServerConfig, work: Callable[[str, E
     engine, checkpoint = resolve_config(engine)
     outcome: list[Exception | None] = []
     with SocketFolder() as folder, bind_unix_listener(f"{folder}/http") as listener:
-        core = _core(engine, checkpoint, server, folder)
+        cores = topology.core_configs(engine, checkpoint, folder, server.ready_timeout, server.shutdown_timeout)
+        processes = topology.supervised_engine(cores, set_log_level)
 
         async def run() -> None:
             try:
@@ -74,8 +74,8 @@ def serve_for(engine: EngineConfig, server: ServerConfig, work: Callable[[str, E
             except Exception as error:  # noqa: BLE001  raised again below: the server has done nothing wrong
                 outcome.append(error)
 
-        groups = _groups(core, _api(core, server, ()), listener)
-        _supervise(groups, lambda _: "", server.shutdown_timeout, listener.close, run)
+        groups = _groups(cores[0], processes, _api(cores, server, ()), listener)
+        _supervise(groups, lambda _: "", server.shutdown_timeout, listener.close, run, replicas=processes.cores)
     if outcome and outcome[0] is not None:
         raise outcome[0]
     return bool(outcome)
@@ -85,12 +85,17 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
     """Run a headless core for `EngineClient` until SIGTERM or SIGINT, then drain; gives the exit code.
 
     Raises:
-        ConfigError: an address that is neither ipc:// nor tcp://, or tcp:// without keys or the word that none are
-            wanted.
+        ConfigError: several cores, an address that is neither ipc:// nor tcp://, or tcp:// without keys or the word
+            that none are wanted.
         PyllmError: it cannot start, or was lost for good.
     """
     _become_supervisor()
-    if not _is_address(headless.bind):
+    if engine.parallel.data_parallel_size > 1:
+        raise ConfigError(
+            f"pyllm core is one core, not data_parallel_size {engine.parallel.data_parallel_size}: start several, each "
+            "at an address of its own, and give all of these to EngineClient.connect"
+        )
+    if not is_core_address(headless.bind):
         raise ConfigError(f"cannot bind to {headless.bind!r}: give --bind ipc://PATH or tcp://HOST:PORT")
     if headless.bind.startswith("tcp://") and not headless.curve_keys:
         if not headless.insecure_tcp:
@@ -111,49 +116,32 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             fork_server=topology.fork_server_address(engine, folder),
         )
         _supervise(
-            topology.supervised_engine(core, set_log_level),
+            [*topology.supervised_engine([core], set_log_level)],
             lambda addresses: f"pyllm core is ready on {addresses[0]}",
             headless.shutdown_timeout,
         )
     return 0
 
 
-def _is_address(text: str) -> bool:
-    """Whether a core can listen there; libzmq takes a port above 65535 for another one."""
-    if (match := re.fullmatch(r"tcp://\S+:(\d{1,5}|\*)", text)) is not None:
-        return match[1] == "*" or int(match[1]) <= 0xFFFF
-    return text.startswith("ipc://") and text != "ipc://"
-
-
-def _core(engine: EngineConfig, checkpoint: Checkpoint, server: ServerConfig, folder: str) -> CoreConfig:
-    return CoreConfig(
-        engine=engine,
-        checkpoint=checkpoint,
-        bind=f"ipc://{folder}/core-0",
-        socket_folder=folder,
-        ready_timeout=server.ready_timeout,
-        shutdown_timeout=server.shutdown_timeout,
-        fork_server=topology.fork_server_address(engine, folder),
-    )
-
-
-def _api(core: CoreConfig, server: ServerConfig, api_keys: tuple[ApiKey, ...]) -> ApiConfig:
-    engine = core.engine
+def _api(cores: list[CoreConfig], server: ServerConfig, api_keys: tuple[ApiKey, ...]) -> ApiConfig:
+    core, engine = cores[0], cores[0].engine
     return ApiConfig(
         server=server,
-        core_address=core.bind,
+        placement=engine.parallel.data_parallel_placement,
         checkpoint=core.checkpoint,
         served_model_name=engine.model.served_model_name,
         seed=engine.model.seed,
         log=engine.log,
-        shared=shared_config(server, engine.scheduler.max_num_seqs),
+        shared=shared_config(server, engine.scheduler.max_num_seqs, [each.bind for each in cores]),
         api_keys=api_keys,
         flight_recorder_dir=engine.recovery.flight_recorder_dir,
         state_address=f"ipc://{core.socket_folder}/state" if server.api_server_count > 1 else "",
     )
 
 
-def _groups(core: CoreConfig, api: ApiConfig, listener: socket.socket) -> list[list[SupervisedProcess]]:
+def _groups(
+    core: CoreConfig, engine: topology.SupervisedEngine, api: ApiConfig, listener: socket.socket
+) -> list[list[SupervisedProcess]]:
     """In the order in which they end: API processes let their streams finish, then the rest has nothing left to do."""
     recovery, count = core.engine.recovery, api.server.api_server_count
     limits = ProcessLimits(ready_timeout=core.ready_timeout, max_restarts=recovery.max_restarts)
@@ -170,7 +158,7 @@ def _groups(core: CoreConfig, api: ApiConfig, listener: socket.socket) -> list[l
             for index in range(count)
         ],
         [topology.supervised_state(state, limits, recovery)] if count > 1 else [],
-        *topology.supervised_engine(core, set_log_level),
+        *engine,
     ]
     return groups
 
@@ -186,9 +174,11 @@ def _supervise(
     shutdown_timeout: float,
     on_ending: Callable[[], None] = lambda: None,
     work: Callable[[], Awaitable[None]] | None = None,
+    *,
+    replicas: Collection[SupervisedProcess] = (),
 ) -> None:
     try:
-        asyncio.run(supervise(groups, announcement, shutdown_timeout, on_ending, work))
+        asyncio.run(supervise(groups, announcement, shutdown_timeout, on_ending, work, replicas=replicas))
     finally:
         line_writer.stderr().finish()  # The reason of an end is the last line.
 

@@ -8,13 +8,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import EngineConfig, RecoveryConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig, StateConfig
 from pyllm.errors import ConfigError
+from pyllm.launch.core_settings import settings_of_core
 from pyllm.recording import check_recording_path
 from pyllm.supervision import child_process, step_trace
 from pyllm.supervision.child_process import ChildProcess
@@ -52,7 +54,7 @@ def supervised_core(config: CoreConfig, on_log_level: Callable[[str], None] = la
 
 
 def supervised_fork_server(core: CoreConfig, entry: str = WORKER_ENTRY) -> SupervisedProcess:
-    """Supervises the fork server of this core's workers; it outlives the core."""
+    """Supervises the fork server of this core's workers, and of those of cores beside it; it outlives the cores."""
     recovery = core.engine.recovery
     limits = ProcessLimits(ready_timeout=core.ready_timeout, max_restarts=recovery.max_restarts)
     config = ForkServerConfig(bind=core.fork_server, entry=entry, log=core.engine.log)
@@ -64,14 +66,41 @@ def supervised_fork_server(core: CoreConfig, entry: str = WORKER_ENTRY) -> Super
     )
 
 
+class SupervisedEngine(NamedTuple):
+    """The cores of one engine, of which one is enough, and their fork server where they have one."""
+
+    cores: list[SupervisedProcess]
+    fork_servers: list[SupervisedProcess]
+
+
 def supervised_engine(
-    config: CoreConfig, on_log_level: Callable[[str], None] = lambda level: None
-) -> list[list[SupervisedProcess]]:
-    """A core and what it needs, in the order in which they are asked to end; `on_log_level` as in `supervised_core`."""
-    entry = WORKER_ENTRY if config.checkpoint.spec.transformers is None else TRANSFORMERS_ENTRY
+    configs: Sequence[CoreConfig], on_log_level: Callable[[str], None] = lambda level: None
+) -> SupervisedEngine:
+    """The processes of `core_configs`; `on_log_level` as in `supervised_core`."""
+    first = configs[0]
+    entry = WORKER_ENTRY if first.checkpoint.spec.transformers is None else TRANSFORMERS_ENTRY
+    return SupervisedEngine(
+        [supervised_core(config, on_log_level) for config in configs],
+        [supervised_fork_server(first, entry)] if first.fork_server else [],
+    )
+
+
+def core_configs(
+    engine: EngineConfig, checkpoint: Checkpoint, folder: str, ready_timeout: float, shutdown_timeout: float
+) -> list[CoreConfig]:
+    """The configuration of each core of an engine, on sockets in a private folder; they have one fork server."""
     return [
-        [supervised_core(config, on_log_level)],
-        [supervised_fork_server(config, entry)] if config.fork_server else [],
+        CoreConfig(
+            engine=settings_of_core(engine, index),
+            checkpoint=checkpoint,
+            bind=f"ipc://{folder}/core-{index}",
+            socket_folder=folder,
+            ready_timeout=ready_timeout,
+            shutdown_timeout=shutdown_timeout,
+            fork_server=fork_server_address(engine, folder),
+            index=index,
+        )
+        for index in range(engine.parallel.data_parallel_size)
     ]
 
 

@@ -57,7 +57,7 @@ class ModelNeeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def needs_of_model(engine: EngineConfig, checkpoint: Checkpoint, memories: Sequence[int]) -> ModelNeeds:
-    """The needs of a model with resolved settings; `memories` are what each card has, or what the host has free.
+    """The needs of a core with resolved settings; `memories` are what each card has, or what a core may have here.
 
     With no memory known nothing fits.
     """

@@ -18,7 +18,7 @@ from .process_handle import PidfdHandle, RemoteHandle
 from .process_samples import ProcessSample, ProcessSampler, Samples, load_nvml
 from .restart_budget import WINDOW, RestartBudget
 from .restart_counts import all_restarted, with_pids
-from .server_processes import STOP_GRACE, supervise
+from .server_processes import STOP_GRACE, last_of, supervise
 from .start_progress import show_progress
 from .step_trace import StepTrace
 from .supervised_process import ProcessLimits, SupervisedProcess, start_state
@@ -57,6 +57,7 @@ __all__ = [
     "host_memory",
     "is_out_of_memory",
     "keep_exit_codes",
+    "last_of",
     "list_records",
     "load_nvml",
     "resolve_folder",

@@ -24,6 +24,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 from setproctitle import setproctitle
 
+from pyllm.config.engine_settings import MAX_CORES
 from pyllm.config.process_config import ForkServerConfig
 from pyllm.errors import ConfigError
 from pyllm.supervision.memory import forget_files, return_freed_memory
@@ -42,7 +43,6 @@ from pyllm.wire.messages import (
 )
 
 TITLE = "pyllm::forks"
-MAX_CORES = 64  # that are connected at once
 MOST_PATIENCE = 10.0  # seconds that a fork waits for the workers of a core that has ended: the kernel may not get to it
 _HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
@@ -100,9 +100,9 @@ class ForkServer:
         try:
             data, files, *_ = socket.recv_fds(core, MAX_FORK_SERVER_MESSAGE, 2, socket.MSG_CMSG_CLOEXEC)
             match msgspec.msgpack.decode(data, type=ForkServerRequest):
-                case Fork():
+                case Fork(core_index):
                     connection, stderr = files
-                    self._wanted.append(_Wanted(core, connection, stderr, time.monotonic()))
+                    self._wanted.append(_Wanted(core, core_index, connection, stderr, time.monotonic()))
                 case Signal(pid, number, to_group):
                     _close(files)
                     self._signal(core, pid, number, to_group)
@@ -121,19 +121,27 @@ class ForkServer:
                 (os.killpg if to_group else os.kill)(pid, number)
 
     def _fork_wanted(self) -> None:
-        """Fork what cores want, once those of cores that have ended are gone: they may hold a device's memory."""
+        """Fork what cores want, each once its predecessor's workers are gone: they may hold a device's memory."""
+        early: deque[_Wanted] = deque()
         while self._wanted:
-            core, *files, since = self._wanted[0]
-            is_lost = core.fileno() < 0
-            is_early = any(worker.core.fileno() < 0 for worker in self._workers.values())
-            if is_early and not is_lost and time.monotonic() < since + MOST_PATIENCE:
-                return
-            self._wanted.popleft()
+            wanted = self._wanted.popleft()
+            is_lost = wanted.core.fileno() < 0
+            if not is_lost and self._is_early(wanted):
+                early.append(wanted)
+                continue
             if not is_lost:
-                self._fork(core, *files)
-            _close(files)
+                self._fork(wanted)
+            _close((wanted.connection, wanted.stderr))
+        self._wanted = early
 
-    def _fork(self, core: socket.socket, connection: int, stderr: int) -> None:
+    def _is_early(self, wanted: "_Wanted") -> bool:
+        is_waited_for = any(
+            worker.core_index == wanted.core_index and worker.core.fileno() < 0 for worker in self._workers.values()
+        )
+        return is_waited_for and time.monotonic() < wanted.since + MOST_PATIENCE
+
+    def _fork(self, wanted: "_Wanted") -> None:
+        core, core_index, connection, stderr, _ = wanted
         if len(self._workers) >= self._max_workers:
             self._send(core, NotForked(f"{self._max_workers} workers live already, the most that may: use fewer ranks"))
             return
@@ -149,7 +157,7 @@ class ForkServer:
         end = None
         if (watched := open_pidfd(pid)) is None:
             watched, end = os.pipe()
-        self._workers[pid] = _Worker(core, end)
+        self._workers[pid] = _Worker(core, core_index, end)
         self._send(core, Forked(pid, has_pidfd=end is None), [watched])
         os.close(watched)
 
@@ -184,7 +192,7 @@ class ForkServer:
         os.read(descriptor, 4096)
         ended = [pid for pid in self._workers if os.waitid(os.P_PID, pid, _HAS_ENDED) is not None]
         for pid in ended:
-            core, end = self._workers.pop(pid)
+            core, _, end = self._workers.pop(pid)
             # Before its id may be another's: what it has left behind in its process group goes with it.
             _kill_group(pid)
             _, status = os.waitpid(pid, 0)
@@ -218,6 +226,7 @@ class _Worker(NamedTuple):
     """Whose it is; without a pidfd also the end of a pipe that is open until the worker has been reaped."""
 
     core: socket.socket
+    core_index: int
     end: int | None
 
 
@@ -225,6 +234,7 @@ class _Wanted(NamedTuple):
     """A worker that a core has asked for, and when."""
 
     core: socket.socket
+    core_index: int
     connection: int
     stderr: int
     since: float

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from pyllm.supervision.start_progress import show_progress
 from pyllm.supervision.supervised_process import SupervisedProcess, start_state
@@ -20,6 +20,8 @@ LOST_GRACE = 3.0
 
 logger = logging.getLogger(__name__)
 
+OnLost = Callable[[BaseException], None]
+
 # What ends a server: a signal, or the reason why it cannot go on. None: it has done its work; later, it has ended.
 Event = signal.Signals | BaseException | None
 
@@ -30,8 +32,12 @@ async def supervise(
     shutdown_timeout: float,
     on_ending: Callable[[], None] = lambda: None,
     work: Callable[[], Awaitable[None]] | None = None,
+    *,
+    replicas: Collection[SupervisedProcess] = (),
 ) -> None:
     """Start all and keep them until a signal, then end them group by group; after a second signal, at once.
+
+    Of `replicas`, which do the same, one is enough: all end when the last of them is lost.
 
     `announcement` makes the line to print once all are ready, of the addresses that they serve, in their order; none
     where it is empty. With `work` they end when that is done, too; it is cancelled if they end before.
@@ -44,7 +50,9 @@ async def supervise(
     events: asyncio.Queue[Event] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
-    starting = asyncio.create_task(_start(processes, announcement, events, work))
+    lose_replica = last_of(len(replicas), events.put_nowait)
+    on_lost = [lose_replica if process in replicas else events.put_nowait for process in processes]
+    starting = asyncio.create_task(_start(processes, on_lost, announcement, events, work))
     first = await events.get()
     starting.cancel()
     for process in processes:
@@ -68,8 +76,24 @@ async def supervise(
         raise failure
 
 
+def last_of(count: int, on_lost: OnLost) -> OnLost:
+    """What each of so many processes calls that do the same, so that `on_lost` hears of the last loss alone."""
+    left = count
+
+    def lose(reason: BaseException) -> None:
+        nonlocal left
+        left -= 1
+        if left > 0:
+            logger.error("%s: the %d of %d that are left go on", reason, left, count)
+        else:
+            on_lost(reason)
+
+    return lose
+
+
 async def _start(
     processes: list[SupervisedProcess],
+    on_lost: list[OnLost],
     announcement: Callable[[list[str]], str],
     events: asyncio.Queue[Event],
     work: Callable[[], Awaitable[None]] | None,
@@ -79,7 +103,8 @@ async def _start(
             process.spawn()
         showing = asyncio.create_task(show_progress(lambda: start_state(processes)))
         try:
-            addresses = await asyncio.gather(*(process.start(events.put_nowait) for process in processes))
+            starts = (process.start(lose) for process, lose in zip(processes, on_lost, strict=True))
+            addresses = await asyncio.gather(*starts)
         finally:
             showing.cancel()
             await asyncio.wait({showing})

@@ -60,7 +60,7 @@ from .profiles import (
     RankProfile,
     RankTimes,
 )
-from .sockets import SocketFolder, bind_listener, bind_unix_listener
+from .sockets import SocketFolder, bind_listener, bind_unix_listener, is_core_address
 
 __all__ = [
     "CLEARING_TOKENS",
@@ -131,5 +131,6 @@ __all__ = [
     "bind_listener",
     "bind_unix_listener",
     "client_keys",
+    "is_core_address",
     "plan_offsets",
 ]

@@ -6,6 +6,7 @@ Does not know who uses them.
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import socket
 import stat
@@ -46,6 +47,13 @@ class SocketFolder:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
+
+
+def is_core_address(text: str) -> bool:
+    """Whether a core can be at this ZeroMQ address; libzmq takes a port above 65535 for another one."""
+    if (match := re.fullmatch(r"tcp://\S+:(\d{1,5}|\*)", text)) is not None:
+        return match[1] == "*" or int(match[1]) <= 0xFFFF
+    return text.startswith("ipc://") and text != "ipc://"
 
 
 def _lock(folder: Path) -> int:

@@ -17,9 +17,10 @@ DTYPES = {
 
 
 def worker_device(config: WorkerConfig) -> torch.device:
-    """The device of a rank: GPU number `rank`, or the CPU."""
+    """The device of a rank: one GPU for each rank of the first core, then of the next; or the CPU."""
     kind = config.engine.device.device
-    return torch.device("cuda", config.rank) if kind == "cuda" else torch.device(kind)
+    number = config.core_index * config.engine.parallel.tensor_parallel_size + config.rank
+    return torch.device("cuda", number) if kind == "cuda" else torch.device(kind)
 
 
 def sum_in_float32() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.process_config import ApiConfig
+from pyllm.config.process_config import ApiConfig, SharedConfig
 from pyllm.config.server_settings import ServerConfig
 from pyllm.families import llama
 from pyllm.families.config import Config
@@ -38,7 +38,7 @@ def api_config(folder: Path, core_address: str, **changes: Any) -> ApiConfig:
     )
     return ApiConfig(
         server=ServerConfig(shutdown_timeout=60.0, ready_timeout=60.0),
-        core_address=core_address,
+        shared=SharedConfig(core_addresses=(core_address,)),
         checkpoint=checkpoint,
         served_model_name=("tiny",),
         **changes,

@@ -37,6 +37,7 @@ async def test_health_is_the_engines(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         healthy = await frontend.http.get("/health")
         assert (healthy.status_code, healthy.content) == (200, b"")
+        frontend.core.answers_hello = False
         frontend.core.on_disconnect()
         assert (await frontend.http.get("/health")).status_code == 503
 
@@ -58,6 +59,7 @@ async def test_metrics_are_the_cores_and_our_own(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "Hello world"), tokenizer) as frontend:
         await frontend.http.post("/v1/completions", json={"prompt": "Hello", "n": 2})
         response = await frontend.http.get("/metrics")
+        frontend.core.answers_hello = False
         frontend.core.on_disconnect()
         without_core = await frontend.http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")

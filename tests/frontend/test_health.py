@@ -26,6 +26,7 @@ async def test_ready_says_why_it_is_not_and_live_stays(tokenizer: Tokenizer) -> 
         local.trouble = ""
         silence = 2.6
         assert await ready(frontend) == (503, "the server's supervisor has given no sign of life for 2.6 s")
+        frontend.core.answers_hello = False
         frontend.core.on_disconnect()
         status, reason = await ready(frontend)
         assert status == 503

@@ -15,7 +15,13 @@ from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ConfigError
 from pyllm.families.tensors import FileTensor
-from pyllm.launch.memory_check import check_memory, kv_bytes_per_token, memory_needed, weights_bytes
+from pyllm.launch.memory_check import (
+    check_memory,
+    kv_bytes_per_token,
+    memory_needed,
+    table_bytes_per_token,
+    weights_bytes,
+)
 from pyllm.launch.resolve import resolve_config
 from pyllm.supervision.memory import Memory
 from pyllm.workers.layers.rank_group import RankGroup
@@ -112,6 +118,20 @@ def test_a_cache_beyond_all_of_the_memory_is_refused_with_one_that_fits() -> Non
     fits = int(str(told.value).split()[-3])
     assert 0 < fits < 4000 * MEGABYTE
     check_memory(asking(fits), checkpoint, lambda: machine(4000 * MEGABYTE))
+
+
+def test_each_core_needs_memory_of_its_own_but_for_weights_that_all_map() -> None:
+    cores = 3
+    for options, shared in (({"dtype": "float32"}, 0), ({"quantization": "gguf", "dtype": "auto"}, 1)):
+        engine, checkpoint = resolved(kv_cache_memory_bytes="1MiB", **options)
+        several, _ = resolved(kv_cache_memory_bytes="1MiB", data_parallel_size=cores, **options)
+        weights = weights_bytes(engine, checkpoint)
+        tables = checkpoint.spec.max_position_embeddings * table_bytes_per_token(engine, checkpoint)
+        needed = cores * (memory_needed(engine, checkpoint) + tables) - shared * (cores - 1) * weights
+        least = needed - shared * weights  # Weights that are mapped need not fit.
+        check_memory(several, checkpoint, lambda least=least: machine(least + 1))
+        with pytest.raises(ConfigError, match=r"of 3 cores.* available: (set --max-model-len|.*lower --data-parallel)"):
+            check_memory(several, checkpoint, lambda least=least: machine(least - MEGABYTE))
 
 
 def test_gpus_are_asked_by_their_workers() -> None:

@@ -54,6 +54,22 @@ def test_cards_with_much_memory_take_larger_steps(
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == limits
 
 
+def test_every_rank_of_every_core_has_a_card(model: str) -> None:
+    options = {"model": model, "dtype": "float16", "data_parallel_size": 2, "tensor_parallel_size": 3}
+    with pytest.raises(ConfigError, match=r"2 cores \(data_parallel_size\) of 3 rank\(s\) need 6 cards, 5 are"):
+        resolve_config(engine_config(options), probe_model, lambda: [A100] * 5)
+    config, _ = resolve_config(engine_config(options), probe_model, lambda: [*[A100] * 5, T4])
+    assert config.scheduler.max_num_batched_tokens == 2048  # as the last core's last rank can
+
+
+def test_no_core_records_over_what_is_there(model: str, tmp_path: Path) -> None:
+    options = {"model": model, "device": "cpu", "scheduler_recording": str(tmp_path / "steps")}
+    (tmp_path / "steps.core-1").touch()
+    resolve_config(engine_config(options))
+    with pytest.raises(ConfigError, match=r"steps\.core-1"):
+        resolve_config(engine_config(options | {"data_parallel_size": 2}))
+
+
 def test_every_sequence_has_a_token_in_a_step_unless_said_otherwise(model: str) -> None:
     options = {"model": model, "device": "cpu", "max_num_seqs": 300}
     many, _ = resolve_config(engine_config(options))

@@ -42,6 +42,17 @@ def test_a_core_that_takes_anothers_place_serves_its_address_and_records_to_a_fi
         assert successor.engine.scheduler.scheduler_recording == f"{recording}.{number}"
 
 
+def test_cores_of_one_engine_differ_by_their_index(model: str, tmp_path: Path) -> None:
+    options = {"model": model, "device": "cpu", "data_parallel_size": 3}
+    engine, checkpoint = resolve_config(engine_config(options))
+    configs = topology.core_configs(engine, checkpoint, str(tmp_path), 1.0, 1.0)
+    assert [config.index for config in configs] == [0, 1, 2]
+    assert [config.bind for config in configs] == [f"ipc://{tmp_path}/core-{index}" for index in range(3)]
+    assert {config.fork_server for config in configs} == {f"{tmp_path}/forks"}
+    engine_processes = topology.supervised_engine(configs)
+    assert (len(engine_processes.cores), len(engine_processes.fork_servers)) == (3, 1)
+
+
 def test_what_an_earlier_run_recorded_does_not_keep_a_core_from_taking_anothers_place(
     model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -197,7 +197,7 @@ def test_the_configuration_is_told_without_secrets(tmp_path: Path) -> None:
     assert told["api_keys"][0]["name"] == "team-a"
     assert told["server"]["ssl_keyfile"] == "/etc/key.pem"
     assert told["server"]["otlp_traces_endpoint"] == "https://collector:4318/v1/traces"
-    assert told["core_address"] == "ipc:///run/core"
+    assert told["shared"]["core_addresses"] == ["ipc:///run/core"]
     assert "tensors" not in told["checkpoint"]
     for secret in (digest, "password", "geheim"):
         assert secret not in text

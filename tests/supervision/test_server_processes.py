@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from pyllm.errors import PyllmError
 from pyllm.supervision.server_processes import STOP_GRACE, supervise
 from pyllm.supervision.supervised_process import SupervisedProcess
 
@@ -56,6 +57,34 @@ async def test_groups_end_one_after_the_other_and_the_port_as_soon_as_nobody_new
         *(f"api 0 {within}", f"api 1 {within}", "the port is closed", "api 0 has ended", "api 1 has ended"),
         *(f"core {within}", "core has ended"),
     ]
+
+
+async def test_of_replicas_the_last_loss_ends_all() -> None:
+    events: list[str] = []
+    on_lost: list[Callable[[BaseException], None]] = []
+
+    class Lost(FakeSupervisedProcess):
+        async def start(self, on_lost_: Callable[[BaseException], None]) -> str:
+            on_lost.append(on_lost_)
+            return await super().start(on_lost_)
+
+        def give_up(self, reason: str) -> None:
+            events.append(f"{self._name} hears of {reason}")
+
+    cores: list[Any] = [Lost("core 0", events), Lost("core 1", events)]
+
+    async def work() -> None:
+        on_lost[0](PyllmError("the loss of core 0"))
+        for _ in range(9):
+            await asyncio.sleep(0)
+        events.append("core 1 goes on")
+        on_lost[1](PyllmError("the loss of core 1"))
+        await asyncio.Event().wait()
+
+    with pytest.raises(PyllmError, match="the loss of core 1"):
+        await supervise([cores], lambda addresses: "", 30.0, work=work, replicas=cores)
+    told = [event for event in events if "goes on" in event or "hears" in event]
+    assert told == ["core 1 goes on", *(f"core {index} hears of the loss of core 1" for index in (0, 1))]
 
 
 async def test_a_stdout_that_nobody_reads_keeps_nobody_from_standing_by() -> None:

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from pyllm_kernels import select
 
 from pyllm.workers.attention_backends import load_attention_backend
-from pyllm.workers.devices import fits_graphs
+from pyllm.workers.devices import fits_graphs, worker_device
 from pyllm.workers.worker_process import load
 from tests.tiny_model import write_tiny_model
 from tests.workers.engine import worker_config
@@ -36,6 +37,13 @@ def test_a_loaded_rank_sums_in_float32(tmp_path: Path) -> None:
     load(worker_config(write_tiny_model(tmp_path)), lambda stage: None)
     assert not any(getattr(MATMUL, name) for name in FLAGS)
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_cores_have_the_gpus_of_their_ranks_one_after_the_other(tmp_path: Path) -> None:
+    options = {"device": "cuda", "data_parallel_size": 2, "tensor_parallel_size": 3}
+    config = worker_config(write_tiny_model(tmp_path), **options)
+    of_ranks = [msgspec.structs.replace(config, core_index=core, rank=rank) for core in range(2) for rank in range(3)]
+    assert [worker_device(each).index for each in of_ranks] == [*range(6)]
 
 
 @pytest.mark.parametrize(

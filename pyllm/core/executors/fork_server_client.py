@@ -28,10 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 class ForkServerClient:
-    """`address` is the path of the fork server's socket. Connects when a worker is wanted, anew if the server died."""
+    """`address` is the path of the fork server's socket. Connects when a worker is wanted, anew if the server died.
 
-    def __init__(self, address: str) -> None:
+    `core_index` is that of the core, which its predecessor had, too.
+    """
+
+    def __init__(self, address: str, core_index: int = 0) -> None:
         self._address = address
+        self._core_index = core_index
         self._socket: socket.socket | None = None
         self._pending: deque[_PendingFork] = deque()
         self._workers: dict[int, ChildProcess] = {}
@@ -68,7 +72,8 @@ class ForkServerClient:
         pending = _PendingFork(name, ours, stderr, asyncio.get_running_loop().create_future())
         try:
             with theirs, os.fdopen(their_stderr, "wb"):
-                socket.send_fds(fork_server, [msgspec.msgpack.encode(Fork())], [theirs.fileno(), their_stderr])
+                fork = msgspec.msgpack.encode(Fork(self._core_index))
+                socket.send_fds(fork_server, [fork], [theirs.fileno(), their_stderr])
         except OSError:
             pending.forget()
             raise

@@ -48,7 +48,7 @@ class ProcessExecutor:
         self._size = config.engine.parallel.tensor_parallel_size
         self._starts = itertools.count()
         self._ranks: list[ChildProcess] = []
-        self._fork_server = ForkServerClient(config.fork_server)
+        self._fork_server = ForkServerClient(config.fork_server, config.index)
         self._endpoints: list[ipc.Endpoint[WorkerOutput, WorkerInput]] = []
         self._steps: deque[tuple[int, asyncio.Future[Sampled]]] = deque()
         self._calls: dict[tuple[int, int], asyncio.Future[Any]] = {}

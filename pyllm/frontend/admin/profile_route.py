@@ -11,12 +11,14 @@ import msgspec
 from litestar import Response, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import JSONBody
+from litestar.params import JSONBody, QueryParameter
 
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.wire.profiles import MAX_PROFILE_SECONDS, MAX_PROFILE_STEPS, ProfileOutcome, RankTimes
 
+# The index of the core that is meant, as `GET /admin/cores` has it.
+CoreIndex = Annotated[int | None, QueryParameter(name="core", ge=0)]
 FILE_NAME = "pyllm-profile.trace.json.gz"
 
 _GZIP = 16 + zlib.MAX_WBITS  # as zlib calls its format
@@ -49,15 +51,16 @@ def profile_route(state: ServerState) -> HTTPRouteHandler:
     @post(
         "/profile",
         status_code=200,
-        summary="Record the next steps: the time of each op on each rank, or a Chrome trace",
+        summary="Record the next steps of the core that `core` names, or of the first that is ready: the time of each "
+        "op on each rank, or a Chrome trace",
         responses={200: ResponseSpec(ProfileReport), **ERROR_RESPONSES, 409: ERROR_RESPONSES[400]},
     )
-    async def profile(data: JSONBody[ProfileRequest]) -> Response[Any]:
+    async def profile(data: JSONBody[ProfileRequest], core: CoreIndex = None) -> Response[Any]:
         most = 20 if data.seconds is None else MAX_PROFILE_STEPS
         num_steps = most if data.num_steps is None else data.num_steps
         seconds = 30.0 if data.seconds is None else data.seconds
         with_trace = data.format == "trace"
-        outcome = await state.client.profile(num_steps, seconds, with_trace=with_trace, ranks=data.ranks)
+        outcome = await state.client.profile(num_steps, seconds, with_trace=with_trace, ranks=data.ranks, core=core)
         report = _report(outcome, num_steps, with_trace=with_trace)
         if not with_trace:
             return Response(report)

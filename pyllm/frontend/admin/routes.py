@@ -1,4 +1,4 @@
-"""`/admin`: requests of all clients and what they wait for, blocks by owner, processes, crashes, settings, profiles."""
+"""`/admin`: requests of all clients and what they wait for, blocks, processes, crashes, settings, profiles, cores."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -15,7 +15,8 @@ from litestar.types import HTTPScope
 
 from pyllm.client.reports import BlockOwners, Decision, RequestReport, TenantReport
 from pyllm.errors import EngineDeadError
-from pyllm.frontend.admin.profile_route import profile_route
+from pyllm.frontend.admin.core_routes import core_routes
+from pyllm.frontend.admin.profile_route import CoreIndex, profile_route
 from pyllm.frontend.http.failure import ForbiddenError, UnknownRequestError, decoding_error
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.request_context import context_in
@@ -26,6 +27,8 @@ from pyllm.supervision.process_samples import Samples
 T = TypeVar("T")
 
 Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=2000)]
+OF_ALL = "of all cores, or of the one that `core` names"
+OF_ONE = "of the core that `core` names, or of the first that is ready"
 
 _ADMIN_ERRORS = {403: LOOKUP_ERROR_RESPONSES[404], 400: LOOKUP_ERROR_RESPONSES[404]}
 _LOOKUP_ERRORS: dict[int, ResponseSpec] = {**LOOKUP_ERROR_RESPONSES, **_ADMIN_ERRORS}
@@ -75,10 +78,12 @@ def admin_routes(state: ServerState) -> Router:
     client = state.client
 
     @get(
-        "/requests", summary="All requests and what each waits for; also the last that ended", responses=_LOOKUP_ERRORS
+        "/requests",
+        summary=f"All requests and what each waits for; also the last that ended; {OF_ALL}",
+        responses=_LOOKUP_ERRORS,
     )
-    async def list_requests(limit: Limit = 100) -> RequestList:
-        return RequestList(await _in_time(client.requests(limit)))
+    async def list_requests(limit: Limit = 100, core: CoreIndex = None) -> RequestList:
+        return RequestList(await _in_time(client.requests(limit, core=core)))
 
     @get("/requests/{name:str}", summary="The requests of one id", responses=_LOOKUP_ERRORS)
     async def show_request(name: FromPath[str]) -> RequestList:
@@ -87,9 +92,9 @@ def admin_routes(state: ServerState) -> Router:
             raise UnknownRequestError(name)
         return RequestList(found)
 
-    @get("/blocks", summary="The blocks of the KV cache by owner", responses=_LOOKUP_ERRORS)
-    async def show_blocks() -> BlockReport:
-        owners, stats = await _in_time(client.block_owners()), await _in_time(client.stats())
+    @get("/blocks", summary=f"The blocks of the KV cache by owner, {OF_ALL}", responses=_LOOKUP_ERRORS)
+    async def show_blocks(core: CoreIndex = None) -> BlockReport:
+        owners, stats = await _in_time(client.block_owners(core=core)), await _in_time(client.stats(core))
         return BlockReport(
             num_blocks=stats["num_blocks"],
             block_size=client.model.block_size,
@@ -111,26 +116,30 @@ def admin_routes(state: ServerState) -> Router:
     async def list_crashes() -> CrashList:
         return CrashList(await asyncio.to_thread(list_records, Path(state.crash_folder)) if state.crash_folder else [])
 
-    @get("/tenants", summary="What each tenant has had, and what waits", responses=_LOOKUP_ERRORS)
-    async def list_tenants() -> TenantList:
-        return TenantList(await _in_time(client.tenants()))
+    @get("/tenants", summary=f"What each tenant has had, and what waits; {OF_ALL}", responses=_LOOKUP_ERRORS)
+    async def list_tenants(core: CoreIndex = None) -> TenantList:
+        return TenantList(await _in_time(client.tenants(core=core)))
 
-    @get("/decisions", summary="What the last steps decided", responses=_LOOKUP_ERRORS)
-    async def list_decisions(limit: Limit = 100) -> DecisionList:
-        return DecisionList(await _in_time(client.decisions(limit)))
+    @get("/decisions", summary=f"What the last steps decided, {OF_ONE}", responses=_LOOKUP_ERRORS)
+    async def list_decisions(limit: Limit = 100, core: CoreIndex = None) -> DecisionList:
+        return DecisionList(await _in_time(client.decisions(limit, core=core)))
 
     @get("/config", summary="The settings that can change while the engine runs", responses=_LOOKUP_ERRORS)
     async def show_config() -> dict[str, Any]:
         return await _in_time(client.reconfigure())
 
-    @patch("/config", summary="Change some of them; all stay where one is refused", responses=ERROR_RESPONSES)
+    @patch(
+        "/config",
+        summary="Change some of them, on all cores; all stay where one is refused",
+        responses=ERROR_RESPONSES,
+    )
     async def change_config(request: Request[Any, Any, Any]) -> dict[str, Any]:
         # No struct: the core knows which settings there are, and says so.
         try:
             changes = msgspec.json.decode(await request.body(), type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise decoding_error(error) from None
-        return await _in_time(client.call("reconfigure", changes))
+        return await _in_time(client.reconfigure(**changes))
 
     def admins_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         del handler
@@ -153,6 +162,7 @@ def admin_routes(state: ServerState) -> Router:
             show_config,
             change_config,
             profile_route(state),
+            *core_routes(state, _LOOKUP_ERRORS),
         ],
     )
 

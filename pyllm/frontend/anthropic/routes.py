@@ -60,6 +60,7 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
     async def create_message(request: Request[Any, Any, Any], data: JSONBody[MessagesRequest]) -> PushedResponse:
         context = begin(state, request, data)
         context.name_tenant(_user(data.metadata), "metadata.user_id")
+        context.name_session(None if data.metadata is None else data.metadata.user_id)
         has_format = _output_format(data) is not None
         context.field_names = FIELD_NAMES | constraint_names("output_config.format", has_format, bool(data.tools))
         if data.thread is not None:

@@ -9,6 +9,7 @@ from pyllm.frontend.requests.request_context import checked_tenant, is_request_i
 
 TENANT_HEADER = "x-llm-d-inference-fairness-id"
 TIMEOUT_HEADER = "x-request-timeout"
+SESSION_HEADER = "x-session-id"  # vllm-router's
 
 _WANTED = frozenset({
     b"accept",
@@ -37,6 +38,7 @@ _WANTED = frozenset({
     b"x-request-id",
     TENANT_HEADER.encode(),
     TIMEOUT_HEADER.encode(),
+    SESSION_HEADER.encode(),
 })  # fmt: skip
 # What a proxy and this server might read differently, if there were two.
 _SINGLE = frozenset({b"host", b"origin"})
@@ -93,6 +95,11 @@ class RequestHeaders:
             RequestError: it cannot be a tenant's name.
         """
         return checked_tenant(self._text(TENANT_HEADER.encode()), TENANT_HEADER)
+
+    @property
+    def session(self) -> str:
+        """The session that the request belongs to; empty where the header does not name one."""
+        return self._text(SESSION_HEADER.encode())
 
     @property
     def timeout(self) -> float | None:

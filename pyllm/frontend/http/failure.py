@@ -66,6 +66,10 @@ class UnknownRequestError(RequestError):
         super().__init__(f"No request {name!r:.200} runs here, and none of the last 1,000 that ended had this id.")
 
 
+class UnknownCoreError(RequestError):
+    """An index that no core of the server has."""
+
+
 class MediaTypeError(RequestError):
     """A body that is not announced as JSON."""
 
@@ -175,6 +179,7 @@ _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (UnknownModelError, 404, "model_not_found"),
     (UnknownResponseError, 404, "response_not_found"),
     (UnknownRequestError, 404, "request_not_found"),
+    (UnknownCoreError, 404, "core_not_found"),
     (MediaTypeError, 415, "unsupported_media_type"),
     (IdempotencyConflictError, 422, "idempotency_conflict"),
     (BodyTooLargeError, 413, "request_too_large"),

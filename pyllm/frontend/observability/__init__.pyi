@@ -1,3 +1,4 @@
+from .core_metrics import figures_of_cores
 from .measured_sink import MeasuredSink
 from .metrics import Metrics, RequestMetrics
 from .metrics_snapshot import Counter, Gauge, Metric, read_families
@@ -24,6 +25,7 @@ __all__ = [
     "TraceContext",
     "Tracer",
     "check_window",
+    "figures_of_cores",
     "parse_trace_context",
     "read_families",
 ]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pyllm.frontend.observability.metrics import num_waiting, share
+from pyllm.frontend.observability.core_metrics import num_waiting, share
 
 # Seconds between two lines.
 STATS_INTERVAL = 10.0

@@ -63,6 +63,7 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         context = begin(state, request, data)
         data = with_defaults(data, state.server)
         context.name_tenant(data.user)
+        context.name_session(data.prompt_cache_key, data.user)
         has_tools = bool(data.tools) and data.structured_outputs is None
         names = constraint_names("response_format", data.response_format is not None, has_tools)
         context.field_names = _FIELD_NAMES | names

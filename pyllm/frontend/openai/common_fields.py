@@ -63,11 +63,11 @@ class EngineRequest(Struct, kw_only=True):
     request_id: str | None = None
 
     user: str | None = None  # Names the tenant where nothing else does.
+    prompt_cache_key: str | None = None  # Names the session where the header does not.
 
     store: NoEffect = None
     metadata: NoEffect = None
     safety_identifier: NoEffect = None
-    prompt_cache_key: NoEffect = None
     prompt_cache_retention: NoEffect = None
     service_tier: NoEffect = None
 

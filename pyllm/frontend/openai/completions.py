@@ -53,6 +53,7 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         context = begin(state, request, data)
         data = with_defaults(data, state.server)
         context.name_tenant(data.user)
+        context.name_session(data.prompt_cache_key, data.user)
         names = constraint_names("response_format", data.response_format is not None, has_tools=False)
         context.field_names = {"beam_width": "use_beam_search"} | names
         params = _sampling_params(state, data)

@@ -11,15 +11,19 @@ from .request_context import (
     is_request_id,
 )
 from .scheduling import least_timeout, scheduling_from
+from .server_cores import NOTHING_KNOWN, CoreStatus, ServerCores, connect_cores
 from .server_state import ServerState, check_model
 from .serving import begin, generate, generate_chat
 
 __all__ = [
     "CONTEXT",
     "MAX_TOKENS_HEADER",
+    "NOTHING_KNOWN",
+    "CoreStatus",
     "EmbeddingBatch",
     "Generation",
     "RequestContext",
+    "ServerCores",
     "ServerState",
     "TokenCounts",
     "admit",
@@ -27,6 +31,7 @@ __all__ = [
     "charge",
     "check_model",
     "checked_tenant",
+    "connect_cores",
     "context_in",
     "context_of",
     "generate",

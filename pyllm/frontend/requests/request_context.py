@@ -34,6 +34,8 @@ _PRINTABLE = re.compile(r"[!-~]+")
 class RequestContext(msgspec.Struct):
     """One request's own id, which is part of its answer's, whose it is, and the seconds that it may take.
 
+    `session` is what the request belongs to, as a conversation: its requests go to one core where that costs nothing.
+
     `arrival` is when it came, by the monotonic clock. `ticket` and `budgets` are there once it was admitted or refused.
 
     `idempotency_key` is None where there is none. `last_event_id` names the event after which a stream is to go on; its
@@ -46,6 +48,7 @@ class RequestContext(msgspec.Struct):
 
     request_id: str
     tenant: str = ""
+    session: str = ""
     role: Role = "user"
     timeout: float | None = None
     arrival: float = msgspec.field(default_factory=time.monotonic)
@@ -90,6 +93,10 @@ class RequestContext(msgspec.Struct):
         """
         if user and not self.tenant:
             self.tenant = checked_tenant(user, field)
+
+    def name_session(self, *names: str | None) -> None:
+        """Take the session from the first of these that is given, where no header has named it."""
+        self.session = self.session or next((name for name in names if name), "")
 
     def name_request(self, request_id: str | None) -> None:
         """Take the id that the body gives the request, if it gives one.

@@ -1,8 +1,10 @@
 """The scheduling parameters of a request, from its body and its headers. Knows no API's fields."""
 
+from hashlib import blake2b
+
 from pyllm.arguments import check
 from pyllm.frontend.requests.request_context import RequestContext
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.scheduling_params import MAX_NAME_CHARACTERS, SchedulingParams
 
 
 def scheduling_from(
@@ -27,8 +29,14 @@ def scheduling_from(
         ttft_target=ttft_target,
         tpot_target=tpot_target,
         cache_salt=cache_salt or "",
+        session=_session(context.session),
         name=context.request_id,
     )
+
+
+def _session(name: str) -> str:
+    """A name that may be as long as a caller likes, short enough for `SchedulingParams`."""
+    return name if len(name) <= MAX_NAME_CHARACTERS else blake2b(name.encode(errors="replace")).hexdigest()
 
 
 def least_timeout(*timeouts: float | None) -> float | None:

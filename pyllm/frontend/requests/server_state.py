@@ -18,6 +18,7 @@ from pyllm.frontend.http.keep_alive import KeepAlive
 from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.request_log import RequestLog
 from pyllm.frontend.observability.tracing import Tracer
+from pyllm.frontend.requests.server_cores import ServerCores
 from pyllm.frontend.shared.local_state import LocalState
 from pyllm.frontend.shared.remote_state import Shared
 from pyllm.frontend.shared.shared_state import SharedState
@@ -41,6 +42,7 @@ class ServerState:
     request gets that leaves it out.
 
     `keys` are those that it takes, and `shared` counts what all API processes let in: without it nothing is bounded.
+    `cores` are those of `client`, as the API processes use them.
     `parent_silence` gives the seconds since the parent's last sign of life, `sampler` what the server's processes take;
     records of crashes are in `crash_folder`.
     """
@@ -57,6 +59,7 @@ class ServerState:
         sampling: SamplingDefaults = NO_DEFAULTS,
         keys: KeyRing = NO_KEYS,
         shared: Shared | None = None,
+        cores: ServerCores | None = None,
         tracer: Tracer | None = None,
         parent_silence: Callable[[], float] = lambda: 0.0,
         sampler: ProcessSampler | None = None,
@@ -67,6 +70,7 @@ class ServerState:
         self.sampling = sampling
         self.keys = keys
         self.shared = shared or LocalState(SharedState(SharedConfig()))
+        self.cores = cores or ServerCores(client, self.shared, server)
         self.ticket_numbers = itertools.count(1)
         self.tracer = tracer
         self.tokenizer = tokenizer

@@ -67,6 +67,7 @@ def responses_routes(state: ServerState) -> Router:
         context = begin(state, request, data)
         owner = context.tenant  # Later requests for this response have no body that names a tenant.
         context.name_tenant(data.user)
+        context.name_session(data.prompt_cache_key, data.user)
         _check(data, context)
         context.field_names = _field_names(data)
         stores = await _stores(store, data, context, owner)

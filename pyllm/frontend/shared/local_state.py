@@ -5,7 +5,20 @@ Coroutines are answered; plain methods are not. Does not know the wire.
 
 import asyncio
 
-from pyllm.frontend.shared.messages import Admission, Attached, Conflict, Full, Granted, Headers, Page, Refused, Run
+from pyllm.frontend.shared.messages import (
+    Admission,
+    Attached,
+    Conflict,
+    CoreEntry,
+    CoreList,
+    CoreRefusal,
+    Full,
+    Granted,
+    Headers,
+    Page,
+    Refused,
+    Run,
+)
 from pyllm.frontend.shared.shared_state import SharedState
 
 
@@ -91,6 +104,31 @@ class LocalState:
     async def delete_response(self, response_id: str, tenant: str) -> bool:
         """Drop a response, and return whether it was kept."""
         return self._state.responses.delete(response_id, tenant)
+
+    async def follow_cores(self, known: CoreList, connected: tuple[int, ...]) -> CoreList:
+        """Wait for a newer list of cores than is known, while the API process is connected to these.
+
+        Another call ends this one: an API process waits once.
+        """
+        cores = self._state.cores
+        cores.connect(self._member, known, connected)
+        changed = asyncio.Event()
+        cores.wait(self._member, changed.set)
+        if cores.list.version <= known.version:
+            await changed.wait()
+        return cores.list
+
+    async def reserve_core(self, known: CoreList) -> int:
+        """The index for a core that is to be added."""
+        return self._state.cores.reserve(known)
+
+    async def add_core(self, known: CoreList, entry: CoreEntry) -> CoreList | CoreRefusal:
+        """Let all API processes use a core."""
+        return self._state.cores.add(known, entry)
+
+    async def remove_core(self, known: CoreList, index: int, timeout: float) -> CoreList | CoreRefusal:  # noqa: ASYNC109 - a value of the list
+        """Let a core leave."""
+        return self._state.cores.leave(known, index, timeout)
 
     async def totals(self, row: bytes) -> bytes:
         """Count this row, and return the sums of all API processes, encoded likewise."""

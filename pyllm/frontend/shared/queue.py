@@ -10,12 +10,14 @@ QUEUE_RETRY = 1.0
 class AdmissionQueue:
     """Counts of sequences that run, and of those that wait, with their prompts' tokens.
 
-    What the core can run at once does not count as queued. A request that would be alone in the queue is taken, however
-    large, so that none is refused for ever.
+    What all cores can run at once does not count as queued. A request that would be alone in the queue is taken,
+    however large, so that none is refused for ever.
     """
 
     def __init__(self, config: SharedConfig) -> None:
         self._config = config
+        self._max_num_seqs = config.max_num_seqs
+        self._max_queued = config.max_num_queued_reqs
         self._num_waiting = 0
         self._num_running = 0
         self._num_tokens = 0
@@ -23,16 +25,22 @@ class AdmissionQueue:
     @property
     def num_queued(self) -> int:
         """Sequences without a token beyond those that can run at once."""
-        return max(0, self._num_waiting - max(0, self._config.max_num_seqs - self._num_running))
+        return max(0, self._num_waiting - max(0, self._max_num_seqs - self._num_running))
 
     @property
     def num_tokens(self) -> int:
         """Prompt tokens of all that have no token yet."""
         return self._num_tokens
 
+    def resize(self, max_num_seqs: int) -> None:
+        """Cores run so many sequences at once from now on; a bound that was not asked for follows."""
+        self._max_num_seqs = max_num_seqs
+        if self._config.scales_queue:
+            self._max_queued = max(1, self._config.max_num_queued_reqs * max_num_seqs // self._config.max_num_seqs)
+
     def enter(self, num_sequences: int) -> Refused | None:
         """Let sequences wait, unless the queue is full; what has none, as it needs no core, does not wait in it."""
-        most = self._config.max_num_queued_reqs
+        most = self._max_queued
         if most and num_sequences and self.num_queued >= most:
             text = (
                 f"The queue is full: {self.num_queued} requests wait, and at most {most} may. Please try again later."

@@ -202,6 +202,10 @@ class RemoteState:
     put_response = _remote_call(LocalState.put_response)
     get_response = _remote_call(LocalState.get_response)
     delete_response = _remote_call(LocalState.delete_response)
+    follow_cores = _remote_call(LocalState.follow_cores, waits=True)
+    reserve_core = _remote_call(LocalState.reserve_core)
+    add_core = _remote_call(LocalState.add_core)
+    remove_core = _remote_call(LocalState.remove_core)
     totals = _remote_call(LocalState.totals)
     count = _remote_notice(LocalState.count)
 

@@ -1,10 +1,14 @@
-"""The state that all API processes share: tickets of admitted requests, records, responses, totals. Knows no wire."""
+"""The state that all API processes share: tickets of admitted requests, records, responses, totals, the list of cores.
+
+Knows no wire.
+"""
 
 import secrets
 import time
 from collections.abc import Callable
 
 from pyllm.config.process_config import SharedConfig
+from pyllm.frontend.shared.core_membership import CoreMembership
 from pyllm.frontend.shared.idempotency_records import Records
 from pyllm.frontend.shared.messages import LOST, Admission, Granted, Refused
 from pyllm.frontend.shared.queue import AdmissionQueue
@@ -37,6 +41,7 @@ class SharedState:
         self._counts_queued_tokens = config.max_num_queued_tokens > 0
         self._limits = RateLimits(clock)
         self._queue = AdmissionQueue(config)
+        self.cores = CoreMembership(config, self._queue.resize)
         self._tickets: dict[int, dict[int, _Ticket]] = {}
 
     @property
@@ -110,6 +115,7 @@ class SharedState:
         """An API process is gone: close every ticket of it, and let others take over what it ran."""
         self.records.drop(member)
         self.totals.drop(member)
+        self.cores.drop(member)
         for ticket in list(self._tickets.get(member, ())):
             self.ended(member, ticket, 0)
         self._tickets.pop(member, None)

@@ -48,12 +48,13 @@ class Placement:
 
 
 def set_threads(engine: EngineConfig, torch_computes: bool = False) -> None:
-    """Share the CPUs that this process may use evenly among the ranks beside it.
+    """Share the CPUs that this process may use evenly among the ranks beside it, those of other cores included.
 
     torch gets them only if it computes much, as experts of transformers' own: its threads spin for a while after each
     op and slow down the kernels.
     """
-    num_threads = max(1, len(os.sched_getaffinity(0)) // engine.parallel.tensor_parallel_size)
+    num_ranks = engine.parallel.data_parallel_size * engine.parallel.tensor_parallel_size
+    num_threads = max(1, len(os.sched_getaffinity(0)) // num_ranks)
     torch_computes |= (
         engine.device.kernel_backend == "reference"
         or engine.device.attention_backend not in {"auto", "cpu"}

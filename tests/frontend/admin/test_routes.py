@@ -43,7 +43,7 @@ REPLIES = {
     "decisions": [],
     "reconfigure": {"watermark": 0.5},
 }
-ROUTES = ("requests", "requests/cmpl-7", "blocks", "processes", "crashes", "tenants", "decisions", "config")
+ROUTES = ("requests", "requests/cmpl-7", "blocks", "processes", "crashes", "tenants", "decisions", "config", "cores")
 
 
 def ring(*entries: tuple[str, Role]) -> KeyRing:
@@ -145,6 +145,11 @@ async def test_what_they_show(tokenizer: Tokenizer) -> None:
         assert (await show("tenants"))["data"] == [["acme", 4, 0]]
         assert (await show("decisions"))["data"] == []
         assert (await show("requests?limit=0"))["error"]["type"] == "invalid_request_error"
+        (of_list,) = (await show("cores"))["data"]
+        assert (of_list["index"], of_list["ready"], of_list["is_leaving"]) == (0, True, False)
+        for route in ("requests", "blocks", "tenants", "decisions"):
+            assert (await show(f"{route}?core=0")) == (await show(route))
+            assert "there is no core 7" in (await show(f"{route}?core=7"))["error"]["message"]
 
 
 async def test_settings_change_by_their_names(tokenizer: Tokenizer) -> None:

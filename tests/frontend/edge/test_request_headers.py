@@ -81,6 +81,11 @@ def test_a_tenant() -> None:
             _ = head(x_llm_d_inference_fairness_id=bad).tenant
 
 
+def test_a_session() -> None:
+    assert head(x_session_id=" of a router ").session == "of a router"
+    assert head().session == ""
+
+
 def test_the_callers_span() -> None:
     trace = head(traceparent=PARENT, tracestate="a=1,b=2").trace
     assert trace == TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1, "a=1,b=2")

@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pyllm.client.columns import StartTimes
 from pyllm.client.core_connection import Condition, ConnectionCounts
+from pyllm.frontend.observability.core_metrics import CoreFigures
 from pyllm.frontend.observability.histogram import Histogram, token_bounds
 from pyllm.frontend.observability.metrics import COUNTED, Metrics
 from pyllm.frontend.shared.totals import Totals
@@ -54,7 +55,8 @@ class Clock:
 def exposed(metrics: Metrics, stats: dict[str, int]) -> dict[str, float]:
     """Every sample by its name and the labels that are its own."""
     samples = {}
-    for family in text_string_to_metric_families(metrics.expose(stats, metrics.counted(), Condition(True)).decode()):
+    cores = {0: CoreFigures(stats)} if stats else {}
+    for family in text_string_to_metric_families(metrics.expose(cores, metrics.counted(), Condition(True)).decode()):
         for sample in family.samples:
             labels = {
                 name: value for name, value in sorted(sample.labels.items()) if name not in ("model_name", "engine")
@@ -110,6 +112,7 @@ def test_what_vllm_does_not_count_is_named_as_ours() -> None:
         "pyllm:rate_limit_rejections_total{'reason': 'requests'}": 0,
         "pyllm:rate_limit_rejections_total{'reason': 'tokens'}": 0,
         "pyllm:rate_limit_rejections_total{'reason': 'concurrent'}": 0,
+        "pyllm:core_ready": 1,
         "pyllm:ready": 1,
         "pyllm:stalled": 0,
         "pyllm:core_connections_total": 2,
@@ -119,6 +122,31 @@ def test_what_vllm_does_not_count_is_named_as_ours() -> None:
         "pyllm:quarantine_failures_total": 1,
     }
     assert expected.items() == {name: samples[name] for name in samples if name.startswith("pyllm:")}.items()
+
+
+def test_each_core_has_its_own_label_and_what_api_processes_count_is_of_all() -> None:
+    metrics = Metrics("tiny", MODEL)
+    metrics.generation_tokens = 50
+    metrics.degradations["host_memory"] += 1
+    cores = {
+        0: CoreFigures(STATS | {"num_degradations": 2}),
+        2: CoreFigures(STATS | {"num_running": 7, "num_blocks": 64}),
+        3: CoreFigures({}, is_ready=False),
+    }
+    text = metrics.expose(cores, metrics.counted(), Condition(True)).decode()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name, sample.labels["engine"], sample.labels.get("reason", "")] = sample.value
+    assert [found["vllm:num_requests_running", engine, ""] for engine in ("0", "2")] == [3, 7]
+    assert [found["vllm:kv_cache_usage_perc", engine, ""] for engine in ("0", "2")] == [0.25, 0.125]
+    assert [found["pyllm:core_ready", engine, ""] for engine in ("0", "2", "3")] == [1, 1, 0]
+    assert found["pyllm:degradations_total", "0", "device_memory"] == 2
+    assert found["pyllm:degradations_total", "0", "host_memory"] == 1
+    assert found["vllm:generation_tokens_total", "0", ""] == 50
+    assert {engine for name, engine, _ in found if name == "vllm:generation_tokens_total"} == {"0"}
+    assert text.count("# TYPE vllm:num_requests_running gauge") == 1
+    assert ("vllm:num_requests_running", "3", "") not in found
 
 
 def test_without_a_host_pool_none_of_it_is_in_use() -> None:

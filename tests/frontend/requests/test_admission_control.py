@@ -12,6 +12,7 @@ from pyllm.errors import GivenUpError, RequestError
 from pyllm.frontend.openai.protocol import CompletionRequest
 from pyllm.frontend.requests.admission_control import admit
 from pyllm.frontend.requests.request_context import RequestContext
+from pyllm.frontend.requests.scheduling import scheduling_from
 from pyllm.frontend.shared.local_state import LocalState
 from pyllm.frontend.shared.messages import Admission, Granted, Refused
 from pyllm.frontend.shared.shared_state import SharedState
@@ -270,6 +271,20 @@ async def test_who_is_cancelled_while_asking_gives_the_ticket_back(tokenizer: To
     await asyncio.gather(asking, return_exceptions=True)
     client.close()
     assert shared.open == set()
+
+
+def test_a_session_is_what_the_header_names_else_the_body() -> None:
+    for header, names, session in (
+        ("", (None, "me"), "me"),
+        ("", ("conversation", "me"), "conversation"),
+        ("of a router", ("conversation", "me"), "of a router"),
+        ("", (None, None), ""),
+    ):
+        context = RequestContext("1", session=header)
+        context.name_session(*names)
+        assert scheduling_from(context, None).session == session
+    long = [scheduling_from(RequestContext("1", session=f"{'x' * 300}{end}"), None).session for end in "ab"]
+    assert long[0] != long[1]
 
 
 def test_a_user_names_the_tenant_once() -> None:

@@ -17,6 +17,8 @@ from pyllm.frontend.shared.messages import (
     MAX_SILENT_BEATS,
     Admission,
     Attached,
+    CoreEntry,
+    CoreList,
     Granted,
     Joined,
     MemberMessage,
@@ -128,6 +130,21 @@ async def test_what_is_asked_is_answered_with_its_type() -> None:
         one.finish(claim.run, keep=True)
         await one.abandoned(claim.run)
         assert await two.read(claim.record, 15) == Page(200, ((b"a", b"b"),), is_over=True)
+
+
+async def test_the_list_of_cores_outlives_the_state() -> None:
+    async with wired() as wire:
+        one, two = wire.join(b"1"), wire.join(b"2")
+        nothing = await one.follow_cores(CoreList(version=-1), ())
+        known = await one.add_core(nothing, CoreEntry(await two.reserve_core(nothing), "ipc://0", 4))
+        assert isinstance(known, CoreList)
+        following = [asyncio.ensure_future(each.follow_cores(known, (0,))) for each in (one, two)]
+        await asyncio.sleep(0)
+        wire.start()
+        assert wire.state.cores.list == nothing
+        added = await two.add_core(known, CoreEntry(1, "ipc://1", 4))
+        assert [await each for each in following] == [added, added]
+        assert [core.index for core in wire.state.cores.list.cores] == [0, 1]
 
 
 async def test_what_the_dead_held_is_given_back_and_the_living_take_over() -> None:

@@ -117,7 +117,7 @@ export class EngineData {
       prompt: rate("vllm:prompt_tokens_total"),
       running: sumOf(metrics, "vllm:num_requests_running") ?? NaN,
       waiting: sumOf(metrics, "vllm:num_requests_waiting") ?? NaN,
-      kvUsage: sumOf(metrics, "vllm:kv_cache_usage_perc") ?? NaN,
+      kvUsage: meanOf(metrics, "vllm:kv_cache_usage_perc"),
       hitRate: growth(oldest, look, "vllm:prefix_cache_hits_total") /
         growth(oldest, look, "vllm:prefix_cache_queries_total"),
     };
@@ -185,6 +185,11 @@ export class EngineData {
       return takesErrors && error.body ? error.body : null;
     }
   }
+}
+
+// Over all cores, which have caches of one size.
+function meanOf(metrics, name) {
+  return sumOf(metrics, name) / metrics.get(name)?.length;
 }
 
 function growth(before, now, name) {

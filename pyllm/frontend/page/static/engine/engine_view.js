@@ -142,8 +142,8 @@ function cached(metrics) {
 }
 
 function blocks({ current, snapshot }) {
-  const info = current.metrics.get("vllm:cache_config_info")?.[0].labels;
-  const number = info && Number(info.num_gpu_blocks);
+  const caches = current.metrics.get("vllm:cache_config_info") || [];
+  const number = caches.reduce((sum, { labels }) => sum + Number(labels.num_gpu_blocks), 0);
   return number
     ? `of ${grouped(number)} blocks`
     : snapshot.server

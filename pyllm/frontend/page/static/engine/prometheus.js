@@ -47,9 +47,13 @@ export function sumOf(metrics, name) {
   return metrics.get(name)?.reduce((sum, { value }) => sum + value, 0);
 }
 
-// A metric's values by one of its labels.
+// A metric's values by one of its labels, summed over all others.
 export function byLabel(metrics, name, label) {
-  return (metrics.get(name) || []).map(({ labels, value }) => [labels[label], value]);
+  const sums = new Map();
+  for (const { labels, value } of metrics.get(name) || []) {
+    sums.set(labels[label], (sums.get(labels[label]) || 0) + value);
+  }
+  return [...sums];
 }
 
 // A histogram's buckets: bounds in ascending order and cumulative counts; null where there is none.

@@ -1,0 +1,116 @@
+"""The metrics of cores: what each one's figures become, under a label `engine` of its own. Counts nothing itself."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import msgspec
+from prometheus_client.metrics_core import Metric
+
+from pyllm.client.client import EngineClient
+from pyllm.errors import PyllmError
+from pyllm.frontend.observability.metric_families import OURS, VLLM, Families
+from pyllm.wire.messages import ModelInfo
+
+# Prefix, name, text, and the core's figure that it is; what is made of several figures is in `families_of_core`.
+GAUGES = (
+    (VLLM, "num_requests_running", "Requests that are being computed.", "num_running"),
+    (OURS, "num_requests_held", "Requests that are held back.", "num_held"),
+    (OURS, "num_requests_loading", "Requests that wait for keys and values from outside.", "num_loading"),
+    (OURS, "num_pinned_blocks", "Blocks that pins keep from eviction.", "num_pinned_blocks"),
+    (OURS, "num_suspects", "Requests that run alone or wait to, as they may end workers or cores.", "num_suspects"),
+)
+COUNTERS = (
+    (VLLM, "num_preemptions", "Preemptions.", "num_preemptions"),
+    (OURS, "num_requests_expired", "Requests that their deadline ended.", "num_expired"),
+    (VLLM, "prefix_cache_queries", "Prompt tokens looked up.", "prefix_queries"),
+    (VLLM, "external_prefix_cache_hits", "Prompt tokens found on the host.", "host_prefix_hits"),
+    (OURS, "num_failed_kv_loads", "Loads that brought less than they should.", "num_failed_loads"),
+    (VLLM, "spec_decode_num_draft_tokens", "Draft tokens verified.", "num_drafts"),
+    (VLLM, "spec_decode_num_accepted_tokens", "Draft tokens that became output.", "num_accepted_drafts"),
+    (OURS, "num_scheduled_steps", "Steps planned.", "num_steps"),
+    (OURS, "num_scheduled_tokens", "Tokens planned.", "num_computed_tokens"),
+    (OURS, "recoveries", "Times that workers were lost and started anew.", "num_recoveries"),
+    (OURS, "quarantine_failures", "Requests that failed because they ended workers.", "num_quarantine_failures"),
+)
+
+# The core's figures that count the steps of at most so many tokens, by the bound that follows.
+STEPS_UP_TO = "iteration_tokens_le_"
+
+# What a core gives up so as not to die: its budget of tokens becomes lower.
+CORE_DEGRADATION = "device_memory"
+DEGRADATIONS_TEXT = "Times that something was given up."
+
+Stats = Mapping[str, int]
+
+
+class CoreFigures(msgspec.Struct, frozen=True):
+    """A core's figures, as it counts them; none where it does not answer."""
+
+    stats: Stats
+    is_ready: bool = True
+
+
+def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo) -> Iterator[Metric]:
+    """Every metric of one core, by whose labels `families` are made."""
+    yield families.gauge(OURS, "core_ready", "1 while the core works on requests.", figures.is_ready)
+    stats = figures.stats
+    if not stats:
+        return
+    for prefix, name, text, figure in GAUGES:
+        if figure in stats:  # A core of another version may count less.
+            yield families.gauge(prefix, name, text, stats[figure])
+    for prefix, name, text, figure in COUNTERS:
+        if figure in stats:
+            yield families.counter(prefix, name, text, stats[figure])
+    steps = [(float(name.removeprefix(STEPS_UP_TO)), stats[name]) for name in stats if name.startswith(STEPS_UP_TO)]
+    if steps:
+        buckets = [("+Inf" if math.isinf(bound) else str(bound), float(count)) for bound, count in sorted(steps)]
+        num_tokens = stats["num_computed_tokens"]
+        yield families.buckets("iteration_tokens_total", "Tokens of a step.", buckets, num_tokens)
+    capacity, deferred = stats["num_waiting"], stats["num_held"] + stats["num_loading"]
+    yield families.gauge(VLLM, "num_requests_waiting", "Requests that wait.", capacity + deferred)
+    reasons = {"capacity": capacity, "deferred": deferred}
+    yield families.gauges(VLLM, "num_requests_waiting_by_reason", "Requests that wait.", "reason", reasons)
+    swaps = stats["num_swapped"]
+    kinds = {"recompute": stats["num_preemptions"] - swaps, "swap": swaps}
+    yield families.counters(OURS, "num_preemptions_by_kind", "Preemptions.", "kind", kinds)
+    # What the device does not have is looked up on the host: vLLM's external cache.
+    queries, on_host = stats["prefix_queries"], stats["host_prefix_hits"]
+    on_device = stats["prefix_hits"] - on_host
+    yield families.counter(VLLM, "prefix_cache_hits", "Prompt tokens found on the device.", on_device)
+    yield families.counter(VLLM, "external_prefix_cache_queries", "Those looked up on the host.", queries - on_device)
+    usage = share(stats["num_used_blocks"], stats["num_blocks"])
+    yield families.gauge(VLLM, "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
+    num_host_blocks = stats["num_host_blocks"]
+    host_usage = share(num_host_blocks - stats["num_free_host_blocks"], num_host_blocks)
+    yield families.gauge(VLLM, "cpu_cache_usage_perc", "Share of the host's KV blocks in use, 0 to 1.", host_usage)
+    cached = {"device": stats["num_cached_blocks"], "host": stats["num_cached_host_blocks"]}
+    yield families.gauges(OURS, "num_cached_blocks", "Blocks that the prefix cache knows.", "tier", cached)
+    configuration = {
+        "block_size": str(model.block_size),
+        "num_gpu_blocks": str(stats["num_blocks"]),
+        "num_cpu_blocks": str(num_host_blocks),
+        "cache_dtype": model.kv_cache_dtype,
+    }
+    yield families.information(VLLM, "cache_config_info", "The KV cache's configuration.", configuration)
+    if (lowered := stats.get("num_degradations")) is not None:
+        yield families.counters(OURS, "degradations", DEGRADATIONS_TEXT, "reason", {CORE_DEGRADATION: lowered})
+
+
+async def figures_of_cores(client: EngineClient) -> dict[int, CoreFigures]:
+    """What each core of a client says now, by its index."""
+    try:
+        stats = await client.core_stats()
+    except (PyllmError, TimeoutError):
+        stats = {}
+    return {core.index: CoreFigures(stats.get(core.index, {}), core.condition.ready) for core in client.cores}
+
+
+def num_waiting(stats: Stats) -> int:
+    """Sequences that wait for whatever reason, by the core's figures."""
+    return stats["num_waiting"] + stats["num_held"] + stats["num_loading"]
+
+
+def share(part: int, whole: int) -> float:
+    """A part of a whole, from 0 to 1; of nothing it is 0."""
+    return part / whole if whole else 0.0

@@ -1,0 +1,69 @@
+"""Prometheus families of one set of labels, and sets of families of several made one. Knows no metric by name."""
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from pyllm.frontend.observability.histogram import Histogram
+
+VLLM = "vllm"  # a metric of vLLM's
+OURS = "pyllm"
+
+
+class Families:
+    """Makes families whose samples carry `labels`. A name is prefix and name with a colon between."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels = labels
+
+    def gauge(self, prefix: str, name: str, text: str, value: float) -> Metric:
+        """What is so now."""
+        family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def gauges(self, prefix: str, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        """What is so now, by the values of another label."""
+        family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=[*self._labels, label])
+        for kind, value in values.items():
+            family.add_metric([*self._labels.values(), kind], value)
+        return family
+
+    def information(self, prefix: str, name: str, text: str, values: Mapping[str, str]) -> Metric:
+        """Texts, as labels of a 1."""
+        family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=[*self._labels, *values])
+        family.add_metric([*self._labels.values(), *values.values()], 1)
+        return family
+
+    def counter(self, prefix: str, name: str, text: str, value: float) -> Metric:
+        """A number that only grows."""
+        family = CounterMetricFamily(f"{prefix}:{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def counters(self, prefix: str, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        """Numbers that only grow, by the values of another label."""
+        family = CounterMetricFamily(f"{prefix}:{name}", text, labels=[*self._labels, label])
+        for kind, value in values.items():
+            family.add_metric([*self._labels.values(), kind], value)
+        return family
+
+    def histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+        """One of vLLM's histograms."""
+        return self.buckets(name, text, histogram.buckets(), histogram.sum)
+
+    def buckets(self, name: str, text: str, buckets: list[tuple[str, float]], total: float) -> Metric:
+        """One of vLLM's histograms, by its bounds and counts."""
+        family = HistogramMetricFamily(f"{VLLM}:{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), buckets, total)
+        return family
+
+
+def merged(families: Iterable[Metric]) -> list[Metric]:
+    """One family of each name, with the samples of all; in the order in which the names come first."""
+    found: dict[str, Metric] = {}
+    for family in families:
+        if (known := found.setdefault(family.name, family)) is not family:
+            known.samples += family.samples
+    return list(found.values())

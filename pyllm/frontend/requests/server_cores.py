@@ -1,0 +1,206 @@
+"""The cores of a server, as all its API processes use them: this process's client follows the list that they share.
+
+Knows no route, and no request but how many are where.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import msgspec
+
+from pyllm.client.client import CoreConnect, EngineClient
+from pyllm.client.core_connection import over_zeromq
+from pyllm.config.engine_settings import CorePlacement
+from pyllm.config.server_settings import ServerConfig
+from pyllm.errors import EngineDeadError, PyllmError, RequestError
+from pyllm.frontend.http.failure import UnknownCoreError
+from pyllm.frontend.shared.messages import CoreEntry, CoreList, CoreRefusal
+from pyllm.frontend.shared.remote_state import Shared
+from pyllm.wire.curve import client_keys
+from pyllm.wire.sockets import is_core_address
+
+ADD_TIMEOUT = 30.0  # seconds that a core has to answer before it is not added
+RETRY = 2.0  # seconds until a core that another API process has added is tried again
+NOTHING_KNOWN = CoreList(version=-1)
+
+logger = logging.getLogger(__name__)
+
+
+class CoreStatus(msgspec.Struct, frozen=True):
+    """A core as the answering API process sees it, with that process's requests there. `reason`: why it is not ready.
+
+    One that `is_leaving` gets no requests, and is gone once no API process has any there.
+    """
+
+    index: int
+    address: str
+    model: str
+    fingerprint: str
+    ready: bool
+    reason: str
+    num_requests: int
+    is_leaving: bool
+
+
+async def connect_cores(known: CoreList, placement: CorePlacement, server: ServerConfig) -> EngineClient:
+    """A client of the cores in the list that do not leave, under their indices.
+
+    Raises:
+        EngineDeadError: none of them answered within the server's `ready_timeout`.
+    """
+    cores = [core for core in known.cores if not core.is_leaving]
+    keys = client_keys(Path(server.curve_keys)) if server.curve_keys else None
+
+    def transport(address: str) -> CoreConnect:
+        # Those that the server has started are behind sockets that only its user can open.
+        return over_zeromq(address, keys if address.startswith("tcp://") else None)
+
+    client = EngineClient(
+        *(transport(core.address) for core in cores),
+        placement=placement,
+        addresses=[core.address for core in cores],
+        indices=[core.index for core in cores],
+        awaits_first=True,
+        transport=transport,
+    )
+    try:
+        await client.start(server.ready_timeout)
+    except TimeoutError:
+        raise EngineDeadError(f"no core answered within {server.ready_timeout:g} s") from None
+    return client
+
+
+class ServerCores:
+    """`known` is the list when `client` was connected. `follow` runs beside the server; without it nothing changes."""
+
+    def __init__(
+        self, client: EngineClient, shared: Shared, server: ServerConfig, known: CoreList = NOTHING_KNOWN
+    ) -> None:
+        self._client = client
+        self._shared = shared
+        self._server = server
+        self._known = known
+        self._adding: set[int] = set()
+        self._changes: dict[int, asyncio.Task[None]] = {}  # cores that this process's client connects to, or leaves
+
+    def status(self) -> list[CoreStatus]:
+        """All of them, by index; those that this process has left already are there until all others have, too."""
+        listed = {core.index: core for core in self._known.cores}
+        found = {}
+        for core in self._client.cores:
+            is_leaving = core.is_leaving or (core.index in listed and listed[core.index].is_leaving)
+            found[core.index] = CoreStatus(
+                core.index,
+                core.address,
+                core.model,
+                core.fingerprint,
+                core.condition.ready,
+                core.condition.reason,
+                core.num_requests,
+                is_leaving,
+            )
+        for entry in listed.values():
+            if entry.index not in found:
+                reason = "another API process has requests there" if entry.is_leaving else "it has not answered yet"
+                found[entry.index] = CoreStatus(entry.index, entry.address, "", "", False, reason, 0, entry.is_leaving)
+        return [found[index] for index in sorted(found)]
+
+    async def add(self, address: str) -> int:
+        """Have all API processes use a core that is bound to this address; gives its index.
+
+        Raises:
+            RequestError: the address is none, wants keys, or is in use; or no core answers there that gives the same
+                tokens.
+            EngineDeadError: the state that API processes share is not there.
+        """
+        self._check(address)
+        index = await self._shared.reserve_core(self._known)
+        self._adding.add(index)
+        try:
+            try:
+                await self._client.add_core(address, ADD_TIMEOUT, index=index)
+            except EngineDeadError as error:
+                raise RequestError(str(error), "address") from None
+            try:
+                entry = CoreEntry(index, address, self._client.model.max_num_seqs)
+                self._take(await self._shared.add_core(self._known, entry))
+            except BaseException:
+                await self._client.remove_core(index, 0.0)
+                raise
+        finally:
+            self._adding.discard(index)
+        return index
+
+    async def remove(self, index: int, timeout: float) -> None:  # noqa: ASYNC109 - what runs there has so long
+        """Have all API processes leave a core; what runs there gets so many seconds, and goes on elsewhere after that.
+
+        Raises:
+            UnknownCoreError: there is none of this index.
+            RequestError: it is the only one.
+            EngineDeadError: the state that API processes share is not there.
+        """
+        self._take(await self._shared.remove_core(self._known, index, timeout))
+
+    async def follow(self) -> None:
+        """Keep the client connected to the cores of the shared list."""
+        while True:
+            self._changes = {index: task for index, task in self._changes.items() if not task.done()}
+            self._change()
+            connected = tuple(core.index for core in self._client.cores)
+            asking = asyncio.create_task(self._shared.follow_cores(self._known, connected))
+            try:
+                await asyncio.wait({asking, *self._changes.values()}, return_when=asyncio.FIRST_COMPLETED)
+                if asking.done():
+                    self._take(asking.result())
+            except EngineDeadError:  # The state that API processes share is not there: a successor is looked for.
+                await asyncio.sleep(RETRY)
+            finally:
+                asking.cancel()
+
+    def _take(self, answer: CoreList | CoreRefusal) -> None:
+        if isinstance(answer, CoreRefusal):
+            raise UnknownCoreError(answer.text) if answer.is_unknown else RequestError(answer.text)
+        if answer.version > self._known.version:
+            self._known = answer
+
+    def _change(self) -> None:
+        """Begin what the list asks for."""
+        connected = {core.index for core in self._client.cores}
+        listed = {core.index: core for core in self._known.cores}
+        for index, entry in listed.items():
+            task = self._changes.get(index)
+            if entry.is_leaving and index in connected and task is None:
+                self._changes[index] = asyncio.create_task(self._leave(index, entry.leave_timeout))
+            elif entry.is_leaving and index not in connected and task is not None:
+                task.cancel()  # It is not there yet.
+            elif not entry.is_leaving and index not in connected | self._adding and task is None:
+                self._changes[index] = asyncio.create_task(self._join(entry))
+        for index in connected - listed.keys() - self._adding - self._changes.keys():
+            self._changes[index] = asyncio.create_task(self._leave(index, 0.0))
+
+    async def _join(self, entry: CoreEntry) -> None:
+        try:
+            await self._client.add_core(entry.address, ADD_TIMEOUT, index=entry.index)
+        except PyllmError as error:
+            logger.warning("core %d, which another API process uses, cannot be used here: %s", entry.index, error)
+            await asyncio.sleep(RETRY)
+
+    async def _leave(self, index: int, seconds: float) -> None:
+        try:
+            await self._client.remove_core(index, seconds)
+        except RequestError as error:
+            logger.warning("core %d is not left yet: %s", index, error)
+            await asyncio.sleep(RETRY)
+
+    def _check(self, address: str) -> None:
+        if not is_core_address(address) or address.endswith("*"):
+            raise RequestError(f"address must be ipc://PATH or tcp://HOST:PORT, got {address!r:.200}", "address")
+        if address.startswith("tcp://") and not (self._server.curve_keys or self._server.insecure_tcp):
+            raise RequestError(
+                "tcp:// needs keys: start the server with --curve-keys FOLDER (`pyllm keygen FOLDER`), or with "
+                "--insecure-tcp",
+                "address",
+            )
+        if any(core.address == address for core in self._known.cores):
+            raise RequestError(f"the core at {address} is there already, or still leaves", "address")

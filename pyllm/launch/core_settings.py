@@ -1,0 +1,56 @@
+"""The settings of one core of several: what no two cores may share. Starts nothing.
+
+Core 0 has what was asked for; the others' addresses and files are made of these and of their index.
+"""
+
+import re
+
+import msgspec
+
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.errors import ConfigError
+
+HIGHEST_PORT = 65535
+
+
+def settings_of_core(engine: EngineConfig, index: int) -> EngineConfig:
+    """The same settings with the addresses of KV events and the recording's file of this core.
+
+    Raises:
+        ConfigError: there is no such port.
+    """
+    if index == 0:
+        return engine
+    events, recording = engine.kv_events, engine.scheduler.scheduler_recording
+    names = ("kv_events_endpoint", "kv_events_replay_endpoint")
+    addresses = {name: address_of_core(getattr(events, name), index) for name in names}
+    return msgspec.structs.replace(
+        engine,
+        kv_events=msgspec.structs.replace(events, **addresses),
+        scheduler=msgspec.structs.replace(
+            engine.scheduler, scheduler_recording=recording and f"{recording}.core-{index}"
+        ),
+    )
+
+
+def address_of_core(address: str, index: int) -> str:
+    """The ZeroMQ address that belongs to a core, by vLLM's rule: the next ports of `tcp://`, else another name.
+
+    A port that is left open stays so.
+
+    Raises:
+        ConfigError: there is no such port.
+    """
+    if not address or index == 0:
+        return address
+    if not address.startswith("tcp://"):
+        return f"{address}_dp{index}"
+    host, _, port = address.rpartition(":")
+    if not re.fullmatch(r"\d+", port) or int(port) == 0:
+        return address
+    if int(port) + index > HIGHEST_PORT:
+        raise ConfigError(
+            f"{address} is of core 0, and core {index} would need port {int(port) + index}: give a port of at most "
+            f"{HIGHEST_PORT - index}, or lower --data-parallel-size"
+        )
+    return f"{host}:{int(port) + index}"
