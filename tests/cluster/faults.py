@@ -1,0 +1,152 @@
+"""What goes wrong in the cluster, one thing after another, drawn from a seed; and which pause came of which fault.
+
+Knows machines and the load; no token.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from tests.cluster import poison
+from tests.cluster.load import Load, Pause
+from tests.cluster.machine import Machine
+from tests.cluster.pool import make_poisoned
+
+CUT_SECONDS = 5.0
+SLOW_DELAY = 0.2  # each way
+SLOW_SECONDS = 8.0
+OFF_SECONDS = 3.0  # from the end of a machine to its next start
+MEAN_REST = 2.0  # seconds between two faults, beyond the recovery from the first
+AMID_RECOVERY = 0.2  # of the faults are followed by another one whether or not the streams have gone on
+RECOVERY_LIMIT = 30.0  # seconds that the others wait for that
+LOOK_INTERVAL = 0.1
+# A pause is that of the last fault that began before it, or so many seconds after its first moment, ...
+ONSET = 0.5
+AFTERMATH = 15.0  # ... and was over for less than that.
+
+
+class Fault(NamedTuple):
+    """One that was done, by the monotonic clock."""
+
+    kind: str
+    machine: str
+    begin: float
+    end: float
+
+
+class Faults:
+    """`record` is the file where poisoned requests say what they have ended."""
+
+    def __init__(self, machines: Sequence[Machine], load: Load, record: Path, seed: int) -> None:
+        self.done: list[Fault] = []
+        self.num_poisoned = 0
+        self._machines = machines
+        self._load = load
+        self._record = record
+        self._choose = random.Random(seed)
+        self._starts: set[asyncio.Task[None]] = set()
+        self.kinds: dict[str, Callable[[Machine], Awaitable[bool]]] = {
+            "core": self._kill_core,
+            "worker": self._kill_worker,
+            "poison of a worker": lambda _: self._poison("worker"),
+            "poison of a core": lambda _: self._poison("core"),
+            "machine": self._kill_machine,
+        }
+        if all(machine.host is not None for machine in machines):
+            self.kinds |= {"link": self._cut, "slow machine": self._slow_down}
+
+    async def run(self, seconds: float, kinds: Sequence[str]) -> None:
+        """Do faults of these kinds for so long, all of them before one comes again; what was begun is finished."""
+        end = time.monotonic() + seconds
+        bag: list[str] = []
+        while time.monotonic() < end:
+            bag = bag or self._choose.sample(kinds, len(kinds))
+            await self._do(bag.pop())
+            if self._choose.random() > AMID_RECOVERY:
+                await self._wait_for_recovery()
+            await asyncio.sleep(self._choose.expovariate(1 / MEAN_REST))
+        await asyncio.gather(*self._starts)
+
+    async def _do(self, kind: str) -> None:
+        machine = self._choose.choice(self._machines)
+        begin = time.monotonic()
+        if await self.kinds[kind](machine):
+            self.done.append(Fault(kind, machine.name, begin, time.monotonic()))
+
+    async def _wait_for_recovery(self) -> None:
+        since = time.monotonic()
+        while not self._load.has_recovered(since) and time.monotonic() < since + RECOVERY_LIMIT:
+            await asyncio.sleep(LOOK_INTERVAL)
+
+    async def _kill_core(self, machine: Machine) -> bool:
+        return await asyncio.to_thread(machine.kill_core)
+
+    async def _kill_worker(self, machine: Machine) -> bool:
+        return await asyncio.to_thread(machine.kill_worker)
+
+    async def _kill_machine(self, machine: Machine) -> bool:
+        if not machine.is_started:
+            return False  # It is off from the last time.
+        await asyncio.to_thread(machine.kill)
+
+        async def start() -> None:
+            await asyncio.sleep(OFF_SECONDS)
+            await asyncio.to_thread(machine.start)
+
+        starting = asyncio.create_task(start())
+        self._starts.add(starting)
+        starting.add_done_callback(self._starts.discard)
+        return True
+
+    async def _cut(self, machine: Machine) -> bool:
+        assert machine.host is not None
+        await asyncio.to_thread(machine.host.cut)
+        try:
+            await asyncio.sleep(CUT_SECONDS)
+        finally:
+            await asyncio.to_thread(machine.host.mend)
+        return True
+
+    async def _slow_down(self, machine: Machine) -> bool:
+        machine.slow_down(SLOW_DELAY)
+        try:
+            await asyncio.sleep(SLOW_SECONDS)
+        finally:
+            machine.slow_down(0.0)
+        return True
+
+    async def _poison(self, victim: poison.Victim) -> bool:
+        self.num_poisoned += 1
+        self._load.start(make_poisoned(self.num_poisoned, victim, self._record, self._choose))
+        return True
+
+
+def pauses_by_fault(faults: Sequence[Fault], pauses: Sequence[Pause]) -> Mapping[str, dict[str, Any]]:
+    """For each kind: how many faults there were, the longest pause after each (median and longest), and all pauses.
+
+    In seconds; of those that came of no fault the kind is "none".
+    """
+    kinds = [*dict.fromkeys(fault.kind for fault in faults)]
+    of_fault: dict[Fault, list[float]] = {fault: [] for fault in faults}
+    others = []
+    for pause in pauses:
+        lengths = others
+        for fault in faults:
+            if fault.begin < pause.begin + ONSET and pause.begin < fault.end + AFTERMATH:
+                lengths = of_fault[fault]
+        lengths.append(pause.end - pause.begin)
+    table = {}
+    for kind in kinds:
+        longest = [max(lengths, default=0.0) for fault, lengths in of_fault.items() if fault.kind == kind]
+        table[kind] = {
+            "faults": len(longest),
+            "longest_s": round(max(longest), 2),
+            "median_s": round(median(longest), 2),
+            "pauses": sum(len(lengths) for fault, lengths in of_fault.items() if fault.kind == kind),
+        }
+    table["none"] = {"faults": 0, "longest_s": round(max(others, default=0.0), 2), "median_s": 0.0, "pauses": len(others)}
+    return table

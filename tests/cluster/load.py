@@ -1,0 +1,201 @@
+"""Streams of one client: as many at any time as are wanted, each held against its twin once it has ended.
+
+Knows `EngineClient.submit` and the pool; no machine and no fault.
+"""
+
+import asyncio
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from pyllm import EngineClient
+from pyllm.client import LogprobEntries, TokenDelta
+from pyllm.errors import PyllmError
+from pyllm.wire.messages import FinishCode
+from tests.cluster.pool import Known
+from tests.e2e.survival_streams import lost_and_repeated
+
+SHORTEST_PAUSE = 1.0  # seconds without a token of a stream that has begun, below which it is no pause
+# What the engine says of a request that was alone with what died.
+BLAMED = re.compile(r"this request ended the (worker|engine core) that computed it \d+ times, the last \d+ alone")
+
+
+class Sample(NamedTuple):
+    """The output of one sample."""
+
+    tokens: list[int]
+    finish: FinishCode
+
+
+class Pause(NamedTuple):
+    """From one token of a stream to its next, by the monotonic clock."""
+
+    begin: float
+    end: float
+
+
+class Stream:
+    """The sink of one request. `last` is when it had something last, or began."""
+
+    def __init__(self, known: Known, on_end: "Callable[[Stream], None]") -> None:
+        self.known = known
+        self.failure = ""
+        self.pauses: list[Pause] = []
+        self.begun = self.last = time.monotonic()
+        self._on_end = on_end
+        self._tokens: list[list[int]] = [[] for _ in range(known.params.n)]
+        self._finishes = [FinishCode.NONE] * known.params.n
+
+    @property
+    def samples(self) -> list[Sample]:
+        """What has come so far."""
+        return [Sample(*parts) for parts in zip(self._tokens, self._finishes, strict=True)]
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether anything has come so far."""
+        return any(self._tokens)
+
+    def delta(self, index: int, delta: TokenDelta) -> None:
+        now = time.monotonic()
+        if now - self.last > SHORTEST_PAUSE and self.has_tokens:
+            self.pauses.append(Pause(self.last, now))
+        self.last = now
+        self._tokens[index] += delta.tokens
+        self._finishes[index] = delta.finish
+        if FinishCode.NONE not in self._finishes:
+            self._on_end(self)
+
+    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
+        raise AssertionError(f"nobody asked for log-probabilities of the prompt: {index}, {logprobs}")
+
+    def error(self, error: PyllmError) -> None:
+        self.failure = f"{type(error).__name__}: {error}"
+        self._on_end(self)
+
+
+class Account:
+    """What all streams have shown."""
+
+    def __init__(self) -> None:
+        self.streams: Counter[str] = Counter()  # by kind
+        self.failed: Counter[str] = Counter()
+        self.blamed: Counter[str] = Counter()  # by kind; only poisoned ones may be
+        self.different: Counter[str] = Counter()
+        self.tokens = self.lost = self.repeated = 0
+        self.pauses: list[Pause] = []
+
+    def enter(self, stream: Stream, twin: Sequence[Sample] | None) -> None:
+        """A stream has ended; without a twin it is poisoned, and has to fail."""
+        known = stream.known
+        self.streams[known.kind] += 1
+        self.pauses += stream.pauses
+        self.tokens += sum(len(sample.tokens) for sample in stream.samples)
+        if BLAMED.search(stream.failure):
+            self.blamed[known.kind] += 1
+        elif stream.failure or twin is None:
+            self.failed[f"{known.kind}: {stream.failure or 'it has not failed'}"] += 1
+        if twin is None or stream.failure:
+            return
+        for expected, seen in zip(twin, stream.samples, strict=True):
+            lost, repeated = lost_and_repeated(expected.tokens, seen.tokens)
+            self.lost += lost
+            self.repeated += repeated
+            if expected != seen:
+                at = next((at for at, pair in enumerate(zip(*(expected.tokens, seen.tokens))) if len({*pair}) > 1), -1)
+                self.different[f"{known.name}: from token {at}, {expected.finish.name} {seen.finish.name}"] += 1
+
+    @property
+    def num_innocent_blamed(self) -> int:
+        """Requests that were blamed for a death, and were not poisoned."""
+        return sum(number for kind, number in self.blamed.items() if not kind.startswith("poison"))
+
+
+class Load:
+    """So many streams at any time from `begin` to `end`, of requests drawn from those that have a twin."""
+
+    def __init__(
+        self, client: EngineClient, twins: Mapping[str, list[Sample]], pool: Sequence[Known], number: int, seed: int
+    ) -> None:
+        self.account = Account()
+        self.longest_first = 0.0  # seconds from a request to its first token
+        self._client = client
+        self._twins = twins
+        self._pool = pool
+        self._number = number
+        self._choose = random.Random(seed)
+        self._live: set[Stream] = set()
+        self._goes_on = False
+        self._ended = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def begin(self) -> None:
+        """Start them all."""
+        self._goes_on = True
+        for _ in range(self._number):
+            self._start_next()
+
+    async def end(self, timeout: float) -> int:  # noqa: ASYNC109 - what is left then is counted
+        """Start no more, and wait for those that run; gives the number of those that have not ended."""
+        self._goes_on = False
+        self._look()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._ended.wait()
+        except TimeoutError:
+            return len(self._live)
+        return 0
+
+    def start(self, known: Known) -> Stream:
+        """Start one more, beside the others."""
+        stream = Stream(known, self._take)
+        self._live.add(stream)
+        self._client.submit(known.prompt, known.params, stream)
+        return stream
+
+    def has_recovered(self, since: float) -> bool:
+        """Whether every stream that had tokens by then has had some since, or has ended."""
+        return all(stream.last > since for stream in self._live if stream.has_tokens)
+
+    def longest_silence(self, now: float) -> float:
+        """Seconds since the stream that has waited longest had something."""
+        return max((now - stream.last for stream in self._live), default=0.0)
+
+    def _start_next(self) -> None:
+        self.start(self._choose.choice(self._pool))
+
+    def _take(self, stream: Stream) -> None:
+        self._live.discard(stream)
+        is_poisoned = stream.known.name not in self._twins
+        self.account.enter(stream, None if is_poisoned else self._twins[stream.known.name])
+        if self._goes_on and not is_poisoned:
+            # Not from within the client, which is about to forget the one that has ended.
+            asyncio.get_running_loop().call_soon(self._start_next)
+        self._look()
+
+    def _look(self) -> None:
+        if not self._goes_on and not self._live:
+            self._ended.set()
+
+
+async def twins_of(client: EngineClient, pool: Sequence[Known]) -> dict[str, list[Sample]]:
+    """What each request gets where nothing goes wrong, by its name.
+
+    Raises:
+        RuntimeError: one failed.
+    """
+    done: asyncio.Queue[Stream] = asyncio.Queue()
+    for known in pool:
+        client.submit(known.prompt, known.params, Stream(known, done.put_nowait))
+    twins = {}
+    for _ in pool:
+        stream = await done.get()
+        if stream.failure:
+            raise RuntimeError(f"{stream.known.name} failed where nothing went wrong: {stream.failure}")
+        twins[stream.known.name] = stream.samples
+    return twins
