@@ -17,6 +17,7 @@ from typing import Any
 from pyllm import EngineClient
 from pyllm.wire import curve
 from tests.cluster import poison
+from tests.cluster.casualties import CrashRecords, casualties
 from tests.cluster.faults import Faults, pauses_by_fault
 from tests.cluster.load import Load, twins_of
 from tests.cluster.machine import DEADLINE, Machine
@@ -49,7 +50,7 @@ def main() -> None:
         network.hosts[CLIENT].enter()
         curve.generate(folder / "keys")
         model = write_tiny_model(folder / "model", heads=4, kv_heads=2, max_position_embeddings=CONTEXT)
-        environment = poison.install(folder / "packages") | {"XDG_STATE_HOME": str(folder / "state")}
+        environment = poison.install(folder / "packages")
         logs = options.logs or folder
         logs.mkdir(parents=True, exist_ok=True)
         arguments = [model, *FLAGS, "--curve-keys", str(folder / "keys")]
@@ -76,7 +77,8 @@ async def run(machines: list[Machine], options: argparse.Namespace, folder: Path
     twins = await twins_of(client, pool)
     load = Load(client, twins, pool, options.streams, options.seed)
     record = folder / "deaths.jsonl"
-    faults = Faults(machines, load, record, options.seed)
+    crashes = CrashRecords([machine.crashes for machine in machines])
+    faults = Faults(machines, load, record, options.seed, on_fault=crashes.look)
     begun = time.monotonic()
     load.begin()
     await asyncio.sleep(QUIET_SECONDS)
@@ -88,7 +90,8 @@ async def run(machines: list[Machine], options: argparse.Namespace, folder: Path
     table = pauses_by_fault(faults.done, account.pauses)
     for kind, row in table.items():
         print(json.dumps({"name": "pauses", "fault": kind} | row), flush=True)
-    deaths = poison.deaths(record)
+    crashes.look()
+    cost = casualties(poison.deaths(record), crashes)
     blamed = sum(number for kind, number in account.blamed.items() if kind.startswith("poison"))
     return {
         "name": "cluster",
@@ -100,10 +103,7 @@ async def run(machines: list[Machine], options: argparse.Namespace, folder: Path
         "longest_pause_s": round(max((pause.end - pause.begin for pause in account.pauses), default=0.0), 2),
         "resubmissions": counts.num_resubmitted_requests,
         "cores_met": counts.num_core_connections,
-        "deaths_by_poison": {
-            victim: [sum(death.request == name for death in deaths) for name in sorted({d.request for d in deaths if d.victim == victim})]
-            for victim in ("worker", "core")
-        },
+        "poison": cost,
         "failed": dict(account.failed),
         "different": dict(account.different),
         "must_be_0": {
@@ -113,6 +113,7 @@ async def run(machines: list[Machine], options: argparse.Namespace, folder: Path
             "failed": account.failed.total(),
             "innocent_blamed": account.num_innocent_blamed,
             "poison_not_blamed": faults.num_poisoned - blamed,
+            "healthy_cores_beyond_one_by_poison": max(0, cost["most_healthy_cores"] - 1),
             "without_end": num_left,
             "machines_that_ended": sum(not machine.is_started for machine in machines),
         },

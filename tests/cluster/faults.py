@@ -23,6 +23,7 @@ OFF_SECONDS = 3.0  # from the end of a machine to its next start
 MEAN_REST = 2.0  # seconds between two faults, beyond the recovery from the first
 AMID_RECOVERY = 0.2  # of the faults are followed by another one whether or not the streams have gone on
 RECOVERY_LIMIT = 30.0  # seconds that the others wait for that
+POISON_LIMIT = 60.0  # seconds until the next fault comes even if the poisoned request has not ended
 LOOK_INTERVAL = 0.1
 # A pause is that of the last fault that began before it, or so many seconds after its first moment, ...
 ONSET = 0.5
@@ -39,14 +40,22 @@ class Fault(NamedTuple):
 
 
 class Faults:
-    """`record` is the file where poisoned requests say what they have ended."""
+    """`record` is the file where poisoned requests say what they have ended. `on_fault` is called after each fault."""
 
-    def __init__(self, machines: Sequence[Machine], load: Load, record: Path, seed: int) -> None:
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        load: Load,
+        record: Path,
+        seed: int,
+        on_fault: Callable[[], None] = lambda: None,
+    ) -> None:
         self.done: list[Fault] = []
         self.num_poisoned = 0
         self._machines = machines
         self._load = load
         self._record = record
+        self._on_fault = on_fault
         self._choose = random.Random(seed)
         self._starts: set[asyncio.Task[None]] = set()
         self.kinds: dict[str, Callable[[Machine], Awaitable[bool]]] = {
@@ -57,7 +66,7 @@ class Faults:
             "machine": self._kill_machine,
         }
         if all(machine.host is not None for machine in machines):
-            self.kinds |= {"link": self._cut, "slow machine": self._slow_down}
+            self.kinds |= {"power": self._cut_power, "link": self._cut, "slow machine": self._slow_down}
 
     async def run(self, seconds: float, kinds: Sequence[str]) -> None:
         """Do faults of these kinds for so long, all of them before one comes again; what was begun is finished."""
@@ -66,6 +75,7 @@ class Faults:
         while time.monotonic() < end:
             bag = bag or self._choose.sample(kinds, len(kinds))
             await self._do(bag.pop())
+            self._on_fault()
             if self._choose.random() > AMID_RECOVERY:
                 await self._wait_for_recovery()
             await asyncio.sleep(self._choose.expovariate(1 / MEAN_REST))
@@ -92,15 +102,29 @@ class Faults:
         if not machine.is_started:
             return False  # It is off from the last time.
         await asyncio.to_thread(machine.kill)
+        self._start_later(machine)
+        return True
 
+    async def _cut_power(self, machine: Machine) -> bool:
+        """As `_kill_machine`, but its sockets say nothing of it until it is there again."""
+        if not machine.is_started:
+            return False
+        assert machine.host is not None
+        await asyncio.to_thread(machine.host.cut)
+        await asyncio.to_thread(machine.kill)
+        self._start_later(machine)
+        return True
+
+    def _start_later(self, machine: Machine) -> None:
         async def start() -> None:
             await asyncio.sleep(OFF_SECONDS)
+            if machine.host is not None:
+                await asyncio.to_thread(machine.host.mend)
             await asyncio.to_thread(machine.start)
 
         starting = asyncio.create_task(start())
         self._starts.add(starting)
         starting.add_done_callback(self._starts.discard)
-        return True
 
     async def _cut(self, machine: Machine) -> bool:
         assert machine.host is not None
@@ -121,7 +145,10 @@ class Faults:
 
     async def _poison(self, victim: poison.Victim) -> bool:
         self.num_poisoned += 1
-        self._load.start(make_poisoned(self.num_poisoned, victim, self._record, self._choose))
+        stream = self._load.start(make_poisoned(self.num_poisoned, victim, self._record, self._choose))
+        end = time.monotonic() + POISON_LIMIT
+        while not stream.has_ended and time.monotonic() < end:
+            await asyncio.sleep(LOOK_INTERVAL)
         return True
 
 

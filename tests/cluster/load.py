@@ -43,6 +43,7 @@ class Stream:
     def __init__(self, known: Known, on_end: "Callable[[Stream], None]") -> None:
         self.known = known
         self.failure = ""
+        self.has_ended = False
         self.pauses: list[Pause] = []
         self.begun = self.last = time.monotonic()
         self._on_end = on_end
@@ -67,13 +68,17 @@ class Stream:
         self._tokens[index] += delta.tokens
         self._finishes[index] = delta.finish
         if FinishCode.NONE not in self._finishes:
-            self._on_end(self)
+            self._end()
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
         raise AssertionError(f"nobody asked for log-probabilities of the prompt: {index}, {logprobs}")
 
     def error(self, error: PyllmError) -> None:
         self.failure = f"{type(error).__name__}: {error}"
+        self._end()
+
+    def _end(self) -> None:
+        self.has_ended = True
         self._on_end(self)
 
 

@@ -28,7 +28,8 @@ END_DEADLINE = 30.0
 class Machine:
     """`arguments` are those of `pyllm core`, without the address. Without a `host` it is on this one, at `folder`.
 
-    `environment` is added to ours. All that its processes write is in `folder/NAME.log`.
+    `environment` is added to ours. What its processes write is in `folder/NAME.log`, and records of its crashes are in
+    `folder/NAME-crashes`.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class Machine:
         self.host = host
         self.address = f"ipc://{folder}/{name}" if host is None else f"tcp://{host.address}:{PORT}"
         self.log = folder / f"{name}.log"
-        self._arguments = arguments
+        self.crashes = folder / f"{name}-crashes"
+        self._arguments = [*arguments, "--flight-recorder-dir", str(self.crashes)]
         self._environment = {**os.environ, **environment}
         self._core: subprocess.Popen[bytes] | None = None
         self._relay: subprocess.Popen[bytes] | None = None

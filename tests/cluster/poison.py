@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -28,12 +27,11 @@ NAME = "poison"
 
 
 class Death(NamedTuple):
-    """What a poisoned request has ended. `machine` is the process id of its supervisor, `time` that of the clock."""
+    """What a poisoned request has ended: a process of this id."""
 
     request: str
     victim: Victim
-    machine: int
-    time: float
+    pid: int
 
 
 def install(folder: Path) -> dict[str, str]:
@@ -69,10 +67,10 @@ def make_poison(arguments: Mapping[str, Any]) -> "Callable[[Tokens, Tokens, Tens
 
 
 def _end(request: str, victim: Victim, record: Path) -> None:
-    supervisor = psutil.Process().parents()[1]  # Beyond the fork server.
-    with record.open("a") as file:
-        file.write(json.dumps(Death(request, victim, supervisor.pid, time.monotonic())) + "\n")
-    if victim == "core":
-        for core in find(supervisor.pid, CORE):
-            core.kill()
-    os.kill(os.getpid(), signal.SIGSEGV)
+    worker = psutil.Process()
+    supervisor = worker.parents()[1]  # Beyond the fork server.
+    for process in find(supervisor.pid, CORE) if victim == "core" else [worker]:
+        with record.open("a") as file:
+            file.write(json.dumps(Death(request, victim, process.pid)) + "\n")
+        process.send_signal(signal.SIGKILL if victim == "core" else signal.SIGSEGV)
+    signal.pause()  # Nothing of this step is to get out.
