@@ -17,7 +17,7 @@ from typing import Any
 from pyllm import EngineClient
 from pyllm.wire import curve
 from tests.cluster import poison
-from tests.cluster.casualties import CrashRecords, casualties
+from tests.cluster.casualties import casualties
 from tests.cluster.faults import Faults, pauses_by_fault
 from tests.cluster.load import Load, twins_of
 from tests.cluster.machine import DEADLINE, Machine
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="how long faults are done")
     parser.add_argument("--seed", type=int, default=None, help="of faults and requests; default: drawn")
     parser.add_argument("--streams", type=int, default=500, help="at any time")
+    parser.add_argument("--placement", choices=("prefix", "round-robin", "failover"), default="prefix")
     parser.add_argument("--machines", type=int, default=3)
     parser.add_argument("--kinds", nargs="*", help="of faults; default: all")
     parser.add_argument("--logs", type=Path, help="a folder for what the machines log")
@@ -72,13 +73,12 @@ def main() -> None:
 async def run(machines: list[Machine], options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The twins, then the load under faults; gives what was counted."""
     addresses = [machine.address for machine in machines]
-    client = await EngineClient.connect(addresses, timeout=DEADLINE, keys=folder / "keys")
+    client = await EngineClient.connect(addresses, placement=options.placement, timeout=DEADLINE, keys=folder / "keys")
     pool = make_pool(NUM_KNOWN, options.seed)
-    twins = await twins_of(client, pool)
-    load = Load(client, twins, pool, options.streams, options.seed)
+    twins = await twins_of(client.submit, pool)
+    load = Load(client.submit, twins, pool, options.streams, options.seed)
     record = folder / "deaths.jsonl"
-    crashes = CrashRecords([machine.crashes for machine in machines])
-    faults = Faults(machines, load, record, options.seed, on_fault=crashes.look)
+    faults = Faults(machines, client, load, record, options.seed)
     begun = time.monotonic()
     load.begin()
     await asyncio.sleep(QUIET_SECONDS)
@@ -90,8 +90,8 @@ async def run(machines: list[Machine], options: argparse.Namespace, folder: Path
     table = pauses_by_fault(faults.done, account.pauses)
     for kind, row in table.items():
         print(json.dumps({"name": "pauses", "fault": kind} | row), flush=True)
-    crashes.look()
-    cost = casualties(poison.deaths(record), crashes)
+    supervisors = {pid: machine.address for machine in machines for pid in machine.supervisors}
+    cost = casualties(poison.deaths(record), faults.watch.sights, supervisors)
     blamed = sum(number for kind, number in account.blamed.items() if kind.startswith("poison"))
     return {
         "name": "cluster",

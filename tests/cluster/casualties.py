@@ -1,74 +1,64 @@
-"""What poisoned requests have cost: the cores that they ended, and which of those were at work for others.
+"""What poisoned requests have cost: the processes that they ended, and the cores among them that worked for others.
 
-Reads what the poison put on record, and the crash records that supervisors leave.
+Knows what the poison put on record, and how a client saw its cores just before each death.
 """
 
-import json
+from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from pyllm import EngineClient
 from tests.cluster.poison import Death
 
-# Before a core's end. One request alone takes turns with all others, if there are any.
-RECENT_STEPS = 4
+
+class Sight(NamedTuple):
+    """The epochs of the cores, by address, that had requests above suspicion at a time of the monotonic clock."""
+
+    time: float
+    busy: Mapping[str, int]
 
 
-class CrashRecords:
-    """Reports of cores that died, by process id; those in the folders are collected whenever `look` is called.
+class Watch:
+    """How a client sees its cores; call `look` often while a poisoned request lives."""
 
-    A folder keeps 16 of them: look more often than so many cores die.
+    def __init__(self, client: EngineClient) -> None:
+        self.sights: list[Sight] = []
+        self._client = client
+
+    def look(self, now: float) -> None:
+        """Note it."""
+        cores = self._client._cores.all()  # What is suspect is the client's secret.
+        self.sights.append(Sight(now, {core.address: core.epoch for core in cores if core.has_innocents}))
+
+
+def casualties(deaths: Iterable[Death], sights: Sequence[Sight], addresses: Mapping[int, str]) -> dict[str, Any]:
+    """The most processes that one poisoned request has ended; of cores also the most that were healthy.
+
+    A healthy core worked for others, and did so when the request ended its first one: not one that has followed a lost
+    core, with what was lost there. `addresses` are those of the machines, by the process ids of their supervisors.
     """
-
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = folders
-        self._seen: set[Path] = set()
-        self._reports: dict[int, Mapping[str, Any]] = {}
-
-    def look(self) -> None:
-        """Read what is new."""
-        for folder in self._folders:
-            for path in set(folder.glob("[0-9]*/report.json")) - self._seen:
-                self._seen.add(path)
-                report = json.loads(path.read_bytes())
-                if "steps" in report and "pid" in report:
-                    self._reports[report["pid"]] = report
-
-    def num_others(self, pid: int) -> int | None:
-        """Requests beside one in a core's last steps; None: there is no report of it."""
-        report = self._reports.get(pid)
-        return None if report is None else num_others(report)
-
-
-def num_others(report: Mapping[str, Any]) -> int:
-    """Requests that a core computed just before it died, beside one, by its report."""
-    last = max((step["step"] for step in report["steps"]), default=0)
-    recent = [step for step in report["steps"] if step["step"] > last - RECENT_STEPS]
-    return max(0, len({(request["client"], request["request"]) for step in recent for request in step["requests"]}) - 1)
-
-
-def deaths_by_request(deaths: Iterable[Death]) -> Mapping[str, list[Death]]:
-    """The deaths of each poisoned request, in their order."""
     by_request: dict[str, list[Death]] = {}
     for death in deaths:
         by_request.setdefault(death.request, []).append(death)
-    return by_request
-
-
-def casualties(deaths: Sequence[Death], records: CrashRecords) -> dict[str, Any]:
-    """How many processes each poisoned request has ended, at most; of cores also how many that worked for others."""
     most: Counter[str] = Counter()
-    healthy, unknown = 0, 0
-    for own in deaths_by_request(deaths).values():
-        most[own[0].victim] = max(most[own[0].victim], len(own))
-        if own[0].victim == "core":
-            others = [records.num_others(death.pid) for death in own]
-            unknown += others.count(None)
-            healthy = max(healthy, sum(bool(number) for number in others))
-    return {
-        "most_workers": most["worker"],
-        "most_cores": most["core"],
-        "most_healthy_cores": healthy,
-        "without_report": unknown,
-    }
+    num_healthy = 0
+    for own in by_request.values():
+        victim = own[0].victim
+        most[victim] = max(most[victim], len(own))
+        if victim == "core":
+            first = _busy(sights, own[0].time)
+            struck = {(addresses.get(death.supervisor), _epoch(sights, death, addresses)) for death in own}
+            num_healthy = max(num_healthy, len(struck & set(first.items())))
+    return {"most_workers": most["worker"], "most_cores": most["core"], "most_healthy_cores": num_healthy}
+
+
+def _epoch(sights: Sequence[Sight], death: Death, addresses: Mapping[int, str]) -> int | None:
+    """That of the core that died, if it worked for others as it was seen last."""
+    address = addresses.get(death.supervisor)
+    return None if address is None else _busy(sights, death.time).get(address)
+
+
+def _busy(sights: Sequence[Sight], time: float) -> Mapping[str, int]:
+    index = bisect([sight.time for sight in sights], time) - 1
+    return sights[index].busy if index >= 0 else {}

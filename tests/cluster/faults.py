@@ -11,9 +11,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from pyllm import EngineClient
 from tests.cluster import poison
+from tests.cluster.casualties import Watch
 from tests.cluster.load import Load, Pause
-from tests.cluster.machine import Machine
+from tests.cluster.machine import DEADLINE, Machine
 from tests.cluster.pool import make_poisoned
 
 CUT_SECONDS = 5.0
@@ -25,6 +27,8 @@ AMID_RECOVERY = 0.2  # of the faults are followed by another one whether or not 
 RECOVERY_LIMIT = 30.0  # seconds that the others wait for that
 POISON_LIMIT = 60.0  # seconds until the next fault comes even if the poisoned request has not ended
 LOOK_INTERVAL = 0.1
+WATCH_INTERVAL = 0.02
+LEAVE_SECONDS = 3.0  # that the requests of a core have to end before it leaves
 # A pause is that of the last fault that began before it, or so many seconds after its first moment, ...
 ONSET = 0.5
 AFTERMATH = 15.0  # ... and was over for less than that.
@@ -40,22 +44,23 @@ class Fault(NamedTuple):
 
 
 class Faults:
-    """`record` is the file where poisoned requests say what they have ended. `on_fault` is called after each fault."""
+    """`record` is the file where poisoned requests say what they have ended, and `watch` looks on meanwhile."""
 
     def __init__(
         self,
         machines: Sequence[Machine],
+        client: EngineClient,
         load: Load,
         record: Path,
         seed: int,
-        on_fault: Callable[[], None] = lambda: None,
     ) -> None:
         self.done: list[Fault] = []
         self.num_poisoned = 0
         self._machines = machines
         self._load = load
         self._record = record
-        self._on_fault = on_fault
+        self._client = client
+        self.watch = Watch(client)
         self._choose = random.Random(seed)
         self._starts: set[asyncio.Task[None]] = set()
         self.kinds: dict[str, Callable[[Machine], Awaitable[bool]]] = {
@@ -65,6 +70,8 @@ class Faults:
             "poison of a core": lambda _: self._poison("core"),
             "machine": self._kill_machine,
         }
+        if client.cores and len(client.cores) > 1:
+            self.kinds["leave"] = self._leave
         if all(machine.host is not None for machine in machines):
             self.kinds |= {"power": self._cut_power, "link": self._cut, "slow machine": self._slow_down}
 
@@ -75,7 +82,6 @@ class Faults:
         while time.monotonic() < end:
             bag = bag or self._choose.sample(kinds, len(kinds))
             await self._do(bag.pop())
-            self._on_fault()
             if self._choose.random() > AMID_RECOVERY:
                 await self._wait_for_recovery()
             await asyncio.sleep(self._choose.expovariate(1 / MEAN_REST))
@@ -143,12 +149,21 @@ class Faults:
             machine.slow_down(0.0)
         return True
 
+    async def _leave(self, machine: Machine) -> bool:
+        """A core is taken out, and added again."""
+        index = next(core.index for core in self._client.cores if core.address == machine.address)
+        await self._client.remove_core(index, LEAVE_SECONDS)
+        await asyncio.sleep(OFF_SECONDS)
+        await self._client.add_core(machine.address, DEADLINE)
+        return True
+
     async def _poison(self, victim: poison.Victim) -> bool:
         self.num_poisoned += 1
         stream = self._load.start(make_poisoned(self.num_poisoned, victim, self._record, self._choose))
         end = time.monotonic() + POISON_LIMIT
-        while not stream.has_ended and time.monotonic() < end:
-            await asyncio.sleep(LOOK_INTERVAL)
+        while not stream.has_ended and (now := time.monotonic()) < end:
+            self.watch.look(now)
+            await asyncio.sleep(WATCH_INTERVAL)
         return True
 
 
@@ -157,23 +172,22 @@ def pauses_by_fault(faults: Sequence[Fault], pauses: Sequence[Pause]) -> Mapping
 
     In seconds; of those that came of no fault the kind is "none".
     """
-    kinds = [*dict.fromkeys(fault.kind for fault in faults)]
-    of_fault: dict[Fault, list[float]] = {fault: [] for fault in faults}
-    others = []
+    of_fault: dict[Fault | None, list[float]] = {fault: [] for fault in (*faults, None)}
     for pause in pauses:
-        lengths = others
-        for fault in faults:
-            if fault.begin < pause.begin + ONSET and pause.begin < fault.end + AFTERMATH:
-                lengths = of_fault[fault]
-        lengths.append(pause.end - pause.begin)
-    table = {}
-    for kind in kinds:
-        longest = [max(lengths, default=0.0) for fault, lengths in of_fault.items() if fault.kind == kind]
-        table[kind] = {
-            "faults": len(longest),
-            "longest_s": round(max(longest), 2),
-            "median_s": round(median(longest), 2),
-            "pauses": sum(len(lengths) for fault, lengths in of_fault.items() if fault.kind == kind),
+        before = [
+            fault for fault in faults if fault.begin < pause.begin + ONSET and pause.begin < fault.end + AFTERMATH
+        ]
+        cause = max(before, key=lambda fault: fault.begin, default=None)
+        of_fault[cause].append(pause.end - pause.begin)
+    by_kind: dict[str, list[list[float]]] = {}
+    for fault, lengths in of_fault.items():
+        by_kind.setdefault("none" if fault is None else fault.kind, []).append(lengths)
+    return {
+        kind: {
+            "faults": len(each) if kind != "none" else 0,
+            "longest_s": round(max(max(lengths, default=0.0) for lengths in each), 2),
+            "median_s": round(median(max(lengths, default=0.0) for lengths in each), 2),
+            "pauses": sum(map(len, each)),
         }
-    table["none"] = {"faults": 0, "longest_s": round(max(others, default=0.0), 2), "median_s": 0.0, "pauses": len(others)}
-    return table
+        for kind, each in by_kind.items()
+    }

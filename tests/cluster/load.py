@@ -1,6 +1,6 @@
 """Streams of one client: as many at any time as are wanted, each held against its twin once it has ended.
 
-Knows `EngineClient.submit` and the pool; no machine and no fault.
+Knows how to submit and what is in the pool; no machine and no fault.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from pyllm import EngineClient
+from pyllm import SamplingParams
 from pyllm.client import LogprobEntries, TokenDelta
 from pyllm.errors import PyllmError
 from pyllm.wire.messages import FinishCode
@@ -82,6 +82,10 @@ class Stream:
         self._on_end(self)
 
 
+# `EngineClient.submit`
+Submit = Callable[[list[int], SamplingParams, Stream], object]
+
+
 class Account:
     """What all streams have shown."""
 
@@ -110,8 +114,11 @@ class Account:
             self.lost += lost
             self.repeated += repeated
             if expected != seen:
-                at = next((at for at, pair in enumerate(zip(*(expected.tokens, seen.tokens))) if len({*pair}) > 1), -1)
-                self.different[f"{known.name}: from token {at}, {expected.finish.name} {seen.finish.name}"] += 1
+                ends = f"{expected.finish.name} after {len(expected.tokens)} tokens"
+                seen_ends = f"{seen.finish.name} after {len(seen.tokens)}"
+                pairs = enumerate(zip(expected.tokens, seen.tokens, strict=False))
+                begins = next((index for index, pair in pairs if pair[0] != pair[1]), "all")
+                self.different[f"{known.name}: {begins} tokens are equal; {ends}, not {seen_ends}"] += 1
 
     @property
     def num_innocent_blamed(self) -> int:
@@ -123,11 +130,10 @@ class Load:
     """So many streams at any time from `begin` to `end`, of requests drawn from those that have a twin."""
 
     def __init__(
-        self, client: EngineClient, twins: Mapping[str, list[Sample]], pool: Sequence[Known], number: int, seed: int
+        self, submit: Submit, twins: Mapping[str, list[Sample]], pool: Sequence[Known], number: int, seed: int
     ) -> None:
         self.account = Account()
-        self.longest_first = 0.0  # seconds from a request to its first token
-        self._client = client
+        self._submit = submit
         self._twins = twins
         self._pool = pool
         self._number = number
@@ -160,16 +166,12 @@ class Load:
         """Start one more, beside the others."""
         stream = Stream(known, self._take)
         self._live.add(stream)
-        self._client.submit(known.prompt, known.params, stream)
+        self._submit(known.prompt, known.params, stream)
         return stream
 
     def has_recovered(self, since: float) -> bool:
         """Whether every stream that had tokens by then has had some since, or has ended."""
         return all(stream.last > since for stream in self._live if stream.has_tokens)
-
-    def longest_silence(self, now: float) -> float:
-        """Seconds since the stream that has waited longest had something."""
-        return max((now - stream.last for stream in self._live), default=0.0)
 
     def _start_next(self) -> None:
         self.start(self._choose.choice(self._pool))
@@ -188,7 +190,7 @@ class Load:
             self._ended.set()
 
 
-async def twins_of(client: EngineClient, pool: Sequence[Known]) -> dict[str, list[Sample]]:
+async def twins_of(submit: Submit, pool: Sequence[Known]) -> dict[str, list[Sample]]:
     """What each request gets where nothing goes wrong, by its name.
 
     Raises:
@@ -196,7 +198,7 @@ async def twins_of(client: EngineClient, pool: Sequence[Known]) -> dict[str, lis
     """
     done: asyncio.Queue[Stream] = asyncio.Queue()
     for known in pool:
-        client.submit(known.prompt, known.params, Stream(known, done.put_nowait))
+        submit(known.prompt, known.params, Stream(known, done.put_nowait))
     twins = {}
     for _ in pool:
         stream = await done.get()

@@ -39,8 +39,8 @@ class Machine:
         self.host = host
         self.address = f"ipc://{folder}/{name}" if host is None else f"tcp://{host.address}:{PORT}"
         self.log = folder / f"{name}.log"
-        self.crashes = folder / f"{name}-crashes"
-        self._arguments = [*arguments, "--flight-recorder-dir", str(self.crashes)]
+        self.supervisors: list[int] = []  # process ids, of each start
+        self._arguments = [*arguments, "--flight-recorder-dir", str(folder / f"{name}-crashes")]
         self._environment = {**os.environ, **environment}
         self._core: subprocess.Popen[bytes] | None = None
         self._relay: subprocess.Popen[bytes] | None = None
@@ -67,6 +67,7 @@ class Machine:
                 stderr=log,
                 env=self._environment,
             )
+            self.supervisors.append(self._core.pid)
             if self.host is not None:
                 ends = f"{self.host.address}:{PORT}", f"127.0.0.1:{INNER_PORT}"
                 command = self._on_host(sys.executable, "-m", "tests.cluster.relay", *ends)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -27,11 +28,13 @@ NAME = "poison"
 
 
 class Death(NamedTuple):
-    """What a poisoned request has ended: a process of this id."""
+    """A process that a poisoned request has ended, and the supervisor of its machine; the time is monotonic."""
 
     request: str
     victim: Victim
     pid: int
+    supervisor: int
+    time: float
 
 
 def install(folder: Path) -> dict[str, str]:
@@ -71,6 +74,6 @@ def _end(request: str, victim: Victim, record: Path) -> None:
     supervisor = worker.parents()[1]  # Beyond the fork server.
     for process in find(supervisor.pid, CORE) if victim == "core" else [worker]:
         with record.open("a") as file:
-            file.write(json.dumps(Death(request, victim, process.pid)) + "\n")
+            file.write(json.dumps(Death(request, victim, process.pid, supervisor.pid, time.monotonic())) + "\n")
         process.send_signal(signal.SIGKILL if victim == "core" else signal.SIGSEGV)
     signal.pause()  # Nothing of this step is to get out.

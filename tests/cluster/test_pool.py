@@ -1,0 +1,31 @@
+"""The pool is what its seed says, and has what the cluster is to be tried with."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+from tests.cluster.pool import KINDS, LONG_PROMPT_LENGTHS, make_poisoned, make_pool
+
+
+def test_the_seed_decides_the_pool() -> None:
+    assert make_pool(12, 3) == make_pool(12, 3)
+    assert make_pool(12, 3) != make_pool(12, 4)
+
+
+def test_the_pool_has_every_kind_and_shared_beginnings() -> None:
+    pool = make_pool(80, 1)
+    assert Counter(known.kind for known in pool) == dict.fromkeys(KINDS, 20)
+    assert len({known.name for known in pool}) == 80
+    assert all((known.params.structured_outputs is not None) == (known.kind == "grammar") for known in pool)
+    beginnings = Counter(tuple(known.prompt[:64]) for known in pool)
+    assert sum(number for number in beginnings.values() if number > 1) > 40
+    num_long = sum(len(known.prompt) >= LONG_PROMPT_LENGTHS[0] for known in pool)
+    assert 0 < num_long < 20
+
+
+def test_poison_says_whom_it_ends(tmp_path: Path) -> None:
+    one, two = (make_poisoned(number, "core", tmp_path / "deaths", random.Random(number)) for number in (1, 2))
+    assert one.params.extra_args is not None
+    arguments = one.params.extra_args["poison"]
+    assert (arguments["victim"], arguments["request"]) == ("core", "poison of a core 1")
+    assert two.name != one.name
