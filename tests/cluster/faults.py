@@ -23,7 +23,8 @@ SLOW_DELAY = 0.2  # each way
 SLOW_SECONDS = 8.0
 OFF_SECONDS = 3.0  # from the end of a machine to its next start
 MEAN_REST = 2.0  # seconds between two faults, beyond the recovery from the first
-AMID_RECOVERY = 0.2  # of the faults are followed by another one whether or not the streams have gone on
+ANYWHERE = 0.2  # of the faults come to any machine, the others to one that computes something
+AMID_RECOVERY = 0.2  # of the faults are followed by another one whether or not all cores and streams go on
 RECOVERY_LIMIT = 30.0  # seconds that the others wait for that
 POISON_LIMIT = 60.0  # seconds until the next fault comes even if the poisoned request has not ended
 LOOK_INTERVAL = 0.1
@@ -88,14 +89,23 @@ class Faults:
         await asyncio.gather(*self._starts)
 
     async def _do(self, kind: str) -> None:
-        machine = self._choose.choice(self._machines)
+        machine = self._choose.choice(self._machines_at_work() or self._machines)
         begin = time.monotonic()
         if await self.kinds[kind](machine):
             self.done.append(Fault(kind, machine.name, begin, time.monotonic()))
 
+    def _machines_at_work(self) -> list[Machine]:
+        """Those that compute something, for most faults: one that starts, or is empty, has little to lose."""
+        if self._choose.random() < ANYWHERE:
+            return []
+        at_work = {core.address for core in self._client.cores if core.num_requests}
+        return [machine for machine in self._machines if machine.address in at_work]
+
     async def _wait_for_recovery(self) -> None:
         since = time.monotonic()
-        while not self._load.has_recovered(since) and time.monotonic() < since + RECOVERY_LIMIT:
+        while time.monotonic() < since + RECOVERY_LIMIT:
+            if self._load.has_recovered(since) and all(core.condition.ready for core in self._client.cores):
+                break
             await asyncio.sleep(LOOK_INTERVAL)
 
     async def _kill_core(self, machine: Machine) -> bool:
