@@ -1,6 +1,7 @@
 # Everything goes through .venv; `make setup` makes it once, and again only what has changed since.
 #   TORCH_INDEX=ADDRESS   take torch from this package index (a CPU-only one saves several GB)
-#   ARGS="..."            flags for `make serve`, `make gpu-check` and `make gpu-compile`, and for pyllm in `make bench-peers`
+#   ARGS="..."            flags for `make serve`, `make cluster`, `make gpu-check` and `make gpu-compile`, and for pyllm in
+#                         `make bench-peers`
 #   MINUTES=NUMBER        how long `make chaos` lets things go wrong: 10 unless given
 #   CASES=NUMBER          cases of each property for `make proofs`, and of `make fuzz`: 10,000 unless given
 #   ONLY=PREFIX           the benchmarks whose names begin so, for `make bench` and `make bench-peers`; one program for
@@ -17,7 +18,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos clients bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
+.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos cluster clients bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
 
 setup: $(VENV)/.extension
 
@@ -83,6 +84,10 @@ fuzz: setup
 chaos: setup
 	@$(BIN)/python -m tests.e2e.chaos $(or $(MINUTES),10)
 	@$(BIN)/python -m tests.e2e.kill_everywhere
+
+# Hosts as network namespaces, with a core each, and streams of one client: processes die, links are cut. Needs root.
+cluster: setup
+	@$(BIN)/python -m tests.cluster $(ARGS)
 
 # Real programs, unchanged, against this server: each in an environment of its own in .clients (6 GB in all).
 clients: setup

@@ -107,11 +107,7 @@ async def run(machines: list[Machine], options: argparse.Namespace, folder: Path
         "failed": dict(account.failed),
         "different": dict(account.different),
         "must_be_0": {
-            "lost": account.lost,
-            "repeated": account.repeated,
-            "different": account.different.total(),
-            "failed": account.failed.total(),
-            "innocent_blamed": account.num_innocent_blamed,
+            **account.wrong,
             "poison_not_blamed": faults.num_poisoned - blamed,
             "healthy_cores_beyond_one_by_poison": max(0, cost["most_healthy_cores"] - 1),
             "without_end": num_left,

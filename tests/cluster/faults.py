@@ -26,6 +26,7 @@ MEAN_REST = 2.0  # seconds between two faults, beyond the recovery from the firs
 ANYWHERE = 0.2  # of the faults come to any machine, the others to one that computes something
 AMID_RECOVERY = 0.2  # of the faults are followed by another one whether or not all cores and streams go on
 RECOVERY_LIMIT = 30.0  # seconds that the others wait for that
+IN_FLIGHT = 0.3  # seconds in which tokens still come that were sent before a fault
 POISON_LIMIT = 60.0  # seconds until the next fault comes even if the poisoned request has not ended
 LOOK_INTERVAL = 0.1
 WATCH_INTERVAL = 0.02
@@ -82,14 +83,14 @@ class Faults:
         bag: list[str] = []
         while time.monotonic() < end:
             bag = bag or self._choose.sample(kinds, len(kinds))
-            await self._do(bag.pop())
+            await self.do(bag.pop(), self._choose.choice(self._machines_at_work() or self._machines))
             if self._choose.random() > AMID_RECOVERY:
-                await self._wait_for_recovery()
+                await self.wait_for_recovery()
             await asyncio.sleep(self._choose.expovariate(1 / MEAN_REST))
         await asyncio.gather(*self._starts)
 
-    async def _do(self, kind: str) -> None:
-        machine = self._choose.choice(self._machines_at_work() or self._machines)
+    async def do(self, kind: str, machine: Machine) -> None:
+        """One fault, to its end; of a machine's start that is its beginning."""
         begin = time.monotonic()
         if await self.kinds[kind](machine):
             self.done.append(Fault(kind, machine.name, begin, time.monotonic()))
@@ -101,8 +102,9 @@ class Faults:
         at_work = {core.address for core in self._client.cores if core.num_requests}
         return [machine for machine in self._machines if machine.address in at_work]
 
-    async def _wait_for_recovery(self) -> None:
-        since = time.monotonic()
+    async def wait_for_recovery(self) -> None:
+        """Wait until every core is ready and every stream that had begun goes on, or for `RECOVERY_LIMIT`."""
+        since = time.monotonic() + IN_FLIGHT
         while time.monotonic() < since + RECOVERY_LIMIT:
             if self._load.has_recovered(since) and all(core.condition.ready for core in self._client.cores):
                 break

@@ -121,9 +121,16 @@ class Account:
                 self.different[f"{known.name}: {begins} tokens are equal; {ends}, not {seen_ends}"] += 1
 
     @property
-    def num_innocent_blamed(self) -> int:
-        """Requests that were blamed for a death, and were not poisoned."""
-        return sum(number for kind, number in self.blamed.items() if not kind.startswith("poison"))
+    def wrong(self) -> dict[str, int]:
+        """What there must be none of."""
+        innocent = sum(number for kind, number in self.blamed.items() if not kind.startswith("poison"))
+        return {
+            "lost": self.lost,
+            "repeated": self.repeated,
+            "different": self.different.total(),
+            "failed": self.failed.total(),
+            "innocent_blamed": innocent,
+        }
 
 
 class Load:
