@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="*", help="of faults; default: all")
     parser.add_argument("--logs", type=Path, help="a folder for what the machines log")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # Nothing is left behind.
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1 << 32)
     names = [f"machine-{number}" for number in range(options.machines)]

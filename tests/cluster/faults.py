@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from pyllm import EngineClient
+from pyllm.errors import EngineDeadError
 from tests.cluster import poison
 from tests.cluster.casualties import Watch
 from tests.cluster.load import Load, Pause
@@ -165,9 +166,16 @@ class Faults:
         """A core is taken out, and added again."""
         index = next(core.index for core in self._client.cores if core.address == machine.address)
         await self._client.remove_core(index, LEAVE_SECONDS)
-        await asyncio.sleep(OFF_SECONDS)
-        await self._client.add_core(machine.address, DEADLINE)
-        return True
+        end = time.monotonic() + DEADLINE
+        while True:
+            await asyncio.sleep(OFF_SECONDS)
+            try:
+                await self._client.add_core(machine.address)
+            except EngineDeadError:  # It was ended just before, and starts.
+                if time.monotonic() > end:
+                    raise
+            else:
+                return True
 
     async def _poison(self, victim: poison.Victim) -> bool:
         self.num_poisoned += 1
