@@ -23,6 +23,7 @@ CUT_SECONDS = 5.0
 SLOW_DELAY = 0.2  # each way
 SLOW_SECONDS = 8.0
 OFF_SECONDS = 3.0  # from the end of a machine to its next start
+POWER_SECONDS = 8.0  # the same, where nobody learns of the end: longer than a silence is borne
 MEAN_REST = 2.0  # seconds between two faults, beyond the recovery from the first
 ANYWHERE = 0.2  # of the faults come to any machine, the others to one that computes something
 AMID_RECOVERY = 0.2  # of the faults are followed by another one whether or not all cores and streams go on
@@ -49,14 +50,7 @@ class Fault(NamedTuple):
 class Faults:
     """`record` is the file where poisoned requests say what they have ended, and `watch` looks on meanwhile."""
 
-    def __init__(
-        self,
-        machines: Sequence[Machine],
-        client: EngineClient,
-        load: Load,
-        record: Path,
-        seed: int,
-    ) -> None:
+    def __init__(self, machines: Sequence[Machine], client: EngineClient, load: Load, record: Path, seed: int) -> None:
         self.done: list[Fault] = []
         self.num_poisoned = 0
         self._machines = machines
@@ -121,7 +115,7 @@ class Faults:
         if not machine.is_started:
             return False  # It is off from the last time.
         await asyncio.to_thread(machine.kill)
-        self._start_later(machine)
+        self._start_after(OFF_SECONDS, machine)
         return True
 
     async def _cut_power(self, machine: Machine) -> bool:
@@ -131,12 +125,12 @@ class Faults:
         assert machine.host is not None
         await asyncio.to_thread(machine.host.cut)
         await asyncio.to_thread(machine.kill)
-        self._start_later(machine)
+        self._start_after(POWER_SECONDS, machine)
         return True
 
-    def _start_later(self, machine: Machine) -> None:
+    def _start_after(self, seconds: float, machine: Machine) -> None:
         async def start() -> None:
-            await asyncio.sleep(OFF_SECONDS)
+            await asyncio.sleep(seconds)
             if machine.host is not None:
                 await asyncio.to_thread(machine.host.mend)
             await asyncio.to_thread(machine.start)

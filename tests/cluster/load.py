@@ -173,7 +173,10 @@ class Load:
         """Start one more, beside the others."""
         stream = Stream(known, self._take)
         self._live.add(stream)
-        self._submit(known.prompt, known.params, stream)
+        try:
+            self._submit(known.prompt, known.params, stream)
+        except PyllmError as error:
+            stream.error(error)
         return stream
 
     def has_recovered(self, since: float) -> bool:

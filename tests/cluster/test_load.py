@@ -107,6 +107,16 @@ async def test_there_are_so_many_streams_until_the_end() -> None:
     assert not load.account.different
 
 
+async def test_a_request_that_is_refused_has_failed() -> None:
+    def refuse(prompt: list[int], params: SamplingParams, sink: Stream) -> int:
+        raise EngineDeadError("nobody is there")
+
+    load = Load(refuse, {ONE.name: TWIN}, [ONE], number=1, seed=0)
+    assert load.start(ONE).has_ended
+    assert load.account.wrong["failed"] == 1
+    assert len(load) == 0
+
+
 async def test_recovery_is_seen_by_every_stream_that_has_begun() -> None:
     recorder = Recorder()
     load = Load(recorder.submit, {ONE.name: TWIN}, [ONE], number=2, seed=0)
