@@ -159,8 +159,8 @@ class AsyncEngine:
         """The request's output so far, after every change; the last one is `finished`. Leaving early aborts it.
 
         `prompt` is a text, token ids, or a dict with one of these. `output_kind` and `stream_interval` of the
-        parameters choose other outputs. `priority`, vLLM's argument, is that of `scheduling` under its own name. The
-        arguments from `prompt_text` on are vLLM's, and may only have their defaults.
+        parameters choose other outputs. `priority` and `data_parallel_rank`, vLLM's arguments, are those of
+        `scheduling` under their own names. The others from `prompt_text` on may only have their defaults.
 
         Raises:
             RequestError: the request cannot run.
@@ -168,7 +168,10 @@ class AsyncEngine:
         """
         given: dict[str, object] = {"prompt_text": prompt_text, "lora_request": lora_request}
         given |= {"tokenization_kwargs": tokenization_kwargs, "trace_headers": trace_headers}
-        refuse_other_values(CALLS, {**given, "data_parallel_rank": data_parallel_rank})
+        refuse_other_values(CALLS, given)
+        if data_parallel_rank is not None:
+            instance("scheduling", scheduling, SchedulingParams)
+            scheduling = msgspec.structs.replace(scheduling, data_parallel_rank=data_parallel_rank)
         request = self._read(prompt, sampling_params, request_id, priority, scheduling)
         async with self._running(request) as (fold, changed):
             finished = False

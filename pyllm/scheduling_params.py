@@ -20,6 +20,9 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     unfinished, with the finish reason `deadline`. `ttft_target` and `tpot_target`: seconds to the first token, and from
     token to token, that are wanted. `name`: the request's in reports (`EngineClient.requests`); nothing depends on it.
 
+    Where there are several cores, requests of one `session` go to the same one, unless another would be done earlier.
+    `data_parallel_rank`: the index of the core that is to have the request; while that cannot, another one has it.
+
     Raises:
         RequestError: a value is out of its range; the text has the value and the range.
     """
@@ -32,6 +35,7 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     cache_salt: str = ""
     name: str = ""
     session: str = ""
+    data_parallel_rank: int | None = None
 
     def __post_init__(self) -> None:
         self._read_types()
@@ -42,6 +46,8 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         for name in ("name", "session"):
             size = len(getattr(self, name))
             check(name, size, size <= MAX_NAME_CHARACTERS, f"at most {MAX_NAME_CHARACTERS} characters")
+        if (rank := self.data_parallel_rank) is not None:
+            check("data_parallel_rank", rank, rank >= 0, "the index of a core, from 0")
         for name in ("timeout", "ttft_target", "tpot_target"):
             seconds = getattr(self, name)
             if seconds is not None:
@@ -51,6 +57,9 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         # Servers make these for each request several times, so what has its type already costs little.
         if type(self.priority) is not int:
             msgspec.structs.force_setattr(self, "priority", integer("priority", self.priority))
+        if self.data_parallel_rank is not None and type(self.data_parallel_rank) is not int:
+            rank = integer("data_parallel_rank", self.data_parallel_rank)
+            msgspec.structs.force_setattr(self, "data_parallel_rank", rank)
         for name in ("tenant", "name", "session"):
             text(name, getattr(self, name))
         if not isinstance(self.cache_salt, str) or not is_unicode(self.cache_salt):

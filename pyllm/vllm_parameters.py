@@ -47,7 +47,6 @@ CALLS: Mapping[str, Fixed] = {
     "mm_processor_kwargs": Fixed((None, {}), "prompts are texts"),
     "pooling_params": Fixed((None,), "give dimensions"),
     "trace_headers": Fixed((None, {}), "traces are of `pyllm serve`"),
-    "data_parallel_rank": Fixed((None, 0), "an engine has one rank of data parallelism"),
     "prompt_text": Fixed((None,), "give a dict with prompt and prompt_token_ids"),
 }
 # Keys of a prompt that is a dict.

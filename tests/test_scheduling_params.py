@@ -12,6 +12,7 @@ from pyllm.scheduling_params import with_priority
         ("priority", -(2**31) - 1),
         *((name, value) for name in ("timeout", "ttft_target", "tpot_target") for value in (0.0, -1.0)),
         ("timeout", float("nan")),
+        ("data_parallel_rank", -1),
         ("timeout", float("inf")),
     ],
 )

@@ -311,7 +311,8 @@ class EngineClient(CoreCalls):
         """
         self._check_alive()
         submit = prepare(prompt, params, self.model, scheduling, self.draw_seed)
-        return self._requests.start(submit, sink, session=scheduling.session)
+        wanted = self._wanted_core(scheduling)
+        return self._requests.start(submit, sink, session=scheduling.session, wanted_core=wanted)
 
     def submit_embedding(
         self,
@@ -327,7 +328,8 @@ class EngineClient(CoreCalls):
         self._check_alive()
         receiver = EmbeddingReceiver(sink, dimensions)
         submit = prepare_embedding(prompt, self.model, scheduling, dimensions)
-        return self._requests.start(submit, receiver, receiver.take, scheduling.session)
+        wanted = self._wanted_core(scheduling)
+        return self._requests.start(submit, receiver, receiver.take, scheduling.session, wanted)
 
     def abort(self, request: int, sample: int = -1) -> None:
         """End a request, or one sample of it; what has not finished yet gets a last delta. Unknown ids are ignored."""
@@ -516,6 +518,18 @@ class EngineClient(CoreCalls):
     def _malformed(self, text: str) -> None:
         self.malformed_frames += 1
         logger.warning("a message from the core does not decode: %s", text)
+
+    def _wanted_core(self, scheduling: SchedulingParams) -> int | None:
+        """The core that a request asks for; with "failover" there is one, of index 0.
+
+        Raises:
+            RequestError: there is none of this index.
+        """
+        rank = scheduling.data_parallel_rank
+        if rank is not None and self._cores.get(rank) is None:
+            known = ", ".join(str(core.index) for core in self._cores.all())
+            raise RequestError(f"there is no core {rank}; there are: {known}", "data_parallel_rank")
+        return rank
 
     def _check_alive(self) -> None:
         if not self.alive:

@@ -189,6 +189,8 @@ class Cores:
     def place(self, stream: Stream, candidates: Sequence[Core]) -> Core:
         """Choose one of these for a request, and count it there."""
         first, indices = stream.journal.first, [core.index for core in candidates]
+        if stream.wanted_core in indices:
+            indices = [stream.wanted_core]
         core = self._cores[self.placer.place(stream.wire_id, first, stream.session, indices)]
         core.num_requests += 1
         return core

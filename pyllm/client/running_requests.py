@@ -52,11 +52,12 @@ class RunningRequests:
         sink: OutputSink[TokenDelta],
         on_embedding: Callable[[bytes], None] | None = None,
         session: str = "",
+        wanted_core: int | None = None,
     ) -> int:
-        """Send a request, or keep it for the next core."""
+        """Send a request, or keep it for the next core. `wanted_core` gets it if it may have it."""
         now = self._clock()
         request = next(self._ids)
-        stream = Stream(request, Journal(first, now), sink, on_embedding, session)
+        stream = Stream(request, Journal(first, now), sink, on_embedding, session, wanted_core=wanted_core)
         self._streams.add(stream)  # Before it is sent: a core in this process may answer at once.
         try:
             if not self._send(stream, now):

@@ -54,8 +54,8 @@ class Stream:
     `cached_tokens` came with the first tokens, None before; those that another core has cached are no news of this
     request. Where it asks for an embedding, `on_embedding` is given it, float32, before the last delta.
 
-    `core` has it, or it waits since then for one that follows the `loss`. What has begun goes on only on a core of the
-    `fingerprint`.
+    `wanted_core` is to have it, if it can. `core` has it, or it waits since then for one that follows the `loss`. What
+    has begun goes on only on a core of the `fingerprint`.
     """
 
     __slots__ = (
@@ -71,6 +71,7 @@ class Stream:
         "session",
         "sink",
         "waits_since",
+        "wanted_core",
         "wire_id",
     )
 
@@ -81,6 +82,8 @@ class Stream:
         sink: OutputSink[TokenDelta],
         on_embedding: Callable[[bytes], None] | None = None,
         session: str = "",
+        *,
+        wanted_core: int | None = None,
     ) -> None:
         self.request = request
         self.wire_id = request  # Another one after a resubmission: ids are never used twice.
@@ -88,6 +91,7 @@ class Stream:
         self.sink = sink
         self.on_embedding = on_embedding
         self.session = session
+        self.wanted_core = wanted_core
         self.open_samples = set(range(journal.num_samples))
         self.cached_tokens: int | None = None
         self.core: int | None = None

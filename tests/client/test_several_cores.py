@@ -16,6 +16,7 @@ from pyllm.client.reports import RequestReport, TenantReport
 from pyllm.core.replay import replay_file
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.sampling_params import SamplingParams
+from pyllm.scheduling_params import SchedulingParams
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.ipc import MalformedHandler, MessageHandler
 from pyllm.wire.messages import Abort, Call, CoreMessage, FinishCode, Heartbeat, Rejected, Submit
@@ -57,6 +58,22 @@ def fakes(count: int) -> list[FakeCore]:
 def prompts(core: FakeCore) -> list[int]:
     """The first token of each prompt that a core was sent."""
     return [submit.prompt[0] for submit in core.sent(Submit)]
+
+
+async def test_a_request_goes_to_the_core_that_it_asks_for_while_that_is_there() -> None:
+    cores = fakes(2)
+    client = await connected(*cores)
+    on_second = SchedulingParams(data_parallel_rank=1)
+    for _ in range(3):
+        client.submit([5], GREEDY, Reader(1), on_second)
+    assert [len(core.sent(Submit)) for core in cores] == [0, 3]
+    with pytest.raises(RequestError, match="there is no core 2; there are: 0, 1"):
+        client.submit([5], GREEDY, Reader(1), SchedulingParams(data_parallel_rank=2))
+    cores[1].answers_hello = False
+    cores[1].on_disconnect()
+    client.submit([5], GREEDY, Reader(1), on_second)
+    assert len(cores[0].sent(Submit)) >= 1
+    client.close()
 
 
 async def test_each_core_gets_its_turn() -> None:

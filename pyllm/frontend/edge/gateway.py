@@ -113,6 +113,7 @@ class Gateway:
         self._identify(scope, head, context)
         context.timeout = least_timeout(head.timeout, self._timeout)
         context.trace, context.session = head.trace, head.session
+        context.data_parallel_rank = head.data_parallel_rank
         context.idempotency_key = head.idempotency_key
         context.last_event_id, context.wants_event_ids = head.last_event_id, head.wants_event_ids
         if head.content_encoding:

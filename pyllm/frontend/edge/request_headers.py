@@ -10,6 +10,7 @@ from pyllm.frontend.requests.request_context import checked_tenant, is_request_i
 TENANT_HEADER = "x-llm-d-inference-fairness-id"
 TIMEOUT_HEADER = "x-request-timeout"
 SESSION_HEADER = "x-session-id"  # vllm-router's
+RANK_HEADER = "x-data-parallel-rank"  # of vLLM's server
 
 _WANTED = frozenset({
     b"accept",
@@ -39,11 +40,13 @@ _WANTED = frozenset({
     TENANT_HEADER.encode(),
     TIMEOUT_HEADER.encode(),
     SESSION_HEADER.encode(),
+    RANK_HEADER.encode(),
 })  # fmt: skip
 # What a proxy and this server might read differently, if there were two.
 _SINGLE = frozenset({b"host", b"origin"})
 _OF_PROXIES = (b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip")
 _CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([^"';\s]*)""", re.IGNORECASE)
+_INDEX = re.compile(r"\d{1,9}", re.ASCII)
 _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?|\.\d{1,9}")
 
 
@@ -100,6 +103,20 @@ class RequestHeaders:
     def session(self) -> str:
         """The session that the request belongs to; empty where the header does not name one."""
         return self._text(SESSION_HEADER.encode())
+
+    @property
+    def data_parallel_rank(self) -> int | None:
+        """The core that is to have the request; None where the header names none.
+
+        Raises:
+            RequestError: it is no index.
+        """
+        text = self._text(RANK_HEADER.encode())
+        if not text:
+            return None
+        if not _INDEX.fullmatch(text):
+            raise RequestError(f"the header {RANK_HEADER} must be the index of a core, such as 0", RANK_HEADER)
+        return int(text)
 
     @property
     def timeout(self) -> float | None:

@@ -35,6 +35,7 @@ class RequestContext(msgspec.Struct):
     """One request's own id, which is part of its answer's, whose it is, and the seconds that it may take.
 
     `session` is what the request belongs to, as a conversation: its requests go to one core where that costs nothing.
+    `data_parallel_rank` is the core that a header asks for.
 
     `arrival` is when it came, by the monotonic clock. `ticket` and `budgets` are there once it was admitted or refused.
 
@@ -49,6 +50,7 @@ class RequestContext(msgspec.Struct):
     request_id: str
     tenant: str = ""
     session: str = ""
+    data_parallel_rank: int | None = None
     role: Role = "user"
     timeout: float | None = None
     arrival: float = msgspec.field(default_factory=time.monotonic)

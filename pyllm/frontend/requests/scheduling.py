@@ -30,6 +30,7 @@ def scheduling_from(
         tpot_target=tpot_target,
         cache_salt=cache_salt or "",
         session=_session(context.session),
+        data_parallel_rank=context.data_parallel_rank,
         name=context.request_id,
     )
 

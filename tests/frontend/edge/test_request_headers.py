@@ -86,6 +86,14 @@ def test_a_session() -> None:
     assert head().session == ""
 
 
+def test_the_core_that_a_request_asks_for() -> None:
+    assert head(x_data_parallel_rank="1").data_parallel_rank == 1
+    assert head().data_parallel_rank is None
+    for bad in ("one", "-1", "1.5", "9" * 10):
+        with pytest.raises(RequestError, match="x-data-parallel-rank must be the index of a core"):
+            _ = head(x_data_parallel_rank=bad).data_parallel_rank
+
+
 def test_the_callers_span() -> None:
     trace = head(traceparent=PARENT, tracestate="a=1,b=2").trace
     assert trace == TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", 1, "a=1,b=2")
