@@ -72,6 +72,12 @@ def test_streams_of_a_core_that_is_killed_go_on_with_the_other(model: str) -> No
         assert figures(server, "vllm:prefix_cache_queries_total").keys() == {"0", "1"}
         assert min(figures(server, "vllm:prefix_cache_queries_total").values()) > 0, "both have had requests"
         tally.add(asked, twins, kill_at_events(server.address, asked, [200], server.titled(CORE).kill))
+        drawn = {"temperature": 1, "max_tokens": 20, "prompt": "The sea is"}
+        answers = [
+            httpx.post(f"{server.address}/v1/completions", json=drawn, headers={"idempotency-key": "one"}).json()
+            for _ in range(3)
+        ]
+        assert answers == [answers[0]] * 3, "one request, though cores take turns"
         assert tally.is_flawless, tally.record("kills")
         until(lambda: readiness(server)["num_ready_cores"] == 2, "the successor of the core")
         server.tree = server.processes()
@@ -137,7 +143,7 @@ def indices(server: Server) -> list[list[int]]:
 
 
 def test_cores_come_and_leave_under_streams_whichever_api_process_is_asked(model: str, tmp_path: Path) -> None:
-    flags = ("--data-parallel-placement", "round-robin", "--api-server-count", "2", "--admin-on-loopback")
+    flags = ("--api-server-count", "2", "--admin-on-loopback")
     with headless_core(model, tmp_path) as address, Server("--model", model, *TINY, *flags) as server:
         admin = f"{server.address}/admin/cores"
         asked, tally = requests(8, 300), Tally()
