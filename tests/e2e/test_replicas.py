@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+import zmq
 
 from pyllm import LLM, SamplingParams
 from pyllm.frontend.observability.metrics_snapshot import Counter
@@ -113,6 +115,28 @@ def test_an_engine_in_a_program_has_several_cores_and_lives_as_long_as_one(model
         core.kill()
         (again,) = llm.generate("The sea is", params, use_tqdm=False)
         assert again.outputs[0].token_ids == outputs[0].outputs[0].token_ids
+
+
+def test_each_core_publishes_its_events_and_a_request_may_name_its_core(model: str, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/events"
+    events = ("--enable-kv-cache-events", "--kv-events-endpoint", address)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with Server("--model", model, *TINY, *IN_TURN, *events) as server:
+        for rank, published in enumerate((address, f"{address}_dp1")):
+            with context.socket(zmq.SUB) as subscriber:
+                subscriber.setsockopt(zmq.SUBSCRIBE, b"")
+                subscriber.connect(published)
+                for number in range(100):  # until the subscription has come
+                    body = {"prompt": f"{rank} {number} Once upon a time by the sea", "max_tokens": 1}
+                    headers = {"x-data-parallel-rank": str(rank)}
+                    httpx.post(f"{server.address}/v1/completions", json=body, headers=headers, timeout=DEADLINE)
+                    if subscriber.poll(100):
+                        break
+                _, batch_events, told = msgspec.msgpack.decode(subscriber.recv_multipart()[2])
+                assert (batch_events[0]["type"], told) == ("BlockStored", rank)
+        wrong = httpx.post(f"{server.address}/v1/completions", json=body, headers={"x-data-parallel-rank": "2"})
+        assert (wrong.status_code, "there is no core 2" in wrong.json()["error"]["message"]) == (400, True)
+    context.term()
 
 
 @contextmanager
