@@ -252,7 +252,8 @@ class EngineClient(CoreCalls):
                 raise EngineDeadError(str(core.failure))
         except TimeoutError:
             self._remove(core)
-            raise EngineDeadError(f"no core answered at {address} within {timeout:g} s") from None
+            check = "see that one is bound there, and with the same keys over tcp://"
+            raise EngineDeadError(f"no core answered at {address} within {timeout:g} s: {check}") from None
         except BaseException:
             self._remove(core)
             raise

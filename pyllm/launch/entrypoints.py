@@ -53,7 +53,9 @@ def load_rank(config: CoreConfig) -> "ModelRunner":
     """The only rank, loaded into this process, for the uni executor."""
     from pyllm.workers.worker_process import load
 
-    worker = WorkerConfig(engine=config.engine, checkpoint=config.checkpoint, rank=0, address="", rendezvous="")
+    worker = WorkerConfig(
+        engine=config.engine, checkpoint=config.checkpoint, rank=0, address="", rendezvous="", core_index=config.index
+    )
     return load(worker, lambda stage: logger.info("%s", stage))
 
 

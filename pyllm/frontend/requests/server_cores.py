@@ -20,7 +20,7 @@ from pyllm.frontend.shared.remote_state import Shared
 from pyllm.wire.curve import client_keys
 from pyllm.wire.sockets import is_core_address
 
-ADD_TIMEOUT = 30.0  # seconds that a core has to answer before it is not added
+ADD_TIMEOUT = 10.0  # seconds that a core has to answer before it is not added
 RETRY = 2.0  # seconds until a core that another API process has added is tried again
 NOTHING_KNOWN = CoreList(version=-1)
 

@@ -40,7 +40,12 @@ class OneShotAllReduce:
         The log says what was chosen. `limit`: bytes; by default what suits so many ranks.
         """
         num_bytes = _limit(size) if limit is None else limit
-        obstacle = obstacle_between(rank, size, torch.cuda.can_device_access_peer, _links)
+        first = (device.index or 0) - rank  # the GPU of rank 0
+
+        def can_access(own: int, other: int) -> bool:
+            return bool(torch.cuda.can_device_access_peer(first + own, first + other))
+
+        obstacle = obstacle_between(rank, size, can_access, lambda own: _links(first + own)[first:])
         return cls.agreed(obstacle, lambda: cls._share(num_bytes, device), rank, size, device)
 
     @classmethod
@@ -104,7 +109,10 @@ def _limit(size: int) -> int:
 def obstacle_between(
     rank: int, size: int, can_access: Callable[[int, int], bool], links_of: Callable[[int], Sequence[int]]
 ) -> str:
-    """Why this rank's GPU cannot read the memory of all others fast; empty if it can. `links_of` counts NVLinks."""
+    """Why this rank's GPU cannot read the memory of all others fast; empty if it can. `links_of` counts NVLinks.
+
+    GPUs go by their ranks.
+    """
     if not _limit(size):
         return f"one launch is for {max(_LIMITS)} ranks at most, and there are {size}"
     others = [other for other in range(size) if other != rank]
@@ -118,12 +126,12 @@ def obstacle_between(
     return f"there is no NVLink between GPU {rank} and GPUs {far}" if far else ""
 
 
-def _links(rank: int) -> list[int]:
+def _links(number: int) -> list[int]:
     """How many NVLinks a GPU has to each."""
     from torch._C._autograd import DeviceType
     from torch._C._distributed_c10d import _detect_dma_connectivity  # type: ignore[attr-defined]  # torch has no type
 
-    links: list[int] = _detect_dma_connectivity(DeviceType.CUDA, "nvlink").matrix[rank]
+    links: list[int] = _detect_dma_connectivity(DeviceType.CUDA, "nvlink").matrix[number]
     return links
 
 

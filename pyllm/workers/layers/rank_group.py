@@ -46,12 +46,12 @@ class RankGroup:
 
         With `batch_invariant` GPUs add up as CPUs do, in rank order; with `only_nccl` they share no memory.
         """
+        on_gpu = device.type == "cuda"
+        if on_gpu:  # A lone rank, too, has another one than the first where several cores run.
+            torch.cuda.set_device(device)
         if size == 1:
             return cls(rank, size)
-        on_gpu = device.type == "cuda"
-        if on_gpu:
-            torch.cuda.set_device(device)
-        else:
+        if not on_gpu:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         dist.init_process_group("nccl" if on_gpu else "gloo", init_method=rendezvous, rank=rank, world_size=size)
         # In gloo's own reduction, a row's sum would depend on the size of the tensor.
