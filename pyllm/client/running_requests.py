@@ -234,6 +234,8 @@ class RunningRequests:
         core = self._core_of(stream)
         if core is not None and self._streams.get(stream.request) is not None:
             self._cores.release(core, stream)
+            # While it waits, what the core still says of it, such as the end by our abort, is of another id.
+            self._streams.rename(stream, next(self._ids))
             stream.core = None
             self._wait(stream)
 

@@ -76,6 +76,22 @@ async def test_a_request_goes_to_the_core_that_it_asks_for_while_that_is_there()
     client.close()
 
 
+async def test_the_abort_by_which_a_request_leaves_its_core_does_not_end_it() -> None:
+    cores = fakes(2)
+    client = await connected(*cores)
+    reader = Reader(1)
+    client.submit([5], GREEDY, reader)
+    (submit,) = cores[0].sent(Submit)
+    cores[1].answers_hello = False
+    cores[1].on_disconnect()
+    cores[0].say(Heartbeat("draining"))
+    client.beat()
+    assert cores[0].sent(Abort) == [Abort(cores[0].epoch, submit.request)]
+    cores[0].say_rows(Row(submit.request, [], finish=FinishCode.ABORT))
+    assert (client.num_requests, reader.finishes) == (1, [None])
+    client.close()
+
+
 async def test_each_core_gets_its_turn() -> None:
     cores = fakes(3)
     client = await connected(*cores)
