@@ -65,7 +65,8 @@ class ModelDescription(Struct, kw_only=True):
 class ServerLoad(Struct):
     """`GET /load`: sequences that are computed or wait, under vLLM's name and under that of its router.
 
-    SGLang's gateway wants a list of `/get_load`, in the same request, and counts for itself where it finds none.
+    SGLang's gateway wants a list of `/get_load`, in the same request. Where it finds none, its policy by load chooses
+    at random, and its others go on.
     """
 
     server_load: int

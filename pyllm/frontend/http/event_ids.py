@@ -46,21 +46,21 @@ class ChoicePosition(msgspec.Struct, frozen=True):
 class StreamIdentity(msgspec.Struct, frozen=True):
     """What a stream's tokens depend on besides its seed, as two short hashes.
 
-    `model` is of the core's fingerprint (`Ready` in `wire/messages.py`), `request` of the prompts' token ids and the
+    `model` is of the core's fingerprint (`Ready` in `wire/messages.py`), `content` of the prompts' token ids and the
     parameters, in which the chat template, the tokenizer and the server's defaults have had their part.
     """
 
     model: str
-    request: str
+    content: str
 
     @classmethod
     def of(cls, fingerprint: str, prompts: Iterable[Sequence[int]], params: SamplingParams) -> "StreamIdentity":
         """That of a request to a core; the seed of `params` is left out."""
         # The text leaves out what has its default, so that a version with one more parameter says the same.
-        request = blake2b(repr(msgspec.structs.replace(params, seed=None)).encode(), digest_size=6)
+        content = blake2b(repr(msgspec.structs.replace(params, seed=None)).encode(), digest_size=6)
         for prompt in prompts:
-            request.update(len(prompt).to_bytes(4, "little") + array("i", prompt).tobytes())
-        return cls(model_hash(fingerprint), request.hexdigest())
+            content.update(len(prompt).to_bytes(4, "little") + array("i", prompt).tobytes())
+        return cls(model_hash(fingerprint), content.hexdigest())
 
     def check_resumes(self, earlier: "StreamIdentity") -> None:
         """Whether this stream can go on where an earlier one broke off.
@@ -75,7 +75,7 @@ class StreamIdentity(msgspec.Struct, frozen=True):
                 "would its tokens; repeat the request without the header",
                 LAST_EVENT_ID,
             )
-        if self.request != earlier.request:
+        if self.content != earlier.content:
             raise ResumeConflictError(
                 f"the header {LAST_EVENT_ID} is of a stream with another prompt or other parameters: the body, or the "
                 "server's chat template, tokenizer or defaults differ; repeat the same request or leave the header out",
@@ -107,14 +107,14 @@ class Position(msgspec.Struct, frozen=True):
         match = _ID.fullmatch(text) if len(text) <= MAX_ID_CHARACTERS else None
         if match is None:
             raise _malformed()
-        request_id, created, seed, model, request, rest = match.groups()
+        request_id, created, seed, model, content, rest = match.groups()
         parts = rest.split(",") if rest else []
         end = _END.fullmatch(parts[-1]) if parts else None
         if end is not None:
             parts.pop()
         num_end_events = int(end[1]) if end is not None else 0
         choices = tuple(_position(part) for part in parts)
-        identity = None if model is None else StreamIdentity(model, request)
+        identity = None if model is None else StreamIdentity(model, content)
         if (
             len(choices) > MAX_CHOICES
             or (end is not None and not all(position.ended for position in choices))
@@ -128,7 +128,7 @@ class Position(msgspec.Struct, frozen=True):
         choices = [_text(position) for position in self.choices]
         if self.num_end_events:
             choices.append(f"e{self.num_end_events}")
-        identity = "" if self.identity is None else f"{self.identity.model}-{self.identity.request}"
+        identity = "" if self.identity is None else f"{self.identity.model}-{self.identity.content}"
         return f"{self.request_id}.{self.created:x}.{self.seed:x}.{identity}.{','.join(choices)}"
 
 
