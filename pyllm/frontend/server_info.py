@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from pyllm import __version__
 from pyllm.errors import EngineDeadError
+from pyllm.frontend.http.event_ids import model_hash
 from pyllm.frontend.openai.error_format import LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.sampling_params import SamplingParams
@@ -21,7 +22,10 @@ SHOWN_PARAMETERS = (
 
 
 class ServerInfo(Struct, kw_only=True):
-    """`GET /server_info`. Sizes are in tokens, of each of `dp_size` cores; `max_total_tokens` is its KV cache's."""
+    """`GET /server_info`. Sizes are in tokens, of each of `dp_size` cores; `max_total_tokens` is its KV cache's.
+
+    `model_hash` is that in the ids of events: servers that have the same one go on with each other's streams.
+    """
 
     model_path: str
     served_model_name: str
@@ -34,6 +38,7 @@ class ServerInfo(Struct, kw_only=True):
     max_total_tokens: int
     max_prefill_tokens: int
     max_running_requests: int
+    model_hash: str
     tp_size: int
     dp_size: int = 1
     pp_size: int = 1
@@ -60,7 +65,8 @@ class ModelDescription(Struct, kw_only=True):
 class ServerLoad(Struct):
     """`GET /load`: sequences that are computed or wait, under vLLM's name and under that of its router.
 
-    SGLang's gateway wants a list of `/get_load`, in the same request, and counts for itself where it finds none.
+    SGLang's gateway wants a list of `/get_load`, in the same request. Where it finds none, its policy by load chooses
+    at random, and its others go on.
     """
 
     server_load: int
@@ -109,6 +115,7 @@ def _server_info(state: ServerState) -> ServerInfo:
         max_total_tokens=model.kv_cache_tokens,
         max_prefill_tokens=model.max_num_batched_tokens,
         max_running_requests=model.max_num_seqs,
+        model_hash=model_hash(state.client.fingerprint),
         tp_size=model.tensor_parallel_size,
         dp_size=len(state.client.cores),
     )

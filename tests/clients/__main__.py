@@ -10,12 +10,10 @@ import tempfile
 from pathlib import Path
 
 from tests.clients.environment import PROGRAMS
-from tests.clients.program import Outcome, Program
+from tests.clients.program import MODEL_FLAGS, Outcome, Program
 from tests.e2e.server import Server
 
 ROOT = Path(".clients")
-# Enough for what the checks ask of the embedded model, and little memory.
-MODEL_FLAGS = ("--served-model-name", "smol", "--kv-cache-memory-bytes", "512MiB")
 
 
 def main() -> None:

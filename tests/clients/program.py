@@ -13,6 +13,8 @@ from typing import Any
 
 from tests.clients.environment import HERE, PROGRAMS, Environment
 
+# Enough for what the checks ask of the embedded model, and little memory.
+MODEL_FLAGS = ("--served-model-name", "smol", "--kv-cache-memory-bytes", "512MiB")
 LIMIT = 300.0  # seconds for all checks of one program
 # Nothing listens there: what would leave this machine fails.
 NOWHERE = "http://127.0.0.1:9"
@@ -72,6 +74,7 @@ class Program:
                 "model": model_address,
                 "scripted": address,
                 "start_scripted": self._server_command(),
+                "start_model": [sys.executable, "-m", "pyllm", "serve", "--no-warm-spares", *MODEL_FLAGS],
                 "python_path": os.pathsep.join(filter(None, sys.path)),
                 "folder": str(folder),
             }

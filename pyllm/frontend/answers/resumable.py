@@ -1,6 +1,7 @@
 """A stream whose events have ids, and which can go on where an earlier stream broke off.
 
-It generates the answer again from the same seed, and hides the part that was sent before.
+It generates the answer again from the same seed, and hides the part that was sent before. Knows nothing of who sent
+that part: this process, another one, or another server with the same model.
 """
 
 from pyllm.errors import RequestError
@@ -15,6 +16,7 @@ class ResumableAnswer(EventStream):
     """Server-sent events from a position on, each with an id.
 
     Raises:
+        ResumeConflictError: the position is in a stream of another model, prompt or parameters.
         RequestError: the position is of another number of choices, or of another seed.
     """
 
@@ -30,8 +32,11 @@ class ResumableAnswer(EventStream):
                 LAST_EVENT_ID,
             )
         seed = generation.fix_seed(position.seed, is_repeated=bool(position.choices))
+        identity = generation.identity()
+        if position.identity is not None:
+            identity.check_resumes(position.identity)
         generation.split_at([_boundaries(position) for position in choices])
-        start = Position(position.request_id, position.created, seed, choices, position.num_end_events)
+        start = Position(position.request_id, position.created, seed, choices, position.num_end_events, identity)
         self._ids = EventIds(start)
         self._repeats: dict[int, _Repeat] = {
             choice: _Repeat(position) for choice, position in enumerate(choices) if position != ChoicePosition()

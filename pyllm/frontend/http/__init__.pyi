@@ -1,5 +1,5 @@
 from .body_shape import find_ignored
-from .event_ids import LAST_EVENT_ID, MAX_CHOICES, ChoicePosition, EventIds, Position
+from .event_ids import LAST_EVENT_ID, MAX_CHOICES, ChoicePosition, EventIds, Position, StreamIdentity, model_hash
 from .failure import (
     AuthenticationError,
     BodyTooLargeError,
@@ -10,6 +10,7 @@ from .failure import (
     MediaTypeError,
     QueueFullError,
     RateLimitError,
+    ResumeConflictError,
     UnknownCoreError,
     UnknownModelError,
     UnknownRequestError,
@@ -64,6 +65,8 @@ __all__ = [
     "QueueFullError",
     "RateLimitError",
     "RequestFields",
+    "ResumeConflictError",
+    "StreamIdentity",
     "UnknownCoreError",
     "UnknownModelError",
     "UnknownRequestError",
@@ -76,6 +79,7 @@ __all__ = [
     "failure_headers",
     "find_ignored",
     "ignore_server_tool",
+    "model_hash",
     "openapi_document",
     "refuse_unsupported",
     "unsupported_field",

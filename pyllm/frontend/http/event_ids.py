@@ -1,20 +1,28 @@
 """Ids of server-sent events: an id has the request, its seed, and how much of each choice was sent up to this event.
 
-A client that repeats its request with the last id that it saw gets the rest. Knows neither HTTP nor event contents.
+A client that repeats its request with the last id that it saw gets the rest, from any server with the same model: the
+id needs no record. Knows neither HTTP nor event contents.
 """
 
 import re
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 import msgspec
 
 from pyllm.errors import RequestError
+from pyllm.frontend.http.failure import ResumeConflictError
+from pyllm.sampling_params import SamplingParams
 
 LAST_EVENT_ID = "Last-Event-ID"
 MAX_ID_CHARACTERS = 4096
 # An id names every choice, so streams of more choices have none.
 MAX_CHOICES = 128
 
-_IDENTITY = re.compile(r"([!-~]{1,256})\.([0-9a-f]{1,10})\.([0-9a-f]{1,16})\.([0-9a-z,+-]*)")
+_ID = re.compile(
+    r"([!-~]{1,256})\.([0-9a-f]{1,10})\.([0-9a-f]{1,16})\.(?:([0-9a-f]{12})-([0-9a-f]{12}))?\.([0-9a-z,+-]*)"
+)
 _CHOICE = re.compile(r"(\d{1,8})(f?)(?:\+(\d{1,8})(f?)-(\d{1,4}))?")
 _END = re.compile(r"e(\d{1,2})")
 
@@ -35,11 +43,51 @@ class ChoicePosition(msgspec.Struct, frozen=True):
     piece: Piece | None = None
 
 
+class StreamIdentity(msgspec.Struct, frozen=True):
+    """What a stream's tokens depend on besides its seed, as two short hashes.
+
+    `model` is of the core's fingerprint (`Ready` in `wire/messages.py`), `content` of the prompts' token ids and the
+    parameters, in which the chat template, the tokenizer and the server's defaults have had their part.
+    """
+
+    model: str
+    content: str
+
+    @classmethod
+    def of(cls, fingerprint: str, prompts: Iterable[Sequence[int]], params: SamplingParams) -> "StreamIdentity":
+        """That of a request to a core; the seed of `params` is left out."""
+        # The text leaves out what has its default, so that a version with one more parameter says the same.
+        content = blake2b(repr(msgspec.structs.replace(params, seed=None)).encode(), digest_size=6)
+        for prompt in prompts:
+            content.update(len(prompt).to_bytes(4, "little") + array("i", prompt).tobytes())
+        return cls(model_hash(fingerprint), content.hexdigest())
+
+    def check_resumes(self, earlier: "StreamIdentity") -> None:
+        """Whether this stream can go on where an earlier one broke off.
+
+        Raises:
+            ResumeConflictError: it has another model, or another prompt or parameters.
+        """
+        if self.model != earlier.model:
+            raise ResumeConflictError(
+                f"the header {LAST_EVENT_ID} is of a stream of the model {earlier.model}, and this server has "
+                f"{self.model}: its weights, dtype, quantization, instruction set or number of ranks differ, and so "
+                "would its tokens; repeat the request without the header",
+                LAST_EVENT_ID,
+            )
+        if self.content != earlier.content:
+            raise ResumeConflictError(
+                f"the header {LAST_EVENT_ID} is of a stream with another prompt or other parameters: the body, or the "
+                "server's chat template, tokenizer or defaults differ; repeat the same request or leave the header out",
+                LAST_EVENT_ID,
+            )
+
+
 class Position(msgspec.Struct, frozen=True):
     """A point in an answer's stream. Without `choices` it is the beginning, whatever the number of choices.
 
     `created` is in seconds since the epoch. `seed` None: the request has its own, or one is still to be drawn.
-    `num_end_events` were sent of those that follow all choices.
+    `num_end_events` were sent of those that follow all choices. `identity` is there where `choices` are.
     """
 
     request_id: str
@@ -47,6 +95,7 @@ class Position(msgspec.Struct, frozen=True):
     seed: int | None = None
     choices: tuple[ChoicePosition, ...] = ()
     num_end_events: int = 0
+    identity: StreamIdentity | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Position":
@@ -55,26 +104,32 @@ class Position(msgspec.Struct, frozen=True):
         Raises:
             RequestError: it is not an id of ours.
         """
-        match = _IDENTITY.fullmatch(text) if len(text) <= MAX_ID_CHARACTERS else None
+        match = _ID.fullmatch(text) if len(text) <= MAX_ID_CHARACTERS else None
         if match is None:
             raise _malformed()
-        request_id, created, seed, rest = match.groups()
+        request_id, created, seed, model, content, rest = match.groups()
         parts = rest.split(",") if rest else []
         end = _END.fullmatch(parts[-1]) if parts else None
         if end is not None:
             parts.pop()
         num_end_events = int(end[1]) if end is not None else 0
         choices = tuple(_position(part) for part in parts)
-        if len(choices) > MAX_CHOICES or (end is not None and not all(position.ended for position in choices)):
+        identity = None if model is None else StreamIdentity(model, content)
+        if (
+            len(choices) > MAX_CHOICES
+            or (end is not None and not all(position.ended for position in choices))
+            or (identity is None) != (not choices)
+        ):
             raise _malformed()
-        return cls(request_id, int(created, 16), int(seed, 16), choices, num_end_events)
+        return cls(request_id, int(created, 16), int(seed, 16), choices, num_end_events, identity)
 
     def format(self) -> str:
         """The id; the seed must be known."""
         choices = [_text(position) for position in self.choices]
         if self.num_end_events:
             choices.append(f"e{self.num_end_events}")
-        return f"{self.request_id}.{self.created:x}.{self.seed:x}.{','.join(choices)}"
+        identity = "" if self.identity is None else f"{self.identity.model}-{self.identity.content}"
+        return f"{self.request_id}.{self.created:x}.{self.seed:x}.{identity}.{','.join(choices)}"
 
 
 class EventIds:
@@ -116,6 +171,11 @@ class EventIds:
     def _with_id(self, block: bytes) -> bytes:
         end = f",e{self._num_end_events}" if self._num_end_events else ""
         return b"id: %b%b%b\n%b" % (self._prefix, ",".join(self._texts).encode(), end.encode(), block)
+
+
+def model_hash(fingerprint: str) -> str:
+    """What an id has of a core's fingerprint: 12 hexadecimal digits."""
+    return blake2b(fingerprint.encode(), digest_size=6).hexdigest()
 
 
 def _split(events: bytes) -> list[bytes]:

@@ -78,6 +78,10 @@ class IdempotencyConflictError(RequestError):
     """An Idempotency-Key that is another request's."""
 
 
+class ResumeConflictError(RequestError):
+    """A stream that cannot go on here: this server would give its rest other tokens."""
+
+
 class BodyTooLargeError(RequestError):
     """A body beyond what this server takes."""
 
@@ -148,9 +152,9 @@ def failure_headers(failure: Failure) -> list[tuple[bytes, bytes]]:
     headers = []
     if failure.retry_after is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(failure.retry_after))))
-    elif failure.status in (408, 429, 500):
-        # Clients of OpenAI and Anthropic try these again otherwise: what ended cores would end as many again, and what
-        # had too little time has no more the next time.
+    elif failure.status in (408, 409, 429, 500):
+        # Clients of OpenAI and Anthropic try these again otherwise: what ended cores would end as many again, what had
+        # too little time has no more the next time, and a stream of another model remains one.
         headers.append((b"x-should-retry", b"false"))
     if failure.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
@@ -182,6 +186,7 @@ _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (UnknownCoreError, 404, "core_not_found"),
     (MediaTypeError, 415, "unsupported_media_type"),
     (IdempotencyConflictError, 422, "idempotency_conflict"),
+    (ResumeConflictError, 409, "resume_conflict"),
     (BodyTooLargeError, 413, "request_too_large"),
     (RequestTooLargeError, 400, "context_length_exceeded"),
     (UnsupportedThreadError, 400, "thread_unsupported_request"),

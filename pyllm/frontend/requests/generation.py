@@ -9,7 +9,7 @@ from pyllm.client.logprobs import LogprobEntries
 from pyllm.client.streams import OutputSink
 from pyllm.client.submission import room_for_output
 from pyllm.errors import PyllmError, RequestError
-from pyllm.frontend.http.event_ids import LAST_EVENT_ID
+from pyllm.frontend.http.event_ids import LAST_EVENT_ID, StreamIdentity
 from pyllm.frontend.http.keep_alive import KeepAlive
 from pyllm.frontend.observability.metrics import RequestMetrics
 from pyllm.frontend.observability.request_log import RequestLog
@@ -86,6 +86,10 @@ class Generation:
     def keep_alive(self) -> KeepAlive:
         """Who keeps silent streams open."""
         return self._state.keep_alive
+
+    def identity(self) -> StreamIdentity:
+        """What its tokens depend on besides the seed."""
+        return StreamIdentity.of(self._state.client.fingerprint, self._prompts, self._params)
 
     def fix_seed(self, seed: int | None, is_repeated: bool = False) -> int:
         """Before `start`: use this seed, or draw one, unless the request has its own; gives the one in use.

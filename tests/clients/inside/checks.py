@@ -7,6 +7,7 @@ import asyncio
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -31,7 +32,8 @@ class Servers:
     model: str
     scripted: str
     start_scripted: list[str]  # a command for one more scripted server, which prints its address
-    python_path: str  # of that command
+    start_model: list[str]  # one for one more server with the embedded model; it takes flags
+    python_path: str  # of both commands
     folder: Path
 
 
@@ -49,6 +51,43 @@ class ScriptedServer:
         """End it and wait; nothing if it has ended."""
         self.process.terminate()
         self.process.wait(DEADLINE)
+
+
+class ModelServer:
+    """One more server with the embedded model, on a free port unless the flags name one."""
+
+    def __init__(self, servers: Servers, *flags: str) -> None:
+        self.address = ""
+        environment = {**os.environ, "PYTHONPATH": servers.python_path}
+        command = [*servers.start_model, "--kv-cache-memory-bytes", "64MiB", "--port", "0", *flags]
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+    def wait(self) -> None:
+        """Wait until it is ready; only then it has an address."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith("pyllm is ready on http://"), line
+        self.address = line.split()[4]
+
+    def kill(self) -> None:
+        """End all its processes at once, its supervisor first, as the loss of its machine would."""
+        for number in _descendants(self.process.pid):
+            os.kill(number, signal.SIGKILL)
+        self.process.wait(DEADLINE)
+
+    def stop(self) -> None:
+        """Tell it to finish what it has, and wait; nothing if it has ended."""
+        self.process.terminate()
+        self.process.wait(DEADLINE)
+
+
+def _descendants(number: int) -> list[int]:
+    """A process and those that it and they have started, in this order."""
+    numbers = [number]
+    for parent in numbers:
+        for tasks in Path(f"/proc/{parent}/task").glob("*/children"):
+            numbers += map(int, tasks.read_text().split())
+    return numbers
 
 
 _checks: list[Callable[[Servers], Any]] = []

@@ -1,4 +1,4 @@
-"""The checks of a router in front of two scripted servers, which both routers' scripts share.
+"""A router in front of two servers, and its checks with scripted ones, which both routers' scripts share.
 
 It uses the standard library alone, as `checks`.
 """
@@ -9,34 +9,38 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from checks import DEADLINE, ScriptedServer, Servers, check, is_idle, main, metric, wait_until
+from checks import DEADLINE, ModelServer, ScriptedServer, Servers, check, is_idle, main, metric, wait_until
 
 HELLO = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
-LONG = {**HELLO, "messages": [{"role": "user", "content": "Tell a long story."}], "stream": True}
+LONG = {**HELLO, "messages": [{"role": "user", "content": "Tell a long story."}]}
 ANSWER = "Hello from the script."
 
 Command = Callable[[int, int, list[str]], list[str]]
 
 
 class Routed:
-    """A router in front of two servers: `command` gives its command line for a port, another port, and the servers."""
+    """A router in front of servers, which end with it.
 
-    def __init__(self, servers: Servers, command: Command) -> None:
-        self.servers = [ScriptedServer(servers) for _ in range(2)]
+    `command` gives its command line for a port, another port, and the servers' addresses.
+    """
+
+    def __init__(self, servers: Sequence[ScriptedServer | ModelServer], command: Command, folder: Path) -> None:
+        self.servers = servers
         port, other = free_port(), free_port()
         self.address = f"http://127.0.0.1:{port}"
-        with (servers.folder / "router.log").open("w") as log:
+        with (folder / "router.log").open("w") as log:
             self._process = subprocess.Popen(
                 command(port, other, [server.address for server in self.servers]), stdout=log, stderr=log
             )
 
     def __enter__(self) -> "Routed":
         try:
-            wait_until(self._is_listening, "the router to listen")
+            wait_until(self._has_servers, "the router to have its servers")
         except AssertionError:
             self._stop()
             raise
@@ -49,15 +53,6 @@ class Routed:
         """The JSON of an answer; an error raises."""
         return post(self.address, path, body)
 
-    def begin(self, body: dict[str, Any]) -> http.client.HTTPConnection:
-        """Begin a stream and read its first bytes; to close what is given is to leave."""
-        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=DEADLINE)
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        assert answer.status == 200, answer.read()
-        assert answer.readline().startswith(b"data: ")
-        return connection
-
     def counts(self) -> list[float]:
         """How many requests each server has answered."""
         return [metric(server.address, "vllm:request_success_total") for server in self.servers]
@@ -68,9 +63,36 @@ class Routed:
         for server in self.servers:
             server.stop()
 
-    def _is_listening(self) -> bool:
+    def _has_servers(self) -> bool:
+        """Whether it knows all of them; one of the routers listens before it does."""
         assert self._process.poll() is None, f"the router has ended with {self._process.returncode}"
-        return is_healthy(self.address)
+        try:
+            with urllib.request.urlopen(f"{self.address}/readiness", timeout=DEADLINE) as answer:
+                return bool(json.loads(answer.read())["healthy_workers"] == len(self.servers))
+        except OSError:
+            return False
+
+
+class Stream:
+    """A stream that has begun. `lines` is what it has said so far; to close it is to leave."""
+
+    def __init__(self, address: str, path: str, body: dict[str, Any], headers: Mapping[str, str] = {}) -> None:
+        self.lines: list[str] = []
+        self._connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=DEADLINE)
+        content = {"Content-Type": "application/json"}
+        self._connection.request("POST", path, json.dumps(body | {"stream": True}), {**content, **headers})
+        self._answer = self._connection.getresponse()
+        assert self._answer.status == 200, self._answer.read()
+
+    def read(self, num_lines: int | None = None) -> "Stream":
+        """Read so many lines, or all to its end; what breaks off without an end raises `http.client.HTTPException`."""
+        while (num_lines is None or len(self.lines) < num_lines) and (line := self._answer.readline()):
+            self.lines.append(line.decode().rstrip("\n"))
+        return self
+
+    def close(self) -> None:
+        """Leave."""
+        self._connection.close()
 
 
 def post(address: str, path: str, body: dict[str, Any]) -> Any:
@@ -102,29 +124,33 @@ def free_port() -> int:
 def check_router(command: Command) -> None:
     """Run the checks of one router. Its command line takes a `--policy`, of which the last one counts."""
 
+    def scripted(servers: Servers, *flags: str) -> Routed:
+        workers = [ScriptedServer(servers) for _ in range(2)]
+        return Routed(workers, lambda *given: [*command(*given), *flags], servers.folder)
+
     @check
     def answers(servers: Servers) -> None:
-        with Routed(servers, command) as routed:
+        with scripted(servers) as routed:
             _check_answers(routed)
 
     @check
     def balancing(servers: Servers) -> None:
-        with Routed(servers, command) as routed:
+        with scripted(servers) as routed:
             _check_balancing(routed)
 
     @check
     def balancing_by_load(servers: Servers) -> None:
-        with Routed(servers, lambda *given: [*command(*given), "--policy", "power_of_two"]) as routed:
+        with scripted(servers, "--policy", "power_of_two") as routed:
             _check_answers(routed)
 
     @check
     def cancel(servers: Servers) -> None:
-        with Routed(servers, command) as routed:
+        with scripted(servers) as routed:
             _check_cancel(routed)
 
     @check
     def failover(servers: Servers) -> None:
-        with Routed(servers, command) as routed:
+        with scripted(servers) as routed:
             _check_failover(routed)
 
     main()
@@ -149,7 +175,9 @@ def _check_balancing(routed: Routed) -> None:
 
 def _check_cancel(routed: Routed) -> None:
     """Who leaves a stream ends its request."""
-    routed.begin(LONG).close()
+    stream = Stream(routed.address, "/v1/chat/completions", LONG).read(1)
+    assert stream.lines[0].startswith("data: ")
+    stream.close()
     wait_until(lambda: all(is_idle(server.address) for server in routed.servers), "the request to end")
 
 

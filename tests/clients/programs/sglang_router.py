@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from routed import check_router
+from routed_streams import check_streams
 
 ROUTER = str(Path(sys.executable).with_name("sglang-router"))
 
@@ -14,4 +15,6 @@ def command(port: int, other: int, workers: list[str]) -> list[str]:
     return [ROUTER, "launch", *flags, "--worker-urls", *workers]
 
 
+# It passes on keys, request ids and trace ids, and no other header.
+check_streams(command, passes_headers=lambda path: False)
 check_router(command)

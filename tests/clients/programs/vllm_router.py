@@ -1,6 +1,7 @@
 """vllm-router in front of two servers: it passes requests on, balances, follows a client that leaves, fails over.
 
-With `kv_aware` it finds the server that has a prompt by the events of both.
+A stream whose server is killed goes on at the other one. With `kv_aware` the router finds the server that has a prompt
+by the events of both.
 """
 
 import os
@@ -10,8 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from checks import Servers, check, wait_until
+from checks import ModelServer, Servers, check, wait_until
 from routed import check_router, free_port, is_healthy, post
+from routed_streams import CHAT, COMPLETIONS, check_streams
 
 ROUTER = str(Path(sys.executable).with_name("vllm-router"))
 NAME, SEED = "smol", "7"
@@ -35,34 +37,32 @@ def complete(address: str, number: int) -> int:
 @check
 def kv_aware(servers: Servers) -> None:
     """A prompt that one server has computed without the router goes to that server."""
-    ports = [free_port() for _ in range(8)]
-    python = servers.start_scripted[0]
-    addresses, sources = [], []
+    ports = [free_port() for _ in range(6)]
+    workers, sources = [], []
     with ExitStack() as stack:
-        for port, events, replays in (ports[:3], ports[3:6]):
-            addresses.append(f"http://127.0.0.1:{port}")
-            sources += ["--kv-event-source", f"{addresses[-1]}=tcp://127.0.0.1:{events}"]
-            sources += ["--kv-event-replay-source", f"{addresses[-1]}=tcp://127.0.0.1:{replays}"]
-            flags = ["--port", str(port), "--kv-cache-memory-bytes", "64MiB", "--served-model-name", NAME]
-            flags += ["--enable-kv-cache-events", "--kv-events-endpoint", f"tcp://127.0.0.1:{events}"]
+        for events, replays in (ports[:2], ports[2:4]):
+            flags = ["--enable-kv-cache-events", "--kv-events-endpoint", f"tcp://127.0.0.1:{events}"]
             flags += ["--kv-events-replay-endpoint", f"tcp://127.0.0.1:{replays}"]
             flags += ["--prefix-hash", "sha256_cbor", "--prefix-hash-seed", SEED]
-            environment = {**os.environ, "PYTHONPATH": servers.python_path}
-            server = subprocess.Popen([python, "-m", "pyllm", "serve", *flags], env=environment)
-            stack.callback(server.wait)
-            stack.callback(server.terminate)
-        for address in addresses:
-            wait_until(lambda address=address: is_healthy(address), f"{address} to be healthy")
+            workers.append(ModelServer(servers, *flags))
+            stack.callback(workers[-1].stop)
+        for worker, events, replays in zip(workers, ports[:4:2], ports[1:4:2], strict=True):
+            worker.wait()
+            sources += ["--kv-event-source", f"{worker.address}=tcp://127.0.0.1:{events}"]
+            sources += ["--kv-event-replay-source", f"{worker.address}=tcp://127.0.0.1:{replays}"]
+        addresses = [worker.address for worker in workers]
         flags = ["--policy", "kv_aware", *sources, "--kv-event-model", NAME]
-        line = [*command(ports[6], ports[7], addresses), *flags]
+        line = [*command(ports[4], ports[5], addresses), *flags]
         router = subprocess.Popen(line, env={**os.environ, "PYTHONHASHSEED": SEED})
         stack.callback(router.wait)
         stack.callback(router.kill)
-        routed = f"http://127.0.0.1:{ports[6]}"
+        routed = f"http://127.0.0.1:{ports[4]}"
         wait_until(lambda: is_healthy(routed), "the router to be healthy")
         for number in range(4):
             assert complete(addresses[number % 2], number) < 50
         assert [complete(routed, number) > 150 for number in range(4)] == [True] * 4
 
 
+# It passes on the headers of two routes; the others' streams have no ids.
+check_streams(command, passes_headers=lambda path: path in (CHAT, COMPLETIONS))
 check_router(command)

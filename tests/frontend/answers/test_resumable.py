@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.wire.messages import Submit
@@ -23,6 +24,8 @@ from tests.frontend.serving import Frontend, answering, in_process
 THOUGHT = "<think>\nIs it warm?\n</think>\n"
 TEXT = "Hello 🙂 world, how is the s🙂a? STOP it, world."
 ACCEPT = {"accept": "text/event-stream"}
+# What an id has of a model and a request.
+IDENTITY = "0123456789ab-0123456789ab"
 
 pieces = st.lists(st.integers(1, 7), min_size=1, max_size=6)
 
@@ -216,12 +219,15 @@ async def test_ids_go_to_those_who_ask(tokenizer: Tokenizer, headers: dict[str, 
     [
         ("nonsense", {}, "is not the id"),
         ("x" * 5000 + ".1.1.1", {}, "is not the id"),
-        ("a.1.1.1f+1-1", {}, "is not the id"),
-        ("a.1.1.1,e1", {}, "is not the id"),
-        ("a.1.1.2,3", {}, "2 choices, this one has 1"),
-        ("a.1.1.2", {"n": 2}, "1 choices, this one has 2"),
-        ("a.1.1.2", {"seed": 7}, "seed 1, this request 7"),
-        ("a.1.1.2", {"stream": False}, "resumes streams"),
+        ("a.1.1.2", {}, "is not the id"),  # as they were when they named no model
+        ("a.1.1..2", {}, "is not the id"),
+        (f"a.1.1.{IDENTITY}.", {}, "is not the id"),
+        (f"a.1.1.{IDENTITY}.1f+1-1", {}, "is not the id"),
+        (f"a.1.1.{IDENTITY}.1,e1", {}, "is not the id"),
+        (f"a.1.1.{IDENTITY}.2,3", {}, "2 choices, this one has 1"),
+        (f"a.1.1.{IDENTITY}.2", {"n": 2}, "1 choices, this one has 2"),
+        (f"a.1.1.{IDENTITY}.2", {"seed": 7}, "seed 1, this request 7"),
+        (f"a.1.1.{IDENTITY}.2", {"stream": False}, "resumes streams"),
     ],
 )
 async def test_an_id_that_does_not_fit_is_refused_by_the_headers_name(
@@ -236,6 +242,67 @@ async def test_an_id_that_does_not_fit_is_refused_by_the_headers_name(
     assert frontend.core.running == {}
 
 
+USER = {"role": "user", "content": "x"}
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [USER], "n": 2},
+    "/v1/completions": {"prompt": ["x", "yy"]},
+    "/v1/messages": {"model": "tiny", "messages": [USER], "max_tokens": 60},
+    "/v1/responses": {"input": "x"},
+}
+
+
+@pytest.mark.parametrize("key", [{}, {"idempotency-key": "a"}])
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_stream_goes_on_at_a_server_that_has_never_heard_of_it(
+    tokenizer: Tokenizer, path: str, key: dict[str, str]
+) -> None:
+    body = {**ROUTES[path], "stream": True}
+    async with frontend_of(tokenizer) as first, frontend_of(tokenizer) as second:
+        whole = await ask(first, path, body, [3], ACCEPT | key)
+        for cut in (1, len(whole) // 2, len(whole)):
+            headers = key | {"last-event-id": id_of(whole[cut - 1])}
+            assert await ask(second, path, body, [3], headers) == whole[cut:]
+    seeds = [[submit.seed for submit in frontend.core.sent(Submit)] for frontend in (first, second)]
+    assert seeds[1] == seeds[0] * 3
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_server_with_another_model_refuses_the_rest_by_name(tokenizer: Tokenizer, path: str) -> None:
+    body = {**ROUTES[path], "stream": True}
+    other = RaggedCore(lambda prompt, sample: [5, 0])
+    other.fingerprint = "another"
+    async with frontend_of(tokenizer) as first, in_process(other, tokenizer) as second:
+        whole = await ask(first, path, body, [3], ACCEPT)
+        answer = await second.http.post(path, json=body, headers={"last-event-id": id_of(whole[0])})
+        hashes = [(await frontend.http.get("/server_info")).json()["model_hash"] for frontend in (first, second)]
+    assert (answer.status_code, answer.headers["x-should-retry"], other.sent(Submit)) == (409, "false", [])
+    assert f"of the model {hashes[0]}, and this server has {hashes[1]}" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("change", [{"prompt": "y"}, {"temperature": 0.5}, {"max_tokens": 3}, {"stop": ["a"]}])
+async def test_another_request_does_not_go_on(tokenizer: Tokenizer, change: dict[str, Any]) -> None:
+    body = {"prompt": "x", "stream": True}
+    async with frontend_of(tokenizer) as frontend:
+        (first, *_) = await ask(frontend, "/v1/completions", body, [3], ACCEPT)
+        headers = {"last-event-id": id_of(first)}
+        answer = await frontend.http.post("/v1/completions", json=body | change, headers=headers)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (409, "resume_conflict", "Last-Event-ID")
+    assert "another prompt or other parameters" in error["message"]
+
+
+async def test_servers_whose_defaults_differ_do_not_splice(tokenizer: Tokenizer) -> None:
+    body = {"prompt": "x", "stream": True}
+    core = RaggedCore(lambda prompt, sample: [5, 6, 0])
+    async with (
+        frontend_of(tokenizer) as first,
+        in_process(core, tokenizer, sampling=SamplingDefaults(temperature=0.5)) as second,
+    ):
+        (event, *_) = await ask(first, "/v1/completions", body, [3], ACCEPT)
+        answer = await second.http.post("/v1/completions", json=body, headers={"last-event-id": id_of(event)})
+    assert answer.json()["error"]["code"] == "resume_conflict"
+
+
 async def test_many_choices_have_no_ids(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         body = {"prompt": ["x"] * 129, "stream": True}
@@ -246,7 +313,10 @@ async def test_many_choices_have_no_ids(tokenizer: Tokenizer) -> None:
 async def test_what_ends_earlier_than_before_has_its_end(tokenizer: Tokenizer) -> None:
     async with in_process(ScriptedCore(lambda prompt, sample: [5, 6, 0]), tokenizer) as frontend:
         body = {"prompt": "x", "stream": True}
-        response = await frontend.http.post("/v1/completions", json=body, headers={"last-event-id": "a.1.1.9"})
+        whole = await frontend.http.post("/v1/completions", json=body, headers=ACCEPT)
+        identity = id_of(blocks_of(whole.text)[0]).split(".")[3]
+        headers = {"last-event-id": f"a.1.1.{identity}.9"}
+        response = await frontend.http.post("/v1/completions", json=body, headers=headers)
     chunk = msgspec.json.decode(blocks_of(response.text)[0].rpartition("data: ")[2])
     assert (chunk["id"], chunk["created"]) == ("cmpl-a", 1)
     assert (chunk["choices"][0]["text"], chunk["choices"][0]["finish_reason"]) == ("", "stop")
