@@ -142,7 +142,6 @@ class FakeCore:
         on_disconnect: Callable[[], None],
     ) -> "FakeCore":
         self.on_message, self.on_malformed, self.on_disconnect = on_message, on_malformed, on_disconnect
-        self.closed = False
         return self
 
     def send(self, message: ClientMessage, *frames: Any, identity: bytes = b"") -> bool:

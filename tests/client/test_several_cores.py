@@ -37,6 +37,19 @@ class Clock:
         return self.now
 
 
+class ReachableCore(FakeCore):
+    """Each connection reaches the same core."""
+
+    def connect(
+        self,
+        on_message: MessageHandler[CoreMessage],
+        on_malformed: MalformedHandler,
+        on_disconnect: Callable[[], None],
+    ) -> FakeCore:
+        self.closed = False
+        return super().connect(on_message, on_malformed, on_disconnect)
+
+
 async def connected(*cores: FakeCore | Cores, clock: Callable[[], float] | None = None) -> EngineClient:
     """A client that sends to each of these in turn."""
     clock = clock or Clock()
@@ -103,7 +116,7 @@ async def test_each_core_gets_its_turn() -> None:
 
 
 async def test_what_a_lost_core_had_waits_for_one_without_other_work() -> None:
-    clock, follower = Clock(), FakeCore(epoch=99)
+    clock, follower = Clock(), ReachableCore(epoch=99)
     first, second = fakes(2)
     client = await connected(Cores(first, follower), second, clock=clock)
     readers = [Reader(1) for _ in range(4)]
@@ -140,7 +153,7 @@ async def test_a_core_that_follows_a_lost_one_gets_new_requests_once_its_probati
 
 
 async def test_a_core_out_of_reach_that_is_back_has_ended_nothing() -> None:
-    first, second = fakes(2)
+    first, second = ReachableCore(), FakeCore(epoch=99)
     client = await connected(first, second)
     request = client.submit([1], GREEDY, Reader(1))
     client.submit([2], GREEDY, Reader(1))
