@@ -8,7 +8,7 @@ from benchmarks.engine import captured_steps, grammar, memory, sampling, schedul
 from benchmarks.frontend import encoding, idle_streams, long_prompts, stop_strings, token_costs, unknown_fields
 from benchmarks.peers import transformers_backend
 from benchmarks.record import Record
-from benchmarks.servers import bench_client, recovery, startup, survival_overhead
+from benchmarks.servers import added_core, bench_client, recovery, startup, survival_overhead
 
 # What each part's figures are called, and what measures them.
 PARTS: dict[str, Callable[[], Iterator[Record]]] = {
@@ -27,6 +27,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     "unknown_fields": unknown_fields.run,
     "startup": startup.run,
     **recovery.FIGURES,
+    **added_core.FIGURES,
     "survival.overhead_percent": survival_overhead.run,
     "transformers_backend": transformers_backend.run,
 }

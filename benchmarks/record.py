@@ -33,6 +33,7 @@ class Record(TypedDict, total=False):
     with_products: float  # `value` and the matrix products that a GPU would compute
     worst: float  # of what `value` is the median of
     answer_s: float
+    share: float  # of the requests that a core has, once it has its part
     real_time: bool  # whether the measured processes had real-time priority
     truth: float  # what `value` should be, by the record of what was measured
     off_percent: float  # of `value` from that
