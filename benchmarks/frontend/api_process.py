@@ -8,7 +8,7 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks.frontend import paced_core
-from pyllm.config.process_config import ApiConfig, CoreConfig, SharedConfig, SharedConfig
+from pyllm.config.process_config import ApiConfig, CoreConfig, SharedConfig
 from pyllm.config.server_settings import ServerConfig
 from pyllm.supervision.child_process import ChildProcess, spawn
 from pyllm.wire.sockets import bind_listener
