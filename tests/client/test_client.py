@@ -584,6 +584,7 @@ async def _ended(core: FakeCore, client: EngineClient) -> None:
 
 
 async def _gone_for_long(core: FakeCore, client: EngineClient) -> None:
+    core.answers_hello = False
     core.on_disconnect()
     for _ in range(2 * 60 + 1):
         client.beat()

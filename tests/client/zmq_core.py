@@ -1,5 +1,6 @@
-"""A scripted core behind a real ROUTER, as a client in another process meets it."""
+"""Scripted cores behind a real ROUTER, as clients in other processes meet them."""
 
+from functools import partial
 from types import TracebackType
 
 import zmq
@@ -10,14 +11,17 @@ from tests.client.fake_core import FakeCore
 
 
 class ZmqCore:
-    """`async with ZmqCore(core, address)`: one client's messages go to `core`, what it says goes to that client."""
+    """`async with ZmqCore(core, address)`: one client's messages go to `core`, what it says goes to that client.
 
-    def __init__(self, core: FakeCore, address: str) -> None:
+    With `others` the next clients that come have one of these each; the last one is that of all later clients.
+    """
+
+    def __init__(self, core: FakeCore, address: str, *others: FakeCore) -> None:
         self.core = core
         self.address = address
         self.malformed: list[str] = []
-        self._identity = b""
-        core.on_message = self._say
+        self._unmet = [core, *others]
+        self._cores: dict[bytes, FakeCore] = {}
 
     async def __aenter__(self) -> "ZmqCore":
         self._context = zmq.Context()
@@ -38,8 +42,11 @@ class ZmqCore:
         self._endpoint.close()
 
     def _receive(self, identity: bytes, message: ClientMessage) -> None:
-        self._identity = identity
-        self.core.send(message)
+        core = self._cores.get(identity)
+        if core is None:
+            core = self._cores[identity] = self._unmet.pop(0) if len(self._unmet) > 1 else self._unmet[0]
+            core.on_message = partial(self._say, identity)
+        core.send(message)
 
-    def _say(self, identity: bytes, message: CoreMessage) -> None:
-        self._endpoint.send(message, identity=self._identity)
+    def _say(self, identity: bytes, _: bytes, message: CoreMessage) -> None:
+        self._endpoint.send(message, identity=identity)

@@ -27,7 +27,7 @@ KEY = {"idempotency-key": "key"}
 
 
 class Processes:
-    """Two API processes, each over a core of its own with the same script."""
+    """Two API processes, each of which meets a core of its own with the same script."""
 
     def __init__(
         self, cores: list["Beating"], apis: list[child_process.ChildProcess], clients: list[httpx.AsyncClient]
@@ -59,23 +59,23 @@ class Beating(ScriptedCore):
 async def two_processes(folder: Path, num_steps: int = -1) -> AsyncGenerator[Processes, None]:
     tokens = [*tiny_tokenizers.byte_level().encode(TEXT).ids, 0]
     cores = [Beating(tokens, num_steps), Beating(tokens)]
-    state_address = f"ipc://{folder}/state"
-    shared = SharedConfig()
+    address, state_address = f"ipc://{folder}/core-0", f"ipc://{folder}/state"
     async with AsyncExitStack() as stack:
         children = [child_process.spawn("the state", "state")]
-        children[0].configure(StateConfig(shared=shared, bind=state_address))
+        children[0].configure(StateConfig(shared=SharedConfig(core_addresses=(address,)), bind=state_address))
+        children[0].watch()
+        await stack.enter_async_context(ZmqCore(cores[0], address, cores[1]))
         clients = []
-        for index, core in enumerate(cores):
-            address = f"ipc://{folder}/core-{index}"
-            await stack.enter_async_context(ZmqCore(core, address))
+        for index in range(len(cores)):
             listener = stack.enter_context(bind_listener("127.0.0.1", 0))
-            config = api_config(folder, address, index=index, shared=shared, state_address=state_address)
+            config = api_config(folder, address, index=index, state_address=state_address)
             children.append(child_process.spawn(f"API process {index}", "api", listener.fileno()))
             children[-1].configure(config)
+            children[-1].watch()
+            if index == 0:
+                await children[-1].ready(60)  # The first core is the one that it meets.
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             clients.append(await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60)))
-        for child in children:
-            child.watch()
         try:
             for child in children:
                 await child.ready(60)
