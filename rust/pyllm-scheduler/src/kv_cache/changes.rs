@@ -103,7 +103,9 @@ mod tests {
     fn changes_are_read_as_they_were_written() {
         let changes = [Change::Stored(7), Change::Cleared, Change::Removed(u64::MAX)];
         let mut bytes = Vec::new();
-        changes.iter().for_each(|change| change.write(&mut bytes));
+        for change in changes {
+            change.write(&mut bytes);
+        }
         assert_eq!(Change::read_all(&bytes), Some(changes.to_vec()));
         assert_eq!(Change::read_all(&bytes[..26]), None);
         assert_eq!(Change::read_all(&[3; 9]), None);

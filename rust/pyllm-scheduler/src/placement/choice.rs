@@ -24,8 +24,8 @@ pub(crate) struct Candidate {
     pub(crate) before: f64,
     pub(crate) own: f64,
     /// Its own work, and its tenant's weight, for the core's books.
-    pub(crate) own_work: u64,
-    pub(crate) weight: u64,
+    pub(crate) own_work: f64,
+    pub(crate) weight: f64,
 }
 
 impl Candidate {
@@ -63,7 +63,7 @@ fn first_word(session: &str) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
+/// The finaliser of `SplitMix64` (Steele, Lea and Flood, 2014).
 fn mixed(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     fn candidate(core: u32, before: f64, own: f64, num_cached: u32) -> Candidate {
-        Candidate { core, place: core as usize, num_cached, num_requests: 0, before, own, own_work: 0, weight: 1 }
+        Candidate { core, place: core as usize, num_cached, num_requests: 0, before, own, own_work: 0.0, weight: 1.0 }
     }
 
     fn chosen(candidates: &[Candidate], step_seconds: f64, session: &str) -> Option<u32> {

@@ -17,16 +17,10 @@ const MOST_EXPECTED: usize = 1 << 18;
 #[derive(Default)]
 pub(crate) struct PrefixIndex {
     known: HashMapByShort<CoreSet>,
-    expected: HashMapByShort<Expected>,
+    expected: HashMapByShort<CoreSet>,
+    last_requests: HashMapByShort<u64>, // that are expected to store a name on a core, by `at`
     by_request: BTreeMap<u64, Request>,
     num_expected: usize, // names in `by_request`
-}
-
-/// What is about to be stored on some cores.
-struct Expected {
-    cores: CoreSet,
-    /// The last request that has it, with which it ends.
-    request: u64,
 }
 
 struct Request {
@@ -40,24 +34,12 @@ impl PrefixIndex {
         let core = CoreSet::of(place);
         for &change in changes {
             match change {
-                Change::Cleared => self.known.retain(|_, cores| {
-                    *cores = cores.without(core);
-                    !cores.is_empty()
-                }),
+                Change::Cleared => remove(&mut self.known, core),
                 Change::Stored(name) => {
                     let cores = self.known.entry(name).or_default();
                     *cores = cores.with(core);
                 }
-                Change::Removed(name) => {
-                    if let Entry::Occupied(mut entry) = self.known.entry(name) {
-                        let cores = entry.get().without(core);
-                        if cores.is_empty() {
-                            entry.remove();
-                        } else {
-                            *entry.get_mut() = cores;
-                        }
-                    }
-                }
+                Change::Removed(name) => remove_from(&mut self.known, name, core),
             }
         }
     }
@@ -65,16 +47,16 @@ impl PrefixIndex {
     /// Nothing is on the core at `place` any more, nor will be.
     pub(crate) fn forget(&mut self, place: usize) {
         self.change(place, &[Change::Cleared]);
-        let core = CoreSet::of(place);
-        self.expected.retain(|_, expected| {
-            expected.cores = expected.cores.without(core);
-            !expected.cores.is_empty()
-        });
-        self.by_request.retain(|_, request| {
+        let Self { by_request, last_requests, num_expected, .. } = self;
+        by_request.retain(|_, request| {
             let stays = request.place != place;
-            self.num_expected -= if stays { 0 } else { request.names.len() };
+            if !stays {
+                *num_expected -= request.names.len();
+                request.names.iter().for_each(|&name| drop(last_requests.remove(&at(name, place))));
+            }
             stays
         });
+        remove(&mut self.expected, CoreSet::of(place));
     }
 
     /// A request was placed: what of these names its core has not, it will have. Ids rise.
@@ -83,9 +65,9 @@ impl PrefixIndex {
         let names: Vec<_> =
             names.filter(|name| !self.known.get(name).is_some_and(|cores| cores.contains(place))).collect();
         for &name in &names {
-            let expected = self.expected.entry(name).or_insert(Expected { cores: core, request: id });
-            expected.cores = expected.cores.with(core);
-            expected.request = id;
+            let cores = self.expected.entry(name).or_default();
+            *cores = cores.with(core);
+            self.last_requests.insert(at(name, place), id);
         }
         if names.is_empty() {
             return;
@@ -94,8 +76,22 @@ impl PrefixIndex {
         self.by_request.insert(id, Request { place, names });
         while self.num_expected > MOST_EXPECTED {
             let Some((id, request)) = self.by_request.pop_first() else { break };
-            self.unexpect(id, &request.names);
+            self.unexpect(id, &request);
         }
+    }
+
+    /// Names known on the core at `place`.
+    #[cfg(test)]
+    pub(crate) fn known(&self, place: usize) -> std::collections::BTreeSet<u64> {
+        self.known.iter().filter(|(_, cores)| cores.contains(place)).map(|(&name, _)| name).collect()
+    }
+
+    /// Names that are known anywhere, and those that are expected, by name and by request.
+    #[cfg(test)]
+    pub(crate) fn sizes(&self) -> [usize; 4] {
+        let num_by_request = self.by_request.values().map(|request| request.names.len()).sum();
+        assert_eq!(self.num_expected, num_by_request);
+        [self.known.len(), self.expected.len(), self.last_requests.len(), num_by_request]
     }
 
     /// Where a request is whose names are expected still.
@@ -106,7 +102,7 @@ impl PrefixIndex {
     /// What the request was expected to store is known by now, or will not be stored.
     pub(crate) fn end(&mut self, id: u64) {
         if let Some(request) = self.by_request.remove(&id) {
-            self.unexpect(id, &request.names);
+            self.unexpect(id, &request);
         }
     }
 
@@ -159,17 +155,42 @@ impl PrefixIndex {
         if cores.without(known).is_empty() {
             return known;
         }
-        known.with(self.expected.get(&name).map_or(CoreSet::default(), |expected| expected.cores))
+        known.with(self.expected.get(&name).copied().unwrap_or_default())
     }
 
-    fn unexpect(&mut self, id: u64, names: &[u64]) {
-        self.num_expected -= names.len();
-        for &name in names {
-            if let Entry::Occupied(entry) = self.expected.entry(name) {
-                if entry.get().request == id {
+    /// What a later request on the same core has as well stays.
+    fn unexpect(&mut self, id: u64, request: &Request) {
+        self.num_expected -= request.names.len();
+        for &name in &request.names {
+            if let Entry::Occupied(entry) = self.last_requests.entry(at(name, request.place)) {
+                if *entry.get() == id {
                     entry.remove();
+                    remove_from(&mut self.expected, name, CoreSet::of(request.place));
                 }
             }
+        }
+    }
+}
+
+/// A name on one core, as a name: as unlike others as any.
+fn at(name: u64, place: usize) -> u64 {
+    (name ^ place as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+fn remove(from: &mut HashMapByShort<CoreSet>, core: CoreSet) {
+    from.retain(|_, cores| {
+        *cores = cores.without(core);
+        !cores.is_empty()
+    });
+}
+
+fn remove_from(from: &mut HashMapByShort<CoreSet>, name: u64, core: CoreSet) {
+    if let Entry::Occupied(mut entry) = from.entry(name) {
+        let cores = entry.get().without(core);
+        if cores.is_empty() {
+            entry.remove();
+        } else {
+            *entry.get_mut() = cores;
         }
     }
 }

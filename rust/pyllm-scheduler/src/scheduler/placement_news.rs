@@ -3,10 +3,9 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::estimates::core_load::{CoreLoad, TenantLoad};
+use crate::estimates::core_load::{CoreLoad, TenantLoad, work};
 use crate::kv_cache::changes::{Change, MOST_TOLD};
 use crate::kv_cache::hash::BlockHash;
-use crate::policy::{INPUT_COST, OUTPUT_COST};
 use crate::sequence::{LiveRequest, Sequence};
 
 use super::Scheduler;
@@ -96,20 +95,19 @@ impl Scheduler {
 
     fn core_load(&mut self) -> CoreLoad {
         let shares_by_tenant = self.policy.shares_by_tenant();
-        let mut works: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut works: BTreeMap<&str, f64> = BTreeMap::new();
         let mut looked_up = LookedUp::default();
         for (_, sequence) in self.sequences.iter() {
             let live = &self.requests[sequence.request];
             let num_cached = self.num_cached_tokens(sequence, live, &mut looked_up);
             let input = sequence.num_uncomputed() - num_cached;
             let remaining = self.output_lengths.remaining(sequence.output.len() as u32).ceil() as u32;
-            let output =
-                remaining.min(sequence.max_length.saturating_sub(sequence.num_known())).max(1) * sequence.num_samples;
+            let output = remaining.min(sequence.max_length.saturating_sub(sequence.num_known())).max(1);
             let tenant = if shares_by_tenant { live.request.tenant.as_str() } else { "" };
-            *works.entry(tenant).or_default() += u64::from(input) * INPUT_COST + u64::from(output) * OUTPUT_COST;
+            *works.entry(tenant).or_default() += work(input, output.saturating_mul(sequence.num_samples));
         }
         let tenants = works.into_iter().map(|(tenant, work)| {
-            let weight = u64::from(self.weight(tenant));
+            let weight = self.weight(tenant).into();
             TenantLoad { tenant: tenant.to_owned(), weight, work }
         });
         let mut load = CoreLoad {
@@ -155,21 +153,21 @@ impl Scheduler {
 #[derive(Default)]
 struct LookedUp {
     num_sequences: u32,
-    num_tokens: u64,
-    num_cached: u64,
+    num_tokens: f64,
+    num_cached: f64,
     coming: HashSet<u64>, // of what is not cached yet, short names
 }
 
 impl LookedUp {
     fn add(&mut self, num_tokens: u32, num_cached: u32) -> u32 {
         self.num_sequences += 1;
-        self.num_tokens += u64::from(num_tokens);
-        self.num_cached += u64::from(num_cached);
+        self.num_tokens += f64::from(num_tokens);
+        self.num_cached += f64::from(num_cached);
         num_cached
     }
 
     fn share(&self) -> f64 {
-        self.num_cached as f64 / (self.num_tokens as f64).max(1.0)
+        self.num_cached / self.num_tokens.max(1.0)
     }
 }
 
