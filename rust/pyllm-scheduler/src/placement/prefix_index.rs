@@ -52,7 +52,9 @@ impl PrefixIndex {
             let stays = request.place != place;
             if !stays {
                 *num_expected -= request.names.len();
-                request.names.iter().for_each(|&name| drop(last_requests.remove(&at(name, place))));
+                for &name in &request.names {
+                    last_requests.remove(&at(name, place));
+                }
             }
             stays
         });
