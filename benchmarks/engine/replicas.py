@@ -26,6 +26,20 @@ def throughput() -> Iterator[Record]:
             yield record | {"cores": num_cores, "placement": name, "linear": round(value / alone / num_cores, 3)}
 
 
+def unequal_throughput() -> Iterator[Record]:
+    """Three cores and one that takes twice as long, beside what they could do together."""
+    alone = serve_streams(1, ByPrefix(1))
+    for name in CHOOSERS:
+        value = serve_streams(4, CHOOSERS[name](4), slowness=2.0)
+        record: Record = {"name": "replicas.unequal_throughput", "value": round(value), "unit": "tokens/s"}
+        yield record | {"cores": 4, "placement": name, "linear": round(value / alone / 3.5, 3)}
+
+
+def added_core() -> Iterator[Record]:
+    record: Record = {"name": "replicas.added_core", "value": round(seconds_to_share(), 2), "unit": "s"}
+    yield record | {"cores": 3, "streams": STREAMS}
+
+
 def prefix_hits() -> Iterator[Record]:
     for load, serve in (("system prompts", serve_prefixes), ("conversations", serve_conversations)):
         whole = serve(1, RoundRobin(1), num_blocks=4 * BLOCKS, slots=4 * SLOTS)
@@ -45,14 +59,42 @@ def fairness() -> Iterator[Record]:
 
 FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
     "replicas.throughput": throughput,
+    "replicas.unequal_throughput": unequal_throughput,
+    "replicas.added_core": added_core,
     "replicas.prefix_hits": prefix_hits,
     "replicas.fairness": fairness,
 }
 
 
-def serve_streams(num_cores: int, chooser: Chooser) -> float:
-    """Output tokens a second of 2,000 streams, each of which asks anew when it has its answer."""
+def serve_streams(num_cores: int, chooser: Chooser, slowness: float = 1.0) -> float:
+    """Output tokens a second of 2,000 streams; the last core takes `slowness` times as long as the others."""
     simulation = Simulation(num_cores, chooser, slots=SLOTS, num_blocks=1 << 14)
+    simulation.cores[-1].slowness = slowness
+    begin_streams(simulation)
+    simulation.run(until=15.0)
+    simulation.run(until=45.0)
+    return simulation.throughput(since=15.0)
+
+
+def seconds_to_share() -> float:
+    """Seconds from when a third core is added to two busy ones until it gives nine tenths of a third of the tokens."""
+    chooser = ByPrefix(2)
+    simulation = Simulation(2, chooser, slots=SLOTS, num_blocks=1 << 14)
+    begin_streams(simulation)
+    simulation.run(until=15.0)
+    chooser.add_core()
+    simulation.add_core()
+    while simulation.now < 45.0:
+        since = simulation.now
+        simulation.run(until=since + 0.25)
+        counts = [core.num_tokens(since) for core in simulation.cores]
+        if counts[2] > 0.9 * sum(counts) / 3:
+            break
+    return simulation.now - 15.0
+
+
+def begin_streams(simulation: Simulation) -> None:
+    """Each asks anew when it has its answer."""
     random = Random(0)
 
     def ask() -> None:
@@ -61,9 +103,6 @@ def serve_streams(num_cores: int, chooser: Chooser) -> float:
 
     for _ in range(STREAMS):
         ask()
-    simulation.run(until=15.0)
-    simulation.run(until=45.0)
-    return simulation.throughput(since=15.0)
 
 
 def serve_prefixes(num_cores: int, chooser: Chooser, *, num_blocks: int, slots: int) -> float:

@@ -8,6 +8,7 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -68,6 +69,11 @@ class ByPrefix:
         self.ended = self._placement.ended
         self.news = self._placement.news
 
+    def add_core(self) -> None:
+        """One more."""
+        self.cores.append(len(self.cores))
+        self._placement.add_core(self.cores[-1])
+
     def place(self, request_id: int, request: SimulatedRequest) -> int:
         core, _ = self._placement.place(
             request_id,
@@ -91,15 +97,19 @@ class Core:
     is_computing: bool = False
     tokens: Counter[float] = field(default_factory=Counter)  # that came out, by the time
 
+    def num_tokens(self, since: float) -> int:
+        """Output tokens after `since`."""
+        return sum(count for time, count in self.tokens.items() if time > since)
+
 
 class Simulation:
     """Cores, a clock, and the streams whose requests follow one another."""
 
     def __init__(self, num_cores: int, chooser: Chooser, *, slots: int, num_blocks: int, **settings: Any) -> None:
         self.now = 0.0
-        self.cores = [Core(make(slots, num_blocks, **settings)) for _ in range(num_cores)]
+        self._make = partial(make, slots, num_blocks, **settings)
+        self.cores = [Core(self._make()) for _ in range(num_cores)]
         self.tokens_by_tenant: Counter[str] = Counter()
-        self.placed: list[int] = []  # the core of each request, by its id
         self._chooser = chooser
         self._requests: dict[int, tuple[SimulatedRequest, Callable[[], None]]] = {}
         self._next = itertools.count()
@@ -114,7 +124,6 @@ class Simulation:
         """Place a request; `ended` is called when its client has heard its end."""
         request_id = next(self._next)
         number = self._chooser.place(request_id, request)
-        self.placed.append(number)
         core = self.cores[number]
         core.scheduler.add(
             0,
@@ -129,6 +138,10 @@ class Simulation:
         self._requests[request_id] = request, ended
         self._begin(number)
 
+    def add_core(self) -> None:
+        """One more, which the chooser knows already."""
+        self.cores.append(Core(self._make()))
+
     def run(self, until: float) -> None:
         """Let time pass."""
         while self._events and self._events[0][0] <= until:
@@ -138,8 +151,7 @@ class Simulation:
 
     def throughput(self, since: float) -> float:
         """Output tokens a second, of all cores, from `since` until now."""
-        tokens = sum(n for core in self.cores for time, n in core.tokens.items() if time > since)
-        return tokens / (self.now - since)
+        return sum(core.num_tokens(since) for core in self.cores) / (self.now - since)
 
     def hit_rate(self, before: tuple[int, int] = (0, 0)) -> float:
         """The share of prompt tokens that were cached, of those after `before`, which is `prefix_counts`."""

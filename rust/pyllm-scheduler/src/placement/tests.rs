@@ -174,7 +174,7 @@ impl World {
             }
         }
         let mut steps = StepSums::default();
-        for &(work, seconds) in &told.step {
+        if let Some((work, seconds)) = told.step {
             steps.measure(work.into(), seconds);
         }
         let works = told.works.iter().zip(0..).take(if told.shares_by_tenant { usize::MAX } else { 1 });
@@ -286,7 +286,7 @@ struct Core {
     now: f64,
     last_request: Option<u64>,
     cached: BTreeMap<u64, i32>,
-    tokens: BTreeMap<u64, usize>,
+    tokens: BTreeMap<u64, u32>,
     ended: Vec<u64>,
 }
 
@@ -312,10 +312,6 @@ impl Core {
         self.last_request = Some(id);
     }
 
-    fn plan(&mut self) -> Option<Plan> {
-        self.scheduler.schedule(self.now).unwrap()
-    }
-
     fn commit(&mut self, plan: &Plan) {
         self.now += 0.01;
         let starts = sampled_starts(plan);
@@ -325,7 +321,7 @@ impl Core {
             for row in 0..deltas.len() {
                 let request = deltas.requests[row];
                 self.cached.entry(request).or_insert(deltas.cached_tokens[row]);
-                *self.tokens.entry(request).or_default() += deltas.row_tokens(row).len();
+                *self.tokens.entry(request).or_default() += deltas.row_tokens(row).len() as u32;
                 if deltas.finishes[row] != 0 {
                     self.ended.push(request);
                 }
@@ -334,9 +330,9 @@ impl Core {
     }
 
     fn step(&mut self) -> bool {
-        let plan = self.plan();
-        plan.iter().for_each(|plan| self.commit(plan));
-        plan.is_some()
+        let Some(plan) = self.scheduler.schedule(self.now).unwrap() else { return false };
+        self.commit(&plan);
+        true
     }
 
     fn tell(&mut self, placement: &mut Placement, core: u32) {
@@ -468,7 +464,7 @@ proptest! {
     }
 }
 
-fn serve(num_cores: u32, tenants: &[(&str, usize)], weights: &[(&str, u32)]) -> BTreeMap<String, usize> {
+fn serve(num_cores: u32, tenants: &[(&str, usize)], weights: &[(&str, u32)]) -> BTreeMap<String, u32> {
     let config = Config {
         num_blocks: 400,
         max_num_seqs: 8,
@@ -522,7 +518,7 @@ fn serve(num_cores: u32, tenants: &[(&str, usize)], weights: &[(&str, u32)]) -> 
 fn equal_tenants_are_served_alike_by_all_cores_together() {
     for num_cores in [1, 2, 3] {
         let served = serve(num_cores, &[("few", 10 * num_cores as usize), ("many", 60 * num_cores as usize)], &[]);
-        let share = served["few"] as f64 / (served["few"] + served["many"]) as f64;
+        let share = f64::from(served["few"]) / f64::from(served["few"] + served["many"]);
         assert!((0.45..0.55).contains(&share), "{num_cores} cores: {served:?}");
     }
 }
@@ -530,7 +526,7 @@ fn equal_tenants_are_served_alike_by_all_cores_together() {
 #[test]
 fn tenants_are_served_by_their_weights() {
     let served = serve(2, &[("light", 60), ("heavy", 60)], &[("heavy", 3)]);
-    let share = served["heavy"] as f64 / (served["light"] + served["heavy"]) as f64;
+    let share = f64::from(served["heavy"]) / f64::from(served["light"] + served["heavy"]);
     assert!((0.7..0.8).contains(&share), "{served:?}");
 }
 
