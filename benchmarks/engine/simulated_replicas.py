@@ -110,8 +110,9 @@ class Simulation:
         self._make = partial(make, slots, num_blocks, **settings)
         self.cores = [Core(self._make()) for _ in range(num_cores)]
         self.tokens_by_tenant: Counter[str] = Counter()
+        self.durations: list[tuple[float, float]] = []  # when each request ended, and how long it took
         self._chooser = chooser
-        self._requests: dict[int, tuple[SimulatedRequest, Callable[[], None]]] = {}
+        self._requests: dict[int, tuple[SimulatedRequest, float, Callable[[], None]]] = {}
         self._next = itertools.count()
         self._serial = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -135,7 +136,7 @@ class Simulation:
             tenant=request.tenant,
         )
         core.last_request = request_id
-        self._requests[request_id] = request, ended
+        self._requests[request_id] = request, self.now, ended
         self._begin(number)
 
     def add_core(self) -> None:
@@ -152,11 +153,6 @@ class Simulation:
     def throughput(self, since: float) -> float:
         """Output tokens a second, of all cores, from `since` until now."""
         return sum(core.num_tokens(since) for core in self.cores) / (self.now - since)
-
-    def hit_rate(self, before: tuple[int, int] = (0, 0)) -> float:
-        """The share of prompt tokens that were cached, of those after `before`, which is `prefix_counts`."""
-        hits, queries = self.prefix_counts()
-        return (hits - before[0]) / (queries - before[1])
 
     def prefix_counts(self) -> tuple[int, int]:
         """Prompt tokens found in the caches, and all that were looked up, so far."""
@@ -184,7 +180,8 @@ class Simulation:
         self._begin(number)
         for request_id in ended:
             self._chooser.ended(request_id)
-            _, call = self._requests.pop(request_id)
+            _, began, call = self._requests.pop(request_id)
+            self.durations.append((self.now, self.now - began))
             call()
 
     def _take(self, core: Core) -> list[int]:

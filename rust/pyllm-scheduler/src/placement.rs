@@ -241,15 +241,16 @@ impl Placement {
                 .as_ref()
                 .map_or_else(|| self.speeds.unmeasured_seconds(), |load| self.speeds.seconds_per_work(&load.steps));
             let own_work = work(num_tokens - num_cached, num_outputs);
+            let (before, until_done) = core.until_done(&request.tenant, weight, own_work);
             self.candidates.push(Candidate {
                 core: core.core,
                 place,
                 num_cached,
                 num_requests: core.num_requests(),
-                before: core.before(&request.tenant, weight) * seconds,
+                before: before * seconds,
                 own_work,
                 weight,
-                own: own_work * seconds,
+                own: (until_done - before) * seconds,
             });
         }
     }

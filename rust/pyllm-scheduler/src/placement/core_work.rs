@@ -102,18 +102,19 @@ impl CoreWork {
         if is_full { self.ending.pop_front().map(|(_, request)| request) } else { None }
     }
 
-    /// Work that a request of this tenant waits for. Under fair queueing others are served while it waits, each by its
-    /// weight, so that it waits for its tenant's work as often as that has a part of the core, and never for more than all.
-    pub(crate) fn before(&self, tenant: &str, weight: f64) -> f64 {
-        let all = self.work;
+    /// Work that is done here until a new one of this tenant is: what it waits for, and all with its own. Under fair
+    /// queueing each tenant is served by its weight, so that its own work is done once others have had their parts
+    /// beside it, and never later than if all came before.
+    pub(crate) fn until_done(&self, tenant: &str, weight: f64, own: f64) -> (f64, f64) {
         if !self.shares_by_tenant() {
-            return all;
+            return (self.work, self.work + own);
         }
-        let (own, active_weight) = match self.tenants.get(tenant) {
+        let (before, active_weight) = match self.tenants.get(tenant) {
             Some(tenant) => (tenant.work, self.active_weight),
             None => (0.0, self.active_weight + weight),
         };
-        all.min(own * active_weight / weight)
+        let parts = active_weight / weight;
+        (self.work.min(before * parts), (self.work + own).min((before + own) * parts))
     }
 
     /// The weight of a tenant, if its news told of it.

@@ -116,8 +116,8 @@ struct Book {
 }
 
 impl Book {
-    /// What a tenant's request waits for, in work.
-    fn before(&self, tenant: &str, weight: f64) -> f64 {
+    /// Work until a tenant's request is done.
+    fn until_done(&self, tenant: &str, weight: f64, own: f64) -> f64 {
         let mut works: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
         let told = self.load.iter().flat_map(|load| &load.tenants);
         for one in told {
@@ -127,11 +127,11 @@ impl Book {
         for (tenant, weight, work) in self.placed.values() {
             works.entry(if shares { tenant } else { "" }).or_insert((0.0, *weight)).0 += work;
         }
-        let all = works.values().map(|(work, _)| work).sum::<f64>();
+        let all = own + works.values().map(|(work, _)| work).sum::<f64>();
         if !shares {
             return all;
         }
-        let own = works.entry(tenant).or_insert((0.0, weight)).0;
+        let own = own + works.entry(tenant).or_insert((0.0, weight)).0;
         all.min(own * works.values().map(|(_, weight)| weight).sum::<f64>() / weight)
     }
 }
@@ -235,10 +235,10 @@ impl World {
             Some(load) => speeds.seconds_per_work(&load.steps),
             None => speeds.unmeasured_seconds(),
         };
-        let before = |core: &u32| self.cores[core].before(&tenant, weight) * seconds(core);
-        let chosen = before(&core) + own(num_cached_tokens) * seconds(&core);
+        let cost = |core: &u32, own| self.cores[core].until_done(&tenant, weight, own) * seconds(core);
+        let chosen = cost(&core, own(num_cached_tokens));
         for other in &asked.cores {
-            let least = before(other) + own(0) * seconds(other);
+            let least = cost(other, own(0));
             let most = least + choice::tolerance(least, speeds.step_seconds);
             prop_assert!(chosen <= most * (1.0 + 1e-9), "core {core} costs {chosen} and core {other} {least}");
         }
