@@ -356,7 +356,8 @@ class Scheduler:
 
         The changes are of both tiers together, as eight bytes of each block's hash. The load is what waits, runs, is
         held or swapped: tokens to compute and outputs that are expected, by tenant under "fair", the 256 tenants with
-        the most work by name; beside it how long the last steps took.
+        the most work by name; beside it how long the last steps took. It takes time with the sequences, so that with
+        thousands it may be a few calls old, one for each 1,000.
         """
     def explain(self, client: int, request: int) -> list[dict[str, Any]]:
         """Where each sample of a request stands: sample, state, reason, hold, num_tokens, num_computed, num_known.

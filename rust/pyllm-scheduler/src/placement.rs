@@ -87,7 +87,7 @@ impl Placement {
         Ok(Self {
             settings: Settings { block_size, prefix_hash, prefix_hash_seed: prefix_hash_seed.to_owned() },
             cores: Vec::new(),
-            index: PrefixIndex::default(),
+            index: PrefixIndex::new(),
             speeds: Speeds::default(),
             last_request: None,
             num_inputs: 0,

@@ -14,13 +14,13 @@ use super::core_set::{CoreSet, MOST_CORES};
 /// Most names that requests keep expected; beyond, the oldest requests' are dropped.
 const MOST_EXPECTED: usize = 1 << 18;
 
-#[derive(Default)]
 pub(crate) struct PrefixIndex {
     known: HashMapByShort<CoreSet>,
     expected: HashMapByShort<CoreSet>,
     last_requests: HashMapByShort<u64>, // that are expected to store a name on a core, by `at`
     by_request: BTreeMap<u64, Request>,
     num_expected: usize, // names in `by_request`
+    most_expected: usize,
 }
 
 struct Request {
@@ -29,6 +29,17 @@ struct Request {
 }
 
 impl PrefixIndex {
+    pub(crate) fn new() -> Self {
+        Self {
+            known: HashMapByShort::default(),
+            expected: HashMapByShort::default(),
+            last_requests: HashMapByShort::default(),
+            by_request: BTreeMap::new(),
+            num_expected: 0,
+            most_expected: MOST_EXPECTED,
+        }
+    }
+
     /// The core at `place` tells how its cache has changed.
     pub(crate) fn change(&mut self, place: usize, changes: &[Change]) {
         let core = CoreSet::of(place);
@@ -76,7 +87,7 @@ impl PrefixIndex {
         }
         self.num_expected += names.len();
         self.by_request.insert(id, Request { place, names });
-        while self.num_expected > MOST_EXPECTED {
+        while self.num_expected > self.most_expected {
             let Some((id, request)) = self.by_request.pop_first() else { break };
             self.unexpect(id, &request);
         }
@@ -174,9 +185,9 @@ impl PrefixIndex {
     }
 }
 
-/// A name on one core, as a name: as unlike others as any.
+/// A name on one core, as a name. Those of the groups of one block are next to one another, these are far apart.
 fn at(name: u64, place: usize) -> u64 {
-    (name ^ place as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    name.wrapping_add((place as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 fn remove(from: &mut HashMapByShort<CoreSet>, core: CoreSet) {
@@ -194,5 +205,51 @@ fn remove_from(from: &mut HashMapByShort<CoreSet>, name: u64, core: CoreSet) {
         } else {
             *entry.get_mut() = cores;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lengths(index: &PrefixIndex, names: &[u64]) -> [u32; 2] {
+        let mut lengths = [0; MOST_CORES];
+        index.longest_starts(names, CoreSet::of(0).with(CoreSet::of(1)), &mut lengths);
+        [lengths[0], lengths[1]]
+    }
+
+    #[test]
+    fn a_start_ends_where_a_block_is_missing() {
+        let mut index = PrefixIndex::new();
+        index.change(0, &[1, 2, 4].map(Change::Stored));
+        index.change(1, &[1, 2, 3].map(Change::Stored));
+        assert_eq!(lengths(&index, &[1, 2, 3, 4]), [2, 3]);
+        index.expect(0, 0, [2, 3].into_iter());
+        assert_eq!(lengths(&index, &[1, 2, 3, 4]), [4, 3]);
+        index.change(1, &[Change::Removed(1)]);
+        index.change(0, &[Change::Cleared]);
+        assert_eq!((lengths(&index, &[1, 2, 3]), lengths(&index, &[3])), ([0, 0], [1, 1]));
+    }
+
+    #[test]
+    fn what_is_expected_has_a_bound_and_the_oldest_goes_first() {
+        let mut index = PrefixIndex { most_expected: 5, ..PrefixIndex::new() };
+        index.expect(0, 0, 0..3);
+        index.expect(1, 1, 0..3);
+        assert_eq!((lengths(&index, &[0, 1, 2]), index.sizes()), ([0, 3], [0, 3, 3, 3]));
+        index.expect(2, 0, 0..6);
+        assert_eq!((lengths(&index, &[0, 1, 2]), index.sizes()), ([0, 0], [0; 4]));
+    }
+
+    #[test]
+    fn what_several_requests_will_store_is_expected_until_the_last_has_ended() {
+        let mut index = PrefixIndex::new();
+        index.expect(0, 0, 0..3);
+        index.expect(1, 0, 0..2);
+        index.expect(2, 1, 0..1);
+        index.end(0);
+        assert_eq!(lengths(&index, &[0, 1, 2]), [2, 1]);
+        index.end(1);
+        assert_eq!((lengths(&index, &[0, 1, 2]), index.place_of(1), index.place_of(2)), ([0, 1], None, Some(1)));
     }
 }

@@ -335,14 +335,15 @@ impl Core {
         true
     }
 
+    /// Whether there may be more.
+    fn tell_part(&mut self, placement: &mut Placement, core: u32) -> bool {
+        let news = self.scheduler.placement_news(self.number);
+        placement.news(core, self.last_request, &news.changes, &news.load).unwrap();
+        std::mem::replace(&mut self.number, news.next) != news.next
+    }
+
     fn tell(&mut self, placement: &mut Placement, core: u32) {
-        loop {
-            let news = self.scheduler.placement_news(self.number);
-            placement.news(core, self.last_request, &news.changes, &news.load).unwrap();
-            if std::mem::replace(&mut self.number, news.next) == news.next {
-                break;
-            }
-        }
+        while self.tell_part(placement, core) {}
     }
 
     /// What both tiers hold, as events tell it.
@@ -373,6 +374,7 @@ enum Act {
     Add { prompt: u32, length: u32, max_tokens: u32 },
     Step,
     Tell,
+    TellPart,
     Reset,
     Lose,
 }
@@ -383,6 +385,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         4 => add.prop_map(|(prompt, length, max_tokens)| Act::Add { prompt, length, max_tokens }),
         12 => Just(Act::Step),
         4 => Just(Act::Tell),
+        4 => Just(Act::TellPart),
         1 => prop::bool::weighted(0.5).prop_map(|resets| if resets { Act::Reset } else { Act::Lose }),
     ];
     prop::collection::vec(act, 1..100)
@@ -423,8 +426,10 @@ proptest! {
         windows in prop_oneof![
             Just(vec![None]), Just(vec![None, Some(9)]), Just(vec![Some(13), None]), Just(vec![Some(6)]),
         ],
+        most_told in 1..50_usize,
     ) {
         let mut core = Core::new(small(num_host_blocks, &windows));
+        core.scheduler.limit_changes(100, most_told);
         let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "").unwrap();
         placement.add_core(3).unwrap();
         for (id, act) in (0..).zip(acts) {
@@ -433,6 +438,7 @@ proptest! {
                 Act::Step => drop(core.step()),
                 Act::Reset => core.scheduler.reset_prefix_cache(),
                 Act::Lose => core.scheduler.lose_device(),
+                Act::TellPart => drop(core.tell_part(&mut placement, 3)),
                 Act::Tell => {
                     core.tell(&mut placement, 3);
                     prop_assert_eq!(placement.index.known(0), core.known());
@@ -462,6 +468,46 @@ proptest! {
             core.tell(&mut fresh, 0);
         }
     }
+}
+
+/// The load of a core, as it tells it.
+fn load_of(core: &mut Core) -> CoreLoad {
+    CoreLoad::from_bytes(&core.scheduler.placement_news(core.number).load).unwrap()
+}
+
+#[test]
+fn a_load_is_the_work_that_is_there_less_what_is_cached_or_will_be() {
+    let mut core = Core::new(Config { max_num_seqs: 1, ..small(0, &[None]) });
+    let told = |work| [TenantLoad { tenant: String::new(), weight: 1.0, work }];
+    assert_eq!(load_of(&mut core).tenants, []);
+    for id in 0..3 {
+        core.add(id, prompt(0, 50), 10, "");
+    }
+    // The first will have computed 8 blocks of 4 tokens of the others' prompts, as far as one looks.
+    let waiting = work(50, 10) + 2.0 * work(50 - 32, 10);
+    assert_eq!(load_of(&mut core).tenants, told(waiting));
+    core.step();
+    let running = work(50 - 32, 10) + 2.0 * work(50 - 32, 10);
+    assert_eq!(load_of(&mut core).tenants, told(running));
+    core.step();
+    // It has its first token; all its full blocks serve the others.
+    let load = load_of(&mut core);
+    assert_eq!(load.tenants, told(work(1, 9) + 2.0 * work(50 - 48, 10)));
+    assert_eq!((load.num_requests, load.steps.num_steps, load.shares_by_tenant), (3, 2, false));
+    while core.step() {}
+    let load = load_of(&mut core);
+    assert!(load.tenants.is_empty() && load.num_requests == 0 && (load.output_length - 10.0).abs() < 1e-9);
+}
+
+#[test]
+fn a_load_has_the_work_of_each_tenant_and_its_weight_under_fair() {
+    let tenant_weights = [("b".to_owned(), 3)].into();
+    let config = Config { policy: PolicyName::Fair, tenant_weights, ..small(0, &[None]) };
+    let mut core = Core::new(config);
+    core.add(0, prompt(0, 9), 5, "a");
+    core.add(1, prompt(1, 9), 5, "b");
+    let told = |tenant: &str, weight| TenantLoad { tenant: tenant.to_owned(), weight, work: work(9, 5) };
+    assert_eq!(load_of(&mut core).tenants, [told("a", 1.0), told("b", 3.0)]);
 }
 
 fn serve(num_cores: u32, tenants: &[(&str, usize)], weights: &[(&str, u32)]) -> BTreeMap<String, u32> {
@@ -545,6 +591,24 @@ fn a_burst_with_one_prefix_finds_it_before_any_news() {
     let num_first = placed.iter().filter(|placed| placed.core == 0).count();
     assert_eq!((num_cold, placed.iter().filter(|placed| placed.num_cached_tokens == 400).count()), (2, 98));
     assert!((40..=60).contains(&num_first), "{num_first}");
+}
+
+#[test]
+fn all_layers_are_expected_to_have_what_a_request_will_store() {
+    let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "").unwrap();
+    for core in 0..4 {
+        placement.add_core(core).unwrap();
+        let windows = vec![None, Some(9), Some(30), Some(5)];
+        let load = CoreLoad { caches_prefixes: core < 3, windows, ..CoreLoad::default() };
+        placement.news(core, None, &[], &load.to_bytes()).unwrap();
+    }
+    let mut place = |id, core| {
+        let request = NewRequest { id, prompt: prompt(0, 201), max_tokens: 1, ..NewRequest::default() };
+        placement.place(request, &[core]).unwrap().num_cached_tokens
+    };
+    let twice: Vec<_> =
+        (0..4).map(|core| (place(u64::from(2 * core), core), place(u64::from(2 * core + 1), core))).collect();
+    assert_eq!(twice, [(0, 200), (0, 200), (0, 200), (0, 0)]); // the last keeps nothing
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use crate::estimates::core_load::{CoreLoad, TenantLoad, work};
-use crate::kv_cache::changes::{Change, MOST_TOLD};
+use crate::kv_cache::changes::Change;
 use crate::kv_cache::hash::BlockHash;
 use crate::sequence::{LiveRequest, Sequence};
 
@@ -15,6 +15,9 @@ const PART_BITS: u32 = 20;
 
 /// Queued sequences of which the cached tokens are looked up for one load. The others are taken to be like them.
 const MOST_LOOKED_UP: u32 = 256;
+
+/// Sequences for each input that a load may be old.
+const SEQUENCES_PER_INPUT: u64 = 1000;
 
 /// Blocks between two of a prompt that are looked up to find where its cached start ends.
 const STRIDE: usize = 8;
@@ -54,7 +57,8 @@ impl Scheduler {
         let mut changes = Vec::new();
         let next = match self.told_from(number) {
             From::Number(first) => {
-                let told = self.cache.changes().since(first).into_iter().flatten().take(MOST_TOLD);
+                let log = self.cache.changes();
+                let told = log.since(first).into_iter().flatten().take(log.most_told);
                 let mut next = first as i64;
                 for change in told {
                     change.write(&mut changes);
@@ -66,13 +70,19 @@ impl Scheduler {
                 if part == 0 {
                     Change::Cleared.write(&mut changes);
                 }
-                let known = self.cache.known_part(part, MOST_TOLD);
+                let known = self.cache.known_part(part);
                 known.into_iter().flatten().for_each(|change| change.write(&mut changes));
-                let is_last = self.cache.known_part(part + 1, MOST_TOLD).is_none();
+                let is_last = self.cache.known_part(part + 1).is_none();
                 if is_last { start as i64 } else { number_of(start, part + 1) }
             }
         };
         PlacementNews { next, changes, load: self.packed_load() }
+    }
+
+    /// See `KvCache::limit_changes`.
+    #[cfg(test)]
+    pub(crate) fn limit_changes(&mut self, capacity: usize, most_told: usize) {
+        self.cache.limit_changes(capacity, most_told);
     }
 
     fn told_from(&mut self, number: i64) -> From {
@@ -85,8 +95,10 @@ impl Scheduler {
     }
 
     fn packed_load(&mut self) -> Vec<u8> {
-        // Several clients ask in turn, and looking at every sequence takes time.
-        if self.packed_load.bytes.is_empty() || self.packed_load.num_inputs != self.num_inputs {
+        // Several clients ask in turn, and looking at every sequence takes time. Where there are many, one input changes
+        // next to nothing.
+        let num_new = self.num_inputs - self.packed_load.num_inputs;
+        if self.packed_load.bytes.is_empty() || num_new > self.sequences.len() as u64 / SEQUENCES_PER_INPUT {
             let bytes = self.core_load().to_bytes();
             self.packed_load = PackedLoad { num_inputs: self.num_inputs, bytes };
         }
