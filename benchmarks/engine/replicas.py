@@ -147,7 +147,7 @@ def serve_conversations(num_cores: int, chooser: Chooser, *, num_blocks: int, sl
 
 
 def serve_tenants(num_cores: int, chooser: Chooser) -> list[int]:
-    """Output tokens of each of eight tenants, the last of which has a hundred times the streams of the first."""
+    """Output tokens of each of eight tenants, with 64 to 500 streams."""
     simulation = Simulation(num_cores, chooser, slots=64, num_blocks=1 << 13, policy="fair")
     random = Random(0)
 

@@ -205,9 +205,7 @@ impl KvCache {
             return;
         }
         self.log.stored(group, &content);
-        if self.changes.is_kept() && self.host.get(key).is_none() {
-            self.changes.push(Change::Stored(key.short()));
-        }
+        self.changes.push(Change::Stored(key.short()));
         self.hold_if_pinned(block, key);
     }
 
@@ -457,6 +455,8 @@ impl KvCache {
         self.host.store(host, name);
         self.host.raise_hits(host, hits);
         self.log.copied(name.key);
+        // Known already, but told again: a snapshot may be past the block that has it now, and before the other.
+        self.changes.push(Change::Stored(name.key.short()));
     }
 
     fn hold_if_pinned(&mut self, block: BlockId, key: GroupHash) {

@@ -18,7 +18,7 @@ const LENGTH: usize = 9;
 pub(crate) enum Change {
     /// Nothing is known any more.
     Cleared,
-    /// Its contents are on one of the tiers now.
+    /// Its contents are on one of the tiers, where they may have come from the other.
     Stored(u64),
     /// They are on none any more.
     Removed(u64),
