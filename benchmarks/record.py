@@ -23,6 +23,12 @@ class Record(TypedDict, total=False):
     stops: int
     expected_growth: float
     streams: int
+    cores: int
+    placement: str
+    load: str
+    tenants: int
+    linear: float  # of `value`, as a share of what so many cores would give if each gave what one gives alone
+    of_one_core: float  # of `value`, as a share of what one core with all memory has
     errors: int  # streams that did not end as they should
     tokens_per_event: float
     delay_p99_ms: float

@@ -356,7 +356,8 @@ class Scheduler:
 
         The changes are of both tiers together, as eight bytes of each block's hash. The load is what waits, runs, is
         held or swapped: tokens to compute and outputs that are expected, by tenant under "fair", the 256 tenants with
-        the most work by name; beside it how long the last steps took.
+        the most work by name; beside it how long the last steps took. It takes time with the sequences, so that with
+        thousands it may be a few calls old, one for each 1,000.
         """
     def explain(self, client: int, request: int) -> list[dict[str, Any]]:
         """Where each sample of a request stands: sample, state, reason, hold, num_tokens, num_computed, num_known.
@@ -419,10 +420,10 @@ class Placement:
     """Chooses a core for each request of a client: the one where it costs the least seconds until it is done.
 
     That is the work it waits for, its prompt but for what is cached there, and its expected output, by the measured
-    speed of the core. Under "fair" it waits for its tenant's work there, as often as that has a part of the core by its
-    weight. Costs within a step, or 2 percent, are equal: then the longest cached prefix decides, then the session, by
-    rendezvous hashing, or without one the fewest requests, and the lowest number. So the work on two cores differs by
-    no more than the last request placed and the tolerance, whatever is cached where.
+    speed of the core. Under "fair" that is its tenant's work there and its own, and what others are served beside it by
+    their weights. Costs within a step, or 10 percent, are equal: then the longest cached prefix decides, then the
+    session, by rendezvous hashing, or without one the fewest requests, and the lowest number. So the work on two cores
+    differs by no more than the last request placed and the tolerance, whatever is cached where.
 
     It has no clock, no randomness and no I/O. Methods may be called from any thread; a refused call raises `ValueError`
     and changes nothing.

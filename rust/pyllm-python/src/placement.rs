@@ -74,9 +74,9 @@ impl Placement {
         Ok((placed.core, placed.num_cached_tokens))
     }
 
-    fn ended(&self, request: Number<u64>) -> PyResult<()> {
-        // What is not in range was never placed.
-        let Number(Ok(request)) = request else { return Ok(()) };
+    fn ended(&self, request: Number<i64>) -> PyResult<()> {
+        // What is out of range was never placed.
+        let Ok(Ok(request)) = request.0.map(u64::try_from) else { return Ok(()) };
         self.call(|placement| {
             placement.ended(request);
             Ok(())

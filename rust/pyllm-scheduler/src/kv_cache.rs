@@ -205,9 +205,7 @@ impl KvCache {
             return;
         }
         self.log.stored(group, &content);
-        if self.changes.is_kept() && self.host.get(key).is_none() {
-            self.changes.push(Change::Stored(key.short()));
-        }
+        self.changes.push(Change::Stored(key.short()));
         self.hold_if_pinned(block, key);
     }
 
@@ -357,6 +355,12 @@ impl KvCache {
         self.log.snapshot()
     }
 
+    /// Keeps so many changes, and tells of so many at once.
+    #[cfg(test)]
+    pub(crate) fn limit_changes(&mut self, capacity: usize, most_told: usize) {
+        self.changes = ChangeLog::with_limits(capacity, most_told);
+    }
+
     /// The changes of what both tiers together know, kept from now on.
     pub(crate) fn changes(&mut self) -> &ChangeLog {
         self.changes.begin();
@@ -364,7 +368,8 @@ impl KvCache {
     }
 
     /// What is known in part `part` of all blocks, each block in one part; none after the last part.
-    pub(crate) fn known_part(&self, part: usize, size: usize) -> Option<impl Iterator<Item = Change>> {
+    pub(crate) fn known_part(&self, part: usize) -> Option<impl Iterator<Item = Change>> {
+        let size = self.changes.most_told;
         let num_blocks = (self.limits.num_blocks + self.limits.num_host_blocks) as usize;
         let start = Some(part * size).filter(|&start| start < num_blocks)?;
         let (first_host, end) = (self.limits.num_blocks as usize, (start + size).min(num_blocks));
@@ -450,6 +455,8 @@ impl KvCache {
         self.host.store(host, name);
         self.host.raise_hits(host, hits);
         self.log.copied(name.key);
+        // Known already, but told again: a snapshot may be past the block that has it now, and before the other.
+        self.changes.push(Change::Stored(name.key.short()));
     }
 
     fn hold_if_pinned(&mut self, block: BlockId, key: GroupHash) {

@@ -47,6 +47,8 @@
 //!   and ends with it.
 //! - Full blocks are kept by the hash of all they depend on, and found again by every later sequence, on the device or
 //!   on the host.
+//! - A **placement** chooses between several such schedulers for each request, by what they tell of their work and their
+//!   prefix caches. It knows none of them.
 //! - Each sequence that got no tokens in a step has one reason (`explain`).
 //! - A refused call has changed nothing, and no call panics.
 

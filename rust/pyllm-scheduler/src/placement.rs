@@ -13,11 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::PrefixHash;
 use crate::error::{Error, Result};
-use crate::estimates::core_load::CoreLoad;
+use crate::estimates::core_load::{CoreLoad, work};
 use crate::estimates::output_lengths::FIRST_LENGTH;
 use crate::kv_cache::changes::Change;
 use crate::kv_cache::hash::BlockHasher;
-use crate::policy::{INPUT_COST, OUTPUT_COST};
 use crate::recorder::Recorder;
 
 use choice::{Candidate, choose};
@@ -88,7 +87,7 @@ impl Placement {
         Ok(Self {
             settings: Settings { block_size, prefix_hash, prefix_hash_seed: prefix_hash_seed.to_owned() },
             cores: Vec::new(),
-            index: PrefixIndex::default(),
+            index: PrefixIndex::new(),
             speeds: Speeds::default(),
             last_request: None,
             num_inputs: 0,
@@ -152,9 +151,6 @@ impl Placement {
     ///
     /// Errors: `Placement` for no cores, one that is not there, or an id that is not above all before.
     pub fn place(&mut self, request: NewRequest, cores: &[u32]) -> Result<Placed> {
-        if cores.is_empty() {
-            return refuse(format!("there is no core for request {}; give at least one", request.id));
-        }
         if let Some(last) = self.last_request.filter(|&last| request.id <= last) {
             return refuse(format!("request {} comes after request {last}; give each a higher number", request.id));
         }
@@ -162,12 +158,13 @@ impl Placement {
         for &core in cores {
             among = among.with(CoreSet::of(self.find(core)?));
         }
-        self.last_request = Some(request.id);
         self.name_blocks(&request);
         self.weigh(&request, among);
-        let chosen = choose(&self.candidates, self.speeds.step_seconds, &request.session);
-        let chosen = chosen.expect("there is a core, so there is a candidate");
+        let Some(chosen) = choose(&self.candidates, self.speeds.step_seconds, &request.session) else {
+            return refuse(format!("there is no core for request {}; give at least one", request.id));
+        };
         let placed = Placed { core: chosen.core, num_cached_tokens: chosen.num_cached };
+        self.last_request = Some(request.id);
         self.expect(&request, &chosen);
         if let Some(recorder) = &mut self.recorder {
             recorder.decide(&placed.core.to_le_bytes());
@@ -183,8 +180,9 @@ impl Placement {
         for core in self.cores.iter_mut().flatten() {
             core.end(request);
         }
-        if let Some(core) = self.index.place_of(request).and_then(|place| self.cores[place].as_mut()) {
-            core.note_ending(request);
+        let core = self.index.place_of(request).and_then(|place| self.cores[place].as_mut());
+        if let Some(request) = core.and_then(|core| core.note_ending(request)) {
+            self.index.end(request);
         }
     }
 
@@ -228,8 +226,8 @@ impl Placement {
         let names = &self.names[..most as usize];
         let mut lengths = [0; MOST_CORES];
         self.index.longest_starts(names, among, &mut lengths);
-        let num_output = self.output_length(request) * u64::from(request.num_samples.max(1));
-        let weight = self.cores.iter().flatten().find_map(|core| core.weight(&request.tenant)).unwrap_or(1);
+        let num_outputs = self.output_length(request).saturating_mul(request.num_samples.max(1));
+        let weight = self.cores.iter().flatten().find_map(|core| core.weight(&request.tenant)).unwrap_or(1.0);
         self.candidates.clear();
         for place in among.iter() {
             let Some(core) = &self.cores[place] else { continue };
@@ -242,16 +240,17 @@ impl Placement {
                 .load
                 .as_ref()
                 .map_or_else(|| self.speeds.unmeasured_seconds(), |load| self.speeds.seconds_per_work(&load.steps));
-            let own = u64::from(num_tokens - num_cached) * INPUT_COST + num_output * OUTPUT_COST;
+            let own_work = work(num_tokens - num_cached, num_outputs);
+            let (before, until_done) = core.until_done(&request.tenant, weight, own_work);
             self.candidates.push(Candidate {
                 core: core.core,
                 place,
                 num_cached,
                 num_requests: core.num_requests(),
-                before: core.before(&request.tenant, weight) * seconds,
-                own_work: own,
+                before: before * seconds,
+                own_work,
                 weight,
-                own: own as f64 * seconds,
+                own: (until_done - before) * seconds,
             });
         }
     }
@@ -268,12 +267,11 @@ impl Placement {
     }
 
     /// Output tokens that are expected of each of its samples.
-    fn output_length(&self, request: &NewRequest) -> u64 {
-        let loads = || self.cores.iter().flatten().filter_map(|core| core.load.as_ref());
-        let count = loads().count();
-        let mean = loads().map(|load| load.output_length).sum::<f64>() / count.max(1) as f64;
-        let expected = if count == 0 { FIRST_LENGTH } else { mean };
-        u64::from(request.max_tokens).min(expected.ceil() as u64).max(1)
+    fn output_length(&self, request: &NewRequest) -> u32 {
+        let lengths = self.cores.iter().flatten().filter_map(|core| Some(core.load.as_ref()?.output_length));
+        let (sum, count) = lengths.fold((0.0, 0.0), |(sum, count), length| (sum + length, count + 1.0));
+        let expected = if count > 0.0 { sum / count } else { FIRST_LENGTH };
+        request.max_tokens.min(expected.ceil() as u32).max(1)
     }
 
     fn measure(&mut self) {
@@ -300,3 +298,6 @@ impl Placement {
 fn refuse<T>(problem: impl Into<String>) -> Result<T> {
     Err(Error::Placement(problem.into()))
 }
+
+#[cfg(test)]
+mod tests;

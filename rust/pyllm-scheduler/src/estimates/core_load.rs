@@ -4,16 +4,17 @@
 use serde::{Deserialize, Serialize};
 
 use crate::estimates::step_sums::StepSums;
+use crate::policy::{INPUT_COST, OUTPUT_COST};
 
 /// Tenants that are told of by name, those with the most work; the others are told of together.
 const MOST_TENANTS: usize = 256;
 
-/// Work is counted in tokens by their cost: `INPUT_COST` for one to compute, `OUTPUT_COST` for one that is expected.
+/// Work is what `work` says.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CoreLoad {
     /// Whether each tenant waits for its own work, by its weight, instead of for all.
     pub(crate) shares_by_tenant: bool,
-    /// In no order that means anything; one, without a name, unless it shares by tenant.
+    /// One, without a name, unless it shares by tenant.
     pub(crate) tenants: Vec<TenantLoad>,
     pub(crate) others: TenantLoad,
     pub(crate) num_requests: u64,
@@ -28,8 +29,14 @@ pub(crate) struct CoreLoad {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TenantLoad {
     pub(crate) tenant: String,
-    pub(crate) weight: u64,
-    pub(crate) work: u64,
+    pub(crate) weight: f64,
+    pub(crate) work: f64,
+}
+
+/// So many tokens to compute and to come out, by what a tenant is charged for them.
+#[expect(clippy::cast_precision_loss, reason = "what a token costs is a small number")]
+pub(crate) fn work(num_inputs: u32, num_outputs: u32) -> f64 {
+    f64::from(num_inputs) * INPUT_COST as f64 + f64::from(num_outputs) * OUTPUT_COST as f64
 }
 
 impl CoreLoad {
@@ -40,13 +47,29 @@ impl CoreLoad {
     /// None if these bytes are something else.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (load, rest) = postcard::take_from_bytes::<Self>(bytes).ok()?;
-        rest.is_empty().then_some(load)
+        (rest.is_empty() && load.is_sound()).then_some(load)
+    }
+
+    /// Whether all figures are what they are of.
+    fn is_sound(&self) -> bool {
+        let is_amount = |value: f64| value.is_finite() && value >= 0.0;
+        let StepSums { num_steps, work, seconds, work_squared, work_by_seconds } = self.steps;
+        let others = is_amount(self.others.weight) && is_amount(self.others.work);
+        let tenants =
+            self.tenants.iter().all(|tenant| tenant.weight >= 1.0 && is_amount(tenant.weight.max(tenant.work)));
+        let steps = [work, seconds, work_squared, work_by_seconds];
+        let steps = steps.into_iter().all(|value| is_amount(value) && (value > 0.0 || num_steps == 0));
+        others
+            && tenants
+            && steps
+            && is_amount(self.output_length)
+            && self.windows.iter().all(|&window| window != Some(0))
     }
 
     /// Tells of the smallest tenants together, so that a load has a bounded size.
     pub(crate) fn shorten(&mut self) {
         if self.tenants.len() > MOST_TENANTS {
-            self.tenants.sort_unstable_by(|one, other| (other.work, &one.tenant).cmp(&(one.work, &other.tenant)));
+            self.tenants.sort_by(|one, other| other.work.total_cmp(&one.work));
             for tenant in self.tenants.drain(MOST_TENANTS..) {
                 self.others.weight += tenant.weight;
                 self.others.work += tenant.work;
@@ -61,20 +84,25 @@ mod tests {
 
     #[test]
     fn a_load_is_read_as_it_was_written_and_nothing_else_is() {
-        let tenant = TenantLoad { tenant: "a".to_owned(), weight: 2, work: 7 };
+        let tenant = TenantLoad { tenant: "a".to_owned(), weight: 2.0, work: 7.0 };
         let load = CoreLoad { tenants: vec![tenant], windows: vec![None, Some(9)], ..CoreLoad::default() };
         let bytes = load.to_bytes();
         assert_eq!(CoreLoad::from_bytes(&bytes), Some(load));
         assert_eq!(CoreLoad::from_bytes(&bytes[1..]), None);
         assert_eq!(CoreLoad::from_bytes(&[bytes, vec![0]].concat()), None);
+        let unsound = CoreLoad { output_length: f64::NAN, ..CoreLoad::default() };
+        assert_eq!(CoreLoad::from_bytes(&unsound.to_bytes()), None);
     }
 
     #[test]
     fn the_smallest_of_many_tenants_are_told_of_together() {
-        let tenant = |work| TenantLoad { tenant: work.to_string(), weight: 1, work };
+        let tenant = |work: u32| TenantLoad { tenant: work.to_string(), weight: 1.0, work: work.into() };
         let mut load = CoreLoad { tenants: (0..300).map(tenant).collect(), ..CoreLoad::default() };
         load.shorten();
-        assert_eq!((load.tenants.len(), load.others.weight, load.others.work), (256, 44, (0..44).sum()));
-        assert_eq!(load.tenants.iter().map(|tenant| tenant.work).min(), Some(44));
+        assert_eq!(
+            (load.tenants.len(), load.others.weight, load.others.work),
+            (256, 44.0, f64::from((0..44).sum::<u32>()))
+        );
+        assert!(load.tenants.iter().all(|tenant| tenant.work >= 44.0));
     }
 }

@@ -18,12 +18,12 @@ pub(crate) struct StepSums {
 
 impl StepSums {
     /// A step took `seconds`.
-    pub(crate) fn measure(&mut self, work: u64, seconds: f64) {
-        if !(seconds.is_finite() && seconds > 0.0) || work == 0 {
+    pub(crate) fn measure(&mut self, work: f64, seconds: f64) {
+        if !(seconds.is_finite() && seconds > 0.0) || work <= 0.0 {
             return;
         }
         self.num_steps = (self.num_steps + 1).min((1.0 / NEWEST) as u32);
-        let (newest, work) = (1.0 / f64::from(self.num_steps), work as f64);
+        let newest = 1.0 / f64::from(self.num_steps);
         let figures = [
             (&mut self.work, work),
             (&mut self.seconds, seconds),
@@ -47,11 +47,11 @@ mod tests {
     #[test]
     fn the_first_steps_count_alike_and_later_ones_replace_them() {
         let mut sums = StepSums::default();
-        sums.measure(10, 1.0);
-        sums.measure(30, 3.0);
+        sums.measure(10.0, 1.0);
+        sums.measure(30.0, 3.0);
         assert_eq!((sums.work, sums.seconds, sums.work_squared, sums.work_by_seconds), (20.0, 2.0, 500.0, 50.0));
         for _ in 0..1000 {
-            sums.measure(5, 0.5);
+            sums.measure(5.0, 0.5);
         }
         assert!((sums.work - 5.0).abs() < 1e-6 && (sums.seconds - 0.5).abs() < 1e-6);
     }
@@ -60,9 +60,9 @@ mod tests {
     fn what_is_no_time_is_not_measured() {
         let mut sums = StepSums::default();
         for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            sums.measure(1, seconds);
+            sums.measure(1.0, seconds);
         }
-        sums.measure(0, 1.0);
+        sums.measure(0.0, 1.0);
         assert!(!sums.is_measured());
     }
 }

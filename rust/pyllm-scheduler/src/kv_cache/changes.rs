@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 const CAPACITY: usize = 1 << 17;
 
 /// Most changes, and most blocks of a snapshot, that one answer tells of.
-pub(crate) const MOST_TOLD: usize = 1 << 14;
+const MOST_TOLD: usize = 1 << 14;
 
 /// Bytes of a change: its tag, and eight of the name.
 const LENGTH: usize = 9;
@@ -18,7 +18,7 @@ const LENGTH: usize = 9;
 pub(crate) enum Change {
     /// Nothing is known any more.
     Cleared,
-    /// Its contents are on one of the tiers now.
+    /// Its contents are on one of the tiers, where they may have come from the other.
     Stored(u64),
     /// They are on none any more.
     Removed(u64),
@@ -56,11 +56,16 @@ pub(crate) struct ChangeLog {
     recent: Option<VecDeque<Change>>, // those before `next`
     next: u64,
     capacity: usize,
+    pub(crate) most_told: usize,
 }
 
 impl ChangeLog {
     pub(crate) fn new() -> Self {
-        Self { recent: None, next: 0, capacity: CAPACITY }
+        Self::with_limits(CAPACITY, MOST_TOLD)
+    }
+
+    pub(crate) fn with_limits(capacity: usize, most_told: usize) -> Self {
+        Self { recent: None, next: 0, capacity, most_told }
     }
 
     /// Keeps changes from now on. What is known already is the caller's to tell.
@@ -103,7 +108,9 @@ mod tests {
     fn changes_are_read_as_they_were_written() {
         let changes = [Change::Stored(7), Change::Cleared, Change::Removed(u64::MAX)];
         let mut bytes = Vec::new();
-        changes.iter().for_each(|change| change.write(&mut bytes));
+        for change in changes {
+            change.write(&mut bytes);
+        }
         assert_eq!(Change::read_all(&bytes), Some(changes.to_vec()));
         assert_eq!(Change::read_all(&bytes[..26]), None);
         assert_eq!(Change::read_all(&[3; 9]), None);
@@ -111,7 +118,7 @@ mod tests {
 
     #[test]
     fn changes_are_numbered_from_the_first_that_was_asked_for_and_the_oldest_are_dropped() {
-        let mut log = ChangeLog { capacity: 2, ..ChangeLog::new() };
+        let mut log = ChangeLog::with_limits(2, 1);
         log.push(Change::Stored(1));
         assert!(log.since(0).is_none() && log.next() == 0);
         log.begin();

@@ -111,11 +111,10 @@ impl BlockHasher {
 
     /// The block after `parent`, whose tokens are in two parts.
     pub(crate) fn child(&mut self, parent: BlockHash, head: &[i32], tail: &[i32]) -> BlockHash {
-        let tokens = head.iter().chain(tail);
         if self.seed.is_some() {
             self.begin(parent);
             cbor::array(&mut self.message, head.len() + tail.len());
-            for &token in tokens {
+            for &token in head.iter().chain(tail) {
                 cbor::unsigned(&mut self.message, token as u64);
             }
             cbor::null(&mut self.message);
@@ -123,7 +122,8 @@ impl BlockHasher {
         }
         self.message.clear();
         self.message.extend_from_slice(&parent.0);
-        self.message.extend(tokens.flat_map(|token| token.to_le_bytes()));
+        self.message.extend_from_slice(bytemuck::cast_slice(head));
+        self.message.extend_from_slice(bytemuck::cast_slice(tail));
         BlockHash(*blake3::hash(&self.message).as_bytes())
     }
 

@@ -1,15 +1,16 @@
 //! The choice between cores by what a request would cost on each. Knows neither prompts nor caches.
 //!
-//! **The imbalance is bounded.** Let `before_c` be the seconds of the work that is on core c before the request, as far
-//! as the request waits for it, and `own_c` the request's own seconds there. The chosen core c has `before_c + own_c` at
+//! **The imbalance is bounded.** Let `before_c` be the seconds for which the request waits on core c for work that is
+//! there, and `own_c` those from then until its own is done. The chosen core c has `before_c + own_c` at
 //! most `before_j + own_j + tolerance` for every other candidate j, since every candidate costs at least the least, and
 //! none beyond the tolerance above it is chosen. So `before_c <= before_j + own_j + tolerance`: as in list scheduling
 //! (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969), the work on two cores differs by at most that of the
 //! last request placed, which the other core would have had to do in full, and the tolerance. Neither prefixes nor
 //! sessions can lift that.
 
-/// Share of the least cost by which two costs are taken to be equal, as they are estimates.
-const TOLERANCE: f64 = 0.02;
+/// Share of the least cost by which two costs are taken to be equal: lengths of outputs are not known better. Where
+/// queues are long, this keeps prefixes together: what is computed twice delays all that come after.
+const TOLERANCE: f64 = 0.1;
 
 /// A core that the request may go to.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,12 +21,12 @@ pub(crate) struct Candidate {
     /// Tokens of the prompt in its cache.
     pub(crate) num_cached: u32,
     pub(crate) num_requests: u64,
-    /// Seconds of the work before the request, and of its own.
+    /// Seconds for which it waits for other work, and those of its own.
     pub(crate) before: f64,
     pub(crate) own: f64,
     /// Its own work, and its tenant's weight, for the core's books.
-    pub(crate) own_work: u64,
-    pub(crate) weight: u64,
+    pub(crate) own_work: f64,
+    pub(crate) weight: f64,
 }
 
 impl Candidate {
@@ -63,7 +64,7 @@ fn first_word(session: &str) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
+/// The finaliser of `SplitMix64` (Steele, Lea and Flood, 2014).
 fn mixed(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     fn candidate(core: u32, before: f64, own: f64, num_cached: u32) -> Candidate {
-        Candidate { core, place: core as usize, num_cached, num_requests: 0, before, own, own_work: 0, weight: 1 }
+        Candidate { core, place: core as usize, num_cached, num_requests: 0, before, own, own_work: 0.0, weight: 1.0 }
     }
 
     fn chosen(candidates: &[Candidate], step_seconds: f64, session: &str) -> Option<u32> {

@@ -5,14 +5,17 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use crate::estimates::core_load::CoreLoad;
 use crate::kv_layout::GroupLayout;
 
+/// Requests that have ended and wait for the core's news; there are more only where a core tells none.
+const MOST_ENDING: usize = 4096;
+
 /// Work is counted as in `CoreLoad`.
 pub(crate) struct CoreWork {
     pub(crate) core: u32,
     pub(crate) load: Option<CoreLoad>, // none before its first news
     pub(crate) groups: Vec<GroupLayout>,
     tenants: HashMap<String, Tenant>,
-    work: u64,
-    active_weight: u64,            // of tenants with work
+    work: f64,
+    active_weight: f64,            // of tenants with work
     placed: BTreeMap<u64, Placed>, // requests that `load` has not
     num_news: u64,
     ending: VecDeque<(u64, u64)>, // requests that have ended, with the news by which what they stored was told
@@ -20,15 +23,16 @@ pub(crate) struct CoreWork {
 
 #[derive(Default)]
 struct Tenant {
-    weight: u64,
-    work: u64,
+    weight: f64,
+    work: f64,
     num_parts: u64, // of its work: what the load has, and each request placed since
+    is_told: bool,  // by the load
 }
 
 struct Placed {
     tenant: String,
-    weight: u64,
-    work: u64,
+    weight: f64,
+    work: f64,
 }
 
 impl CoreWork {
@@ -38,8 +42,8 @@ impl CoreWork {
             load: None,
             groups: groups(&[None], block_size),
             tenants: HashMap::new(),
-            work: 0,
-            active_weight: 0,
+            work: 0.0,
+            active_weight: 0.0,
             placed: BTreeMap::new(),
             num_news: 0,
             ending: VecDeque::new(),
@@ -57,6 +61,7 @@ impl CoreWork {
         for tenant in &load.tenants {
             self.add(&tenant.tenant, tenant.weight, tenant.work);
         }
+        self.tenants.values_mut().for_each(|tenant| tenant.is_told = true);
         self.groups = groups(&load.windows, block_size);
         self.load = Some(load);
         for (request, Placed { tenant, weight, work }) in placed {
@@ -68,7 +73,7 @@ impl CoreWork {
     }
 
     /// A request is placed here.
-    pub(crate) fn place(&mut self, request: u64, tenant: &str, weight: u64, work: u64) {
+    pub(crate) fn place(&mut self, request: u64, tenant: &str, weight: f64, work: f64) {
         self.placed.insert(request, Placed { tenant: tenant.to_owned(), weight, work });
         let lane = self.lane(tenant).to_owned();
         self.add(&lane, weight, work);
@@ -89,45 +94,48 @@ impl CoreWork {
         }
     }
 
-    /// What a request that ended here stored is told of by the second news from now: the next may be on its way.
-    pub(crate) fn note_ending(&mut self, request: u64) {
+    /// What a request that ended here stored is told of by the second news from now: the next may be on its way. Gives
+    /// one that has waited for that too long.
+    pub(crate) fn note_ending(&mut self, request: u64) -> Option<u64> {
         self.ending.push_back((self.num_news + 2, request));
+        let is_full = self.ending.len() > MOST_ENDING;
+        if is_full { self.ending.pop_front().map(|(_, request)| request) } else { None }
     }
 
-    /// Work that a request of this tenant waits for. Under fair queueing others are served while it waits, each by its
-    /// weight, so that it waits for its tenant's work as often as that has a part of the core, and never for more than all.
-    pub(crate) fn before(&self, tenant: &str, weight: u64) -> f64 {
-        let all = self.work as f64;
-        if !self.load.as_ref().is_some_and(|load| load.shares_by_tenant) {
-            return all;
+    /// Work that is done here until a new one of this tenant is: what it waits for, and all with its own. Under fair
+    /// queueing each tenant is served by its weight, so that its own work is done once others have had their parts
+    /// beside it, and never later than if all came before.
+    pub(crate) fn until_done(&self, tenant: &str, weight: f64, own: f64) -> (f64, f64) {
+        if !self.shares_by_tenant() {
+            return (self.work, self.work + own);
         }
-        let (own, active_weight) = match self.tenants.get(tenant) {
+        let (before, active_weight) = match self.tenants.get(tenant) {
             Some(tenant) => (tenant.work, self.active_weight),
-            None => (0, self.active_weight + weight),
+            None => (0.0, self.active_weight + weight),
         };
-        all.min(own as f64 * active_weight as f64 / weight as f64)
+        let parts = active_weight / weight;
+        (self.work.min(before * parts), (self.work + own).min((before + own) * parts))
     }
 
-    /// The weight that it gave a tenant with work here.
-    pub(crate) fn weight(&self, tenant: &str) -> Option<u64> {
-        self.tenants.get(self.lane(tenant)).map(|tenant| tenant.weight)
+    /// The weight of a tenant, if its news told of it.
+    pub(crate) fn weight(&self, tenant: &str) -> Option<f64> {
+        let told = self.tenants.get(tenant).filter(|tenant| tenant.is_told);
+        told.filter(|_| self.shares_by_tenant()).map(|tenant| tenant.weight)
     }
 
     pub(crate) fn num_requests(&self) -> u64 {
         self.load.as_ref().map_or(0, |load| load.num_requests) + self.placed.len() as u64
     }
 
-    /// Requests placed here of which its load has not told.
-    #[cfg(test)]
-    pub(crate) fn num_placed(&self) -> usize {
-        self.placed.len()
-    }
-
     fn lane<'a>(&self, tenant: &'a str) -> &'a str {
-        if self.load.as_ref().is_some_and(|load| load.shares_by_tenant) { tenant } else { "" }
+        if self.shares_by_tenant() { tenant } else { "" }
     }
 
-    fn add(&mut self, lane: &str, weight: u64, work: u64) {
+    fn shares_by_tenant(&self) -> bool {
+        self.load.as_ref().is_some_and(|load| load.shares_by_tenant)
+    }
+
+    fn add(&mut self, lane: &str, weight: f64, work: f64) {
         if !self.tenants.contains_key(lane) {
             self.tenants.insert(lane.to_owned(), Tenant { weight, ..Tenant::default() });
             self.active_weight += weight;

@@ -14,19 +14,13 @@ use super::core_set::{CoreSet, MOST_CORES};
 /// Most names that requests keep expected; beyond, the oldest requests' are dropped.
 const MOST_EXPECTED: usize = 1 << 18;
 
-#[derive(Default)]
 pub(crate) struct PrefixIndex {
     known: HashMapByShort<CoreSet>,
-    expected: HashMapByShort<Expected>,
+    expected: HashMapByShort<CoreSet>,
+    last_requests: HashMapByShort<u64>, // that are expected to store a name on a core, by `at`
     by_request: BTreeMap<u64, Request>,
     num_expected: usize, // names in `by_request`
-}
-
-/// What is about to be stored on some cores.
-struct Expected {
-    cores: CoreSet,
-    /// The last request that has it, with which it ends.
-    request: u64,
+    most_expected: usize,
 }
 
 struct Request {
@@ -35,29 +29,28 @@ struct Request {
 }
 
 impl PrefixIndex {
+    pub(crate) fn new() -> Self {
+        Self {
+            known: HashMapByShort::default(),
+            expected: HashMapByShort::default(),
+            last_requests: HashMapByShort::default(),
+            by_request: BTreeMap::new(),
+            num_expected: 0,
+            most_expected: MOST_EXPECTED,
+        }
+    }
+
     /// The core at `place` tells how its cache has changed.
     pub(crate) fn change(&mut self, place: usize, changes: &[Change]) {
         let core = CoreSet::of(place);
         for &change in changes {
             match change {
-                Change::Cleared => self.known.retain(|_, cores| {
-                    *cores = cores.without(core);
-                    !cores.is_empty()
-                }),
+                Change::Cleared => remove(&mut self.known, core),
                 Change::Stored(name) => {
                     let cores = self.known.entry(name).or_default();
                     *cores = cores.with(core);
                 }
-                Change::Removed(name) => {
-                    if let Entry::Occupied(mut entry) = self.known.entry(name) {
-                        let cores = entry.get().without(core);
-                        if cores.is_empty() {
-                            entry.remove();
-                        } else {
-                            *entry.get_mut() = cores;
-                        }
-                    }
-                }
+                Change::Removed(name) => remove_from(&mut self.known, name, core),
             }
         }
     }
@@ -65,16 +58,18 @@ impl PrefixIndex {
     /// Nothing is on the core at `place` any more, nor will be.
     pub(crate) fn forget(&mut self, place: usize) {
         self.change(place, &[Change::Cleared]);
-        let core = CoreSet::of(place);
-        self.expected.retain(|_, expected| {
-            expected.cores = expected.cores.without(core);
-            !expected.cores.is_empty()
-        });
-        self.by_request.retain(|_, request| {
+        let Self { by_request, last_requests, num_expected, .. } = self;
+        by_request.retain(|_, request| {
             let stays = request.place != place;
-            self.num_expected -= if stays { 0 } else { request.names.len() };
+            if !stays {
+                *num_expected -= request.names.len();
+                for &name in &request.names {
+                    last_requests.remove(&at(name, place));
+                }
+            }
             stays
         });
+        remove(&mut self.expected, CoreSet::of(place));
     }
 
     /// A request was placed: what of these names its core has not, it will have. Ids rise.
@@ -83,19 +78,33 @@ impl PrefixIndex {
         let names: Vec<_> =
             names.filter(|name| !self.known.get(name).is_some_and(|cores| cores.contains(place))).collect();
         for &name in &names {
-            let expected = self.expected.entry(name).or_insert(Expected { cores: core, request: id });
-            expected.cores = expected.cores.with(core);
-            expected.request = id;
+            let cores = self.expected.entry(name).or_default();
+            *cores = cores.with(core);
+            self.last_requests.insert(at(name, place), id);
         }
         if names.is_empty() {
             return;
         }
         self.num_expected += names.len();
         self.by_request.insert(id, Request { place, names });
-        while self.num_expected > MOST_EXPECTED {
+        while self.num_expected > self.most_expected {
             let Some((id, request)) = self.by_request.pop_first() else { break };
-            self.unexpect(id, &request.names);
+            self.unexpect(id, &request);
         }
+    }
+
+    /// Names known on the core at `place`.
+    #[cfg(test)]
+    pub(crate) fn known(&self, place: usize) -> std::collections::BTreeSet<u64> {
+        self.known.iter().filter(|(_, cores)| cores.contains(place)).map(|(&name, _)| name).collect()
+    }
+
+    /// Names that are known anywhere, and those that are expected, by name and by request.
+    #[cfg(test)]
+    pub(crate) fn sizes(&self) -> [usize; 4] {
+        let num_by_request = self.by_request.values().map(|request| request.names.len()).sum();
+        assert_eq!(self.num_expected, num_by_request);
+        [self.known.len(), self.expected.len(), self.last_requests.len(), num_by_request]
     }
 
     /// Where a request is whose names are expected still.
@@ -106,7 +115,7 @@ impl PrefixIndex {
     /// What the request was expected to store is known by now, or will not be stored.
     pub(crate) fn end(&mut self, id: u64) {
         if let Some(request) = self.by_request.remove(&id) {
-            self.unexpect(id, &request.names);
+            self.unexpect(id, &request);
         }
     }
 
@@ -159,17 +168,88 @@ impl PrefixIndex {
         if cores.without(known).is_empty() {
             return known;
         }
-        known.with(self.expected.get(&name).map_or(CoreSet::default(), |expected| expected.cores))
+        known.with(self.expected.get(&name).copied().unwrap_or_default())
     }
 
-    fn unexpect(&mut self, id: u64, names: &[u64]) {
-        self.num_expected -= names.len();
-        for &name in names {
-            if let Entry::Occupied(entry) = self.expected.entry(name) {
-                if entry.get().request == id {
+    /// What a later request on the same core has as well stays.
+    fn unexpect(&mut self, id: u64, request: &Request) {
+        self.num_expected -= request.names.len();
+        for &name in &request.names {
+            if let Entry::Occupied(entry) = self.last_requests.entry(at(name, request.place)) {
+                if *entry.get() == id {
                     entry.remove();
+                    remove_from(&mut self.expected, name, CoreSet::of(request.place));
                 }
             }
         }
+    }
+}
+
+/// A name on one core, as a name. Those of the groups of one block are next to one another, these are far apart.
+fn at(name: u64, place: usize) -> u64 {
+    name.wrapping_add((place as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+fn remove(from: &mut HashMapByShort<CoreSet>, core: CoreSet) {
+    from.retain(|_, cores| {
+        *cores = cores.without(core);
+        !cores.is_empty()
+    });
+}
+
+fn remove_from(from: &mut HashMapByShort<CoreSet>, name: u64, core: CoreSet) {
+    if let Entry::Occupied(mut entry) = from.entry(name) {
+        let cores = entry.get().without(core);
+        if cores.is_empty() {
+            entry.remove();
+        } else {
+            *entry.get_mut() = cores;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lengths(index: &PrefixIndex, names: &[u64]) -> [u32; 2] {
+        let mut lengths = [0; MOST_CORES];
+        index.longest_starts(names, CoreSet::of(0).with(CoreSet::of(1)), &mut lengths);
+        [lengths[0], lengths[1]]
+    }
+
+    #[test]
+    fn a_start_ends_where_a_block_is_missing() {
+        let mut index = PrefixIndex::new();
+        index.change(0, &[1, 2, 4].map(Change::Stored));
+        index.change(1, &[1, 2, 3].map(Change::Stored));
+        assert_eq!(lengths(&index, &[1, 2, 3, 4]), [2, 3]);
+        index.expect(0, 0, [2, 3].into_iter());
+        assert_eq!(lengths(&index, &[1, 2, 3, 4]), [4, 3]);
+        index.change(1, &[Change::Removed(1)]);
+        index.change(0, &[Change::Cleared]);
+        assert_eq!((lengths(&index, &[1, 2, 3]), lengths(&index, &[3])), ([0, 0], [1, 1]));
+    }
+
+    #[test]
+    fn what_is_expected_has_a_bound_and_the_oldest_goes_first() {
+        let mut index = PrefixIndex { most_expected: 5, ..PrefixIndex::new() };
+        index.expect(0, 0, 0..3);
+        index.expect(1, 1, 0..3);
+        assert_eq!((lengths(&index, &[0, 1, 2]), index.sizes()), ([0, 3], [0, 3, 3, 3]));
+        index.expect(2, 0, 0..6);
+        assert_eq!((lengths(&index, &[0, 1, 2]), index.sizes()), ([0, 0], [0; 4]));
+    }
+
+    #[test]
+    fn what_several_requests_will_store_is_expected_until_the_last_has_ended() {
+        let mut index = PrefixIndex::new();
+        index.expect(0, 0, 0..3);
+        index.expect(1, 0, 0..2);
+        index.expect(2, 1, 0..1);
+        index.end(0);
+        assert_eq!(lengths(&index, &[0, 1, 2]), [2, 1]);
+        index.end(1);
+        assert_eq!((lengths(&index, &[0, 1, 2]), index.place_of(1), index.place_of(2)), ([0, 1], None, Some(1)));
     }
 }

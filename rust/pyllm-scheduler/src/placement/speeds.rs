@@ -29,13 +29,13 @@ impl Default for Speeds {
 
 impl Speeds {
     /// From those of `cores` that were measured.
-    pub(crate) fn of<'a>(cores: impl Iterator<Item = &'a StepSums> + Clone) -> Self {
-        let measured = || cores.clone().filter(|sums| sums.is_measured());
-        let count = measured().count();
-        if count == 0 {
+    pub(crate) fn of<'a>(cores: impl Iterator<Item = &'a StepSums>) -> Self {
+        let measured: Vec<_> = cores.filter(|sums| sums.is_measured()).collect();
+        if measured.is_empty() {
             return Self::default();
         }
-        let mean = |of: fn(&StepSums) -> f64| measured().map(of).sum::<f64>() / count as f64;
+        let count = f64::from(measured.len() as u32);
+        let mean = |of: fn(&StepSums) -> f64| measured.iter().map(|sums| of(sums)).sum::<f64>() / count;
         let (work, seconds) = (mean(|sums| sums.work), mean(|sums| sums.seconds));
         let variance = mean(|sums| sums.work_squared) - work * work;
         let covariance = mean(|sums| sums.work_by_seconds) - work * seconds;
@@ -48,7 +48,7 @@ impl Speeds {
             seconds_per_work: seconds / work,
             unknown: 1.0,
         };
-        let speed = measured().map(|sums| 1.0 / speeds.slowness(sums)).sum::<f64>() / count as f64;
+        let speed = measured.iter().map(|sums| 1.0 / speeds.slowness(sums)).sum::<f64>() / count;
         Self { unknown: 1.0 / speed, ..speeds }
     }
 
@@ -75,9 +75,11 @@ impl Speeds {
 mod tests {
     use super::*;
 
-    fn core(steps: &[(u64, f64)]) -> StepSums {
+    fn core(steps: &[(f64, f64)]) -> StepSums {
         let mut sums = StepSums::default();
-        steps.iter().for_each(|&(work, seconds)| sums.measure(work, seconds));
+        for &(work, seconds) in steps {
+            sums.measure(work, seconds);
+        }
         sums
     }
 
@@ -87,23 +89,23 @@ mod tests {
     }
 
     /// Steps of 20 ms and 10 us a unit.
-    fn step(work: u64, slowness: f64) -> (u64, f64) {
-        (work, slowness * (0.02 + 1e-5 * work as f64))
+    fn step(work: f64, slowness: f64) -> (f64, f64) {
+        (work, slowness * (0.02 + 1e-5 * work))
     }
 
     #[test]
     fn a_core_with_little_to_do_is_as_fast_as_a_busy_one() {
-        let times = seconds(&[core(&[step(2, 1.0), step(4, 1.0)]), core(&[step(500, 1.0), step(2000, 1.0)])]);
+        let times = seconds(&[core(&[step(2.0, 1.0), step(4.0, 1.0)]), core(&[step(500.0, 1.0), step(2000.0, 1.0)])]);
         assert!((times[0] / times[1] - 1.0).abs() < 1e-9, "{times:?}");
     }
 
     #[test]
     fn a_slow_core_is_slow_and_an_unknown_one_as_fast_as_their_mean() {
-        let sizes = [100, 900];
+        let sizes = [100.0, 900.0];
         let times =
             seconds(&[core(&sizes.map(|work| step(work, 1.0))), core(&sizes.map(|work| step(work, 3.0))), core(&[])]);
         assert!((times[1] / times[0] - 3.0).abs() < 1e-9, "{times:?}");
-        let mean = (1.0 / times[0] + 1.0 / times[1]) / 2.0;
+        let mean = f64::midpoint(1.0 / times[0], 1.0 / times[1]);
         assert!((1.0 / times[2] - mean).abs() < 1e-6 * mean, "{times:?}");
     }
 

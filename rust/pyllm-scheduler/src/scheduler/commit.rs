@@ -3,11 +3,12 @@
 
 use crate::arena::Key;
 use crate::error::{Error, Result};
+use crate::estimates::core_load::work;
 use crate::ids::{ClientId, StepId};
 use crate::output::deltas::Delta;
 use crate::output::embeddings::Embeddings;
 use crate::output::logprobs::{LogprobView, Logprobs};
-use crate::policy::{INPUT_COST, OUTPUT_COST};
+use crate::policy::OUTPUT_COST;
 use crate::recorder::Input;
 use crate::request::Finish;
 use crate::sequence::{Sample, Sequence, State};
@@ -57,8 +58,8 @@ impl Scheduler {
         if step.num_prefill_tokens > 0 || step.rows.iter().all(|row| !row.is_verifying) {
             self.times.measure(step.num_prefill_tokens, seconds);
         }
-        let (num_inputs, num_outputs) = (step.num_prefill_tokens, step.num_tokens - step.num_prefill_tokens);
-        self.step_sums.measure(u64::from(num_inputs) * INPUT_COST + u64::from(num_outputs) * OUTPUT_COST, seconds);
+        let num_outputs = step.num_tokens - step.num_prefill_tokens;
+        self.step_sums.measure(work(step.num_prefill_tokens, num_outputs), seconds);
         self.note_committed(step.planned_at, seconds);
         self.finish_loads_of(step.loads);
         if let Some(logprobs) = logprobs.filter(|logprobs| !logprobs.prompt_tokens.is_empty()) {

@@ -3,10 +3,9 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::estimates::core_load::{CoreLoad, TenantLoad};
-use crate::kv_cache::changes::{Change, MOST_TOLD};
+use crate::estimates::core_load::{CoreLoad, TenantLoad, work};
+use crate::kv_cache::changes::Change;
 use crate::kv_cache::hash::BlockHash;
-use crate::policy::{INPUT_COST, OUTPUT_COST};
 use crate::sequence::{LiveRequest, Sequence};
 
 use super::Scheduler;
@@ -16,6 +15,9 @@ const PART_BITS: u32 = 20;
 
 /// Queued sequences of which the cached tokens are looked up for one load. The others are taken to be like them.
 const MOST_LOOKED_UP: u32 = 256;
+
+/// Sequences for each input that a load may be old.
+const SEQUENCES_PER_INPUT: u64 = 1000;
 
 /// Blocks between two of a prompt that are looked up to find where its cached start ends.
 const STRIDE: usize = 8;
@@ -55,7 +57,8 @@ impl Scheduler {
         let mut changes = Vec::new();
         let next = match self.told_from(number) {
             From::Number(first) => {
-                let told = self.cache.changes().since(first).into_iter().flatten().take(MOST_TOLD);
+                let log = self.cache.changes();
+                let told = log.since(first).into_iter().flatten().take(log.most_told);
                 let mut next = first as i64;
                 for change in told {
                     change.write(&mut changes);
@@ -67,13 +70,19 @@ impl Scheduler {
                 if part == 0 {
                     Change::Cleared.write(&mut changes);
                 }
-                let known = self.cache.known_part(part, MOST_TOLD);
+                let known = self.cache.known_part(part);
                 known.into_iter().flatten().for_each(|change| change.write(&mut changes));
-                let is_last = self.cache.known_part(part + 1, MOST_TOLD).is_none();
+                let is_last = self.cache.known_part(part + 1).is_none();
                 if is_last { start as i64 } else { number_of(start, part + 1) }
             }
         };
         PlacementNews { next, changes, load: self.packed_load() }
+    }
+
+    /// See `KvCache::limit_changes`.
+    #[cfg(test)]
+    pub(crate) fn limit_changes(&mut self, capacity: usize, most_told: usize) {
+        self.cache.limit_changes(capacity, most_told);
     }
 
     fn told_from(&mut self, number: i64) -> From {
@@ -86,8 +95,10 @@ impl Scheduler {
     }
 
     fn packed_load(&mut self) -> Vec<u8> {
-        // Several clients ask in turn, and looking at every sequence takes time.
-        if self.packed_load.bytes.is_empty() || self.packed_load.num_inputs != self.num_inputs {
+        // Several clients ask in turn, and looking at every sequence takes time. Where there are many, one input changes
+        // next to nothing.
+        let num_new = self.num_inputs - self.packed_load.num_inputs;
+        if self.packed_load.bytes.is_empty() || num_new > self.sequences.len() as u64 / SEQUENCES_PER_INPUT {
             let bytes = self.core_load().to_bytes();
             self.packed_load = PackedLoad { num_inputs: self.num_inputs, bytes };
         }
@@ -96,20 +107,19 @@ impl Scheduler {
 
     fn core_load(&mut self) -> CoreLoad {
         let shares_by_tenant = self.policy.shares_by_tenant();
-        let mut works: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut works: BTreeMap<&str, f64> = BTreeMap::new();
         let mut looked_up = LookedUp::default();
         for (_, sequence) in self.sequences.iter() {
             let live = &self.requests[sequence.request];
             let num_cached = self.num_cached_tokens(sequence, live, &mut looked_up);
             let input = sequence.num_uncomputed() - num_cached;
             let remaining = self.output_lengths.remaining(sequence.output.len() as u32).ceil() as u32;
-            let output =
-                remaining.min(sequence.max_length.saturating_sub(sequence.num_known())).max(1) * sequence.num_samples;
+            let output = remaining.min(sequence.max_length.saturating_sub(sequence.num_known())).max(1);
             let tenant = if shares_by_tenant { live.request.tenant.as_str() } else { "" };
-            *works.entry(tenant).or_default() += u64::from(input) * INPUT_COST + u64::from(output) * OUTPUT_COST;
+            *works.entry(tenant).or_default() += work(input, output.saturating_mul(sequence.num_samples));
         }
         let tenants = works.into_iter().map(|(tenant, work)| {
-            let weight = u64::from(self.weight(tenant));
+            let weight = self.weight(tenant).into();
             TenantLoad { tenant: tenant.to_owned(), weight, work }
         });
         let mut load = CoreLoad {
@@ -155,21 +165,21 @@ impl Scheduler {
 #[derive(Default)]
 struct LookedUp {
     num_sequences: u32,
-    num_tokens: u64,
-    num_cached: u64,
+    num_tokens: f64,
+    num_cached: f64,
     coming: HashSet<u64>, // of what is not cached yet, short names
 }
 
 impl LookedUp {
     fn add(&mut self, num_tokens: u32, num_cached: u32) -> u32 {
         self.num_sequences += 1;
-        self.num_tokens += u64::from(num_tokens);
-        self.num_cached += u64::from(num_cached);
+        self.num_tokens += f64::from(num_tokens);
+        self.num_cached += f64::from(num_cached);
         num_cached
     }
 
     fn share(&self) -> f64 {
-        self.num_cached as f64 / (self.num_tokens as f64).max(1.0)
+        self.num_cached / self.num_tokens.max(1.0)
     }
 }
 
