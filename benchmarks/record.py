@@ -23,6 +23,8 @@ class Record(TypedDict, total=False):
     stops: int
     expected_growth: float
     streams: int
+    stages: int  # of a pipeline, and what each of its layers sleeps
+    layer_ms: float
     errors: int  # streams that did not end as they should
     tokens_per_event: float
     delay_p99_ms: float
