@@ -29,6 +29,8 @@ class Record(TypedDict, total=False):
     tenants: int
     linear: float  # of `value`, as a share of what so many cores would give if each gave what one gives alone
     of_one_core: float  # of `value`, as a share of what one core with all memory has
+    stages: int  # of a pipeline, and what each of its layers sleeps
+    layer_ms: float
     errors: int  # streams that did not end as they should
     tokens_per_event: float
     delay_p99_ms: float

@@ -84,6 +84,7 @@ class Scheduler:
         incarnation: int = 0,
         swap_block_seconds: float = 0.0,
         num_speculative_tokens: int = 0,
+        pipeline_parallel_size: int = 1,
         long_prefill_token_threshold: int = 0,
         inter_token_target: float = 0.0,
         policy: str = "fcfs",
@@ -101,7 +102,9 @@ class Scheduler:
         `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `prefix_hash` is blake3 or sha256_cbor,
         which gives blocks the names that vLLM gives them with `prefix_hash_seed` as PYTHONHASHSEED. `incarnation` names
         this run in its events. A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to 16) by
-        prompt lookup. The others are explained at `reconfigure`.
+        prompt lookup. With several stages (`pipeline_parallel_size`) a sequence waits for its token before it is
+        planned again, and each step takes its share of what runs: keep as many steps in flight. The others are
+        explained at `reconfigure`.
 
         Raises `SchedulerError` for a value out of its range, `TypeError` for one of another type and for a setting that
         is not there.

@@ -29,10 +29,11 @@ def test_what_is_given_becomes_a_setting_and_the_rest_keeps_its_default() -> Non
 
 def test_vllms_own_flags_are_read_by_the_engine() -> None:
     flags = ["--trust-remote-code", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']
-    options = vars(parser_of_a_program().parse_args([*flags, "--pipeline-parallel-size", "1"]))
+    options = vars(parser_of_a_program().parse_args([*flags, "--pipeline-parallel-size", "2"]))
     del options["max_tokens"]
     config = engine_config(engine_keywords(options))
     assert (config.scheduler.num_speculative_tokens, config.model.model) == (2, "tiny.gguf")
+    assert config.parallel.pipeline_parallel_size == 2
 
 
 def test_any_parser_takes_the_flags(capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,7 +147,7 @@ class Model:
                 position_tables=self.position_tables,
             )
             known = torch.where(tokens < 0, slots.last_tokens[rows], tokens)
-            logits = self.decoder.logits(self.decoder(known, forward)[rows])
+            logits = self.decoder.logits(self.decoder(known, forward)[0][rows])
             assert logits is not None
             drawn = sampling.sample(
                 logits, temperature=zeros, top_k=no_top_k, top_p=ones, min_p=zeros, uniforms=zeros, rows=rows

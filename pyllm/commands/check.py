@@ -27,6 +27,7 @@ from pyllm.checkpoint import (
 )
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import config_part
+from pyllm.config.rank_places import num_ranks
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import MODEL_HELP, print_notices, read_engine
@@ -60,7 +61,7 @@ TAKES_CONFIG = True
 USAGE = "pyllm check [MODEL] [--FLAG VALUE ...]"
 COMMON = (
     *("json", "connections", "host", "port", "max-model-len", "max-num-seqs", "kv-cache-memory-bytes", "dtype"),
-    *("gpu-memory-utilization", "tensor-parallel-size", "config"),
+    *("gpu-memory-utilization", "tensor-parallel-size", "pipeline-parallel-size", "config"),
 )
 EXAMPLES = """examples:
   pyllm check                                           this machine
@@ -165,7 +166,7 @@ def _needs(
         parallel = engine.parallel
         memories = [memory.available // parallel.data_parallel_size for memory in limits.memory]
         if engine.device.device == "cuda":
-            num_cards = parallel.data_parallel_size * parallel.tensor_parallel_size
+            num_cards = parallel.data_parallel_size * num_ranks(parallel)
             memories = [card.memory_bytes for card in visible_cards()[:num_cards]]
         needs = needs_of_model(engine, checkpoint, memories)
         try:

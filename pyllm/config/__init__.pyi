@@ -19,6 +19,7 @@ from .option_fields import ConfigPart, Option, TextForm, options_of
 from .option_reading import SECRETS, config_part, engine_config, option_names
 from .option_texts import parse_count, parse_size
 from .process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfig, StateConfig, WorkerConfig
+from .rank_places import RankPlace, num_ranks, place_of, ranks_of_stage, sampling_rank
 from .server_settings import RESERVED_TEMPLATE_VARIABLES, HeadlessConfig, ServerConfig, UnknownFields
 from .tls import tls_context
 from .vllm_flags import GROUPS, VLLM_FLAGS, VllmFlag, explain_flag
@@ -50,6 +51,7 @@ __all__ = [
     "Option",
     "ParallelConfig",
     "Quantization",
+    "RankPlace",
     "RecoveryConfig",
     "Role",
     "SchedulerConfig",
@@ -66,10 +68,14 @@ __all__ = [
     "flag_keys",
     "is_rust",
     "new_key",
+    "num_ranks",
     "option_names",
     "options_of",
     "parse_count",
     "parse_size",
+    "place_of",
+    "ranks_of_stage",
     "read_api_keys",
+    "sampling_rank",
     "tls_context",
 ]

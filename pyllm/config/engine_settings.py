@@ -173,6 +173,9 @@ class ParallelConfig(ConfigPart, frozen=True):
     """How the model is spread over processes."""
 
     tensor_parallel_size: Annotated[int, Meta(description="ranks that share each weight matrix", ge=1)] = 1
+    pipeline_parallel_size: Annotated[
+        int, Meta(description="stages that the layers are split into, each of tensor_parallel_size ranks", ge=1)
+    ] = 1
     data_parallel_size: Annotated[
         int,
         Meta(

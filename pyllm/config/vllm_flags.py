@@ -182,12 +182,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
     ),
     "parallel": (
         _ours("tensor-parallel-size", "", "-tp"),
-        _refused(
-            "pipeline-parallel-size",
-            "there are no pipeline stages: use --tensor-parallel-size",
-            "1",
-            aliases=("-pp",),
-        ),
+        _ours("pipeline-parallel-size", "", "-pp"),
         _ours(
             "data-parallel-size",
             "cores on this machine behind one address, each with all of the model; experts are not spread over them",

@@ -13,6 +13,7 @@ import msgspec
 from pyllm._rust import Scheduler
 from pyllm.config.engine_settings import EngineConfig, SchedulerConfig
 from pyllm.config.option_reading import config_part
+from pyllm.config.rank_places import num_ranks
 from pyllm.core.kept_state import KeptState
 from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
 from pyllm.core.profiling import Profiling
@@ -240,10 +241,10 @@ class Calls:
         Without `ranks`, on every rank.
         """
         del client
-        num_ranks = self._config.parallel.tensor_parallel_size
-        chosen = range(num_ranks) if ranks is None else sorted(set(ranks))
-        if not chosen or not 0 <= chosen[0] <= chosen[-1] < num_ranks:
-            text = f"ranks is {ranks}: give some of 0 to {num_ranks - 1}, or leave it out for all"
+        size = num_ranks(self._config.parallel)
+        chosen = range(size) if ranks is None else sorted(set(ranks))
+        if not chosen or not 0 <= chosen[0] <= chosen[-1] < size:
+            text = f"ranks is {ranks}: give some of 0 to {size - 1}, or leave it out for all"
             raise RequestError(text, "ranks")
         if not 1 <= num_steps <= MAX_PROFILE_STEPS:
             raise RequestError(f"num_steps is {num_steps}: it must be from 1 to {MAX_PROFILE_STEPS}", "num_steps")

@@ -21,8 +21,9 @@ import uvloop
 import zmq
 
 from pyllm._rust import Scheduler, SchedulerError
-from pyllm.config.engine_settings import is_rust
+from pyllm.config.engine_settings import EngineConfig, ParallelConfig, is_rust
 from pyllm.config.process_config import CoreConfig
+from pyllm.config.rank_places import ranks_of_stage
 from pyllm.core.calls import live_settings
 from pyllm.core.event_publisher import EventPublisher
 from pyllm.core.executors.executor import Executor
@@ -103,7 +104,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
     groups = kv_groups(spec, max_model_len, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
     epoch = secrets.randbits(63)
     swap_block_seconds = max(await executor.collective("swap_seconds"))
-    token_seconds = max(await executor.collective("token_seconds"))
+    token_seconds = _through_all_stages(await executor.collective("token_seconds"), engine.parallel)
     try:
         scheduler = Scheduler(
             block_size=block_size,
@@ -121,6 +122,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
             enable_kv_cache_events=engine.cache.enable_kv_cache_events,
             incarnation=epoch,
             num_speculative_tokens=engine.scheduler.num_speculative_tokens or 0,
+            pipeline_parallel_size=engine.parallel.pipeline_parallel_size,
             **live_settings(engine.scheduler),
         )
     except SchedulerError as error:
@@ -148,6 +150,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         max_num_seqs=engine.scheduler.max_num_seqs,
         max_num_batched_tokens=engine.scheduler.max_num_batched_tokens,
         tensor_parallel_size=engine.parallel.tensor_parallel_size,
+        pipeline_parallel_size=engine.parallel.pipeline_parallel_size,
         max_logprobs=min(engine.model.max_logprobs, spec.vocab_size),
         hidden_size=spec.hidden_size,
         enable_prefix_caching=engine.cache.enable_prefix_caching,
@@ -206,12 +209,26 @@ def make_core(
         set_log_level=set_log_level,
         config=config.engine,
         clock=time.monotonic,
-        depth=2 if settings.async_scheduling else 1,  # With overlap the worker never waits for the scheduler.
+        depth=_depth(config.engine),
         policy=parts.policy,
         recording=recording,
         sampling_plugins=offered_names(LOGITS_PROCESSORS) | offered_names(SAMPLERS),
         token_seconds=parts.token_seconds,
     )
+
+
+def _depth(engine: EngineConfig) -> int:
+    """Steps in flight: one for each stage of a pipeline; with overlap two, so that no worker waits for this process."""
+    num_stages = engine.parallel.pipeline_parallel_size
+    if num_stages > 1:
+        return num_stages
+    return 2 if engine.scheduler.async_scheduling else 1
+
+
+def _through_all_stages(seconds: list[float], parallel: ParallelConfig) -> float:
+    """What a token takes that each rank holds up for so long: stages come one after another, their ranks together."""
+    stages = [ranks_of_stage(stage, parallel) for stage in range(parallel.pipeline_parallel_size)]
+    return sum(max(seconds[rank] for rank in ranks) for ranks in stages)
 
 
 async def _serve(

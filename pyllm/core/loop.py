@@ -37,7 +37,8 @@ NOTHING_KEPT = Kept()
 class EngineCore:
     """One inbox, one scheduler, one executor.
 
-    `depth` is the number of steps in flight: with 2, step k+1 is planned before step k's tokens are known. `config` has
+    `depth` is the number of steps in flight: with 2, step k+1 is planned before step k's tokens are known; a pipeline
+    of stages has one for each, of other sequences. `config` has
     the settings of the scheduler, `policy` is a scheduling policy of another package, `recording` keeps the scheduler's
     calls, and `sampling_plugins` names the logits processors and samplers that workers can load. `token_seconds` is
     the measured upper bound per token in a step, 0 if none was measured. `on_crash` is called when workers die, with a

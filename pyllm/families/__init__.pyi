@@ -30,6 +30,7 @@ from .spec import (
     TransformersSpec,
     check_tensor_parallel,
 )
+from .stage_layout import PipelineStage, split_into_stages
 from .tensors import (
     GATE_UP,
     GGUF_NAMES,
@@ -73,6 +74,7 @@ __all__ = [
     "ModelImpl",
     "ModelSpec",
     "NormSpec",
+    "PipelineStage",
     "ProbeRequest",
     "Probed",
     "Quantised",
@@ -104,5 +106,6 @@ __all__ = [
     "read_norm",
     "read_rope",
     "read_routing",
+    "split_into_stages",
     "text_config",
 ]

@@ -107,7 +107,7 @@ def _swap_space(text: str, given: Mapping[str, Any]) -> Read:
         gibibytes = float(text)
     except ValueError:
         raise ConfigError(f"--swap-space needs a number of GiB, got {text!r:.80}") from None
-    ranks = given.get("tensor_parallel_size") or 1
+    ranks = (given.get("tensor_parallel_size") or 1) * (given.get("pipeline_parallel_size") or 1)
     return {"kv_offloading_size": gibibytes * ranks}, [
         f"--swap-space: --kv-offloading-size is {gibibytes * ranks:g} GiB"
     ]

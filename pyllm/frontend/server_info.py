@@ -118,6 +118,7 @@ def _server_info(state: ServerState) -> ServerInfo:
         model_hash=model_hash(state.client.fingerprint),
         tp_size=model.tensor_parallel_size,
         dp_size=len(state.client.cores),
+        pp_size=model.pipeline_parallel_size,
     )
 
 

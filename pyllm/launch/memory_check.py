@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pyllm.checkpoint.gguf_types import FLOAT_TYPES, REQUANTISED_TYPES
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import DEFAULT_CPU_KV_CACHE_BYTES, EngineConfig
+from pyllm.config.rank_places import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups, kv_tokens_per_layer
 from pyllm.families.spec import FeedForwardSpec
+from pyllm.families.stage_layout import PipelineStage, split_into_stages
 from pyllm.families.tensors import FileTensor, TensorEntry, num_parameters
 from pyllm.supervision.memory import Memory, host_memory
 
@@ -26,31 +28,46 @@ def weights_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     """What the weights take once they are loaded, on all ranks together."""
     spec = checkpoint.spec
     element_bytes = _ELEMENT_BYTES[engine.model.dtype]
+    shared = [entry for entry in checkpoint.tensors if entry.name == "embedding.weight"]
+    if engine.parallel.pipeline_parallel_size == 1 or not spec.tie_word_embeddings:
+        shared = []  # Else the last stage has the embedding, too, as its head.
+    num_shared = sum(math.prod(entry.shape) for entry in shared)
     match engine.model.quantization:
         case "gguf":
-            return sum(_kept_bytes(source, element_bytes) for source in _sources(checkpoint))
+            sources = (*_sources(checkpoint), *(entry.source for entry in shared))
+            return sum(_kept_bytes(source, element_bytes) for source in sources)
         case "int8":
-            return num_parameters(spec)
+            return num_parameters(spec) + num_shared
         case "none":
-            return num_parameters(spec) * element_bytes
+            return (num_parameters(spec) + num_shared) * element_bytes
         case _:
-            return sum(_quantised_bytes(entry, element_bytes) for entry in checkpoint.tensors)
+            return sum(_quantised_bytes(entry, element_bytes) for entry in (*checkpoint.tensors, *shared))
 
 
 def memory_needed(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     """What the weights and the processes of a core take on a CPU, before there is a KV cache."""
-    ranks = engine.parallel.tensor_parallel_size
-    return weights_bytes(engine, checkpoint) + _PROCESS_BYTES * (ranks + 1)
+    return weights_bytes(engine, checkpoint) + _PROCESS_BYTES * (num_ranks(engine.parallel) + 1)
 
 
 def kv_bytes(engine: EngineConfig, checkpoint: Checkpoint, num_tokens: int) -> int:
-    """What the keys and values of a sequence of so many tokens take in the cache, on all ranks together."""
+    """What the keys and values of a sequence of so many tokens take in the cache, on all ranks together.
+
+    Each pipeline stage is taken to need as much as that with the most layers, which decides how many tokens fit.
+    """
     spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
     heads = spec.attention.kv_heads_of_rank(ranks) * ranks
     element_bytes = _ELEMENT_BYTES[engine.cache.kv_cache_dtype]
     context = engine.model.max_model_len or spec.max_position_embeddings
     groups = kv_groups(spec, context, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
-    return 2 * kv_tokens_per_layer(groups, num_tokens) * heads * spec.attention.head_size * element_bytes
+    stages = _stages(engine, checkpoint)
+    kept = len(stages) * max(kv_tokens_per_layer(stage.groups(groups), num_tokens) for stage in stages)
+    return 2 * kept * heads * spec.attention.head_size * element_bytes
+
+
+def _stages(engine: EngineConfig, checkpoint: Checkpoint) -> tuple[PipelineStage, ...]:
+    spec = checkpoint.spec
+    num_stages = engine.parallel.pipeline_parallel_size
+    return split_into_stages(checkpoint.tensors, len(spec.layers), num_stages, spec.tie_word_embeddings)
 
 
 def kv_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
@@ -79,7 +96,7 @@ def table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
     groups = kv_groups(checkpoint.spec, context, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
     block_tables = -(-4 * len(groups) * engine.scheduler.max_num_seqs // engine.cache.block_size)
-    return (rotations + block_tables) * engine.parallel.tensor_parallel_size
+    return (rotations + block_tables) * num_ranks(engine.parallel)
 
 
 def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[], list[Memory]] = host_memory) -> None:
@@ -94,7 +111,7 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
     if engine.device.device != "cpu":
         return
     cores = engine.parallel.data_parallel_size
-    ranks = cores * engine.parallel.tensor_parallel_size
+    ranks = cores * num_ranks(engine.parallel)
     weights, of_core = weights_bytes(engine, checkpoint), memory_needed(engine, checkpoint)
     is_mapped = _are_mapped(engine, checkpoint, weights)
     processes = cores * (of_core - weights)

@@ -30,6 +30,7 @@ from pyllm.config.engine_settings import (
 )
 from pyllm.config.model_settings import Dtype, ModelConfig, Quantization
 from pyllm.config.process_config import SharedConfig
+from pyllm.config.rank_places import num_ranks
 from pyllm.config.server_settings import RESERVED_TEMPLATE_VARIABLES, ServerConfig
 from pyllm.config.tls import tls_context
 from pyllm.core.policy_plugins import find_policy
@@ -103,7 +104,7 @@ def resolve_settings(
     device, cards = config.device.device, list_cards()
     if device == "auto":
         device = "cuda" if cards else "cpu"
-    ranks = config.parallel.tensor_parallel_size
+    ranks = num_ranks(config.parallel)
     cores = config.parallel.data_parallel_size
     if device == "cuda" and len(cards) < cores * ranks:
         need = f"{ranks} rank(s) need as many cards"
@@ -111,7 +112,8 @@ def resolve_settings(
             need = f"{cores} cores (data_parallel_size) of {ranks} rank(s) need {cores * ranks} cards"
         raise ConfigError(f"device cuda: {need}, {len(cards)} are visible; use --device cpu")
     cards = cards[: cores * ranks] if device == "cuda" else ()
-    check_tensor_parallel(spec, ranks, by_expert=config.parallel.enable_expert_parallel)
+    check_tensor_parallel(spec, config.parallel.tensor_parallel_size, by_expert=config.parallel.enable_expert_parallel)
+    _check_stages(config, checkpoint)
     if ranks > 1 and config.parallel.distributed_executor_backend == "uni":
         raise ConfigError(f"the uni executor runs one rank, not {ranks}: use distributed_executor_backend mp")
     longest = spec.max_position_embeddings
@@ -201,6 +203,20 @@ def _check_transformers(config: EngineConfig, checkpoint: Checkpoint) -> None:
     if checkpoint.skipped:
         listed = ", ".join(checkpoint.skipped[:5])
         logger.warning("%d tensors are not loaded, as it has no such parameter: %s", len(checkpoint.skipped), listed)
+
+
+def _check_stages(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    """Refuse more pipeline stages than there are layers, and a model whose layers are not ours to split."""
+    stages, spec = config.parallel.pipeline_parallel_size, checkpoint.spec
+    if stages == 1:
+        return
+    if spec.transformers is not None:
+        raise ConfigError(
+            f"pipeline_parallel_size {stages} is not possible where transformers computes the model: use "
+            "tensor_parallel_size"
+        )
+    if stages > len(spec.layers):
+        raise ConfigError(f"pipeline_parallel_size {stages} is more than the model's {len(spec.layers)} layers")
 
 
 def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import EngineConfig, RecoveryConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig, StateConfig
+from pyllm.config.rank_places import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.launch.core_settings import settings_of_core
 from pyllm.recording import check_recording_path
@@ -175,7 +176,7 @@ class SuccessiveCores:
     def lose_workers(self, reason: str) -> None:
         """A core has ended, and its workers with it: the next one restarts them."""
         if self._config.fork_server:
-            size = self._config.engine.parallel.tensor_parallel_size
+            size = num_ranks(self._config.engine.parallel)
             self._workers = all_restarted(self._workers, size, time.monotonic(), reason)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pyllm.checkpoint import Checkpoint
-from pyllm.config import DEFAULT_CPU_KV_CACHE_BYTES, EngineConfig
+from pyllm.config import DEFAULT_CPU_KV_CACHE_BYTES, EngineConfig, num_ranks
 from pyllm.families import num_parameters
 from pyllm.launch import activation_bytes, kv_bytes, kv_bytes_per_token, memory_needed, table_bytes_per_token
 from pyllm.launch import weights_bytes as weights_of
@@ -61,7 +61,7 @@ def needs_of_model(engine: EngineConfig, checkpoint: Checkpoint, memories: Seque
 
     With no memory known nothing fits.
     """
-    ranks, context = engine.parallel.tensor_parallel_size, engine.model.max_model_len or 1
+    ranks, context = num_ranks(engine.parallel), engine.model.max_model_len or 1
     weights, activation = weights_of(engine, checkpoint), activation_bytes(engine, checkpoint)
     tables = context * table_bytes_per_token(engine, checkpoint)
     memory = min(memories, default=0)

@@ -143,6 +143,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     batch_invariant: bool = False  # a token is bitwise the same whatever else is in the batch
     prefix_hash: str = "blake3"
     prefix_hash_seed: str = ""
+    pipeline_parallel_size: int = 1
 
 
 # Client to core.

@@ -10,7 +10,7 @@ import torch
 from pyllm_kernels import AttentionMetadata, Graph
 from torch import Tensor
 
-from pyllm.workers.causal_model import CausalModel
+from pyllm.workers.causal_model import CausalModel, joined
 from pyllm.workers.step.attention_batch import AttentionBatch
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.forward_context import ForwardContext
@@ -52,19 +52,18 @@ class StepGraph:
         self._metadata = metadata = prepare(self._rows, None)
         self._layers, self._head = Graph(), Graph()
         with self._layers.capture():
-            self._hidden = model(self._tokens, make_context(metadata, self._positions, self._slot_mapping))
-        self._wanted = torch.zeros((max_rows, self._hidden.shape[1]), dtype=self._hidden.dtype)
+            self._parts = model(self._tokens, make_context(metadata, self._positions, self._slot_mapping))
+        hidden = self._parts[0]
+        self._wanted = torch.zeros((max_rows, hidden.shape[1]), dtype=hidden.dtype)
         with self._head.capture():
-            logits = model.logits(self._wanted)
-        assert logits is not None, "a model of several ranks is not captured"
-        self._logits = logits
+            self._logits = model.logits(self._wanted)
 
     def has_room(self, batch: Batch) -> bool:
         """Whether a batch fits into the captured step: the budget of tokens may have been raised since."""
         return batch.num_tokens <= len(self._tokens) and batch.num_rows <= len(self._slots)
 
     def hidden(self, tokens: Tensor, batch: Batch) -> Tensor:
-        """Hidden states [tokens, hidden_size], which the next call overwrites."""
+        """What `joined` gives of the model's tensors, which the next call overwrites."""
         host = batch.host
         for buffer, values in (
             (self._tokens, tokens.numpy()),
@@ -79,10 +78,14 @@ class StepGraph:
         rows = replace(self._rows, host_query_starts=starts, host_sequence_lengths=lengths)
         self._prepare(rows, self._metadata)
         self._layers.replay(batch.num_tokens, batch.num_rows)
-        return self._hidden[: batch.num_tokens]
+        return joined([part[: batch.num_tokens] for part in self._parts])
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """Logits of some rows of hidden states, [rows, vocab_size], which the next call overwrites."""
+        """Logits of some rows of hidden states, [rows, vocab_size], which the next call overwrites.
+
+        Only of a model that has a head.
+        """
+        assert self._logits is not None, "a stage before the last one has no head"
         wanted = torch.index_select(hidden, 0, rows, out=self._wanted[: len(rows)])
         self._head.replay(len(wanted), len(wanted))
         return self._logits[: len(wanted)]

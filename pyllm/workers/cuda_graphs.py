@@ -143,7 +143,7 @@ class CapturedSteps:
         rows = replace(graph.rows, host_query_starts=starts, host_sequence_lengths=lengths)
         self._prepare(rows, graph.attention)
         graph.replay()
-        return graph.output[: batch.num_tokens]
+        return graph.output[..., : batch.num_tokens, :]  # of a pipeline stage there are two
 
 
 class CaptureBudget:

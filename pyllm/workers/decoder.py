@@ -10,6 +10,7 @@ from pyllm_kernels import PackedLinear, QKNorm
 from torch import Tensor
 
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, ModelSpec
+from pyllm.families.stage_layout import PipelineStage
 from pyllm.workers.layers.attention import PagedAttention
 from pyllm.workers.layers.experts import Experts
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -18,6 +19,8 @@ from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
 from pyllm.workers.loaders.weights import WeightReader
 from pyllm.workers.step.forward_context import ForwardContext
+
+_EMBEDDING = "embedding.weight"
 
 
 class Attention:
@@ -157,54 +160,73 @@ class DecoderLayer:
 
 
 class Decoder:
-    """The whole model, or one rank's share of it."""
+    """The whole model, or one rank's share of it: of a stage its layers, of the first one the embedding, too.
 
-    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
+    The last stage has the final norm and the head. Between two stages go a pending output and the residual stream, as
+    between two layers, so that the numbers are those of one process.
+    """
+
+    def __init__(self, spec: ModelSpec, placement: Placement, stage: PipelineStage | None = None) -> None:
         rows = (spec.vocab_size, spec.hidden_size)
         self._spec = spec
+        self._stage = stage = PipelineStage(range(len(spec.layers))) if stage is None else stage
         self._kernels = placement.kernels
         # Rounded as the embedding is: Gemma was trained with it.
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=placement.dtype).item()
-        self.embedding = VocabularyParallelEmbedding(*rows, placement)
-        self.layers = [DecoderLayer(spec, layer, placement) for layer in range(len(spec.layers))]
+        self.embedding = VocabularyParallelEmbedding(*rows, placement) if stage.is_first else None
+        self.layers = {layer: DecoderLayer(spec, layer, placement) for layer in stage.layers}
         assert spec.norm is not None, "the model is one of transformers"
-        self.norm = Norm(spec.norm, spec.hidden_size, placement)
-        self.head_rows = self.embedding
-        if not spec.tie_word_embeddings:
-            self.head_rows = VocabularyParallelEmbedding(*rows, placement)
-        self.head = VocabularyParallelHead(self.head_rows, placement)
+        self.norm, self.head_rows, self.head = None, None, None
+        if stage.is_last:
+            self.norm = Norm(spec.norm, spec.hidden_size, placement)
+            is_shared = spec.tie_word_embeddings and self.embedding is not None
+            self.head_rows = self.embedding if is_shared else VocabularyParallelEmbedding(*rows, placement)
+            assert self.head_rows is not None
+            self.head = VocabularyParallelHead(self.head_rows, placement)
 
     @property
     def embedding_bytes(self) -> int:
         """Bytes of the packed embedding, and of a head of its own."""
-        return sum(rows.packed.nbytes for rows in {self.embedding, self.head_rows})
+        return sum(rows.packed.nbytes for rows in {self.embedding, self.head_rows} if rows is not None)
 
     def load(self, reader: WeightReader) -> None:
         """Fill every parameter."""
-        self.embedding.load(reader, "embedding.weight")
-        for index, layer in enumerate(self.layers):
+        if self.embedding is not None:
+            self.embedding.load(reader, _EMBEDDING)
+        for index, layer in self.layers.items():
             layer.load(reader, f"layers.{index}.")
-        self.norm.load(reader, "norm")
-        if self.head_rows is not self.embedding:
-            self.head_rows.load(reader, "head.weight")
+        if self.norm is not None:
+            self.norm.load(reader, "norm")
+        if self.head_rows is not None and self.head_rows is not self.embedding:
+            self.head_rows.load(reader, _EMBEDDING if self._spec.tie_word_embeddings else "head.weight")
 
     def matrices(self) -> Iterator[PackedLinear]:
         """Every matrix but the embedding and the head, in order."""
-        for layer in self.layers:
+        for layer in self.layers.values():
             yield from (*layer.attention.qkv.packed, layer.attention.output.packed)
             yield from layer.feed_forward.packed()
 
-    def __call__(self, tokens: Tensor, context: ForwardContext) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
-        x, residual = self.embedding(tokens), None
-        if self._embedding_scale != 1:
-            x = self._kernels.scale_and_cap(x, self._embedding_scale)
-        for layer in self.layers:
+    def __call__(self, tokens: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
+        """See `CausalModel`."""
+        residual: Tensor | None = None
+        if self.embedding is None:
+            assert context.received is not None, "nothing came from the stage before"
+            x, residual = context.received
+        else:
+            x = self.embedding(tokens)
+            if self._embedding_scale != 1:
+                x = self._kernels.scale_and_cap(x, self._embedding_scale)
+        for layer in self.layers.values():
             x, residual = layer(x, residual, context)
-        assert residual is not None, "a model without layers"
-        return self.norm.add(x, residual, self._spec.residual_multiplier)[0]
+        assert residual is not None, "a stage without layers"
+        if self.norm is None:
+            return x, residual
+        return (self.norm.add(x, residual, self._spec.residual_multiplier)[0],)
 
     def logits(self, x: Tensor) -> Tensor | None:
-        """From [rows, hidden_size] to [rows, vocab_size] on rank 0; None on the others."""
+        """From [rows, hidden_size] to [rows, vocab_size] on the rank that samples; None on the others."""
+        if self.head is None:
+            return None
         logits, spec = self.head(x), self._spec
         if logits is None or (spec.logit_scale == 1 and spec.logit_soft_cap is None):
             return logits

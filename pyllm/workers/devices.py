@@ -5,6 +5,7 @@ from pyllm_kernels import BackendError, CardError, Kernels, batch_invariant, che
 
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import WorkerConfig
+from pyllm.config.rank_places import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.workers.attention_backends import AttentionBackend
 
@@ -19,7 +20,7 @@ DTYPES = {
 def worker_device(config: WorkerConfig) -> torch.device:
     """The device of a rank: one GPU for each rank of the first core, then of the next; or the CPU."""
     kind = config.engine.device.device
-    number = config.core_index * config.engine.parallel.tensor_parallel_size + config.rank
+    number = config.core_index * num_ranks(config.engine.parallel) + config.rank
     return torch.device("cuda", number) if kind == "cuda" else torch.device(kind)
 
 

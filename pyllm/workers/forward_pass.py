@@ -13,7 +13,7 @@ import torch
 from pyllm_kernels import AttentionMetadata, CaptureError, Kernels
 from torch import Tensor
 
-from pyllm.workers.causal_model import CausalModel
+from pyllm.workers.causal_model import CausalModel, joined
 from pyllm.workers.cpu_graph import StepGraph
 from pyllm.workers.cuda_graphs import Capture, CaptureBudget, CapturedSteps, StepInputs, decode_buckets, mixed_buckets
 from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup, Chunk, Ints
@@ -43,7 +43,13 @@ class Limits:
 
 
 class ForwardPass:
-    """A loaded model over a KV cache. `prepare_attention` is the attention backend's, for each of the `groups`."""
+    """A loaded model over a KV cache. `prepare_attention` is the attention backend's, for each of the `groups`.
+
+    A pipeline stage after the first one finds what the stage before gives in `incoming`, [2, tokens, hidden_size], at
+    one address for good. Graphs hold the pass alone, and not the exchange between stages: what is received before a
+    replay and sent after it is as large as the step, and a stage that waits for another inside of a graph could
+    not begin what it has to do meanwhile.
+    """
 
     def __init__(
         self,
@@ -56,8 +62,10 @@ class ForwardPass:
         prepare_attention: Callable[[AttentionBatch, AttentionGroup], AttentionMetadata],
         groups: tuple[AttentionGroup, ...],
         limits: Limits,
+        incoming: Tensor | None = None,
     ) -> None:
         self._model = model
+        self._incoming = incoming
         self._kernels = kernels
         self._kv_cache = kv_cache
         self._slots = slots
@@ -112,7 +120,13 @@ class ForwardPass:
 
         def context(attention: Metadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
             return ForwardContext(
-                self._kernels, self._kv_cache, attention, positions, slot_mapping, self._position_tables
+                self._kernels,
+                self._kv_cache,
+                attention,
+                positions,
+                slot_mapping,
+                self._position_tables,
+                received=self._received(len(positions)),
             )
 
         try:
@@ -128,7 +142,10 @@ class ForwardPass:
             logger.warning("steps run without a graph, which costs some time for each op: %s", error)
 
     def hidden(self, batch: Batch) -> Tensor:
-        """Hidden states of the plan's tokens, [tokens, hidden_size]; the next call may overwrite them."""
+        """Hidden states of the plan's tokens, [tokens, hidden_size]; the next call may overwrite them.
+
+        Of a pipeline stage before the last one [2, tokens, hidden_size], for the next stage.
+        """
         if self._captured is not None and not self._hooks and (bucket := self._captured.bucket_of(batch)) is not None:
             return self._captured.run(bucket, batch)
         tokens = self._slots.known_tokens(batch)
@@ -148,7 +165,7 @@ class ForwardPass:
             )
         )
         slot_mapping = sections.slot_mapping.view(len(self._groups), -1)
-        return self._model(tokens, self._context(attention, sections.positions, slot_mapping))
+        return joined(self._model(tokens, self._context(attention, sections.positions, slot_mapping)))
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor | None:
         """Logits of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the first.
@@ -238,7 +255,8 @@ class ForwardPass:
         attention = tuple(self._prepare_attention(rows, group) for group in groups)
         lengths = zip(np.diff(rows.host_query_starts), rows.host_sequence_lengths, strict=True)
         positions = self._ints(np.concatenate([np.arange(end - length, end) for length, end in lengths]))
-        return self._model(self._ints(tokens), self._context(attention, positions, self._ints(slot_mapping)))
+        context = self._context(attention, positions, self._ints(slot_mapping))
+        return joined(self._model(self._ints(tokens), context))
 
     def _prepare(self, batch: AttentionBatch, captured: Metadata | None = None) -> Metadata:
         """For each group; `captured` is what was given before a graph was captured."""
@@ -250,12 +268,23 @@ class ForwardPass:
     def _forward_captured(self, inputs: StepInputs[Tensor], attention: Metadata) -> Tensor:
         """The pass that a graph captures."""
         tokens = torch.where(inputs.tokens < 0, self._slots.last_tokens[inputs.token_slots], inputs.tokens)
-        return self._model(tokens, self._context(attention, inputs.positions, inputs.slot_mapping))
+        return joined(self._model(tokens, self._context(attention, inputs.positions, inputs.slot_mapping)))
 
     def _context(self, attention: Metadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
         return ForwardContext(
-            self._kernels, self._kv_cache, attention, positions, slot_mapping, self._position_tables, self._hooks
+            self._kernels,
+            self._kv_cache,
+            attention,
+            positions,
+            slot_mapping,
+            self._position_tables,
+            self._hooks,
+            self._received(len(positions)),
         )
+
+    def _received(self, num_tokens: int) -> Tensor | None:
+        """The place of what the stage before gives of so many tokens; None on the first stage."""
+        return None if self._incoming is None else self._incoming[:, :num_tokens]
 
     def _ints(self, values: npt.ArrayLike) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(self._device)

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from pyllm_kernels import AttentionShape, instruction_set
@@ -17,8 +18,10 @@ from torch import Tensor
 
 from pyllm.config.engine_settings import DEFAULT_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
+from pyllm.config.rank_places import num_ranks, place_of, sampling_rank
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import kv_groups
+from pyllm.families.stage_layout import split_into_stages
 from pyllm.supervision.memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
 from pyllm.wire.profiles import RankProfile
@@ -31,6 +34,7 @@ from pyllm.workers.forward_pass import CHECKED_SEQUENCES, ForwardPass, Limits
 from pyllm.workers.grammar.token_masks import Grammars
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.layers.stage_link import StageLink
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.packed_cache import open_packed_cache
 from pyllm.workers.loaders.progress import ProgressReader
@@ -54,14 +58,26 @@ from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
 
 
 class ModelRunner:
-    """Call `load`, then `call("allocate", (num_blocks, num_host_blocks))`, then `run` for each step."""
+    """Call `load`, then `call("allocate", (num_blocks, num_host_blocks))`, then `run` for each step.
+
+    `group` has joined the ranks of this one's pipeline stage.
+    """
 
     def __init__(self, config: WorkerConfig, group: RankGroup, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         engine = config.engine
         self._engine = engine
-        self._checkpoint = config.checkpoint
+        self._rank = config.rank
         self._spec = config.checkpoint.spec
+        self._link = StageLink(config.rank, engine.parallel)
+        num_layers, tied = len(self._spec.layers), self._spec.tie_word_embeddings
+        num_stages = engine.parallel.pipeline_parallel_size
+        stages = split_into_stages(config.checkpoint.tensors, num_layers, num_stages, tied)
+        self._stage = stage = stages[place_of(config.rank, engine.parallel).stage]
+        self._checkpoint = config.checkpoint
+        if num_stages > 1:  # Nothing else is read, nor counted as progress.
+            own = tuple(entry for entry in config.checkpoint.tensors if stage.has(entry.name, tied))
+            self._checkpoint = msgspec.structs.replace(config.checkpoint, tensors=own)
         device = worker_device(config)
         kernels = configured_kernels(engine, device)
         attention = load_attention_backend(engine.device.attention_backend, device, engine.device.kernel_backend)
@@ -83,13 +99,14 @@ class ModelRunner:
         block_size = engine.cache.block_size
         kv_cache_dtype = DTYPES[engine.cache.kv_cache_dtype]
         hybrid = not engine.cache.disable_hybrid_kv_cache_manager
-        self._groups = groups = kv_groups(self._spec, self._max_model_len, hybrid)
+        # Every stage has block tables of all groups, as each plan changes those of all.
+        self._groups = groups = stage.groups(kv_groups(self._spec, self._max_model_len, hybrid))
         self._cache_shape = KVCacheShape.of(self._spec, block_size, group.size, kv_cache_dtype, groups)
         self._block_bytes = self._cache_shape.block_bytes
         max_blocks = -(-self._max_model_len // block_size)
         self._slots = Slots(engine.scheduler.max_num_seqs, max_blocks, device, len(groups))
         vocab_size = self._spec.vocab_size
-        samples = group.rank == 0
+        self._samples = samples = config.rank == sampling_rank(engine.parallel)
         self._grammars: Future[Grammars] = Future()
         self._sampling_slots = SamplingSlots(
             engine.scheduler.max_num_seqs, vocab_size, self._grammars.result if samples else None
@@ -125,10 +142,10 @@ class ModelRunner:
         Raises:
             ConfigError: a file has shrunk, cannot be cut for this rank, or the host has too little memory.
         """
-        if self._placement.group.rank == 0:
+        if self._samples:
             # In parallel with the weights: llguidance needs 0.3 s for a tokenizer.
             threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
-        cache = open_packed_cache(self._engine, self._checkpoint, self._placement.group.rank)
+        cache = open_packed_cache(self._engine, self._checkpoint, self._rank)
         table = TensorTable(self._checkpoint)
         self.model = self._causal_model(replace(self._placement, cache=cache), table)
         reader = weight_reader(self._checkpoint, table)
@@ -137,13 +154,15 @@ class ModelRunner:
             cache.finish()
         self._position_tables = PositionTables.of(self._spec, self._max_model_len, self._placement.device)
         self._num_host_blocks = host_blocks_of_rank(
-            self._engine.cache.kv_offloading_size, self._placement.group.size, self._block_bytes
+            self._engine.cache.kv_offloading_size, num_ranks(self._engine.parallel), self._block_bytes
         )
+        limits, placement = self._engine.scheduler, self._placement
+        self._link.allocate(limits.max_num_batched_tokens, self._spec.hidden_size, placement.dtype, placement.device)
         if self._spec.transformers is not None:
             self._check_isolation()
 
     def run(self, step: Step, frame: bytes | memoryview) -> Sampled:
-        """Execute the plan in `frame`; every rank returns the same answer.
+        """Execute the plan in `frame`; every rank of the last stage returns the same answer.
 
         Raises:
             ProtocolError: the plan is malformed, or this worker cannot execute it.
@@ -168,14 +187,19 @@ class ModelRunner:
         """Run one step: update slots and cache, run the model, sample, and start to copy the tokens to the host.
 
         A plan relies on this order: slot copies, slot initialisations, block-table changes, swaps to the
-        host, swaps from it, block copies, then the forward pass.
+        host, swaps from it, block copies, then the forward pass. A stage before the last one hands on what it computed
+        and knows nothing of sampling.
         """
-        on_gpu = self._placement.device.type == "cuda"
+        on_gpu, samples = self._placement.device.type == "cuda", self._stage.is_last
         self._slots.apply(batch)
-        if not on_gpu:
+        if samples and not on_gpu:
             self._token_sampler.follow(batch)  # Before the forward pass: grammars compile in parallel with it.
         self._move_blocks(batch)
         hidden = self.forward(batch) if batch.num_tokens else None
+        if not samples:
+            if hidden is not None:
+                self._link.send(hidden)
+            return Draw(step, batch, sampled=Sampled(step, b"", b""))
         if on_gpu:
             self._token_sampler.follow(batch)  # After its launch: this waits for the step before.
         return Draw(step, batch) if hidden is None else self._sample(step, batch, hidden)
@@ -189,11 +213,13 @@ class ModelRunner:
         self._ready().add_hook(hook)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Hidden states of the plan's tokens, [tokens, hidden_size]."""
-        return self._ready().hidden(batch)
+        """Hidden states of the plan's tokens, [tokens, hidden_size]; see `ForwardPass.hidden` for a pipeline stage."""
+        forward = self._ready()
+        self._link.receive(batch.num_tokens)
+        return forward.hidden(batch)
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor | None:
-        """Logits of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the first."""
+        """Logits of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the one that samples."""
         return self._ready().logits(hidden, rows)
 
     def call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
@@ -241,7 +267,15 @@ class ModelRunner:
     def capture(self, capture: Capture, sample: DeviceSampler = sample_on_device) -> None:
         """Capture forward pass and sampling of steps of some sizes, for steps to replay; call it after `allocate`."""
         placement, forward = self._placement, self._ready()
-        self._sampling_graphs = SamplingGraphs(
+        where = placement.group, placement.device
+        budget = CaptureBudget(capture, self._clock, *where, planned_bytes=self._planned_graph_bytes())
+        if self._stage.is_last:
+            self._sampling_graphs = self._capture_sampling(capture, sample, budget)  # First: logits take the most.
+        forward.capture_steps(capture, budget)
+
+    def _capture_sampling(self, capture: Capture, sample: DeviceSampler, budget: CaptureBudget) -> SamplingGraphs:
+        placement, forward = self._placement, self._ready()
+        graphs = SamplingGraphs(
             forward.head,
             sample,
             self._slots,
@@ -251,10 +285,8 @@ class ModelRunner:
             dtype=placement.dtype,
             group=placement.group,
         )
-        where = placement.group, placement.device
-        budget = CaptureBudget(capture, self._clock, *where, planned_bytes=self._planned_graph_bytes())
-        self._sampling_graphs.capture(capture, budget)  # First, as logits take the most memory.
-        forward.capture_steps(capture, budget)
+        graphs.capture(capture, budget)
+        return graphs
 
     def swap_seconds(self) -> float:
         """Measured seconds to move one block to the host and back; 0 without a host pool."""
@@ -291,7 +323,7 @@ class ModelRunner:
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None
-        if self._placement.group.rank in ranks:
+        if self._rank in ranks:
             self._profiler, self._profile_origin = StepProfiler(num_steps, self._placement.device), origin
 
     def stop_profile(self, with_trace: bool) -> RankProfile | None:
@@ -299,7 +331,7 @@ class ModelRunner:
         if self._profiler is None:
             return None
         profiler, self._profiler = self._profiler, None
-        return profiler.finish(self._placement.group.rank, self._profile_origin, with_trace=with_trace)
+        return profiler.finish(self._rank, self._profile_origin, with_trace=with_trace)
 
     @torch.inference_mode()
     def run_largest_step(self) -> None:
@@ -321,10 +353,10 @@ class ModelRunner:
                 self._kernels.copy_blocks(keys, values, copies)
 
     def _sample(self, step: int, batch: Batch, hidden: Tensor) -> Draw:
-        """Draw a token for each sampled position of the plan; rank 0 sends them to the other ranks."""
+        """Draw a token for each sampled position of the plan; the rank that samples sends them to its stage."""
         slots, group = self._sampling_slots, self._placement.group
         prompts = score_prompts(batch, hidden, slots.prompts, self.logits, self._token_sampler)
-        pooled = self._pooler.select(batch, hidden, slots.pooling) if group.rank == 0 else None
+        pooled = self._pooler.select(batch, hidden, slots.pooling) if self._samples else None
         if not len(rows := batch.host.logits_rows):
             return Draw(step, batch, prompts=prompts, pooled=pooled)
         captured = self._sampling_graphs
@@ -362,7 +394,7 @@ class ModelRunner:
 
     def _causal_model(self, placement: Placement, table: TensorTable) -> CausalModel:
         if self._spec.transformers is None:
-            return Decoder(self._spec, placement)
+            return Decoder(self._spec, placement, self._stage)
         from pyllm.workers.transformers_backend.model import TransformersModel  # Nobody else waits for its import.
 
         return TransformersModel(self._spec, placement, table.unmapped(), self._max_model_len)
@@ -409,6 +441,7 @@ class ModelRunner:
             prepare_attention=self._prepare_attention,
             groups=tuple(groups),
             limits=Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, self._max_model_len),
+            incoming=self._link.incoming,
         )
 
     def _ready(self) -> ForwardPass:
@@ -433,7 +466,9 @@ class ModelRunner:
         return room
 
     def _planned_graph_bytes(self) -> int:
-        """What is set aside for graphs."""
+        """What is set aside for graphs of sampling."""
+        if not self._stage.is_last:
+            return 0
         spec, placement = self._spec, self._placement
         sizes = self._engine.scheduler.max_num_seqs, spec.hidden_size, spec.vocab_size
         return graph_bytes(*sizes, placement.dtype, placement.group)

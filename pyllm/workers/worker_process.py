@@ -18,6 +18,7 @@ import zmq
 
 from pyllm import log
 from pyllm.config.process_config import WorkerConfig
+from pyllm.config.rank_places import sampling_rank
 from pyllm.errors import ConfigError
 from pyllm.supervision import line_writer
 from pyllm.supervision.memory import is_out_of_memory, return_freed_memory
@@ -75,7 +76,8 @@ def _work(config: WorkerConfig, parent: ParentLink) -> int:
         gc.freeze()
         return_freed_memory()  # from reading and packing weights
         parent.started()
-        serve(socket, runner, config.rank, lambda stage, step: _report(parent, stage, step))
+        answers = config.rank == sampling_rank(config.engine.parallel)
+        serve(socket, runner, answers, lambda stage, step: _report(parent, stage, step))
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -125,6 +127,7 @@ def load(
         engine.parallel.tensor_parallel_size,
         worker_device(config),
         config.rendezvous,
+        num_stages=engine.parallel.pipeline_parallel_size,
         batch_invariant=engine.device.batch_invariant,
         only_nccl=engine.parallel.disable_custom_all_reduce,
     )
@@ -144,13 +147,13 @@ class Rank(Protocol):
         """Answer a `Control`."""
 
 
-def serve(socket: Socket, runner: Rank, rank: int, report: Callable[[str, int], None]) -> None:
+def serve(socket: Socket, runner: Rank, answers: bool, report: Callable[[str, int], None]) -> None:
     """Answer steps and controls in order, until the socket's context ends.
 
     A step that arrives while a GPU computes the one before begins at once, so that the GPU never waits for this side.
-    Only rank 0 answers a step; every rank answers a control. `report` gets the stage and the last completed step. A
-    malformed frame is logged and dropped. An error inside a step, a broken plan included, is raised: the core waits for
-    that step's answer, and the ranks may differ after it.
+    Only the rank that samples `answers` a step; every rank answers a control. `report` gets the stage and the last
+    completed step. A malformed frame is logged and dropped. An error inside a step, a broken plan included, is raised:
+    the core waits for that step's answer, and the ranks may differ after it.
     """
     decoder = msgspec.msgpack.Decoder(WorkerInput)
     encoder = msgspec.msgpack.Encoder()
@@ -162,7 +165,7 @@ def serve(socket: Socket, runner: Rank, rank: int, report: Callable[[str, int], 
         if pending is not None:
             sampled, pending = pending.answer(), None
             completed = sampled.step
-            if rank == 0:
+            if answers:
                 socket.send(encoder.encode(sampled))
 
     while True:

@@ -13,6 +13,8 @@ import torch
 
 from pyllm import LLM, AsyncEngine, SamplingParams
 from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.families.kv_layout import kv_groups, layers_of_group
+from pyllm.families.stage_layout import split_into_stages
 from tests.e2e.titles import WORKER, find
 from tests.families.tiny_families import FAMILIES, oracle, write_tiny_family
 from tests.tiny_gguf import write_gpt_oss_gguf
@@ -55,12 +57,19 @@ def greedy(family: str, prompt: Tokens) -> tuple[Tokens, float]:
     return tokens, margin
 
 
-def check(folder: str, family: str, ranks: int, kv_offloading_size: str | int = 0, **options: Any) -> None:
+def check(
+    folder: str, family: str, ranks: int, kv_offloading_size: str | int = 0, stages: int = 1, **options: Any
+) -> None:
     """In small chunks, with cached prefixes, and with so few blocks that sequences are preempted."""
     cases = prompts_and_answers(family)
-    spec = read_checkpoint(folder).spec
+    checkpoint = read_checkpoint(folder)
+    spec, tied = checkpoint.spec, checkpoint.spec.tie_word_embeddings
+    # As many blocks as one stage has.
+    groups, split = kv_groups(spec, 128), split_into_stages(checkpoint.tensors, len(spec.layers), stages, tied)
+    of_stage = max(layers_of_group(stage.groups(groups)) for stage in split)
+    layers = len(spec.layers) * of_stage // layers_of_group(groups)
     heads = spec.attention.kv_heads_of_rank(ranks)
-    block_bytes = 2 * len(spec.layers) * heads * spec.attention.head_size * 4 * 16
+    block_bytes = 2 * layers * heads * spec.attention.head_size * 4 * 16
     with LLM(
         folder,
         dtype="float32",
@@ -69,6 +78,7 @@ def check(folder: str, family: str, ranks: int, kv_offloading_size: str | int = 
         kv_cache_memory_bytes=8 * block_bytes,
         expected_growth=0.0,
         tensor_parallel_size=ranks,
+        pipeline_parallel_size=stages,
         kv_offloading_size=kv_offloading_size,
         **options,
     ) as llm:
@@ -86,6 +96,12 @@ def check(folder: str, family: str, ranks: int, kv_offloading_size: str | int = 
 @pytest.mark.parametrize("family", ["gemma3", "olmo2-one-kv-head", "glm4", "mixtral", "gpt-oss"])
 def test_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("family", ["gpt-oss", "cohere2"])
+def test_two_stages(tmp_path: Path, family: str) -> None:
+    check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
 
 
 @pytest.mark.timeout(300)

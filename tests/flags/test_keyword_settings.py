@@ -22,7 +22,7 @@ from pyllm.flags.keyword_settings import engine_keywords
         ({"compilation_config": 0}, {"enforce_eager": True}),
         ({"swap_space": 2, "tensor_parallel_size": 1}, {"kv_offloading_size": 2.0, "tensor_parallel_size": 1}),
         ({"trust_remote_code": True, "load_format": "auto", "task": "generate"}, {}),
-        ({"pipeline_parallel_size": 1, "enable_lora": False, "cpu_offload_gb": 0}, {}),
+        ({"nnodes": 1, "enable_lora": False, "cpu_offload_gb": 0}, {}),
         ({"limit_mm_per_prompt": {"image": 0}, "tokenizer_mode": "auto", "enable_chunked_prefill": True}, {}),
         ({"seed": None, "quantization": None, "disable_log_stats": True}, {}),
     ],
@@ -35,7 +35,7 @@ def test_what_they_become(options: dict[str, Any], expected: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"pipeline_parallel_size": 2}, "--tensor-parallel-size"),
+        ({"nnodes": 2}, "--tensor-parallel-size"),
         ({"enable_lora": True}, "merge the adapter"),
         ({"speculative_config": {"model": "small"}}, "use ngram"),
         ({"enable_sleep_mode": True}, "does not sleep"),

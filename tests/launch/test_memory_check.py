@@ -53,6 +53,15 @@ def test_weights_are_counted_in_their_precision() -> None:
     assert kv_bytes_per_token(engine, checkpoint) == 2 * 30 * 192 * 2
 
 
+def test_a_tied_embedding_is_on_both_ends_of_a_pipeline() -> None:
+    engine, checkpoint = resolved(dtype="float32", pipeline_parallel_size=2)
+    assert weights_bytes(engine, checkpoint) == 4 * (134_515_008 + 49_152 * 576)
+    assert kv_bytes_per_token(engine, checkpoint) == 2 * 30 * 192 * 4  # 15 layers each
+    alone, _ = resolved(dtype="float32")
+    processes = [memory_needed(one, checkpoint) - weights_bytes(one, checkpoint) for one in (engine, alone)]
+    assert processes[0] - processes[1] == 256 * MEGABYTE
+
+
 @pytest.mark.parametrize(
     ("kind", "bits"), [("Q4_K", 4.625), ("Q2_K", 5.125), ("Q3_K", 4.5625), ("IQ2_XS", 8.5), ("F16", 16), ("F32", 16)]
 )

@@ -120,6 +120,8 @@ def test_what_was_asked_for_stays(model: str) -> None:
         ({"batch_invariant": True, "dtype": "float16"}, "not of float16"),
         ({"tensor_parallel_size": 2}, "1, 3"),
         ({"tensor_parallel_size": 3, "distributed_executor_backend": "uni"}, "mp"),
+        ({"pipeline_parallel_size": 2, "distributed_executor_backend": "uni"}, "mp"),
+        ({"pipeline_parallel_size": 3}, "pipeline_parallel_size 3 is more than the model's 2 layers"),
         ({"max_pinned_blocks": 1, "enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"enable_kv_cache_events": True, "enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"kv_events_endpoint": "tcp://*:5557"}, "enable_kv_cache_events"),

@@ -65,7 +65,7 @@ class Model:
             plan.slot_mapping.unsqueeze(0),
             self.position_tables,
         )
-        logits = self.model.logits(self.model(plan.tokens, context))
+        logits = self.model.logits(self.model(plan.tokens, context)[0])
         assert logits is not None
         return logits
 

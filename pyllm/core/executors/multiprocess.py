@@ -16,6 +16,7 @@ import zmq
 
 from pyllm._rust import Plan
 from pyllm.config.process_config import CoreConfig, WorkerConfig
+from pyllm.config.rank_places import num_ranks
 from pyllm.core.executors import worker_death
 from pyllm.core.executors.fork_server_client import ForkServerClient
 from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError, WrongSettingError
@@ -26,11 +27,12 @@ from pyllm.wire.messages import Control, Reply, Restarts, Sampled, Step, WorkerI
 
 
 class ProcessExecutor:
-    """Rank 0 answers each step with the sampled tokens; every rank answers each `Control`.
+    """The rank that samples answers each step with the tokens; every rank answers each `Control`.
 
     When one rank ends, all others are killed, so that none waits for its data. Each start has sockets and a rendezvous
-    of its own, so that no message of an earlier start can reach it. `on_progress` gets the share of the model that rank
-    0 has loaded, `on_restarts` the ranks that have taken the place of others, those of `CoreConfig.kept` included.
+    of its own, so that no message of an earlier start can reach it. `on_progress` gets the share of its weights that
+    the slowest rank has loaded, `on_restarts` the ranks that have taken the place of others, those of `CoreConfig.kept`
+    included.
     """
 
     def __init__(
@@ -45,7 +47,8 @@ class ProcessExecutor:
         self._restarts = config.kept.workers or ()
         self._config = config
         self._context = context
-        self._size = config.engine.parallel.tensor_parallel_size
+        self._size = num_ranks(config.engine.parallel)
+        self._progress = [0.0] * self._size
         self._starts = itertools.count()
         self._ranks: list[ChildProcess] = []
         self._fork_server = ForkServerClient(config.fork_server, config.index)
@@ -65,6 +68,7 @@ class ProcessExecutor:
         rendezvous = folder / f"ranks-{self._config.index}-{number}"
         sockets = [folder / f"worker-{self._config.index}-{rank}-{number}" for rank in range(self._size)]
         self._remove_files()  # of a core that was killed
+        self._progress = [0.0] * self._size
         try:
             for rank, path in enumerate(sockets):
                 worker = WorkerConfig(
@@ -134,11 +138,15 @@ class ProcessExecutor:
     async def _start_rank(self, worker: WorkerConfig) -> None:
         name = f"worker {worker.rank} of core {worker.core_index}"
         process = await self._fork_server.fork(name, self._config.ready_timeout)
-        if not self._ranks:
-            process.on_progress = self._on_progress
+        process.on_progress = lambda share: self._advance(worker.rank, share)
         self._ranks.append(process)
         process.exited.add_done_callback(lambda _: self._exited(process))
         process.configure(worker)
+
+    def _advance(self, rank: int, share: float) -> None:
+        """A rank has loaded this share of its weights: the slowest one says how far the start is."""
+        self._progress[rank] = share
+        self._on_progress(min(self._progress))
 
     async def _end_ranks(self) -> None:
         """End the ranks of a start and remove its files. Raises StartError if a rank cannot be killed."""

@@ -12,6 +12,7 @@ from pyllm_kernels import Kernels
 from torch import Tensor
 
 from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.rank_places import num_ranks
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.loaders.packed_cache import PackedCache
 
@@ -53,8 +54,8 @@ def set_threads(engine: EngineConfig, torch_computes: bool = False) -> None:
     torch gets them only if it computes much, as experts of transformers' own: its threads spin for a while after each
     op and slow down the kernels.
     """
-    num_ranks = engine.parallel.data_parallel_size * engine.parallel.tensor_parallel_size
-    num_threads = max(1, len(os.sched_getaffinity(0)) // num_ranks)
+    ranks = engine.parallel.data_parallel_size * num_ranks(engine.parallel)
+    num_threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     torch_computes |= (
         engine.device.kernel_backend == "reference"
         or engine.device.attention_backend not in {"auto", "cpu"}

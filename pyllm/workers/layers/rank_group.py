@@ -17,17 +17,24 @@ logger = logging.getLogger(__name__)
 
 
 class RankGroup:
-    """Rank `rank` of `size`, with NCCL between GPUs and gloo between CPUs.
+    """Rank `rank` of `size`, with NCCL between GPUs and gloo between CPUs; in `process_group`, if others have joined.
 
     A CUDA graph can hold every collective, if it was called once before with the same shape: NCCL connects ranks at the
     first call. With `in_rank_order` a sum depends on nothing else; without, on the tensor's size, too.
     """
 
     def __init__(
-        self, rank: int = 0, size: int = 1, *, in_rank_order: bool = True, one_shot: OneShotAllReduce | None = None
+        self,
+        rank: int = 0,
+        size: int = 1,
+        *,
+        in_rank_order: bool = True,
+        one_shot: OneShotAllReduce | None = None,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
+        self._process_group = process_group
         self._in_rank_order = in_rank_order
         self._one_shot = one_shot
 
@@ -39,29 +46,37 @@ class RankGroup:
         device: torch.device,
         rendezvous: str,
         *,
+        num_stages: int = 1,
         batch_invariant: bool = False,
         only_nccl: bool = False,
     ) -> Self:
-        """Wait until all ranks of this node have arrived at `rendezvous`, an init_method of torch.distributed.
+        """Wait until all ranks have arrived at `rendezvous`, an init_method of torch.distributed.
 
-        With `batch_invariant` GPUs add up as CPUs do, in rank order; with `only_nccl` they share no memory.
+        There are `num_stages` pipeline stages of `size` ranks each, one after another in the order of ranks; the group
+        is that of this rank's stage. With `batch_invariant` GPUs add up as CPUs do, in rank order; with `only_nccl`,
+        and with several stages, they share no memory.
         """
         on_gpu = device.type == "cuda"
         if on_gpu:  # A lone rank, too, has another one than the first where several cores run.
             torch.cuda.set_device(device)
-        if size == 1:
+        if size * num_stages == 1:
             return cls(rank, size)
         if not on_gpu:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group("nccl" if on_gpu else "gloo", init_method=rendezvous, rank=rank, world_size=size)
+        backend, world_size = "nccl" if on_gpu else "gloo", size * num_stages
+        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world_size)
         # In gloo's own reduction, a row's sum would depend on the size of the tensor.
         in_rank_order = not on_gpu or batch_invariant
-        if on_gpu and rank == 0 and (in_rank_order or only_nccl):
+        only_nccl |= num_stages > 1  # What shares memory asks all that have joined.
+        if on_gpu and rank == 0 and size > 1 and (in_rank_order or only_nccl):
             logger.info(
                 "all-reduces %s", "gather, and add in rank order" if in_rank_order else "take NCCL, as configured"
             )
         one_shot = None if in_rank_order or only_nccl else OneShotAllReduce.join(rank, size, device)
-        return cls(rank, size, in_rank_order=in_rank_order, one_shot=one_shot)
+        stage, tensor_rank = divmod(rank, size)
+        group = None if num_stages == 1 or size == 1 else _groups_of_stages(size, num_stages)[stage]
+        assert not isinstance(group, int), "a rank is in the group of its stage"
+        return cls(tensor_rank, size, in_rank_order=in_rank_order, one_shot=one_shot, process_group=group)
 
     def sum(self, part: Tensor) -> Tensor:
         """The sum of all ranks' tensors, on every rank; it may be written into `part`."""
@@ -74,7 +89,7 @@ class RankGroup:
             return total
         if self._one_shot is not None and self._one_shot.takes(part):
             return self._one_shot.sum(part)
-        dist.all_reduce(part)
+        dist.all_reduce(part, group=self._process_group)
         return part
 
     def gather(self, part: Tensor) -> list[Tensor]:
@@ -82,7 +97,7 @@ class RankGroup:
         if self.size == 1:
             return [part]
         whole = torch.empty((self.size * len(part), *part.shape[1:]), dtype=part.dtype, device=part.device)
-        dist.all_gather_into_tensor(whole, part.contiguous())
+        dist.all_gather_into_tensor(whole, part.contiguous(), group=self._process_group)
         return list(torch.split(whole, len(part)))
 
     def concatenate(self, part: Tensor) -> Tensor | None:
@@ -90,11 +105,19 @@ class RankGroup:
         if self.size == 1:
             return part
         parts = [torch.empty_like(part) for _ in range(self.size)] if self.rank == 0 else None
-        dist.gather(part.contiguous(), parts, dst=0)
+        dist.gather(part.contiguous(), parts, group=self._process_group, group_dst=0)
         return None if parts is None else torch.cat(parts, dim=-1)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Rank 0's tensor; on the other ranks it is written into `tensor`."""
         if self.size > 1:
-            dist.broadcast(tensor, src=0)
+            dist.broadcast(tensor, group=self._process_group, group_src=0)
         return tensor
+
+
+def _groups_of_stages(size: int, num_stages: int) -> list[dist.ProcessGroup | int]:
+    """All ranks must call this, as every one takes part in making each group.
+
+    Where a rank is not in a group, torch gives it a number that stands for none.
+    """
+    return [dist.new_group(list(range(stage * size, (stage + 1) * size))) for stage in range(num_stages)]

@@ -218,7 +218,7 @@ def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -
         return None
     files = [file_identity(file) for file in checkpoint.files]
     is_native = checkpoint.spec.transformers is None
-    place = (rank, ranks, engine.parallel.enable_expert_parallel, is_native)
+    place = (rank, ranks, engine.parallel.pipeline_parallel_size, engine.parallel.enable_expert_parallel, is_native)
     weights = (checkpoint.fingerprint, files, model.dtype, model.quantization, *place)
     return PackedCache(CacheLocation(folder, _key(weights), model.packed_cache_size))
 

@@ -34,3 +34,5 @@ class ForwardContext:
     slot_mapping: Tensor  # int32 [groups, tokens], block * block_size + offset
     position_tables: PositionTables
     hooks: tuple[AttentionHook, ...] = ()
+    # From the pipeline stage before: a pending output and the residual stream, [2, tokens, hidden_size].
+    received: Tensor | None = None

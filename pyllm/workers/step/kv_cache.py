@@ -36,7 +36,7 @@ _TIMED_SWAPS, _TIMED_ROUNDS = 32, 5
 
 @dataclass(frozen=True, slots=True)
 class KVCacheShape:
-    """The KV cache of one rank: as many layers as the largest group has, and this rank's key and value heads."""
+    """The KV cache of one rank: as many layers as its largest group has, and this rank's key and value heads."""
 
     num_layers: int
     block_size: int
@@ -48,7 +48,10 @@ class KVCacheShape:
     def of(
         cls, spec: ModelSpec, block_size: int, ranks: int, dtype: torch.dtype, groups: Sequence[KVGroup] = ()
     ) -> Self:
-        """The shape on each of `ranks` equal ranks; without `groups`, all layers are one."""
+        """The shape on each of `ranks` equal ranks; without `groups`, all layers are one.
+
+        Of a pipeline stage the `groups` have its layers alone.
+        """
         attention = spec.attention
         num_layers = layers_of_group(groups) if groups else len(spec.layers)
         return cls(num_layers, block_size, attention.kv_heads_of_rank(ranks), attention.head_size, dtype)
@@ -71,7 +74,7 @@ class KVCache:
     """Keys and values of `num_blocks` blocks, each of which belongs to one group of layers at a time.
 
     - `memory`: [layers of a group, 2, num_blocks, block_size, kv_heads, head_dim].
-    - `layers`: for each layer of the model its group and its part of that.
+    - `layers`: by the number of a layer in the model, its group and its part of that.
 
     It starts as zeros, because padded reads of blocks that were never written must find finite numbers.
     """
@@ -83,12 +86,11 @@ class KVCache:
         groups = groups or (KVGroup(None, tuple(range(shape.num_layers))),)
         block = (shape.block_size, shape.num_kv_heads, shape.head_dim)
         self.memory = _zeros((shape.num_layers, 2, num_blocks, *block), shape.dtype, device)
-        places = {
+        self.layers = {
             layer: CachedLayer(number, *self.memory[index])
             for number, group in enumerate(groups)
             for index, layer in enumerate(group.layers)
         }
-        self.layers = [places[layer] for layer in sorted(places)]
 
     def take_pages(self, read: Callable[[], list[Memory]] = host_memory) -> None:
         """On a CPU, touch the pages in advance: the first touch of a huge page delays a step by up to 4 ms.

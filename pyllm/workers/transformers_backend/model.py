@@ -100,7 +100,8 @@ class TransformersModel:
         """Bytes of the embedding and the head, where they are ours."""
         return sum(rows.packed.nbytes for rows in self._replacements.vocabulary.values())
 
-    def __call__(self, tokens: Tensor, context: ForwardContext) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
+    def __call__(self, tokens: Tensor, context: ForwardContext) -> tuple[Tensor, ...]:
+        """See `CausalModel`."""
         self._positions = context.positions.long() + self._first_position
         attend = _Pass(self, context)
         stay_awake(self._threads_stay_awake)
@@ -110,7 +111,7 @@ class TransformersModel:
         finally:
             stay_awake(False)
         attend.finish()
-        return hidden_of(output)[0].to(self.dtype).contiguous()
+        return (hidden_of(output)[0].to(self.dtype).contiguous(),)
 
     def logits(self, x: Tensor) -> Tensor | None:
         """From [rows, hidden_size] to [rows, vocab_size] on rank 0; None on the others."""

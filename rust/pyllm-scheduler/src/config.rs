@@ -42,6 +42,9 @@ pub struct Config {
     pub swap_block_seconds: f64,
     /// Drafts that a sequence which runs alone may propose to itself for one row. 0: none.
     pub num_speculative_tokens: u32,
+    /// Stages that compute steps one after another. With several, as many steps should be in flight: a sequence is in
+    /// one of them at a time, but for the chunks of its prompt, and each takes its share of what runs.
+    pub pipeline_parallel_size: u32,
 
     /// *Live.* Tokens one step may compute, prefill chunks and decodes together.
     pub max_num_batched_tokens: u32,
@@ -116,6 +119,7 @@ impl Default for Config {
             incarnation: 0,
             swap_block_seconds: 0.0,
             num_speculative_tokens: 0,
+            pipeline_parallel_size: 1,
             max_num_batched_tokens: 0,
             long_prefill_token_threshold: 0,
             inter_token_target: 0.0,
@@ -153,6 +157,7 @@ impl Config {
             in_range("a tenant's weight", weight, 1, Self::MAX_TENANT_WEIGHT)?;
         }
         in_range("num_speculative_tokens", self.num_speculative_tokens, 0, Self::MAX_SPECULATIVE_TOKENS)?;
+        in_range("pipeline_parallel_size", self.pipeline_parallel_size, 1, Self::MAX_STAGES)?;
         not_negative("swap_block_seconds", self.swap_block_seconds, f64::MAX)?;
         not_negative("inter_token_target", self.inter_token_target, f64::MAX)?;
         not_negative("expected_growth", self.expected_growth, 16.0)?;
@@ -166,6 +171,9 @@ impl Config {
         }
         Ok(())
     }
+
+    /// Most stages of a pipeline.
+    pub const MAX_STAGES: u32 = 1024;
 
     /// Most drafts of a row.
     pub const MAX_SPECULATIVE_TOKENS: u32 = 16;
@@ -206,6 +214,7 @@ impl Config {
             incarnation,
             swap_block_seconds,
             num_speculative_tokens,
+            pipeline_parallel_size,
             max_num_batched_tokens: _,
             long_prefill_token_threshold: _,
             inter_token_target: _,
@@ -231,6 +240,7 @@ impl Config {
             ("incarnation", *incarnation == other.incarnation),
             ("swap_block_seconds", swap_block_seconds.to_bits() == other.swap_block_seconds.to_bits()),
             ("num_speculative_tokens", *num_speculative_tokens == other.num_speculative_tokens),
+            ("pipeline_parallel_size", *pipeline_parallel_size == other.pipeline_parallel_size),
         ];
         fixed.into_iter().find_map(|(name, equal)| (!equal).then_some(name))
     }

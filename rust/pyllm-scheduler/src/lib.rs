@@ -38,6 +38,8 @@
 //!   its siblings; then the best go on. At the end the best that are complete become the request's samples.
 //! - Several steps may be in flight. A sequence whose last token is on its way is planned with token -1; what turns out
 //!   to be needless is dropped at commit.
+//! - In a **pipeline** of several stages no row is planned behind one whose token is on its way, and each of the steps in
+//!   flight takes its share of what runs.
 //! - A row may verify **drafts**: it samples after each, and those that were sampled count. A caller proposes them, or
 //!   a sequence that runs alone finds them in its own text.
 //! - The worker may choose the tokens of a **stateful** request by all that came before. It is told them when a slot is

@@ -12,7 +12,7 @@ use crate::plan::Plan;
 use crate::request::{Finish, Request};
 
 /// What a recording begins with. The number grows when old recordings can no longer be read.
-pub(crate) const MAGIC: &[u8] = b"pyllm scheduler recording 10\n";
+pub(crate) const MAGIC: &[u8] = b"pyllm scheduler recording 11\n";
 
 /// One call that changed a scheduler. Of log-probabilities those are kept by which beams go on, and no embeddings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

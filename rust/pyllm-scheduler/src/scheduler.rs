@@ -11,6 +11,7 @@ mod explain;
 mod holds;
 mod isolation;
 mod loads;
+mod pipeline;
 mod placement_news;
 mod planning;
 mod preemption;

@@ -28,7 +28,7 @@ KERNELS = select("auto", CPU)
 def test_every_layer_has_aligned_zeroed_memory_of_its_own(dtype: torch.dtype) -> None:
     shape = KVCacheShape(num_layers=3, block_size=16, num_kv_heads=2, head_dim=24, dtype=dtype)
     cache = KVCache(shape, 5, CPU)
-    tensors = [tensor for _, *pair in cache.layers for tensor in pair]
+    tensors = [tensor for _, *pair in cache.layers.values() for tensor in pair]
     assert len(tensors) == 6
     assert sum(tensor.nbytes for tensor in tensors) == 5 * shape.block_bytes
     assert cache.layers[0].keys.data_ptr() % 64 == 0

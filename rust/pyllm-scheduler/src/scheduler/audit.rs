@@ -170,6 +170,10 @@ impl Scheduler {
             ensure(sampled == sequence.num_in_flight as usize, || {
                 format!("{sampled} tokens are in flight, not {}", sequence.num_in_flight)
             })?;
+            let mut behind = self.steps.iter().flat_map(|step| &step.rows).filter(|row| row.sequence == key);
+            let is_behind = behind.any(|row| row.num_samples > 0) && behind.next().is_some();
+            let is_pipelined = self.config.pipeline_parallel_size > 1;
+            ensure(!is_pipelined || !is_behind, || "a row is planned behind one whose token is not known".to_owned())?;
         }
         Ok(())
     }

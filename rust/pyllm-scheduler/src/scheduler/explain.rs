@@ -36,6 +36,8 @@ pub enum Reason {
     Budget,
     /// More prefill would make running streams wait beyond their target.
     InterTokenTarget,
+    /// A later step takes it: each of those in flight in a pipeline has its share of what runs.
+    Pipeline,
     /// The positions that a step may sample were used up.
     Samples,
     /// All slots are taken: `max_num_seqs`.
@@ -67,6 +69,7 @@ impl Reason {
             Self::Grammar => "grammar",
             Self::Budget => "budget",
             Self::InterTokenTarget => "inter_token_target",
+            Self::Pipeline => "pipeline",
             Self::Samples => "samples",
             Self::Slots => "slots",
             Self::Blocks => "blocks",
@@ -223,7 +226,7 @@ impl Scheduler {
             _ if sequence.beam == Beam::Waiting => Reason::Siblings,
             _ if sequence.since >= self.decisions.num_made => Reason::New,
             State::Running(_) if sequence.comes_to_nothing() => Reason::Grammar,
-            State::Running(_) if !sequence.is_plannable() => Reason::InFlight,
+            State::Running(_) if !self.may_have_row(sequence) => Reason::InFlight,
             State::Running(_) if sat_out => Reason::Isolation,
             // Where nothing was cut, it was a step in flight that had to be committed first, and has been since.
             State::Running(_) => self.decisions.cut.unwrap_or(Reason::InFlight),

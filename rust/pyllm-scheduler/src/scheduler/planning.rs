@@ -14,6 +14,7 @@ use crate::recorder::Input;
 use crate::sequence::{Beam, Sequence};
 
 use super::explain::{Decision, Reason};
+use super::pipeline::StepShare;
 use super::step_scope::StepScope;
 use super::{Gives, Row, Scheduler, Step};
 
@@ -23,8 +24,11 @@ pub(super) struct Planning {
     pub(super) turn: StepScope,
     /// Tokens that may still be planned.
     budget: u32,
-    /// Prefill tokens that the targets of the running streams leave room for.
+    /// Rows of decodes that this step may have.
+    share: StepShare,
+    /// Prefill tokens that this step's share, or the targets of the running streams, leave room for; and which of both.
     prefill_room: u32,
+    prefill_bound: Reason,
     /// Positions that may still be sampled. Requests of many samples would else fill a step with a square of
     /// `max_num_seqs`; twice it leaves room for one of them beside all that decodes, so none waits for ever.
     pub(super) samples: u32,
@@ -53,7 +57,7 @@ impl Planning {
     }
 
     pub(super) fn budget_reason(&self) -> Reason {
-        if self.budget == 0 { Reason::Budget } else { Reason::InterTokenTarget }
+        if self.budget == 0 { Reason::Budget } else { self.prefill_bound }
     }
 
     /// Why the rest of the step goes without, once a running sequence found no block.
@@ -103,7 +107,9 @@ impl Scheduler {
             step: self.next_step,
             turn: StepScope::Everyone,
             budget: self.config.max_num_batched_tokens,
+            share: StepShare::WHOLE,
             prefill_room: u32::MAX,
+            prefill_bound: Reason::InterTokenTarget,
             samples: 2 * self.config.max_num_seqs,
             inter_token_target: f64::INFINITY,
             default_target: Some(self.config.inter_token_target)
@@ -141,7 +147,13 @@ impl Scheduler {
 
     fn plan_turn(&mut self, planning: &mut Planning) {
         self.make_way(planning);
+        planning.share = self.step_share();
         self.plan_decodes(planning);
+        if planning.share.has_passed_over && !planning.has_rows() {
+            // Those that were to come first found no block.
+            planning.share = planning.share.with_all_decodes();
+            self.plan_decodes(planning);
+        }
         self.bound_prefills(planning);
         self.plan_prefills(planning);
         planning.is_stalled = planning.rows.is_empty() && self.steps.is_empty();
@@ -211,7 +223,8 @@ impl Scheduler {
                 planning.cut(Reason::Budget);
                 break;
             }
-            if sequence.is_plannable() && planning.turn.admits(sequence.request) {
+            if self.may_have_row(sequence) && planning.turn.admits(sequence.request) {
+                let is_due = self.is_due(sequence);
                 let lag = sequence.length() - sequence.num_computed;
                 if lag > 1 || sequence.num_samples > 1 {
                     if self.take_blocks(key, lag, planning) {
@@ -219,6 +232,9 @@ impl Scheduler {
                     } else {
                         planning.cut(planning.blocks_reason());
                     }
+                } else if !planning.share.has_place(is_due) {
+                    planning.cut(Reason::Pipeline);
+                    planning.heed_target(sequence);
                 } else if planning.samples == 0 {
                     planning.cut(Reason::Samples);
                 } else if sequence.num_computed >= sequence.num_placed
@@ -241,6 +257,7 @@ impl Scheduler {
                     // Without room the rest goes on: what this plan has admitted must have its row.
                     if self.make_room(key, 1 + num_drafts, planning) {
                         self.plan_row(key, 1 + num_drafts, planning);
+                        planning.share.take(is_due);
                     } else {
                         planning.cut(planning.blocks_reason());
                     }
@@ -270,11 +287,16 @@ impl Scheduler {
         true
     }
 
-    /// Sizes prefills by what the streams in the step can wait. One block a step is always computed.
+    /// Sizes prefills by what the streams in the step can wait, and by the step's share of all that is to be computed.
+    /// One block a step is always computed. A token of a pipeline takes as many steps as it has stages.
     fn bound_prefills(&self, planning: &mut Planning) {
+        (planning.prefill_room, planning.prefill_bound) = (planning.share.prefill_tokens, Reason::Pipeline);
         if planning.inter_token_target.is_finite() {
-            let num_tokens = self.times.prefill_tokens_within(planning.inter_token_target);
-            planning.prefill_room = num_tokens.max(self.config.block_size);
+            let target = planning.inter_token_target / f64::from(self.config.pipeline_parallel_size);
+            let num_tokens = self.times.prefill_tokens_within(target).max(self.config.block_size);
+            if num_tokens <= planning.prefill_room {
+                (planning.prefill_room, planning.prefill_bound) = (num_tokens, Reason::InterTokenTarget);
+            }
         }
     }
 

@@ -107,20 +107,35 @@ impl Engine {
 
     /// Schedules, runs and commits a step. No rows: nothing may run.
     pub fn step(&mut self) -> Vec<Row> {
-        let plan = self.scheduler.schedule(self.now).expect("time goes on");
-        let Some(plan) = plan else {
-            self.take_deltas();
-            return Vec::new();
-        };
+        match self.plan() {
+            Some((plan, rows)) => {
+                self.commit(&plan, &rows);
+                rows
+            }
+            None => {
+                self.take_deltas();
+                Vec::new()
+            }
+        }
+    }
+
+    /// Schedules a step.
+    pub fn plan(&mut self) -> Option<(Plan, Vec<Row>)> {
+        let plan = self.scheduler.schedule(self.now).expect("time goes on")?;
         let rows = self.rows(&plan);
         for row in &rows {
             let served = self.served.get_mut(&row.request).expect("it was added");
             served.cached.get_or_insert(row.start as u32);
         }
+        Some((plan, rows))
+    }
+
+    /// Runs and commits the oldest step.
+    pub fn commit(&mut self, plan: &Plan, rows: &[Row]) {
         let seconds = self.step_seconds + self.token_seconds * f64::from(plan.num_tokens());
         self.now += seconds;
         self.num_steps += 1;
-        let starts = ints(&plan, "sampled_starts");
+        let starts = ints(plan, "sampled_starts");
         let sampled = rows.iter().zip(starts.windows(2)).flat_map(|(row, range)| {
             let next = token(row.request, row.start + row.num_tokens);
             vec![next; (range[1] - range[0]) as usize]
@@ -130,7 +145,6 @@ impl Engine {
         self.scheduler.commit(plan.step, &starts, &tokens, told, None, None).expect("the step is due");
         self.take_deltas();
         self.scheduler.audit().expect("the books add up");
-        rows
     }
 
     pub fn steps(&mut self, count: u32) {

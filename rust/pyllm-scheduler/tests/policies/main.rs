@@ -18,6 +18,7 @@ mod switching;
 mod reasons;
 mod reports;
 mod recordings;
+mod pipeline;
 
 mod cases;
 mod engine;

@@ -264,7 +264,8 @@ fn is_borne_out(reason: Reason, settings: &Config, decision: &Decision) -> bool 
         Reason::Watermark => settings.watermark > 0.0 && decision.num_free_blocks > 0,
         Reason::Growth => settings.expected_growth > 0.0 && decision.num_free_blocks > 0,
         Reason::Preempting => decision.num_preempted > 0,
-        // Nothing here is held, isolated, loaded or in flight, comes after the step, or has more than one sample.
+        // Nothing here is held, isolated, loaded, in flight or in a pipeline, comes after the step, or has more than one
+        // sample.
         Reason::New
         | Reason::Held
         | Reason::Loading
@@ -273,6 +274,7 @@ fn is_borne_out(reason: Reason, settings: &Config, decision: &Decision) -> bool 
         | Reason::InFlight
         | Reason::Grammar
         | Reason::Isolation
+        | Reason::Pipeline
         | Reason::Samples => false,
     }
 }

@@ -135,12 +135,12 @@ pub fn case() -> impl Strategy<Value = Case> {
 
 fn config() -> impl Strategy<Value = Config> {
     let sizes = (1..=8_u32, 4..=24_u32, 0..=16_u32, 1..=6_u32, 8..=64_u32, 0..12_u32);
-    let features = (weighted(0.8), weighted(0.8), any::<u64>(), select(&[0.0, 1e-3, 1e9][..]), 0..=16_u32);
+    let features = (weighted(0.8), weighted(0.8), any::<u64>(), select(&[0.0, 1e-3, 1e9][..]), 0..=16_u32, stages());
     (sizes, features, vec(change::change(), 12), kv_groups()).prop_map(|(sizes, features, changes, kv_groups)| {
         let num_groups = kv_groups.len() as u32;
         let (block_size, num_blocks, num_host_blocks, max_num_seqs, max_model_len, max_pinned_blocks) = sizes;
         let (enable_prefix_caching, enable_kv_cache_events, incarnation, ..) = features;
-        let (.., swap_block_seconds, num_speculative_tokens) = features;
+        let (.., swap_block_seconds, num_speculative_tokens, pipeline_parallel_size) = features;
         let mut config = Config {
             block_size,
             num_blocks: num_blocks * num_groups,
@@ -155,6 +155,7 @@ fn config() -> impl Strategy<Value = Config> {
             incarnation,
             swap_block_seconds,
             num_speculative_tokens,
+            pipeline_parallel_size,
             max_num_batched_tokens: 32,
             ..Config::default()
         };
@@ -163,6 +164,11 @@ fn config() -> impl Strategy<Value = Config> {
         }
         config
     })
+}
+
+/// Mostly one, and then fewer or more than there are steps in flight.
+fn stages() -> impl Strategy<Value = u32> {
+    prop_oneof![2 => Just(1_u32), 1 => 2..=4_u32]
 }
 
 /// One group that reads everything, or a few, of which the first reads more than a token itself.

@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use crate::calls::{Case, case, searching_case};
 use crate::world;
 
-const CORNERS: [&str; 83] = [
+const CORNERS: [&str; 85] = [
     "aborts with tokens in flight",
     "accepted drafts",
     "block copies",
@@ -68,6 +68,7 @@ const CORNERS: [&str; 83] = [
     "rows that are not ready",
     "rows that are stale",
     "rows that force",
+    "rows of a pipeline",
     "rows with drafts that are not ready",
     "rows with drafts that force",
     "slot copies",
@@ -88,6 +89,7 @@ const CORNERS: [&str; 83] = [
     "in_flight",
     "inter_token_target",
     "loading",
+    "pipeline",
     "policy",
     "preempting",
     "isolation",

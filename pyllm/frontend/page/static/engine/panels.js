@@ -120,7 +120,7 @@ export class ModelPanel {
       ["Keys and values", server.kv_cache_dtype],
       ["Tokens a step", grouped(server.max_prefill_tokens)],
       ["Sequences at once", grouped(server.max_running_requests)],
-      ["Ranks", String(server.tp_size)],
+      ["Ranks", String(server.tp_size * server.pp_size)],
       ["pyllm", server.version],
     ];
     this.list.append(

@@ -90,6 +90,7 @@ impl World {
                 let has_target = |known: &Known| known.request.tpot_target.is_some();
                 holds = config.inter_token_target > 0.0 || self.requests.iter().any(has_target);
             }
+            Some(Reason::Pipeline) => holds = config.pipeline_parallel_size > 1,
             Some(Reason::Samples) => holds = config.max_num_seqs > 1,
             Some(Reason::Slots) => {
                 is_in(&queued);

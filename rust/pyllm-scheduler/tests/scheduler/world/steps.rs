@@ -115,6 +115,7 @@ impl World {
         }
         self.note_moods(&rows, &sections);
         self.check_limits(plan, &rows);
+        self.check_pipeline(&sections);
         self.check_turn(plan, &rows);
         self.check_hits(&rows, before);
         self.note(&rows, &sections, before);
@@ -195,6 +196,14 @@ impl World {
         named.extend(self.loads.values().flat_map(|pending| pending.loaded.blocks.iter().flatten()));
         let stats = self.scheduler.stats();
         assert!(named.len() as u64 <= stats.num_used_blocks, "{} blocks are named: {stats:?}", named.len());
+    }
+
+    /// In a pipeline no token is asked for that is still on its way. What else is in flight, `audit` looks at.
+    fn check_pipeline(&mut self, sections: &Sections) {
+        if self.config.pipeline_parallel_size > 1 {
+            assert!(!sections.ints("tokens").contains(&-1), "a row is planned behind one in flight");
+            self.saw("rows of a pipeline", sections.ints("slots").len() as u64);
+        }
     }
 
     /// If all the rest was still, what a newcomer finds in the cache is what a subscriber of its events would say.
