@@ -28,8 +28,10 @@ SPEC = llama.read(
     )
 )
 
+SHARED = SharedConfig()
 
-def api_config(folder: Path, core_address: str, **changes: Any) -> ApiConfig:
+
+def api_config(folder: Path, core_address: str, *, shared: SharedConfig = SHARED, **changes: Any) -> ApiConfig:
     """A process with the byte-level tokenizer, which is written to `folder`."""
     files = tiny_tokenizers.write(tiny_tokenizers.byte_level(), folder)
     files = msgspec.structs.replace(files, chat_template=TEMPLATE)
@@ -38,7 +40,7 @@ def api_config(folder: Path, core_address: str, **changes: Any) -> ApiConfig:
     )
     return ApiConfig(
         server=ServerConfig(shutdown_timeout=60.0, ready_timeout=60.0),
-        shared=SharedConfig(core_addresses=(core_address,)),
+        shared=msgspec.structs.replace(shared, core_addresses=(core_address,)),
         checkpoint=checkpoint,
         served_model_name=("tiny",),
         **changes,
