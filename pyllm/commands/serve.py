@@ -20,7 +20,7 @@ USAGE = "pyllm serve [MODEL] [--FLAG VALUE ...] [--config FILE]"
 # The flags that people set first, as `docs/serving.md` has them.
 COMMON = (
     *("host", "port", "api-key-file", "served-model-name", "max-model-len", "max-num-seqs"),
-    *("kv-cache-memory-bytes", "gpu-memory-utilization", "tensor-parallel-size", "config"),
+    *("kv-cache-memory-bytes", "gpu-memory-utilization", "tensor-parallel-size", "data-parallel-size", "config"),
 )
 EXAMPLES = """examples:
   pyllm serve                                     the embedded model on http://127.0.0.1:8000

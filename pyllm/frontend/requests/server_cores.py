@@ -189,7 +189,7 @@ class ServerCores:
     async def _leave(self, index: int, seconds: float) -> None:
         try:
             await self._client.remove_core(index, seconds)
-        except RequestError as error:
+        except PyllmError as error:
             logger.warning("core %d is not left yet: %s", index, error)
             await asyncio.sleep(RETRY)
 
