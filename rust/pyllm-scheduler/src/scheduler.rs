@@ -11,7 +11,6 @@ mod explain;
 mod holds;
 mod isolation;
 mod loads;
-mod pipeline;
 mod placement_news;
 mod planning;
 mod preemption;

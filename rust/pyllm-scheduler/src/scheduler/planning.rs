@@ -14,8 +14,7 @@ use crate::recorder::Input;
 use crate::sequence::{Beam, Sequence};
 
 use super::explain::{Decision, Reason};
-use super::pipeline::StepShare;
-use super::step_scope::StepScope;
+use super::step_scope::{StepScope, StepShare};
 use super::{Gives, Row, Scheduler, Step};
 
 /// The step being planned.

@@ -107,16 +107,12 @@ impl Engine {
 
     /// Schedules, runs and commits a step. No rows: nothing may run.
     pub fn step(&mut self) -> Vec<Row> {
-        match self.plan() {
-            Some((plan, rows)) => {
-                self.commit(&plan, &rows);
-                rows
-            }
-            None => {
-                self.take_deltas();
-                Vec::new()
-            }
-        }
+        let Some((plan, rows)) = self.plan() else {
+            self.take_deltas();
+            return Vec::new();
+        };
+        self.commit(&plan, &rows);
+        rows
     }
 
     /// Schedules a step.

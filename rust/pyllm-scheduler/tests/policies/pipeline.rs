@@ -185,9 +185,9 @@ const TOKEN_SECONDS: f64 = 0.01;
 
 /// The share of the stages' time in which none computes, as streams of several lengths come and go: each that ends is
 /// followed by another.
-fn bubbles(stages: usize, num_streams: u64) -> f64 {
-    let mut pipeline = Pipeline::new(stages as u32, stages, settings(256));
-    let mut is_free_at = vec![0.0_f64; stages];
+fn bubbles(stages: u32, num_streams: u64) -> f64 {
+    let mut pipeline = Pipeline::new(stages, stages as usize, settings(256));
+    let mut is_free_at = vec![0.0_f64; stages as usize];
     let (mut ends, mut busy, mut now, mut next_id) = (VecDeque::new(), 0.0, 0.0, 0);
     let (mut begun_at, num_steps) = (0.0, 1200);
     for number in 0..num_steps {
@@ -196,7 +196,7 @@ fn bubbles(stages: usize, num_streams: u64) -> f64 {
             pipeline.engine.add_now(request(next_id, length, 20 + (next_id * 29 % 61) as u32));
             next_id += 1;
         }
-        while pipeline.in_flight.len() < stages {
+        while pipeline.in_flight.len() < stages as usize {
             let Some(rows) = pipeline.plan() else { break };
             let seconds = STEP_SECONDS + TOKEN_SECONDS * f64::from(num_tokens(&rows));
             let mut ready = now;
@@ -211,7 +211,7 @@ fn bubbles(stages: usize, num_streams: u64) -> f64 {
         pipeline.commit();
         begun_at = if number == 200 { now } else { begun_at };
     }
-    1.0 - busy / (stages as f64 * (now - begun_at))
+    1.0 - busy / (f64::from(stages) * (now - begun_at))
 }
 
 #[test]
