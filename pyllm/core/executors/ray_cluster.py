@@ -52,6 +52,7 @@ def connect(address: str) -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError(f"the ray executor needs Ray ({error}): install pyllm with its extra, pyllm[ray]") from None
     if not ray.is_initialized():
+        logging.getLogger("ray").setLevel(logging.ERROR)  # It warns of signal handlers that it leaves alone.
         try:
             ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="pyllm")
         except Exception as error:  # Ray raises what its layers do: ConnectionError, ValueError, RuntimeError.

@@ -6,6 +6,8 @@ Chooses addresses and keys. Knows neither what workers do nor how their processe
 import asyncio
 import logging
 import os
+import signal
+import threading
 from typing import Any
 
 import msgspec
@@ -44,6 +46,7 @@ class RayWorkers:
         parallel, is_gpu = config.engine.parallel, config.engine.device.device == "cuda"
         size = parallel.tensor_parallel_size
         self._ray = ray = await asyncio.to_thread(connect, parallel.ray_address)
+        _keep_signal_handlers()
         needs = Needs(size, size, parallel.ray_num_cpus, int(is_gpu))
         self._room = await reserve(ray, needs, config.ready_timeout)
         group = self._room.group
@@ -123,3 +126,11 @@ class RayWorkers:
         others = [relay.child.exited for relay in self._relays]
         if len(others) > 1:
             await asyncio.wait(others, timeout=SETTLE, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _keep_signal_handlers() -> None:
+    """Undo what Ray's native part does to the signals that end this process: it would write a stack for each."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.getsignal(number))
+            signal.siginterrupt(number, False)
