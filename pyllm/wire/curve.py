@@ -60,6 +60,28 @@ def generate(folder: Path) -> None:
     shutil.copy(folder / "client.key", folder / "clients" / "client.key")
 
 
+def write_keys(folder: str, pairs: KeyPairs) -> None:
+    """Write what the server needs of these into a new folder for its user alone, as `generate` would have it."""
+    path = Path(folder)
+    (path / "clients").mkdir(mode=0o700, parents=True)
+    os.chmod(path, 0o700)
+    with open(path / "server.key_secret", "x", opener=_private) as file:
+        file.write(_certificate(pairs.server.public, pairs.server.secret))
+    (path / "clients" / "client.key").write_text(_certificate(pairs.client.public))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _certificate(public: bytes, secret: bytes | None = None) -> str:
+    """A key as ZeroMQ's own files have it."""
+    lines = ["metadata", "curve", f'    public-key = "{public.decode()}"']
+    if secret is not None:
+        lines.append(f'    secret-key = "{secret.decode()}"')
+    return "\n".join(lines) + "\n"
+
+
 def server_keys(folder: Path) -> CurveKeys:
     """The core's key pair. Raises ConfigError where it is missing."""
     return CurveKeys(*_load(folder / "server.key_secret"))

@@ -5,6 +5,7 @@ The only module beside the actor that imports Ray, and only when it is used. Kno
 
 import asyncio
 import logging
+import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from pyllm.errors import ConfigError, StartError
 LOOK = 1.0  # seconds between two looks whether there is room
 TRY = 10.0  # seconds that one way of placing the ranks is tried before another
 WARN_INTERVAL = 30.0
+REACH = 5.0  # seconds until the head's address is taken to be wrong
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ def connect(address: str) -> Any:
     if not ray.is_initialized():
         logging.getLogger("ray").setLevel(logging.ERROR)  # It warns of signal handlers that it leaves alone.
         try:
+            _reach(address)
             ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="pyllm")
         except Exception as error:  # Ray raises what its layers do: ConnectionError, ValueError, RuntimeError.
             raise StartError(
@@ -61,6 +64,13 @@ def connect(address: str) -> Any:
                 "node, and give its address as --ray-address"
             ) from error
     return ray
+
+
+def _reach(address: str) -> None:
+    """Raises OSError where nobody listens: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "://" not in address:
+        socket.create_connection((host, int(port)), REACH).close()
 
 
 async def reserve(ray: Any, needs: Needs, patience: float) -> Room:
