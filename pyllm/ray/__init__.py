@@ -1,4 +1,4 @@
-"""A Ray Serve application with the routes of `pyllm serve`: replicas of the API, and replicas of cores that they follow.
+"""A Ray Serve application with the routes of `pyllm serve`: replicas of the API, and of the cores that they follow.
 
 Knows no token and no request: it composes the frontend and the cores' processes. Not the executor that runs ranks on
 Ray's nodes, which is `core/executors`'.

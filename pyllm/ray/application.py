@@ -26,10 +26,13 @@ PROXYS = ("host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", 
 def build(args: Mapping[str, Any]) -> Any:
     """The application with the settings of `pyllm serve`, by the names of its flags: `{"model": ...}`.
 
+    `cores` and `api` among them are options of these deployments, by Ray Serve's names, as its config file has them.
+
     Raises:
         ConfigError: a setting is unknown, wrong, or Ray Serve's.
     """
-    engine, server = server_settings(args)
+    of_cores, of_api = (_deployment_options(args, name) for name in ("cores", "api"))
+    engine, server = server_settings({name: value for name, value in args.items() if name not in {"cores", "api"}})
     defaults = ServerConfig()
     if given := [name for name in PROXYS if getattr(server, name) != getattr(defaults, name)]:
         raise ConfigError(f"{given[0]} is of Ray Serve's proxies here: set it in http_options of its config file")
@@ -48,7 +51,7 @@ def build(args: Mapping[str, Any]) -> Any:
             "upscale_delay_s": 10.0,
             "downscale_delay_s": 300.0,
             "look_back_period_s": 15.0,
-            "policy": {"policy_function": "pyllm.ray.scaling_policy:scale"},
+            "policy": {"policy_function": "pyllm.ray.scaling_policy:CoreScaling"},
         },
         max_surge_percent=100,
         graceful_shutdown_timeout_s=CORE_GRACE,
@@ -63,8 +66,15 @@ def build(args: Mapping[str, Any]) -> Any:
         graceful_shutdown_timeout_s=API_GRACE,
         health_check_period_s=2.0,
     )
-    bound = cores.bind(engine, server.ready_timeout, LEAVE_TIMEOUT)
-    return api.bind(engine, server, bound)
+    bound = cores.options(**of_cores).bind(engine, server.ready_timeout, LEAVE_TIMEOUT)
+    return api.options(**of_api).bind(engine, server, bound)
+
+
+def _deployment_options(args: Mapping[str, Any], name: str) -> dict[str, Any]:
+    options = args.get(name, {})
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{name} is {options!r:.80}: expected options of a deployment, as {{'num_replicas': 2}}")
+    return dict(options)
 
 
 app = build({})

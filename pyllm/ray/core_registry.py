@@ -38,7 +38,8 @@ class CoreRegistry:
 
     async def put(self, name: str, entry: CoreEntry) -> None:
         """Say where a core is; to be repeated."""
-        await asyncio.to_thread(_store()._internal_kv_put, self._key(name), msgspec.msgpack.encode(entry), True, namespace=_NAMESPACE)
+        value = msgspec.msgpack.encode(entry)
+        await asyncio.to_thread(_store()._internal_kv_put, self._key(name), value, True, namespace=_NAMESPACE)
 
     async def remove(self, name: str) -> None:
         """Say that a core leaves."""

@@ -25,8 +25,6 @@ from pyllm.supervision.supervised_process import SupervisedProcess
 from pyllm.wire import curve
 from pyllm.wire.sockets import SocketFolder
 
-# Seconds that clients have to take their streams elsewhere before a core ends, of those that Ray Serve gives a replica.
-LEAVE_SHARE = 0.5
 MAX_REQUESTS = 2000  # that are looked at for the tokens that wait
 
 logger = logging.getLogger(__name__)
@@ -106,30 +104,35 @@ class CoreReplica:
 
     async def stop(self) -> None:
         """Say that the core leaves, let its clients take their streams elsewhere, and end it."""
+        has_left = True
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.wait({self._beating})
             await self._registry.remove(self._name)
-            await self._wait_until_left()
+            has_left = await self._wait_until_left()
         if self._client is not None:
             self._client.close()
         processes, self._processes = self._processes, []
         for process in processes:
-            # Killed: a core that shuts down would end what it still has, where its clients wait for the next one.
-            process.kill()
+            if not has_left:
+                process.kill()  # One that shuts down would end what it still has, and the next one is to go on with.
         for process in processes:
             await process.stop(STOP_GRACE)
         if self._folder is not None:
             self._folder.close()
 
-    async def _wait_until_left(self) -> None:
+    async def _wait_until_left(self) -> bool:
+        """Whether the core has nothing to do any more: no client's requests, and no client but this replica's own."""
         assert self._client is not None
         with contextlib.suppress(TimeoutError, PyllmError):
             async with asyncio.timeout(self._leave_timeout):
-                while (await self._client.stats())["num_requests"]:
+                while True:
+                    stats = await self._client.stats()
+                    if not stats["num_requests"] and stats["num_clients"] <= 1:
+                        return True
                     await asyncio.sleep(BEAT / 4)
-                return
         logger.warning("requests are left at a core that ends: they wait for the next one")
+        return False
 
     async def _beat(self) -> None:
         beat = 0

@@ -97,7 +97,9 @@ async def test_two_ranks_on_two_nodes_give_the_same_tokens_when_a_node_dies(
     await until(lambda: not ranks())
 
 
-async def test_a_killed_rank_is_replaced(model: str, tmp_path: Path, cluster: ClusterNodes, expected: list[list[int]]) -> None:
+async def test_a_killed_rank_is_replaced(
+    model: str, tmp_path: Path, cluster: ClusterNodes, expected: list[list[int]]
+) -> None:
     async with on_ray(model, tmp_path, cluster) as asked:
         ranks()["pyllm::worker-0-0"].kill()
         assert await tokens(asked) == expected
@@ -117,5 +119,7 @@ async def test_a_start_says_what_the_cluster_lacks(cluster: ClusterNodes) -> Non
 
 
 async def test_without_a_cluster_a_start_says_how_to_have_one() -> None:
-    with pytest.raises(StartError, match="no Ray cluster answers at 127.0.0.1:1: .*start one with `ray start --head`"):
+    with pytest.raises(
+        StartError, match=r"no Ray cluster answers at 127\.0\.0\.1:1: .*start one with `ray start --head`"
+    ):
         await asyncio.to_thread(connect, "127.0.0.1:1")

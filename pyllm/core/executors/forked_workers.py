@@ -19,7 +19,7 @@ class ForkedWorkers:
         self._starts = itertools.count()
 
     async def prepare(self) -> list[PreparedRank]:
-        await self.forget()  # the files of a core that was killed
+        self._remove_files()  # of a core that was killed
         config, number = self._config, next(self._starts)
         folder = Path(config.socket_folder)
         return [
@@ -41,9 +41,12 @@ class ForkedWorkers:
         return await self._fork_server.fork(name, self._config.ready_timeout)
 
     async def forget(self) -> None:
-        for name in (f"worker-{self._config.index}-*", f"ranks-{self._config.index}-*"):
-            for path in Path(self._config.socket_folder).glob(name):
-                path.unlink(missing_ok=True)
+        self._remove_files()
 
     def close(self) -> None:
         self._fork_server.close()
+
+    def _remove_files(self) -> None:
+        for name in (f"worker-{self._config.index}-*", f"ranks-{self._config.index}-*"):
+            for path in Path(self._config.socket_folder).glob(name):
+                path.unlink(missing_ok=True)

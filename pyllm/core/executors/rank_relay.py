@@ -30,7 +30,9 @@ class RankRelay:
     is gone fail, too, and may be heard of first.
     """
 
-    def __init__(self, name: str, actor: Any, destroy: Callable[[], None], settle: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, name: str, actor: Any, destroy: Callable[[], None], settle: Callable[[], Awaitable[None]]
+    ) -> None:
         self._actor = actor
         self._destroy = destroy
         self._settle = settle

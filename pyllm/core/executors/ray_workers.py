@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.process_config import CoreConfig, WorkerConfig
 from pyllm.core.executors.rank_actor import RankActor, RankPlace
 from pyllm.core.executors.rank_relay import RankRelay
@@ -59,9 +60,7 @@ class RayWorkers:
             for bundle in self._room.bundles
         ]
         places = await self._places()
-        checkpoint = msgspec.structs.replace(
-            config.checkpoint, files=tuple(os.path.abspath(file) for file in config.checkpoint.files)
-        )
+        checkpoint = _with_absolute_files(config.checkpoint)
         # Ranks have memory in common on one node at most, and only if they see one another's GPUs.
         engine = msgspec.structs.replace(
             config.engine, parallel=msgspec.structs.replace(parallel, disable_custom_all_reduce=True)
@@ -113,19 +112,24 @@ class RayWorkers:
         patience = self._config.ready_timeout
         try:
             async with asyncio.timeout(patience):
-                return [RankPlace(*place) for place in await asyncio.gather(*(each.place.remote() for each in self._actors))]
+                places = await asyncio.gather(*(each.place.remote() for each in self._actors))
         except TimeoutError:
             raise StartError(f"no actor of the ranks was ready within {patience:g} s; see `ray list actors`") from None
         except self._ray.exceptions.RayError as error:
             raise StartError(
                 f"an actor of the ranks did not start: {error}; every node needs Ray and pyllm, of the same versions"
             ) from error
+        return [RankPlace(*place) for place in places]
 
     async def _settle(self) -> None:
         """Wait for the end of any rank that has not failed by itself."""
         others = [relay.child.exited for relay in self._relays]
         if len(others) > 1:
             await asyncio.wait(others, timeout=SETTLE, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _with_absolute_files(checkpoint: Checkpoint) -> Checkpoint:
+    return msgspec.structs.replace(checkpoint, files=tuple(os.path.abspath(file) for file in checkpoint.files))
 
 
 def _keep_signal_handlers() -> None:
