@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from ray import serve
 
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
@@ -29,8 +28,12 @@ def build(args: Mapping[str, Any]) -> Any:
     `cores` and `api` among them are options of these deployments, by Ray Serve's names, as its config file has them.
 
     Raises:
-        ConfigError: a setting is unknown, wrong, or Ray Serve's.
+        ConfigError: Ray is not installed, or a setting is unknown, wrong, or Ray Serve's.
     """
+    try:
+        from ray import serve
+    except ImportError as error:
+        raise ConfigError(f"pyllm.ray needs Ray Serve ({error}): pip install 'pyllm[ray]'") from None
     of_cores, of_api = (_deployment_options(args, name) for name in ("cores", "api"))
     engine, server = server_settings({name: value for name, value in args.items() if name not in {"cores", "api"}})
     defaults = ServerConfig()
@@ -77,4 +80,5 @@ def _deployment_options(args: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(options)
 
 
-app = build({})
+# Ray Serve calls it with the arguments of its command line, of which there may be none.
+app = build

@@ -131,5 +131,7 @@ class RankActor:
 
     async def _end(self, code: int, ends: "list[asyncio.Future[None]]") -> None:
         await asyncio.wait(ends, timeout=LAST_WORDS)
+        if self._writer is not None:
+            self._writer.close()
         self._code = code
         self._changed.set()
