@@ -90,7 +90,9 @@ def worker_config(folder: str) -> WorkerConfig:
 async def test_a_worker_reports_and_fails_as_one_of_this_machine(rank: Rank, tmp_path: Any) -> None:
     config = worker_config(str(tmp_path))
     missing = msgspec.structs.replace(config.checkpoint, files=(str(tmp_path / "absent"),))
-    rank.child.configure(msgspec.structs.replace(config, checkpoint=missing))
+    model = msgspec.structs.replace(config.engine.model, model=str(tmp_path / "absent"))
+    engine = msgspec.structs.replace(config.engine, model=model)
+    rank.child.configure(msgspec.structs.replace(config, engine=engine, checkpoint=missing))
     assert await rank.child.exited == 3
     assert rank.child.failed_by_setting
     assert "absent" in rank.child.exit_summary()
