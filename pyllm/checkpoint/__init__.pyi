@@ -4,7 +4,6 @@ from .gguf_types import BLOCK_SIZES, FLOAT_TYPES, REQUANTISED_TYPES
 from .hub import Hub, find_model, outline_model, size_text
 from .hub_cache import CachedModel, cached_models, remove
 from .huggingface import Probe, read_generation_config
-from .local_files import on_this_machine
 from .model_name import FORMS, HubName, at_revision, parse_hub_name, parse_model
 from .quantization_config import QuantizationMethod
 from .reader import embedded_model, read_checkpoint
@@ -31,7 +30,6 @@ __all__ = [
     "file_identity",
     "find_model",
     "forget_gguf",
-    "on_this_machine",
     "outline_model",
     "parse_hub_name",
     "parse_model",

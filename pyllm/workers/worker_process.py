@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from pyllm import log
-from pyllm.checkpoint.local_files import on_this_machine
+from pyllm.workers.loaders.local_files import on_this_machine
 from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_places import sampling_rank
 from pyllm.errors import ConfigError

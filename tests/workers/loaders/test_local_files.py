@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyllm.checkpoint.local_files import on_this_machine
+from pyllm.workers.loaders.local_files import on_this_machine
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.model_settings import ModelConfig
