@@ -6,13 +6,12 @@ Follows the registry; knows neither how cores are started nor how Ray Serve plac
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from pyllm.client.client import EngineClient
-from pyllm.client.core_connection import over_zeromq
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import PyllmError, StartError
@@ -20,6 +19,8 @@ from pyllm.frontend import embedded_app
 from pyllm.launch.resolve import resolve_server, resolve_settings, shared_config
 from pyllm.ray.core_registry import CoreEntry, CoreRegistry, LiveCores
 from pyllm.ray.core_replica import settings_hash
+from pyllm.wire import curve
+from pyllm.wire.sockets import SocketFolder
 
 LOOK = 0.5  # seconds between two looks at the registry
 LEAVE_TIMEOUT = 1.0  # seconds in which what runs on a core that leaves may end there, before it goes on elsewhere
@@ -34,7 +35,6 @@ class ApiReplica:
         self._engine = engine
         self._server = server
         self._live = LiveCores()
-        self._indices: dict[str, int] = {}  # of the client's cores, by their addresses
         self._changing: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -52,24 +52,16 @@ class ApiReplica:
         # Here are neither the model's ranks nor their devices.
         engine = msgspec.structs.replace(self._engine, parallel=parallel)
         engine, checkpoint = await asyncio.to_thread(resolve_settings, engine)
-        self._keys = (await self._registry.keys()).client
-        first = await self._first()
-        self._client = EngineClient(
-            *(over_zeromq(address, self._keys) for address in first),
-            placement="prefix",
-            addresses=first,
-            transport=lambda address: over_zeromq(address, self._keys),
-            awaits_first=True,
-        )
-        await self._client.start(server.ready_timeout)
-        self._indices = {core.address: core.index for core in self._client.cores}
-        self._embedded = embedded_app.EmbeddedApp(
-            self._client,
+        self._folder = SocketFolder()
+        keys = await self._registry.keys()
+        curve.write_client_keys(Path(self._folder.path, "keys"), keys.client)
+        server = msgspec.structs.replace(server, curve_keys=f"{self._folder.path}/keys")
+        self._embedded = await embedded_app.EmbeddedApp.start(
             checkpoint,
-            engine.model.served_model_name,
-            server=server,
-            api_keys=api_keys,
-            shared=shared_config(server, engine.scheduler.max_num_seqs),
+            engine,
+            server,
+            api_keys,
+            shared_config(server, engine.scheduler.max_num_seqs, await self._first()),
         )
         self._tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._embedded.tend())]
 
@@ -80,7 +72,7 @@ class ApiReplica:
 
     def check(self) -> None:
         """Raises why this replica cannot serve any more, if it cannot."""
-        if not self._client.alive:
+        if not self._embedded.alive:
             raise StartError("the client of the cores has ended; another replica takes this one's place")
         for task in self._tasks:
             if task.done():
@@ -91,7 +83,7 @@ class ApiReplica:
         for task in (*self._tasks, *self._changing.values()):
             task.cancel()
         self._embedded.close()
-        self._client.close()
+        self._folder.close()
 
     async def _first(self) -> list[str]:
         """The addresses of the cores with this replica's settings, as soon as there is one."""
@@ -120,37 +112,31 @@ class ApiReplica:
             self._change(entries)
 
     def _change(self, entries: Mapping[str, CoreEntry]) -> None:
-        wanted = {entry.address for entry in entries.values() if entry.fingerprint == self._client.fingerprint}
-        for address in wanted - self._indices.keys():
+        wanted = {entry.address for entry in entries.values() if entry.fingerprint == self._embedded.fingerprint}
+        listed = {core.address: core.index for core in self._embedded.cores.status() if not core.is_leaving}
+        for address in wanted - listed.keys() - self._changing.keys():
             self._begin(address, self._add(address))
-        for address in self._indices.keys() - wanted:
-            self._begin(address, self._remove(address))
+        # The last one stays until another one comes: its streams wait for that.
+        for address in [*listed.keys() - wanted - self._changing.keys()][: len(listed) - 1]:
+            self._begin(address, self._remove(address, listed[address]))
 
-    def _begin(self, address: str, change: Any) -> None:
-        if address in self._changing:
-            change.close()
-            return
+    def _begin(self, address: str, change: Coroutine[Any, Any, None]) -> None:
         task = self._changing[address] = asyncio.ensure_future(change)
         task.add_done_callback(lambda _: self._changing.pop(address))
 
     async def _add(self, address: str) -> None:
         try:
-            self._indices[address] = await self._client.add_core(address)
-            logger.info("core %d at %s takes requests", self._indices[address], address)
+            index = await self._embedded.cores.add(address)
+            logger.info("core %d at %s takes requests", index, address)
         except PyllmError as error:
-            logger.warning("a core is not used: %s", error)
+            logger.warning("the core at %s is not used: %s", address, error)
 
-    async def _remove(self, address: str) -> None:
-        index = self._indices[address]
-        if len(self._client.cores) == 1:
-            return  # Until another one comes: the streams wait for that.
+    async def _remove(self, address: str, index: int) -> None:
         try:
-            await self._client.remove_core(index, LEAVE_TIMEOUT)
+            await self._embedded.cores.remove(index, LEAVE_TIMEOUT)
+            logger.info("core %d at %s leaves", index, address)
         except PyllmError as error:
-            logger.warning("a core that has left is kept: %s", error)
-            return
-        del self._indices[address]
-        logger.info("core %d at %s has left", index, address)
+            logger.warning("the core at %s is kept: %s", address, error)
 
 
 def deployment_class() -> Any:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -63,7 +64,7 @@ class CoreReplica:
         engine, checkpoint = await asyncio.to_thread(resolve_config, engine)
         keys = await self._registry.keys()
         self._folder = SocketFolder()
-        curve.write_keys(f"{self._folder.path}/keys", keys)
+        curve.write_server_keys(Path(self._folder.path, "keys"), keys)
         config = CoreConfig(
             engine=engine,
             checkpoint=checkpoint,
@@ -74,7 +75,7 @@ class CoreReplica:
             shutdown_timeout=2 * self._leave_timeout,  # It never ends what still runs: the clients take it elsewhere.
             fork_server=topology.fork_server_address(engine, self._folder.path),
         )
-        self._processes = [process for group in topology.supervised_engine(config) for process in group]
+        self._processes = [process for group in topology.supervised_engine([config]) for process in group]
         try:
             address, *_ = await asyncio.gather(*(process.start(self._lose) for process in self._processes))
         except BaseException:

@@ -60,14 +60,24 @@ def generate(folder: Path) -> None:
     shutil.copy(folder / "client.key", folder / "clients" / "client.key")
 
 
-def write_keys(folder: str, pairs: KeyPairs) -> None:
+def write_server_keys(folder: Path, pairs: KeyPairs) -> None:
     """Write what the server needs of these into a new folder for its user alone, as `generate` would have it."""
-    path = Path(folder)
-    (path / "clients").mkdir(mode=0o700, parents=True)
-    os.chmod(path, 0o700)
-    with open(path / "server.key_secret", "x", opener=_private) as file:
-        file.write(_certificate(pairs.server.public, pairs.server.secret))
-    (path / "clients" / "client.key").write_text(_certificate(pairs.client.public))
+    folder.mkdir(mode=0o700)
+    (folder / "clients").mkdir(mode=0o700)
+    _write_secret(folder / "server.key_secret", pairs.server)
+    (folder / "clients" / "client.key").write_text(_certificate(pairs.client.public))
+
+
+def write_client_keys(folder: Path, keys: CurveKeys) -> None:
+    """Write those of a client into a new folder for its user alone, as `client_keys` reads it."""
+    folder.mkdir(mode=0o700)
+    _write_secret(folder / "client.key_secret", keys)
+    (folder / "server.key").write_text(_certificate(keys.server))
+
+
+def _write_secret(path: Path, keys: CurveKeys) -> None:
+    with open(path, "x", opener=_private) as file:
+        file.write(_certificate(keys.public, keys.secret))
 
 
 def _private(path: str, flags: int) -> int:

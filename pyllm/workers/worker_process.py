@@ -17,7 +17,6 @@ import msgspec
 import zmq
 
 from pyllm import log
-from pyllm.workers.loaders.local_files import on_this_machine
 from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_places import sampling_rank
 from pyllm.errors import ConfigError
@@ -26,6 +25,7 @@ from pyllm.supervision.memory import is_out_of_memory, return_freed_memory
 from pyllm.supervision.parent_link import OUT_OF_MEMORY_EXIT_CODE, ParentLink, attach, await_configuration
 from pyllm.wire import curve, ipc
 from pyllm.wire.messages import Control, Reply, Step, WorkerInput
+from pyllm.workers.loaders.local_files import on_this_machine
 
 if TYPE_CHECKING:
     from pyllm.workers.model_runner import ModelRunner

@@ -42,8 +42,10 @@ async def test_written_keys_are_those_that_a_core_reads(
     context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
 ) -> None:
     pairs, folder = curve.key_pairs(), tmp_path / "keys"
-    curve.write_keys(str(folder), pairs)
+    curve.write_server_keys(folder, pairs)
+    curve.write_client_keys(tmp_path / "client", pairs.client)
     assert curve.server_keys(folder) == pairs.server
+    assert curve.client_keys(tmp_path / "client") == pairs.client
     assert {path.stat().st_mode & 0o777 for path in (folder, folder / "server.key_secret")} == {0o700, 0o600}
     authenticator = curve.authenticate(context, folder)
     try:

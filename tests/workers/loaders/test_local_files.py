@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyllm.workers.loaders.local_files import on_this_machine
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.model_settings import ModelConfig
 from pyllm.errors import ConfigError
+from pyllm.workers.loaders.local_files import on_this_machine
 from tests.tiny_model import write_tiny_model
 
 
