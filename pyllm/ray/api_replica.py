@@ -147,7 +147,9 @@ def deployment_class() -> Any:
     class Api:
         """The API of pyllm. `cores` is the handle of the deployment that it needs; requests do not go there."""
 
-        async def __init__(self, engine: EngineConfig, server: ServerConfig, cores: Any) -> None:
+        async def __init__(  # type: ignore[misc]  # Ray Serve awaits it.
+            self, engine: EngineConfig, server: ServerConfig, cores: Any
+        ) -> None:
             del cores
             self._api = ApiReplica(engine, server)
             await self._api.start()

@@ -157,7 +157,9 @@ def deployment_class() -> Any:
     class Cores:
         """Cores of pyllm."""
 
-        async def __init__(self, engine: EngineConfig, ready_timeout: float, leave_timeout: float) -> None:
+        async def __init__(  # type: ignore[misc]  # Ray Serve awaits it.
+            self, engine: EngineConfig, ready_timeout: float, leave_timeout: float
+        ) -> None:
             self._core = CoreReplica(engine, ready_timeout, leave_timeout)
             await self._core.start()
 

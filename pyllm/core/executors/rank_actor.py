@@ -16,7 +16,7 @@ CHUNK = 1 << 16  # bytes
 LAST_WORDS = 1.0  # seconds after a worker's end in which its last reports and its log are read
 
 
-class RankPlace(NamedTuple):
+class ActorPlace(NamedTuple):
     """Where an actor is: its node and that one's address, a port that was free there, and the number of its GPU."""
 
     node_id: str
@@ -45,7 +45,7 @@ class RankActor:
         self._code: int | None = None
         self._changed = asyncio.Event()
 
-    async def place(self) -> RankPlace:
+    async def place(self) -> ActorPlace:
         """Where this actor is."""
         import ray
 
@@ -58,7 +58,7 @@ class RankActor:
         gpu = None
         if gpus:
             gpu = visible.index(gpus[0]) if gpus[0] in visible else int(gpus[0])
-        return RankPlace(ray.get_runtime_context().get_node_id(), host, port, gpu)
+        return ActorPlace(ray.get_runtime_context().get_node_id(), host, port, gpu)
 
     async def start(self, name: str) -> int:
         """Start the worker, which waits for its configuration; gives its process id."""

@@ -14,7 +14,7 @@ import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.process_config import CoreConfig, WorkerConfig
-from pyllm.core.executors.rank_actor import RankActor, RankPlace
+from pyllm.core.executors.rank_actor import RankActor, ActorPlace
 from pyllm.core.executors.rank_relay import RankRelay
 from pyllm.core.executors.ray_cluster import Needs, Room, connect, reserve
 from pyllm.core.executors.worker_source import PreparedRank
@@ -108,7 +108,7 @@ class RayWorkers:
     def close(self) -> None:
         """Ray ends the actors of a job that has ended, those that are not forgotten yet, too."""
 
-    async def _places(self) -> list[RankPlace]:
+    async def _places(self) -> list[ActorPlace]:
         patience = self._config.ready_timeout
         try:
             async with asyncio.timeout(patience):
@@ -119,7 +119,7 @@ class RayWorkers:
             raise StartError(
                 f"an actor of the ranks did not start: {error}; every node needs Ray and pyllm, of the same versions"
             ) from error
-        return [RankPlace(*place) for place in places]
+        return [ActorPlace(*place) for place in places]
 
     async def _settle(self) -> None:
         """Wait for the end of any rank that has not failed by itself."""
