@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.flags.keyword_settings import server_settings
@@ -41,13 +42,10 @@ def build(args: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{given[0]} is of Ray Serve's proxies here: set it in http_options of its config file")
     # Its proxies listen on addresses of their own, and take requests from other machines.
     server = msgspec.structs.replace(server, host="0.0.0.0")  # noqa: S104
-    parallel = engine.parallel
-    is_elsewhere = parallel.distributed_executor_backend == "ray"
     cores = serve.deployment(
         core_replica.deployment_class(),
         name="Cores",
-        # Its ranks are beside it, or have places of their own.
-        ray_actor_options={"num_cpus": 0 if is_elsewhere else parallel.tensor_parallel_size},
+        ray_actor_options=_needs(engine),
         autoscaling_config={
             "min_replicas": 1,
             "max_replicas": 1,
@@ -71,6 +69,15 @@ def build(args: Mapping[str, Any]) -> Any:
     )
     bound = cores.options(**of_cores).bind(engine, server.ready_timeout, LEAVE_TIMEOUT)
     return api.options(**of_api).bind(engine, server, bound)
+
+
+def _needs(engine: EngineConfig) -> dict[str, float]:
+    """What a core's replica takes of its node: its ranks are beside it, or have places of their own."""
+    parallel = engine.parallel
+    if parallel.distributed_executor_backend == "ray":
+        return {"num_cpus": 0}
+    ranks = parallel.tensor_parallel_size
+    return {"num_cpus": ranks, "num_gpus": ranks if engine.device.device == "cuda" else 0}
 
 
 def _deployment_options(args: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import psutil
 import pytest
 
 from tests.ray.cluster_nodes import ClusterNodes, cluster_of
@@ -155,3 +156,27 @@ async def test_an_update_of_the_cores_loses_no_token(served: Any, http: httpx.As
         while load.counts.total() < before + 8:
             await asyncio.sleep(0.2)
     assert load.counts.keys() == {"same"}
+
+
+async def test_streams_of_a_core_whose_replica_is_killed_go_on(
+    served: Any, http: httpx.AsyncClient, model: str
+) -> None:
+    await asyncio.to_thread(deploy, served, model, cores={"autoscaling_config": {"min_replicas": 2, "max_replicas": 2}})
+    load = Load(http, await expected(http))
+    async with load.running(4):
+        replica = next(process for process in psutil.process_iter() if is_core_replica(process))
+        before = load.counts.total()
+        while load.counts.total() < before + 4:
+            await asyncio.sleep(0.1)
+        replica.kill()
+        before = load.counts.total()
+        while load.counts.total() < before + 12:
+            await asyncio.sleep(0.1)
+        await until_cores(served, 2)
+    assert load.counts.keys() == {"same"}
+
+
+def is_core_replica(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return "".join(process.cmdline()).startswith("ray::ServeReplica:pyllm:Cores")
+    return False
