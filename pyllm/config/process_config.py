@@ -24,6 +24,7 @@ class CoreConfig(_ProcessConfig, frozen=True):
     ready_timeout: float
     shutdown_timeout: float
     curve_keys: str = ""  # folder with keys for tcp://; empty: no encryption
+    num_threads: int | None = None  # of each rank on this machine; None: they share the CPUs
     fork_server: str = ""  # path of the socket of the process that forks workers; empty: there are none
     index: int = 0
     kept: Kept = Kept()

@@ -73,6 +73,7 @@ class CoreReplica:
             curve_keys=f"{self._folder.path}/keys",
             ready_timeout=self._ready_timeout,
             shutdown_timeout=2 * self._leave_timeout,  # It never ends what still runs: the clients take it elsewhere.
+            num_threads=_threads_of_each_rank(ray, engine),
             fork_server=topology.fork_server_address(engine, self._folder.path),
         )
         self._processes = [process for group in topology.supervised_engine([config]) for process in group]
@@ -144,6 +145,12 @@ class CoreReplica:
 
     def _lose(self, reason: BaseException) -> None:
         self._loss = reason if isinstance(reason, PyllmError) else EngineDeadError(str(reason))
+
+
+def _threads_of_each_rank(ray: Any, engine: EngineConfig) -> int | None:
+    """An equal share of the CPUs that Ray gave this replica; None where it gave none."""
+    cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 0)
+    return max(1, int(cpus) // engine.parallel.tensor_parallel_size) if cpus else None
 
 
 def settings_hash(engine: EngineConfig) -> str:

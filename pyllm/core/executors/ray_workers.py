@@ -14,7 +14,7 @@ import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.process_config import CoreConfig, WorkerConfig
-from pyllm.core.executors.rank_actor import RankActor, ActorPlace
+from pyllm.core.executors.rank_actor import ActorPlace, RankActor
 from pyllm.core.executors.rank_relay import RankRelay
 from pyllm.core.executors.ray_cluster import Needs, Room, connect, reserve
 from pyllm.core.executors.worker_source import PreparedRank
