@@ -136,5 +136,6 @@ def _keep_signal_handlers() -> None:
     """Undo what Ray's native part does to the signals that end this process: it would write a stack for each."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.getsignal(number))
-            signal.siginterrupt(number, False)
+            if (handler := signal.getsignal(number)) is not None:  # None: it is no handler of Python's.
+                signal.signal(number, handler)
+                signal.siginterrupt(number, False)
