@@ -35,6 +35,8 @@ class ApiReplica:
         self._engine = engine
         self._server = server
         self._live = LiveCores()
+        self._folder: SocketFolder | None = None
+        self._started: embedded_app.EmbeddedApp | None = None
         self._changing: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -56,7 +58,7 @@ class ApiReplica:
         keys = await self._registry.keys()
         curve.write_client_keys(Path(self._folder.path, "keys"), keys.client)
         server = msgspec.structs.replace(server, curve_keys=f"{self._folder.path}/keys")
-        self._embedded = await embedded_app.EmbeddedApp.start(
+        self._started = await embedded_app.EmbeddedApp.start(
             checkpoint,
             engine,
             server,
@@ -79,11 +81,18 @@ class ApiReplica:
                 task.result()
 
     async def stop(self) -> None:
-        """End what follows the cores; Ray Serve has waited for the requests."""
+        """End what follows the cores, if it was started; Ray Serve has waited for the requests."""
         for task in (*self._tasks, *self._changing.values()):
             task.cancel()
-        self._embedded.close()
-        self._folder.close()
+        if self._started is not None:
+            self._started.close()
+        if self._folder is not None:
+            self._folder.close()
+
+    @property
+    def _embedded(self) -> embedded_app.EmbeddedApp:
+        assert self._started is not None, "start comes first"
+        return self._started
 
     async def _first(self) -> list[str]:
         """The addresses of the cores with this replica's settings, as soon as there is one."""
