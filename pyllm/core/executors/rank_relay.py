@@ -39,6 +39,7 @@ class RankRelay:
         self._tasks: set[asyncio.Future[Any]] = set()
         self._giving_up: asyncio.TimerHandle | None = None
         self._is_over = False
+        self._writers: list[asyncio.StreamWriter] = []
         ours, theirs = socket.socketpair()
         log, self._log_socket = socket.socketpair()
         ended, self._end = os.pipe()
@@ -57,8 +58,9 @@ class RankRelay:
     async def start(self) -> None:
         """Start the worker, and follow it."""
         self.child.watch()
-        reader, self._writer = await asyncio.open_unix_connection(sock=self._connection)
-        _, self._log = await asyncio.open_unix_connection(sock=self._log_socket)
+        reader, reports = await asyncio.open_unix_connection(sock=self._connection)
+        _, log = await asyncio.open_unix_connection(sock=self._log_socket)
+        self._writers = [reports, log]
         self._run(self._follow(reader))
 
     def lose(self, reason: str) -> None:
@@ -81,9 +83,9 @@ class RankRelay:
             await self._actor.start.remote(self.child.name)
             self._run(self._forward(reader))
             while True:
-                reports, log, code = await self._actor.take.remote()
-                self._writer.write(reports)
-                self._log.write(log)
+                *news, code = await self._actor.take.remote()
+                for writer, data in zip(self._writers, news, strict=True):
+                    writer.write(data)
                 if code is not None:
                     break
         except Exception as error:  # noqa: BLE001 - whatever Ray has to say of an actor that does not answer
@@ -115,7 +117,7 @@ class RankRelay:
             self._giving_up.cancel()
         self.child.tell_code(code)
         os.close(self._end)
-        for writer in (self._writer, self._log):
+        for writer in self._writers:
             writer.close()
 
     def _run(self, work: "Awaitable[None]") -> None:

@@ -46,13 +46,17 @@ def connect(address: str) -> Any:
     It is slow: call it on a thread, where Ray also leaves this process's signal handlers alone.
 
     Raises:
-        ConfigError: Ray is not installed.
+        ConfigError: Ray is not installed, or the address is that of a Ray Client server.
         StartError: the cluster does not answer.
     """
     try:
         import ray
     except ModuleNotFoundError as error:
         raise ConfigError(f"the ray executor needs Ray ({error}): install pyllm with its extra, pyllm[ray]") from None
+    if "://" in address:
+        raise ConfigError(
+            f"ray_address {address} is not the address of a cluster: give HOST:PORT, and start on one of its nodes"
+        )
     if not ray.is_initialized():
         logging.getLogger("ray").setLevel(logging.ERROR)  # It warns of signal handlers that it leaves alone.
         try:
@@ -69,7 +73,7 @@ def connect(address: str) -> Any:
 def _reach(address: str) -> None:
     """Raises OSError where nobody listens: Ray would try for minutes."""
     host, _, port = address.rpartition(":")
-    if host and port.isdecimal() and "://" not in address:
+    if host and port.isdecimal():
         socket.create_connection((host, int(port)), REACH).close()
 
 
