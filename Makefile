@@ -94,10 +94,11 @@ clients: setup
 	@$(BIN)/python -m tests.clients $(ONLY) $(if $(UPGRADE),--upgrade)
 
 # Ranks and replicas on Ray clusters of several nodes on this machine, in a fresh environment with the extra, in build/ray.
+INSTALL_FOR_RAY = VIRTUAL_ENV=$(CURDIR)/build/ray $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 ray: setup
 	$(PYTHON) -m venv --clear build/ray
-	VIRTUAL_ENV=$(CURDIR)/build/ray $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt \
-		--editable kernels --editable '.[ray,dev]'
+	$(INSTALL_FOR_RAY) --editable kernels
+	$(INSTALL_FOR_RAY) --editable '.[ray,dev]'
 	build/ray/bin/python -m pytest tests/ray
 
 bench: setup
