@@ -100,8 +100,8 @@ class ApiReplica:
         try:
             async with asyncio.timeout(self._server.ready_timeout):
                 while True:
-                    entries = self._live.live(await self._registry.entries(), time.monotonic())
-                    found = [entry.address for entry in entries.values() if entry.settings == settings]
+                    self._live.look(await self._registry.entries(), time.monotonic())
+                    found = [entry.address for entry in self._live.beating() if entry.settings == settings]
                     if found:
                         return found
                     await asyncio.sleep(LOOK)
@@ -114,11 +114,13 @@ class ApiReplica:
         while True:
             await asyncio.sleep(LOOK)
             try:
-                entries = self._live.live(await self._registry.entries(), time.monotonic())
+                self._live.look(await self._registry.entries(), time.monotonic())
+                for name in self._live.silent(time.monotonic()):
+                    await self._registry.remove(name)  # One that lives after all puts itself there again.
             except Exception as error:  # noqa: BLE001 - Ray's, of whatever kind, while its head is away
                 logger.warning("the registry of cores does not answer: %s", error)
                 continue
-            self._change(entries)
+            self._change(self._live.live(time.monotonic()))
 
     def _change(self, entries: Mapping[str, CoreEntry]) -> None:
         wanted = {entry.address for entry in entries.values() if entry.fingerprint == self._embedded.fingerprint}

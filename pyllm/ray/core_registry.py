@@ -5,7 +5,7 @@ A core says where it is, and twice a second that it lives; who follows it looks.
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -71,16 +71,40 @@ class LiveCores:
     """The entries whose beats go on: by this side's clock, as those of other machines may differ."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, float]] = {}
+        self._seen: dict[str, _Seen] = {}
 
-    def live(self, entries: Mapping[str, CoreEntry], now: float) -> dict[str, CoreEntry]:
-        """Those that have said something new within `STALE` seconds, or are new."""
+    def look(self, entries: Mapping[str, CoreEntry], now: float) -> None:
+        """Take note of the entries as they are `now`."""
         seen = {}
         for name, entry in entries.items():
-            beat, since = self._seen.get(name, (-1, now))
-            seen[name] = (beat, since) if beat == entry.beat else (entry.beat, now)
+            before = self._seen.get(name)
+            if before is None:
+                seen[name] = _Seen(entry, now, has_moved=False)
+            elif before.entry.beat != entry.beat:
+                seen[name] = _Seen(entry, now, has_moved=True)
+            else:
+                seen[name] = before
         self._seen = seen
-        return {name: entry for name, entry in entries.items() if now - seen[name][1] < STALE}
+
+    def beating(self) -> list[CoreEntry]:
+        """Those that have said something new since they were first seen: they live, or did a moment ago."""
+        return [each.entry for each in self._seen.values() if each.has_moved]
+
+    def live(self, now: float) -> dict[str, CoreEntry]:
+        """Those that have said something new within `STALE` seconds, or were first seen then."""
+        return {name: each.entry for name, each in self._seen.items() if now - each.since < STALE}
+
+    def silent(self, now: float) -> list[str]:
+        """The names of the others."""
+        return [name for name, each in self._seen.items() if now - each.since >= STALE]
+
+
+class _Seen(NamedTuple):
+    """An entry, when it was new, and whether there was one before it."""
+
+    entry: CoreEntry
+    since: float
+    has_moved: bool
 
 
 def _store() -> Any:
