@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.rank_places import num_ranks
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.flags.keyword_settings import server_settings
@@ -76,7 +77,7 @@ def _needs(engine: EngineConfig) -> dict[str, float]:
     parallel = engine.parallel
     if parallel.distributed_executor_backend == "ray":
         return {"num_cpus": 0}
-    ranks = parallel.tensor_parallel_size
+    ranks = num_ranks(parallel)
     return {"num_cpus": ranks, "num_gpus": ranks if engine.device.device == "cuda" else 0}
 
 

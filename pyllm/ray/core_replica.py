@@ -16,6 +16,7 @@ from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import over_zeromq
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import CoreConfig
+from pyllm.config.rank_places import num_ranks
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config
@@ -150,7 +151,7 @@ class CoreReplica:
 def _threads_of_each_rank(ray: Any, engine: EngineConfig) -> int | None:
     """An equal share of the CPUs that Ray gave this replica; None where it gave none."""
     cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 0)
-    return max(1, int(cpus) // engine.parallel.tensor_parallel_size) if cpus else None
+    return max(1, int(cpus) // num_ranks(engine.parallel)) if cpus else None
 
 
 def settings_hash(engine: EngineConfig) -> str:

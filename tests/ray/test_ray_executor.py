@@ -37,7 +37,8 @@ def cluster() -> Iterator[ClusterNodes]:
 
 def engine(model: str, folder: Path, **options: Any) -> AsyncEngine:
     options |= {"max_model_len": 512, "device": "cpu", "dtype": "float32", "kv_cache_memory_bytes": 8 << 20}
-    return AsyncEngine(model, tensor_parallel_size=2, flight_recorder_dir=str(folder), **options)
+    options = {"tensor_parallel_size": 2} | options
+    return AsyncEngine(model, flight_recorder_dir=str(folder), **options)
 
 
 def on_ray(model: str, folder: Path, cluster: ClusterNodes, **options: Any) -> AsyncEngine:
@@ -95,6 +96,23 @@ async def test_two_ranks_on_two_nodes_give_the_same_tokens_when_a_node_dies(
         assert stats["num_recoveries"] == 1
         assert stats["num_suspects"] == 0  # No request is to blame for a node.
     await until(lambda: not ranks())
+
+
+async def test_two_stages_on_two_nodes_give_the_same_tokens_when_a_node_dies(
+    model: str, tmp_path: Path, cluster: ClusterNodes, expected: list[list[int]]
+) -> None:
+    stages = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    async with on_ray(model, tmp_path, cluster, **stages) as asked:
+        assert await tokens(asked) == expected
+        before = ranks()
+        assert len({process.parent().ppid() for process in before.values()}) == 2  # type: ignore[union-attr]
+        streams = asyncio.ensure_future(tokens(asked))
+        while (await asked.stats())["num_running"] < len(PROMPTS):
+            await asyncio.sleep(0)
+        cluster.kill_node_of(before["pyllm::worker-0-0"])
+        cluster.add(1)
+        assert await streams == expected
+        assert (await asked.stats())["num_recoveries"] == 1
 
 
 async def test_a_killed_rank_is_replaced(

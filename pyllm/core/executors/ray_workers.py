@@ -14,6 +14,7 @@ import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.process_config import CoreConfig, WorkerConfig
+from pyllm.config.rank_places import num_ranks
 from pyllm.core.executors.rank_actor import ActorPlace, RankActor
 from pyllm.core.executors.rank_relay import RankRelay
 from pyllm.core.executors.ray_cluster import Needs, Room, connect, reserve
@@ -45,10 +46,9 @@ class RayWorkers:
         await self.forget()
         config = self._config
         parallel, is_gpu = config.engine.parallel, config.engine.device.device == "cuda"
-        size = parallel.tensor_parallel_size
         self._ray = ray = await asyncio.to_thread(connect, parallel.ray_address)
         _keep_signal_handlers()
-        needs = Needs(size, size, parallel.ray_num_cpus, int(is_gpu))
+        needs = Needs(num_ranks(parallel), parallel.tensor_parallel_size, parallel.ray_num_cpus, int(is_gpu))
         self._room = await reserve(ray, needs, config.ready_timeout)
         group = self._room.group
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
