@@ -18,7 +18,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos cluster clients bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
+.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos cluster clients ray bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
 
 setup: $(VENV)/.extension
 
@@ -92,6 +92,14 @@ cluster: setup
 # Real programs, unchanged, against this server: each in an environment of its own in .clients (6 GB in all).
 clients: setup
 	@$(BIN)/python -m tests.clients $(ONLY) $(if $(UPGRADE),--upgrade)
+
+# Ranks and replicas on Ray clusters of several nodes on this machine, in a fresh environment with the extra, in build/ray.
+INSTALL_FOR_RAY = VIRTUAL_ENV=$(CURDIR)/build/ray $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
+ray: setup
+	$(PYTHON) -m venv --clear build/ray
+	$(INSTALL_FOR_RAY) --editable kernels
+	$(INSTALL_FOR_RAY) --editable '.[ray,dev]'
+	build/ray/bin/python -m pytest tests/ray
 
 bench: setup
 	@$(BIN)/python -m benchmarks $(ONLY)

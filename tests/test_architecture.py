@@ -25,6 +25,7 @@ LIBRARY_HOMES = {
     "pyllm_kernels": ("pyllm.workers", "pyllm_kernels"),
     "pyllm._rust": ("pyllm.core", "pyllm.client"),  # of it the client has `Placement` alone
     "litestar": ("pyllm.frontend",),
+    "ray": ("pyllm.core.executors", "pyllm.ray"),
     "llguidance": ("pyllm.frontend", "pyllm.workers"),
     "tokenizers": ("pyllm.frontend", "pyllm.checkpoint"),
     "uvicorn": ("pyllm.frontend",),

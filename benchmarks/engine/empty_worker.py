@@ -34,7 +34,7 @@ def serve(config: WorkerConfig, connection: Connection) -> None:
     child = attach(connection, f"pyllm::worker-{config.core_index}-{config.rank}")
     socket = zmq.Context().socket(zmq.DEALER)
     socket.bind(config.address)
-    child.started()
+    child.started(config.address)
     decoder = msgspec.msgpack.Decoder(WorkerInput)
     encoder = msgspec.msgpack.Encoder()
     while True:

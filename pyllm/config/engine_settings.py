@@ -15,7 +15,7 @@ from pyllm.config.option_texts import parse_weights
 
 Device = Literal["auto", "cpu", "cuda"]
 KernelBackend = Literal["auto", "cpu", "reference", "triton"]
-ExecutorBackend = Literal["mp", "uni"]
+ExecutorBackend = Literal["mp", "uni", "ray"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
 LogFormat = Literal["text", "json"]
 PrefixHash = Literal["blake3", "sha256_cbor"]
@@ -196,8 +196,23 @@ class ParallelConfig(ConfigPart, frozen=True):
         bool, Meta(description="give each rank some of the experts whole, not a part of each")
     ] = False
     distributed_executor_backend: Annotated[
-        ExecutorBackend, Meta(description="mp: a process for each rank; uni: the core's process runs the model")
+        ExecutorBackend,
+        Meta(
+            description="mp: a process for each rank; uni: the core's process runs the model; ray: a process for each "
+            "rank, on the nodes of a Ray cluster"
+        ),
     ] = "mp"
+    ray_address: Annotated[
+        str,
+        Meta(
+            description="the Ray cluster that ranks run on, HOST:PORT; auto: the one of RAY_ADDRESS, else of this "
+            "machine",
+            min_length=1,
+        ),
+    ] = "auto"
+    ray_num_cpus: Annotated[
+        int, Meta(description="CPUs of a Ray node that each rank takes, and its threads on a CPU", ge=1)
+    ] = 1
     disable_custom_all_reduce: Annotated[
         bool, Meta(description="between GPUs, add up by NCCL alone, and share no memory")
     ] = False

@@ -6,6 +6,7 @@ from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.api_keys import ApiKey
 from pyllm.config.engine_settings import CorePlacement, EngineConfig, LogConfig
 from pyllm.config.server_settings import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, ServerConfig
+from pyllm.wire.curve import CurveKeys
 from pyllm.wire.messages import Kept
 
 
@@ -23,13 +24,18 @@ class CoreConfig(_ProcessConfig, frozen=True):
     ready_timeout: float
     shutdown_timeout: float
     curve_keys: str = ""  # folder with keys for tcp://; empty: no encryption
+    num_threads: int | None = None  # of each rank on this machine; None: they share the CPUs
     fork_server: str = ""  # path of the socket of the process that forks workers; empty: there are none
     index: int = 0
     kept: Kept = Kept()
 
 
 class WorkerConfig(_ProcessConfig, frozen=True):
-    """The configuration of one rank."""
+    """The configuration of one rank.
+
+    Where a rank has no `num_threads` it shares the machine's CPUs with the others, and where it has no `gpu` that is
+    the one of its own number. `curve_keys` are for an address of tcp://, and `client_key` is the core's public one.
+    """
 
     engine: EngineConfig
     checkpoint: Checkpoint
@@ -37,6 +43,11 @@ class WorkerConfig(_ProcessConfig, frozen=True):
     address: str  # ZeroMQ address that this rank binds its DEALER to; the core connects
     rendezvous: str  # init_method of torch.distributed
     core_index: int = 0
+    num_threads: int | None = None
+    gpu: int | None = None
+    host: str = ""  # this machine's address for the other ranks; empty: all of them are on this machine
+    curve_keys: CurveKeys | None = None
+    client_key: bytes = b""
 
 
 class ForkServerConfig(_ProcessConfig, frozen=True):

@@ -204,7 +204,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _off("data-parallel-external-lb", _BALANCES, "-dpe"),
         _off("data-parallel-multi-port-external-lb", _BALANCES),
         _ours("enable-expert-parallel", "", "-ep"),
-        _ours("distributed-executor-backend", "mp and uni; there is no ray"),
+        _ours("distributed-executor-backend", "mp, uni and ray"),
         _refused("nnodes", _ONE_MACHINE, "1", aliases=("-n",)),
         _refused("node-rank", _ONE_MACHINE, "0", aliases=("-r",)),
         _always("master-addr", _NO_NODES),

@@ -1,7 +1,7 @@
 from .command_line import expand, split_config
 from .command_parser import PATHS, CommandParser, nearest
 from .engine_arguments import MODEL_HELP, announce, print_notices, read_engine, read_settings, say_start
-from .keyword_settings import engine_keywords
+from .keyword_settings import engine_keywords, server_settings
 from .settings_flags import SettingsParser, add_engine_settings, add_settings, add_vllm_flags, given_settings
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "read_engine",
     "read_settings",
     "say_start",
+    "server_settings",
     "split_config",
 ]

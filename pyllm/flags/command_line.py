@@ -74,6 +74,15 @@ def split_config(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
     return files[0], _config_arguments(Path(files[0])), words
 
 
+def as_arguments(settings: Mapping[str, Any]) -> list[str]:
+    """Flags and their values, as a `--config` file has them, as arguments.
+
+    Raises:
+        ValueError: a value refers to itself.
+    """
+    return [word for name, value in settings.items() for word in _setting("--" + name.replace("_", "-"), value)]
+
+
 def _config_arguments(path: Path) -> list[str]:
     import yaml
 
@@ -91,7 +100,7 @@ def _config_arguments(path: Path) -> list[str]:
     if "config" in settings:
         raise ConfigError(f"--config {path} names another file, which is not read")
     try:
-        return [word for name, value in settings.items() for word in _setting("--" + name.replace("_", "-"), value)]
+        return as_arguments(settings)
     except ValueError:
         raise ConfigError(f"--config {path} has a value that refers to itself") from None
 

@@ -8,13 +8,19 @@ from typing import Any, NoReturn
 from pyllm.arguments import is_unicode, shown
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_fields import Option, options_of
-from pyllm.config.option_reading import SECRETS, option_names
+from pyllm.config.option_reading import SECRETS, config_part, option_names
 from pyllm.config.server_settings import ServerConfig
 from pyllm.config.vllm_flags import VLLM_FLAGS, explain_flag
 from pyllm.errors import ConfigError
-from pyllm.flags.command_line import expand
-from pyllm.flags.engine_arguments import announce
-from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags, given_settings
+from pyllm.flags.command_line import as_arguments, expand
+from pyllm.flags.engine_arguments import announce, read_engine
+from pyllm.flags.settings_flags import (
+    SettingsParser,
+    add_engine_settings,
+    add_settings,
+    add_vllm_flags,
+    given_settings,
+)
 from pyllm.flags.vllm_settings import settle
 
 _NO_STATS = "disable_log_stats"
@@ -59,6 +65,23 @@ def engine_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
     settle(read)
     announce(getattr(read, "notices", ()))
     return {**given_settings(read), **ours}
+
+
+def server_settings(settings: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:
+    """The settings of `pyllm serve` from names and values, as a `--config` file has them.
+
+    Raises:
+        ConfigError: a name is unknown, or a value is wrong.
+    """
+    parser = _KeywordParser(prog="pyllm")
+    add_settings(parser, ServerConfig)
+    add_engine_settings(parser)
+    add_vllm_flags(parser)
+    parser.set_defaults(model_argument=None)
+    read = parser.read(expand(as_arguments({name: _plain(name, value) for name, value in settings.items()})))
+    engine, notices = read_engine(read)
+    announce(notices)
+    return engine, config_part(ServerConfig, given_settings(read, ServerConfig))
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -10,7 +10,7 @@ from .memory_check import (
     weights_bytes,
 )
 from .probe_process import probe_model
-from .resolve import cpu_memory_needed, resolve_config, resolve_settings
+from .resolve import cpu_memory_needed, resolve_config, resolve_server, resolve_settings, shared_config
 
 __all__ = [
     "VisibleCard",
@@ -25,7 +25,9 @@ __all__ = [
     "parse",
     "probe_model",
     "resolve_config",
+    "resolve_server",
     "resolve_settings",
+    "shared_config",
     "table_bytes_per_token",
     "visible_cards",
     "weights_bytes",

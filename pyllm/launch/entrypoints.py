@@ -1,4 +1,4 @@
-"""The entry points of child processes: a core, an API process, the shared state, the fork server.
+"""The entry points of child processes: a core, a worker, an API process, the shared state, the fork server.
 
 Each imports the code of its own role only; its configuration comes over the connection to the parent.
 """
@@ -8,7 +8,7 @@ import os
 import socket
 from mmap import mmap
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 from setproctitle import setproctitle
@@ -39,6 +39,8 @@ def child_main(role: str, connection_file: int, thread_stays: int, *files: int) 
     connection = Connection(connection_file)
     if role == "core":
         return _core_main(connection, *files)
+    if role == "worker":
+        return _worker_main(connection)
     frame = await_configuration(connection)
     if role == "state":
         return _state_main(msgspec.msgpack.decode(frame, type=StateConfig), connection)
@@ -67,6 +69,7 @@ def _core_main(connection: Connection, memory_file: int) -> int:
     from pyllm.core.executors.executor import Executor
     from pyllm.core.executors.inline import InlineExecutor
     from pyllm.core.executors.multiprocess import ProcessExecutor
+    from pyllm.core.executors.ray_workers import RayWorkers
 
     config = msgspec.msgpack.decode(await_configuration(connection), type=CoreConfig)
     title = f"pyllm::core-{config.index}"
@@ -76,15 +79,27 @@ def _core_main(connection: Connection, memory_file: int) -> int:
     log.configure(title, config.engine.log)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     executor: Executor
-    if config.engine.parallel.distributed_executor_backend == "mp":
+    backend = config.engine.parallel.distributed_executor_backend
+    if backend in {"mp", "ray"}:
         executor = ProcessExecutor(
-            config, context, parent.advance, lambda restarts: parent.keep(Kept(workers=restarts))
+            config,
+            context,
+            parent.advance,
+            lambda restarts: parent.keep(Kept(workers=restarts)),
+            RayWorkers(config) if backend == "ray" else None,
         )
     else:
         executor = InlineExecutor(lambda: load_rank(config))
     memory = mmap(memory_file, 0)
     os.close(memory_file)  # It stays mapped.
     return core_process.run(config, executor, context, parent, memory)
+
+
+def _worker_main(connection: Connection) -> NoReturn:
+    """A worker that is no fork, as on another node."""
+    from pyllm.workers import worker_process
+
+    worker_process.main(connection)
 
 
 def _fork_server_main(config: ForkServerConfig, connection: Connection) -> int:

@@ -76,7 +76,8 @@ def resolve_config(
         ConfigError: the model cannot be read, two settings do not go together, or the memory is too small.
     """
     resolved, checkpoint = resolve_settings(config, probe, list_cards)
-    check_memory(resolved, checkpoint)
+    if config.parallel.distributed_executor_backend != "ray":  # whose ranks take the memory of other machines
+        check_memory(resolved, checkpoint)
     return resolved, checkpoint
 
 
@@ -106,7 +107,10 @@ def resolve_settings(
         device = "cuda" if cards else "cpu"
     ranks = num_ranks(config.parallel)
     cores = config.parallel.data_parallel_size
-    if device == "cuda" and len(cards) < cores * ranks:
+    is_elsewhere = config.parallel.distributed_executor_backend == "ray"
+    if is_elsewhere:
+        _check_ray()
+    elif device == "cuda" and len(cards) < cores * ranks:
         need = f"{ranks} rank(s) need as many cards"
         if cores > 1:
             need = f"{cores} cores (data_parallel_size) of {ranks} rank(s) need {cores * ranks} cards"
@@ -159,6 +163,14 @@ def resolve_settings(
         if path := settings_of_core(resolved, index).scheduler.scheduler_recording:
             check_recording_path(Path(path))
     return resolved, checkpoint
+
+
+def _check_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            "distributed_executor_backend ray needs Ray, which is not installed: pip install 'pyllm[ray]', here and on "
+            "every node"
+        )
 
 
 def _step_limits(scheduler: SchedulerConfig, device: str, cards: Sequence[VisibleCard]) -> dict[str, int]:

@@ -175,7 +175,7 @@ class SuccessiveCores:
 
     def lose_workers(self, reason: str) -> None:
         """A core has ended, and its workers with it: the next one restarts them."""
-        if self._config.fork_server:
+        if self._config.engine.parallel.distributed_executor_backend != "uni":
             size = num_ranks(self._config.engine.parallel)
             self._workers = all_restarted(self._workers, size, time.monotonic(), reason)
 

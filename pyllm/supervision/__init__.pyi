@@ -1,5 +1,5 @@
 from .burst_logger import BurstLogger
-from .child_process import ChildProcess, end
+from .child_process import ChildProcess, StartedChild, end, reap, start_child
 from .flight_recorder import CrashRecord, FlightRecorder, config_json, list_records, resolve_folder
 from .log_level import LOG_LEVELS, changed_log_level, current_log_level, set_log_level
 from .memory import Memory, host_memory, is_out_of_memory, return_freed_memory
@@ -14,7 +14,7 @@ from .parent_link import (
     die_with_parent,
     keep_exit_codes,
 )
-from .process_handle import PidfdHandle, RemoteHandle
+from .process_handle import PidfdHandle, ProcessHandle, RemoteHandle, child_handle
 from .process_samples import ProcessSample, ProcessSampler, Samples, load_nvml
 from .restart_budget import WINDOW, RestartBudget
 from .restart_counts import all_restarted, with_pids
@@ -38,18 +38,21 @@ __all__ = [
     "MemoryPressure",
     "ParentLink",
     "PidfdHandle",
+    "ProcessHandle",
     "ProcessLimits",
     "ProcessSample",
     "ProcessSampler",
     "RemoteHandle",
     "RestartBudget",
     "Samples",
+    "StartedChild",
     "StepTrace",
     "SupervisedProcess",
     "all_restarted",
     "attach",
     "await_configuration",
     "changed_log_level",
+    "child_handle",
     "config_json",
     "current_log_level",
     "die_with_parent",
@@ -60,10 +63,12 @@ __all__ = [
     "last_of",
     "list_records",
     "load_nvml",
+    "reap",
     "resolve_folder",
     "return_freed_memory",
     "set_log_level",
     "show_progress",
+    "start_child",
     "start_state",
     "supervise",
     "with_pids",

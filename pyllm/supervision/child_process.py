@@ -18,7 +18,7 @@ from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -316,7 +316,29 @@ class ChildProcess:
 
 
 def spawn(name: str, role: str, *files: int, memory_size: int = 0) -> ChildProcess:
-    """Start `python -m pyllm` in a child role; it waits for `configure`, and is a spare until then.
+    """Start a child as `start_child` does; it waits for `configure`, and is a spare until then.
+
+    Raises:
+        OSError: as `start_child`.
+    """
+    started = start_child(name, role, *files, memory_size=memory_size)
+    process = started.process
+    return ChildProcess(
+        name, process.pid, started.connection, partial(reap, process), started.stderr, memory=started.memory
+    )
+
+
+class StartedChild(NamedTuple):
+    """A child that nobody follows yet: our ends of its connection and of its stderr, and its memory if it has some."""
+
+    process: "subprocess.Popen[bytes]"
+    connection: Connection
+    stderr: int
+    memory: int | None
+
+
+def start_child(name: str, role: str, *files: int, memory_size: int = 0) -> StartedChild:
+    """Start `python -m pyllm` in a child role; it waits for its configuration.
 
     The user's script is not imported again. `files` are descriptors that the child inherits; it gets their numbers.
     With `memory_size` the last is one of so many bytes of memory, zeros at first, that is `ChildProcess.memory` in the
@@ -346,7 +368,7 @@ def spawn(name: str, role: str, *files: int, memory_size: int = 0) -> ChildProce
             process_group=0,  # Ctrl-C in a terminal is for the parent, which then drains its children.
         )
         unless_started.pop_all()
-    return ChildProcess(name, process.pid, ours, partial(reap, process), log, memory=memory)
+    return StartedChild(process, ours, log, memory)
 
 
 def reap(process: "subprocess.Popen[bytes]") -> int | None:

@@ -1,4 +1,4 @@
-from .curve import CurveKeys, client_keys
+from .curve import CurveKeys, KeyPairs, client_keys, key_pairs
 from .heartbeat import HEARTBEAT_INTERVAL, SILENCE
 from .ipc import MAX_MESSAGE_BYTES, MemoryEndpoint, MessageHandler, PeerGoneError, Sender
 from .link import Connect, Link
@@ -99,6 +99,7 @@ __all__ = [
     "Isolated",
     "IsolationStage",
     "Kept",
+    "KeyPairs",
     "Link",
     "Logprobs",
     "MemoryEndpoint",
@@ -132,5 +133,6 @@ __all__ = [
     "bind_unix_listener",
     "client_keys",
     "is_core_address",
+    "key_pairs",
     "plan_offsets",
 ]

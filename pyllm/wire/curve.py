@@ -1,17 +1,20 @@
-"""CURVE keys for `tcp://`: make them, read them, and let in only clients whose public key is in the folder.
+"""CURVE keys for `tcp://`: make them, read them, and let in only clients whose public key is known.
 
 A folder holds `server.key_secret`, `client.key_secret` and `clients/*.key`; `pyllm keygen` writes it. Give a client a
 folder with `server.key` and `client.key_secret` only.
 """
 
+import hmac
 import os
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import zmq
 import zmq.auth
 from zmq.auth.asyncio import AsyncioAuthenticator
+from zmq.auth.thread import ThreadAuthenticator
 
 from pyllm.errors import ConfigError
 
@@ -22,6 +25,23 @@ class CurveKeys(msgspec.Struct, frozen=True):
     public: bytes
     secret: bytes
     server: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"CurveKeys(public={self.public!r})"  # Logs and reports must not have the other one.
+
+
+class KeyPairs(NamedTuple):
+    """Fresh keys of a server and of its only client."""
+
+    server: CurveKeys
+    client: CurveKeys
+
+
+def key_pairs() -> KeyPairs:
+    """Keys for one connection, which are written nowhere."""
+    server, secret = zmq.curve_keypair()
+    client, client_secret = zmq.curve_keypair()
+    return KeyPairs(CurveKeys(server, secret), CurveKeys(client, client_secret, server))
 
 
 def generate(folder: Path) -> None:
@@ -38,6 +58,38 @@ def generate(folder: Path) -> None:
         os.chmod(secret, 0o600)
     (folder / "clients").mkdir(mode=0o700)
     shutil.copy(folder / "client.key", folder / "clients" / "client.key")
+
+
+def write_server_keys(folder: Path, pairs: KeyPairs) -> None:
+    """Write what the server needs of these into a new folder for its user alone, as `generate` would have it."""
+    folder.mkdir(mode=0o700)
+    (folder / "clients").mkdir(mode=0o700)
+    _write_secret(folder / "server.key_secret", pairs.server)
+    (folder / "clients" / "client.key").write_text(_certificate(pairs.client.public))
+
+
+def write_client_keys(folder: Path, keys: CurveKeys) -> None:
+    """Write those of a client into a new folder for its user alone, as `client_keys` reads it."""
+    folder.mkdir(mode=0o700)
+    _write_secret(folder / "client.key_secret", keys)
+    (folder / "server.key").write_text(_certificate(keys.server))
+
+
+def _write_secret(path: Path, keys: CurveKeys) -> None:
+    with open(path, "x", opener=_private) as file:
+        file.write(_certificate(keys.public, keys.secret))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _certificate(public: bytes, secret: bytes | None = None) -> str:
+    """A key as ZeroMQ's own files have it."""
+    lines = ["metadata", "curve", f'    public-key = "{public.decode()}"']
+    if secret is not None:
+        lines.append(f'    secret-key = "{secret.decode()}"')
+    return "\n".join(lines) + "\n"
 
 
 def server_keys(folder: Path) -> CurveKeys:
@@ -57,6 +109,24 @@ def authenticate(context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> Async
     authenticator.start()
     authenticator.configure_curve(domain="*", location=folder / "clients")
     return authenticator
+
+
+def admit(context: zmq.Context[zmq.Socket[bytes]], client: bytes) -> ThreadAuthenticator:
+    """Admit on this context only the client with this public key, from a thread; stop the result when done."""
+    authenticator = ThreadAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve_callback("*", _OnlyClient(client))
+    return authenticator
+
+
+class _OnlyClient:
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Called by the authenticator with the key of who wants to connect."""
+        del domain
+        return hmac.compare_digest(key, self._key)
 
 
 def _load(path: Path, secret: bool = True) -> tuple[bytes, bytes]:

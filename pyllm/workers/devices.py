@@ -18,10 +18,12 @@ DTYPES = {
 
 
 def worker_device(config: WorkerConfig) -> torch.device:
-    """The device of a rank: one GPU for each rank of the first core, then of the next; or the CPU."""
+    """The device of a rank: the GPU that it was given, else one for each rank of the first core, then of the next; or
+    the CPU.
+    """
     kind = config.engine.device.device
     number = config.core_index * num_ranks(config.engine.parallel) + config.rank
-    return torch.device("cuda", number) if kind == "cuda" else torch.device(kind)
+    return torch.device("cuda", number if config.gpu is None else config.gpu) if kind == "cuda" else torch.device(kind)
 
 
 def sum_in_float32() -> None:

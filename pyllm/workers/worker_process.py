@@ -23,8 +23,9 @@ from pyllm.errors import ConfigError
 from pyllm.supervision import line_writer
 from pyllm.supervision.memory import is_out_of_memory, return_freed_memory
 from pyllm.supervision.parent_link import OUT_OF_MEMORY_EXIT_CODE, ParentLink, attach, await_configuration
-from pyllm.wire import ipc
+from pyllm.wire import curve, ipc
 from pyllm.wire.messages import Control, Reply, Step, WorkerInput
+from pyllm.workers.loaders.local_files import on_this_machine
 
 if TYPE_CHECKING:
     from pyllm.workers.model_runner import ModelRunner
@@ -70,12 +71,15 @@ def main(connection: Connection) -> NoReturn:
 
 def _work(config: WorkerConfig, parent: ParentLink) -> int:
     try:
+        config = msgspec.structs.replace(config, checkpoint=on_this_machine(config.checkpoint, config.engine.model))
         runner = load(config, parent.enter, parent.advance)
         context: zmq.Context[Socket] = zmq.Context()
-        socket = ipc.bind(context, zmq.DEALER, config.address)
+        if config.curve_keys is not None:
+            curve.admit(context, config.client_key)
+        socket = ipc.bind(context, zmq.DEALER, config.address, config.curve_keys)
         gc.freeze()
         return_freed_memory()  # from reading and packing weights
-        parent.started()
+        parent.started(socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0"))
         answers = config.rank == sampling_rank(config.engine.parallel)
         serve(socket, runner, answers, lambda stage, step: _report(parent, stage, step))
     except Exception as error:
@@ -119,7 +123,11 @@ def load(
 
     engine = config.engine
     transformers = config.checkpoint.spec.transformers
-    set_threads(engine, torch_computes=transformers is not None and transformers.torch_computes)
+    set_threads(
+        engine,
+        torch_computes=transformers is not None and transformers.torch_computes,
+        num_threads=config.num_threads,
+    )
     sum_in_float32()
     enter("joining ranks")
     group = RankGroup.join(
@@ -130,6 +138,7 @@ def load(
         num_stages=engine.parallel.pipeline_parallel_size,
         batch_invariant=engine.device.batch_invariant,
         only_nccl=engine.parallel.disable_custom_all_reduce,
+        host=config.host,
     )
     enter("loading weights")
     runner = ModelRunner(config, group)

@@ -1,3 +1,4 @@
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,13 @@ def test_a_file_for_the_log_has_an_absolute_path(model: str, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     config, _ = resolve_config(engine_config({"model": model, "device": "cpu", "log_config_file": "log.json"}))
     assert config.log.log_config_file == str(tmp_path / "log.json")
+
+
+def test_ranks_of_a_ray_cluster_need_ray_and_none_of_this_machines_cards(model: str) -> None:
+    options = {"model": model, "device": "cuda", "tensor_parallel_size": 3, "distributed_executor_backend": "ray"}
+    if importlib.util.find_spec("ray") is None:
+        with pytest.raises(ConfigError, match=r"needs Ray, which is not installed: pip install 'pyllm\[ray\]'"):
+            resolve_config(engine_config(options), probe_model, list)
+    else:
+        config, _ = resolve_config(engine_config(options), probe_model, list)
+        assert config.parallel.ray_address == "auto"

@@ -1,6 +1,7 @@
-"""The executor with one process for each rank, forked from a fork server, each on a ZeroMQ DEALER pair of its own.
+"""The executor with one process for each rank, each on a ZeroMQ DEALER pair of its own.
 
-Forwards plans and answers; looks at no token. Knows a worker's messages, but not its code.
+Forwards plans and answers; looks at no token. Knows a worker's messages, but neither its code nor where it runs: that
+is a `WorkerSource`'s.
 """
 
 import asyncio
@@ -9,16 +10,16 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import zmq
 
 from pyllm._rust import Plan
-from pyllm.config.process_config import CoreConfig, WorkerConfig
+from pyllm.config.process_config import CoreConfig
 from pyllm.config.rank_places import num_ranks
 from pyllm.core.executors import worker_death
-from pyllm.core.executors.fork_server_client import ForkServerClient
+from pyllm.core.executors.forked_workers import ForkedWorkers
+from pyllm.core.executors.worker_source import PreparedRank, WorkerSource
 from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError, WrongSettingError
 from pyllm.supervision.child_process import ChildProcess, end
 from pyllm.supervision.restart_counts import all_restarted, with_pids
@@ -32,7 +33,7 @@ class ProcessExecutor:
     When one rank ends, all others are killed, so that none waits for its data. Each start has sockets and a rendezvous
     of its own, so that no message of an earlier start can reach it. `on_progress` gets the share of its weights that
     the slowest rank has loaded, `on_restarts` the ranks that have taken the place of others, those of `CoreConfig.kept`
-    included.
+    included. `source` starts the processes, by default forks of this machine's fork server.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class ProcessExecutor:
         context: zmq.Context[zmq.Socket[bytes]],
         on_progress: Callable[[float], None] = lambda progress: None,
         on_restarts: Callable[[tuple[Restarts, ...]], object] = lambda restarts: None,
+        source: WorkerSource | None = None,
     ) -> None:
         self._on_progress = on_progress
         self._on_restarts = on_restarts
@@ -49,9 +51,8 @@ class ProcessExecutor:
         self._context = context
         self._size = num_ranks(config.engine.parallel)
         self._progress = [0.0] * self._size
-        self._starts = itertools.count()
         self._ranks: list[ChildProcess] = []
-        self._fork_server = ForkServerClient(config.fork_server, config.index)
+        self._source = source or ForkedWorkers(config)
         self._endpoints: list[ipc.Endpoint[WorkerOutput, WorkerInput]] = []
         self._steps: deque[tuple[int, asyncio.Future[Sampled]]] = deque()
         self._calls: dict[tuple[int, int], asyncio.Future[Any]] = {}
@@ -63,30 +64,17 @@ class ProcessExecutor:
         return self._death
 
     async def start(self) -> None:
-        number = next(self._starts)
-        folder = Path(self._config.socket_folder)
-        rendezvous = folder / f"ranks-{self._config.index}-{number}"
-        sockets = [folder / f"worker-{self._config.index}-{rank}-{number}" for rank in range(self._size)]
-        self._remove_files()  # of a core that was killed
         self._progress = [0.0] * self._size
         try:
-            for rank, path in enumerate(sockets):
-                worker = WorkerConfig(
-                    engine=self._config.engine,
-                    checkpoint=self._config.checkpoint,
-                    rank=rank,
-                    address=f"ipc://{path}",
-                    rendezvous=f"file://{rendezvous}",
-                    core_index=self._config.index,
-                )
-                # The core connects and the worker binds: a connecting socket queues messages before its peer is there.
-                socket = ipc.connect(self._context, worker.address)
-                receive = self._receiver(rank)
-                self._endpoints.append(ipc.Endpoint(socket, WorkerOutput, receive, self._malformed))
-                await self._start_rank(worker)
+            prepared = await self._source.prepare()
+            for each in prepared:
+                await self._start_rank(each)
             if self._restarts:
                 self._on_restarts(with_pids(self._restarts, [process.pid for process in self._ranks]))
-            await asyncio.gather(*(process.ready(self._config.ready_timeout) for process in self._ranks))
+            addresses = await asyncio.gather(*(process.ready(self._config.ready_timeout) for process in self._ranks))
+            for rank, (address, each) in enumerate(zip(addresses, prepared, strict=True)):
+                socket = ipc.connect(self._context, address, each.keys)
+                self._endpoints.append(ipc.Endpoint(socket, WorkerOutput, self._receiver(rank), self._malformed))
         except BaseException as error:
             death = self._death
             await self._end_ranks()
@@ -133,15 +121,14 @@ class ProcessExecutor:
 
     async def close(self) -> None:
         await self._end_ranks()
-        self._fork_server.close()
+        self._source.close()
 
-    async def _start_rank(self, worker: WorkerConfig) -> None:
-        name = f"worker {worker.rank} of core {worker.core_index}"
-        process = await self._fork_server.fork(name, self._config.ready_timeout)
-        process.on_progress = lambda share: self._advance(worker.rank, share)
+    async def _start_rank(self, prepared: PreparedRank) -> None:
+        process = await self._source.start(prepared.worker)
+        process.on_progress = lambda share: self._advance(prepared.worker.rank, share)
         self._ranks.append(process)
         process.exited.add_done_callback(lambda _: self._exited(process))
-        process.configure(worker)
+        process.configure(prepared.worker)
 
     def _advance(self, rank: int, share: float) -> None:
         """A rank has loaded this share of its weights: the slowest one says how far the start is."""
@@ -149,14 +136,14 @@ class ProcessExecutor:
         self._on_progress(min(self._progress))
 
     async def _end_ranks(self) -> None:
-        """End the ranks of a start and remove its files. Raises StartError if a rank cannot be killed."""
+        """End the ranks of a start, and forget it. Raises StartError if a rank cannot be killed."""
         self._die(WorkerDeadError("the workers were ended", "killed"))
         for endpoint in self._endpoints:
             endpoint.close()
         self._endpoints.clear()
         ranks, self._ranks = self._ranks, []
         alive = await end(ranks)
-        self._remove_files()
+        await self._source.forget()
         if alive:
             raise StartError(f"{', '.join(process.name for process in alive)} could not be killed")
 
@@ -211,9 +198,3 @@ class ProcessExecutor:
                 future.set_exception(death)
         self._steps.clear()
         self._calls.clear()
-
-    def _remove_files(self) -> None:
-        """Remove the sockets and rendezvous of every start of this core's workers."""
-        for name in (f"worker-{self._config.index}-*", f"ranks-{self._config.index}-*"):
-            for path in Path(self._config.socket_folder).glob(name):
-                path.unlink(missing_ok=True)

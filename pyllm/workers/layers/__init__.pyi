@@ -4,6 +4,7 @@ from .linear import ColumnParallelLinear, RowParallelLinear
 from .norm import Norm
 from .placement import Placement, set_threads
 from .rank_group import RankGroup
+from .stage_link import StageLink
 from .vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Placement",
     "RankGroup",
     "RowParallelLinear",
+    "StageLink",
     "VocabularyParallelEmbedding",
     "VocabularyParallelHead",
     "set_threads",

@@ -48,14 +48,15 @@ class Placement:
         return slice(first * head_size, (first + max(1, heads // self.group.size)) * head_size)
 
 
-def set_threads(engine: EngineConfig, torch_computes: bool = False) -> None:
-    """Share the CPUs that this process may use evenly among the ranks beside it, those of other cores included.
+def set_threads(engine: EngineConfig, torch_computes: bool = False, num_threads: int | None = None) -> None:
+    """Use as many threads; None: share the CPUs that this process may use evenly among the ranks beside it, those of
+    other cores included.
 
     torch gets them only if it computes much, as experts of transformers' own: its threads spin for a while after each
     op and slow down the kernels.
     """
     ranks = engine.parallel.data_parallel_size * num_ranks(engine.parallel)
-    num_threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    num_threads = num_threads or max(1, len(os.sched_getaffinity(0)) // ranks)
     torch_computes |= (
         engine.device.kernel_backend == "reference"
         or engine.device.attention_backend not in {"auto", "cpu"}

@@ -1,4 +1,5 @@
 from .formats import weight_reader
+from .local_files import on_this_machine
 from .packed_cache import PackedCache, open_packed_cache
 from .progress import ProgressReader
 from .tensor_table import TensorTable
@@ -11,6 +12,7 @@ __all__ = [
     "TensorTable",
     "WeightReader",
     "check_finite",
+    "on_this_machine",
     "open_packed_cache",
     "weight_reader",
 ]

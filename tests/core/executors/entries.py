@@ -28,7 +28,7 @@ def obedient() -> Main:
         config = _configuration(connection)
         child = attach(connection, f"pyllm::worker-0-{config.rank}")
         socket = ipc.bind(zmq.Context(), zmq.DEALER, config.address)
-        child.started()
+        child.started(config.address)
         control = msgspec.msgpack.decode(socket.recv(), type=Control)
         os.write(2, b"its last words")
         if control.method == "hang":

@@ -341,7 +341,7 @@ async def test_workers_end_with_the_connection_of_their_core_though_they_stand_s
     for worker in started.workers:
         worker.send_signal(signal.SIGSTOP)
     old = started.workers
-    started.executor._fork_server.close()
+    started.executor._source.close()
     await until(lambda: not any(worker.is_running() for worker in old))
 
 
@@ -352,11 +352,11 @@ async def test_a_start_that_is_given_up_leaves_no_worker(start: Make, entry: str
     started.fork_server.process.signal(signal.SIGSTOP)
     restarting = asyncio.create_task(started.executor.restart())
     await until(lambda: started.executor.death is not None)
-    await until(lambda: started.executor._fork_server._pending)
+    await until(lambda: started.executor._source._fork_server._pending)
     restarting.cancel()
     await asyncio.wait({restarting})
     started.fork_server.process.signal(signal.SIGCONT)
-    await until(lambda: not started.executor._fork_server._pending)
+    await until(lambda: not started.executor._source._fork_server._pending)
     await until(lambda: not started.workers)
 
 

@@ -1,0 +1,53 @@
+"""Workers on the core's own machine: forks of the fork server, with sockets and a rendezvous in a private folder."""
+
+import itertools
+from pathlib import Path
+
+from pyllm.config.process_config import CoreConfig, WorkerConfig
+from pyllm.config.rank_places import num_ranks
+from pyllm.core.executors.fork_server_client import ForkServerClient
+from pyllm.core.executors.worker_source import PreparedRank
+from pyllm.supervision.child_process import ChildProcess
+
+
+class ForkedWorkers:
+    """A `WorkerSource` of forks. Each start has files of its own."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        self._config = config
+        self._fork_server = ForkServerClient(config.fork_server, config.index)
+        self._starts = itertools.count()
+
+    async def prepare(self) -> list[PreparedRank]:
+        self._remove_files()  # of a core that was killed
+        config, number = self._config, next(self._starts)
+        folder = Path(config.socket_folder)
+        return [
+            PreparedRank(
+                WorkerConfig(
+                    engine=config.engine,
+                    checkpoint=config.checkpoint,
+                    rank=rank,
+                    address=f"ipc://{folder}/worker-{config.index}-{rank}-{number}",
+                    rendezvous=f"file://{folder}/ranks-{config.index}-{number}",
+                    core_index=config.index,
+                    num_threads=config.num_threads,
+                )
+            )
+            for rank in range(num_ranks(config.engine.parallel))
+        ]
+
+    async def start(self, worker: WorkerConfig) -> ChildProcess:
+        name = f"worker {worker.rank} of core {worker.core_index}"
+        return await self._fork_server.fork(name, self._config.ready_timeout)
+
+    async def forget(self) -> None:
+        self._remove_files()
+
+    def close(self) -> None:
+        self._fork_server.close()
+
+    def _remove_files(self) -> None:
+        for name in (f"worker-{self._config.index}-*", f"ranks-{self._config.index}-*"):
+            for path in Path(self._config.socket_folder).glob(name):
+                path.unlink(missing_ok=True)

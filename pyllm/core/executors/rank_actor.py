@@ -1,0 +1,137 @@
+"""The Ray actor of one rank: it runs the worker process on its node, for a core elsewhere that supervises it.
+
+Passes on what the worker reports, its log and its exit code as they are. Knows no message, and no other rank.
+"""
+
+import asyncio
+import os
+import socket
+from functools import partial
+from typing import NamedTuple
+
+from pyllm.supervision.child_process import StartedChild, reap, start_child
+from pyllm.supervision.process_handle import ProcessHandle, child_handle
+
+CHUNK = 1 << 16  # bytes
+LAST_WORDS = 1.0  # seconds after a worker's end in which its last reports and its log are read
+
+
+class ActorPlace(NamedTuple):
+    """Where an actor is: its node and that one's address, a port that was free there, and the number of its GPU."""
+
+    node_id: str
+    host: str
+    free_port: int
+    gpu: int | None
+
+
+class RankNews(NamedTuple):
+    """What a worker has reported and logged since it was last asked; `code` is its exit code, as `Popen` has it."""
+
+    reports: bytes
+    log: bytes
+    code: int | None
+
+
+class RankActor:
+    """One worker process. It ends with this actor, and this actor with the core's Ray job."""
+
+    def __init__(self) -> None:
+        self._child: StartedChild | None = None
+        self._handle: ProcessHandle | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reports = bytearray()
+        self._log = bytearray()
+        self._code: int | None = None
+        self._changed = asyncio.Event()
+
+    async def place(self) -> ActorPlace:
+        """Where this actor is."""
+        import ray
+
+        host = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            port = probe.getsockname()[1]
+        gpus = [str(number) for number in ray.get_gpu_ids()]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        gpu = None
+        if gpus:
+            gpu = visible.index(gpus[0]) if gpus[0] in visible else int(gpus[0])
+        return ActorPlace(ray.get_runtime_context().get_node_id(), host, port, gpu)
+
+    async def start(self, name: str) -> int:
+        """Start the worker, which waits for its configuration; gives its process id."""
+        self._child = child = start_child(name, "worker")
+        self._handle = handle = child_handle(child.process.pid)
+        connection = socket.socket(fileno=os.dup(child.connection.fileno()))
+        child.connection.close()
+        reader, self._writer = await asyncio.open_unix_connection(sock=connection)
+        loop = asyncio.get_running_loop()
+        reading = asyncio.ensure_future(self._read(reader))
+        log_ended: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(child.stderr, self._read_log, log_ended)
+        exited = partial(self._exited, handle, child, [reading, log_ended])
+        loop.add_reader(handle.fileno(), exited)
+        return child.process.pid
+
+    async def take(self) -> RankNews:
+        """Wait until there is something new, and give it. After the exit code there is nothing."""
+        await self._changed.wait()
+        self._changed.clear()
+        news = RankNews(bytes(self._reports), bytes(self._log), self._code)
+        self._reports.clear()
+        self._log.clear()
+        return news
+
+    async def write(self, data: bytes) -> None:
+        """Pass on what the parent says."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(data)
+
+    async def signal(self, number: int, to_group: bool) -> None:
+        """Send the worker a signal, or kill its process group, unless it has ended."""
+        if self._handle is None or self._code is not None:
+            return
+        if to_group:
+            self._handle.kill_group()
+        else:
+            try:
+                self._handle.signal(number)
+            except ProcessLookupError:
+                return
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while data := await reader.read(CHUNK):
+                self._reports += data
+                self._changed.set()
+        except ConnectionResetError:
+            return
+
+    def _read_log(self, ended: "asyncio.Future[None]") -> None:
+        assert self._child is not None
+        data = os.read(self._child.stderr, CHUNK)
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._child.stderr)
+            os.close(self._child.stderr)
+            ended.set_result(None)
+            return
+        self._log += data
+        self._changed.set()
+
+    def _exited(self, handle: ProcessHandle, child: StartedChild, ends: "list[asyncio.Future[None]]") -> None:
+        handle.kill_group()  # Before its id may be another's: what it has left behind goes with it.
+        asyncio.get_running_loop().remove_reader(handle.fileno())
+        code = reap(child.process)
+        assert code is not None, "its handle says that it has ended"
+        handle.close()
+        self._handle = None
+        self._ending = asyncio.ensure_future(self._end(code, ends))
+
+    async def _end(self, code: int, ends: "list[asyncio.Future[None]]") -> None:
+        await asyncio.wait(ends, timeout=LAST_WORDS)
+        if self._writer is not None:
+            self._writer.close()
+        self._code = code
+        self._changed.set()

@@ -1,0 +1,136 @@
+"""The Ray cluster that ranks run on: the connection to it, and room for ranks on its nodes.
+
+The only module beside the actor that imports Ray, and only when it is used. Knows no worker.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pyllm.errors import ConfigError, StartError
+
+LOOK = 1.0  # seconds between two looks whether there is room
+TRY = 10.0  # seconds that one way of placing the ranks is tried before another
+WARN_INTERVAL = 30.0
+REACH = 5.0  # seconds until the head's address is taken to be wrong
+
+logger = logging.getLogger(__name__)
+
+
+class Room(NamedTuple):
+    """A placement group with room for all ranks; `bundles` has the bundle of each rank."""
+
+    group: Any
+    bundles: Sequence[int]
+
+
+class Needs(NamedTuple):
+    """What each rank takes of its node, and how many ranks a stage has, which belong on one node."""
+
+    num_ranks: int
+    ranks_per_stage: int
+    cpus: int
+    gpus: int
+
+    def of(self, num_ranks: int) -> dict[str, float]:
+        """The resources of so many ranks on one node."""
+        needs = {"CPU": float(self.cpus * num_ranks), "GPU": float(self.gpus * num_ranks)}
+        return {name: amount for name, amount in needs.items() if amount}
+
+
+def connect(address: str) -> Any:
+    """Join the cluster, if this process has not; gives the module `ray`.
+
+    It is slow: call it on a thread, where Ray also leaves this process's signal handlers alone.
+
+    Raises:
+        ConfigError: Ray is not installed, or the address is that of a Ray Client server.
+        StartError: the cluster does not answer.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the ray executor needs Ray ({error}): install pyllm with its extra, pyllm[ray]") from None
+    if "://" in address:
+        raise ConfigError(
+            f"ray_address {address} is not the address of a cluster: give HOST:PORT, and start on one of its nodes"
+        )
+    if not ray.is_initialized():
+        logging.getLogger("ray").setLevel(logging.ERROR)  # It warns of signal handlers that it leaves alone.
+        try:
+            _reach(address)
+            ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="pyllm")
+        except Exception as error:  # Ray raises what its layers do: ConnectionError, ValueError, RuntimeError.
+            raise StartError(
+                f"no Ray cluster answers at {address}: {error}; start one with `ray start --head`, join it on every "
+                "node, and give its address as --ray-address"
+            ) from error
+    return ray
+
+
+def _reach(address: str) -> None:
+    """Raises OSError where nobody listens: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), REACH).close()
+
+
+async def reserve(ray: Any, needs: Needs, patience: float) -> Room:
+    """Room for all ranks: each stage on a node of its own where that is possible, else ranks wherever there is room.
+
+    Waits until nodes have it or come, at most `patience` seconds.
+
+    Raises:
+        StartError: there was none; with what is needed, and what the cluster has.
+    """
+    loop = asyncio.get_running_loop()
+    began = warned = loop.time()
+    attempt = 0
+    while True:
+        bundles, strategy = await _choose(ray, needs, attempt)
+        group = ray.util.placement_group(bundles, strategy=strategy)
+        tried = loop.time()
+        try:
+            while not await asyncio.to_thread(group.wait, LOOK):
+                now = loop.time()
+                if now - warned >= WARN_INTERVAL:
+                    warned = now
+                    logger.warning("waiting for room on the Ray cluster: %s", await _shortage(ray, needs))
+                if now - began >= patience:
+                    raise StartError(f"no room on the Ray cluster within {patience:g} s: {await _shortage(ray, needs)}")
+                if now - tried >= TRY:
+                    break
+            else:
+                size = needs.num_ranks // len(bundles)
+                return Room(group, [rank // size for rank in range(needs.num_ranks)])
+        except BaseException:
+            ray.util.remove_placement_group(group)
+            raise
+        ray.util.remove_placement_group(group)
+        attempt += 1
+
+
+async def _choose(ray: Any, needs: Needs, attempt: int) -> tuple[list[dict[str, float]], str]:
+    """The bundles and the strategy: by stages at first and every other time, if a node could hold a stage."""
+    stage = needs.of(needs.ranks_per_stage)
+    nodes = await asyncio.to_thread(ray.nodes)
+    fits = any(
+        node["Alive"] and all(node["Resources"].get(name, 0) >= amount for name, amount in stage.items())
+        for node in nodes
+    )
+    if needs.ranks_per_stage == 1 or (fits and attempt % 2 == 0):
+        return [stage] * (needs.num_ranks // needs.ranks_per_stage), "SPREAD"
+    return [needs.of(1)] * needs.num_ranks, "PACK"
+
+
+async def _shortage(ray: Any, needs: Needs) -> str:
+    each = " and ".join(f"{amount:g} {name}" for name, amount in needs.of(1).items())
+    total, free = await asyncio.to_thread(lambda: (ray.cluster_resources(), ray.available_resources()))
+    has = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name in needs.of(1))
+    num_nodes = sum(node["Alive"] for node in await asyncio.to_thread(ray.nodes))
+    return (
+        f"{needs.num_ranks} rank(s) need {each} each, and {num_nodes} node(s) have {has}; add nodes, end what else "
+        "takes them, or set --ray-num-cpus"
+    )

@@ -1,0 +1,127 @@
+"""The application in a process of somebody else's, such as a replica of Ray Serve: its state, and what goes on beside.
+
+Opens no port and has no supervisor; `frontend/api_process.py` is the process of a server of our own.
+"""
+
+import asyncio
+from typing import Any, Self
+
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.config.api_keys import ApiKey, KeyRing
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.process_config import SharedConfig
+from pyllm.config.server_settings import ServerConfig
+from pyllm.frontend.app import create_app
+from pyllm.frontend.observability.tracing import Tracer
+from pyllm.frontend.requests.server_cores import NOTHING_KNOWN, ServerCores, connect_cores
+from pyllm.frontend.requests.server_state import ServerState
+from pyllm.frontend.shared.local_state import LocalState
+from pyllm.frontend.shared.shared_state import SharedState
+from pyllm.frontend.text.templates import ChatTemplate
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.supervision.memory_pressure import MemoryPressure
+from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
+
+
+class EmbeddedApp:
+    """Made by `start`. `app` is the ASGI application, which also answers a server's lifespan events.
+
+    `cores` are those that it uses. Run `tend` beside it. Limits and records are this application's own.
+    """
+
+    def __init__(self, state: ServerState, shared: LocalState) -> None:
+        self._state = state
+        self._shared = shared
+        self.cores = state.cores
+        self.app = _with_lifespan(create_app(state))
+
+    @classmethod
+    async def start(
+        cls,
+        checkpoint: Checkpoint,
+        engine: EngineConfig,
+        server: ServerConfig,
+        api_keys: tuple[ApiKey, ...],
+        shared_config: SharedConfig,
+    ) -> Self:
+        """Connect to the first cores, which `shared_config` lists.
+
+        Raises:
+            EngineDeadError: none of them answered within the server's `ready_timeout`.
+        """
+        shared = LocalState(SharedState(shared_config))
+        known = await shared.follow_cores(NOTHING_KNOWN, ())
+        client = await connect_cores(known, engine.parallel.data_parallel_placement, server)
+        client.draw_seeds_from(engine.model.seed)
+        model_name, *aliases = engine.model.served_model_name
+        endpoint = server.otlp_traces_endpoint
+        state = ServerState(
+            client,
+            Tokenizer(checkpoint.tokenizer),
+            ChatTemplate.of(checkpoint.tokenizer),
+            model_name,
+            model_aliases=aliases,
+            server=server,
+            sampling=checkpoint.sampling,
+            keys=KeyRing(api_keys),
+            shared=shared,
+            cores=ServerCores(client, shared, server, known),
+            tracer=Tracer.to_collector(endpoint, model_name) if endpoint else None,
+        )
+        return cls(state, shared)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can serve: cores may be away, but come back."""
+        return self._state.client.alive
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the cores, see `Ready`."""
+        return self._state.client.fingerprint
+
+    async def tend(self) -> None:
+        """Follow the list of cores, and look after memory and counts."""
+        following = asyncio.ensure_future(self.cores.follow())
+        try:
+            await self._tend(following)
+        finally:
+            following.cancel()
+
+    def close(self) -> None:
+        """Disconnect, and send the last traces."""
+        self._shared.close()
+        self._state.client.close()
+        if self._state.tracer is not None:
+            self._state.tracer.close()
+
+    async def _tend(self, following: "asyncio.Future[None]") -> None:
+        """Twice a second: tell the shared state that this process lives, and give memory back where it is short."""
+        state = self._state
+        pressure = MemoryPressure([state.prompts.resize_cache, self._shared.resize])
+        while not following.done():
+            await asyncio.wait({following}, timeout=HEARTBEAT_INTERVAL)
+            state.metrics.degradations["host_memory"] += pressure.look()
+            self._shared.beat(state.metrics.counted())
+        following.result()
+
+
+def _with_lifespan(app: ASGIApp) -> ASGIApp:
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":  # type: ignore[comparison-overlap]  # A server's first scope is one.
+            await app(scope, receive, send)
+            return
+        await _live(receive, send)
+
+    return serve
+
+
+async def _live(receive: Any, send: Any) -> None:
+    """Say that there is nothing to start, and nothing to end."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

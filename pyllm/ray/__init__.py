@@ -1,0 +1,9 @@
+"""A Ray Serve application with the routes of `pyllm serve`: replicas of the API, and of the cores that they follow.
+
+Knows no token and no request: it composes the frontend and the cores' processes. Not the executor that runs ranks on
+Ray's nodes, which is `core/executors`'.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

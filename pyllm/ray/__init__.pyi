@@ -1,0 +1,6 @@
+from .application import app, build
+
+__all__ = [
+    "app",
+    "build",
+]

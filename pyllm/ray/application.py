@@ -1,0 +1,92 @@
+"""The application for `serve run pyllm.ray:app`, and its builder for `serve run pyllm.ray:build` and config files.
+
+Decides how the deployments are kept unless a config file says otherwise. Starts nothing itself.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.rank_places import num_ranks
+from pyllm.config.server_settings import ServerConfig
+from pyllm.errors import ConfigError
+from pyllm.flags.keyword_settings import server_settings
+from pyllm.ray import api_replica, core_replica
+
+# Seconds that a replica has to end once Ray Serve has asked it to: of the API, for its streams to finish; of a core,
+# for its streams to go elsewhere.
+API_GRACE, CORE_GRACE = 600.0, 60.0
+LEAVE_TIMEOUT = 20.0
+MAX_ONGOING_REQUESTS = 10_000  # of each replica of the API, which bounds its queue itself
+# What Ray Serve's proxies decide, in `http_options` of its config file.
+PROXYS = ("host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "root_path", "api_server_count")
+
+
+def build(args: Mapping[str, Any]) -> Any:
+    """The application with the settings of `pyllm serve`, by the names of its flags: `{"model": ...}`.
+
+    `cores` and `api` among them are options of these deployments, by Ray Serve's names, as its config file has them.
+
+    Raises:
+        ConfigError: Ray is not installed, or a setting is unknown, wrong, or Ray Serve's.
+    """
+    try:
+        from ray import serve
+    except ImportError as error:
+        raise ConfigError(f"pyllm.ray needs Ray Serve ({error}): pip install 'pyllm[ray]'") from None
+    of_cores, of_api = (_deployment_options(args, name) for name in ("cores", "api"))
+    engine, server = server_settings({name: value for name, value in args.items() if name not in {"cores", "api"}})
+    defaults = ServerConfig()
+    if given := [name for name in PROXYS if getattr(server, name) != getattr(defaults, name)]:
+        raise ConfigError(f"{given[0]} is of Ray Serve's proxies here: set it in http_options of its config file")
+    # Its proxies listen on addresses of their own, and take requests from other machines.
+    server = msgspec.structs.replace(server, host="0.0.0.0")  # noqa: S104
+    cores = serve.deployment(
+        core_replica.deployment_class(),
+        name="Cores",
+        ray_actor_options=_needs(engine),
+        autoscaling_config={
+            "min_replicas": 1,
+            "max_replicas": 1,
+            "upscale_delay_s": 10.0,
+            "downscale_delay_s": 300.0,
+            "look_back_period_s": 15.0,
+            "policy": {"policy_function": "pyllm.ray.scaling_policy:CoreScaling"},
+        },
+        max_surge_percent=100,
+        graceful_shutdown_timeout_s=CORE_GRACE,
+        health_check_period_s=2.0,
+    )
+    api = serve.deployment(
+        api_replica.deployment_class(),
+        name="Api",
+        ray_actor_options={"num_cpus": 1},
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
+        max_surge_percent=100,
+        graceful_shutdown_timeout_s=API_GRACE,
+        health_check_period_s=2.0,
+    )
+    bound = cores.options(**of_cores).bind(engine, server.ready_timeout, LEAVE_TIMEOUT)
+    return api.options(**of_api).bind(engine, server, bound)
+
+
+def _needs(engine: EngineConfig) -> dict[str, float]:
+    """What a core's replica takes of its node: its ranks are beside it, or have places of their own."""
+    parallel = engine.parallel
+    if parallel.distributed_executor_backend == "ray":
+        return {"num_cpus": 0}
+    ranks = num_ranks(parallel)
+    return {"num_cpus": ranks, "num_gpus": ranks if engine.device.device == "cuda" else 0}
+
+
+def _deployment_options(args: Mapping[str, Any], name: str) -> dict[str, Any]:
+    options = args.get(name, {})
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{name} is {options!r:.80}: expected options of a deployment, as {{'num_replicas': 2}}")
+    return dict(options)
+
+
+# Ray Serve calls it with the arguments of its command line, of which there may be none.
+app = build

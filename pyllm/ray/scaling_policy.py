@@ -1,0 +1,32 @@
+"""How many cores there are to be: by the tokens that wait for them, and by the share of their KV caches that is in use.
+
+A policy for Ray Serve's autoscaler, which adds the bounds and the delays. Knows no request.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+QUEUED_TOKENS = "queued_tokens"
+KV_USE = "kv_use"
+
+
+class CoreScaling:
+    """So many cores that each has at most `queued_tokens` that wait, and a share `kv_use` of its KV blocks in use."""
+
+    def __init__(self, queued_tokens: float = 4096.0, kv_use: float = 0.8) -> None:
+        self._queued_tokens = queued_tokens
+        self._kv_use = kv_use
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """The number that Ray's `AutoscalingContext` asks for; while no core has reported, nothing changes."""
+        metrics = context.aggregated_metrics or {}
+        queued, used = _values(metrics, QUEUED_TOKENS), _values(metrics, KV_USE)
+        if not queued or not used:
+            return context.target_num_replicas, {}
+        wanted = max(math.ceil(sum(queued) / self._queued_tokens), math.ceil(sum(used) / self._kv_use))
+        return max(1, wanted), {}
+
+
+def _values(metrics: Mapping[str, Mapping[Any, float]], name: str) -> list[float]:
+    return list(metrics.get(name, {}).values())

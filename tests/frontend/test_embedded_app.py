@@ -1,0 +1,60 @@
+"""The application in somebody else's process: a server's lifespan events, requests, and what goes on beside them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from pyllm.config.process_config import SharedConfig
+from pyllm.frontend.embedded_app import EmbeddedApp
+from pyllm.frontend.shared.local_state import LocalState
+from pyllm.frontend.shared.shared_state import SharedState
+from pyllm.frontend.text.tokenizer import Tokenizer
+from tests.client.fake_core import connected
+from tests.frontend.serving import answering, state_of
+
+
+@pytest.fixture
+async def embedded(tokenizer: Tokenizer) -> AsyncIterator[EmbeddedApp]:
+    shared = LocalState(SharedState(SharedConfig(core_addresses=("memory",))))
+    client = await connected(answering(tokenizer, "hello"))
+    embedded = EmbeddedApp(state_of(client, tokenizer, shared=shared), shared)
+    yield embedded
+    embedded.close()
+
+
+async def test_a_server_starts_and_ends_it(embedded: EmbeddedApp) -> None:
+    events = iter(["lifespan.startup", "lifespan.shutdown"])
+    answers: list[str] = []
+
+    async def receive() -> dict[str, str]:
+        return {"type": next(events)}
+
+    async def send(message: dict[str, Any]) -> None:
+        answers.append(message["type"])
+
+    app: Any = embedded.app
+    await app({"type": "lifespan"}, receive, send)
+    assert answers == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+async def test_it_answers_requests(embedded: EmbeddedApp) -> None:
+    transport = httpx.ASGITransport(embedded.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        answer = await http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 20})
+    assert answer.json()["choices"][0]["text"] == "hello"
+
+
+async def test_it_lives_as_long_as_its_client(embedded: EmbeddedApp) -> None:
+    tending = asyncio.create_task(embedded.tend())
+    assert embedded.alive
+    assert embedded.fingerprint
+    await asyncio.sleep(0)
+    tending.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await tending
+    embedded.close()
+    assert not embedded.alive
