@@ -78,7 +78,7 @@ async def test_frames_travel_behind_the_message(tmp_path: Path) -> None:
         ipc.connect(context, f"ipc://{tmp_path}/worker"), CoreMessage, inbox.on_message, inbox.on_malformed
     )
     assert core.send(Hello(1), memoryview(b"plan"))
-    assert worker.recv_multipart() == [b"\x92\xa5Hello\x01", b"plan"]
+    assert worker.recv_multipart() == [b"\x93\xa5Hello\x01\xc2", b"plan"]
     core.close()
     worker.close(0)
     context.destroy(0)

@@ -54,4 +54,4 @@ def test_plan_sections_are_aligned_and_do_not_overlap(counts: list[int]) -> None
 
 
 def test_hello_is_small() -> None:
-    assert len(msgspec.msgpack.encode(Hello(1))) == 8
+    assert len(msgspec.msgpack.encode(Hello(1))) == 9
