@@ -10,6 +10,7 @@ from pyllm.core.clients import Clients
 from pyllm.wire.messages import PlacementNews
 
 INTERVAL = 0.02  # seconds between news, at least: what a client knows is older by this and one step at most
+PARTS_AT_ONCE = 8  # of a long story, such as a large cache from its beginning; each has at most 150 kB
 FROM_THE_START = -1  # what `placement_news` is asked by who knows nothing yet
 
 
@@ -50,15 +51,21 @@ class NewsSender:
             del self._numbers[client]
             self._told.pop(client, None)
             self._last_requests.pop(client, None)
-        for client, number in self._numbers.items():
-            if not self._clients.takes_more(client):
-                continue
-            if number not in packed:
-                packed[number] = self._scheduler.placement_news(number)
-            following, changes, load = packed[number]
-            last_request = self._last_requests.get(client, 0)
-            told = b"%d %d %b" % (last_request, num_requests, load)
-            if following == number and told == self._told.get(client):
-                continue
-            self._numbers[client], self._told[client] = following, told
-            self._clients.post(client, PlacementNews(self._epoch, last_request, num_requests, changes, load))
+        for client in self._numbers:
+            for _ in range(PARTS_AT_ONCE):
+                if not self._clients.takes_more(client) or not self._send_part(client, packed, num_requests):
+                    break
+
+    def _send_part(self, client: int, packed: dict[int, tuple[int, bytes, bytes]], num_requests: int) -> bool:
+        """Tell a client what comes next; False if nothing is new."""
+        number = self._numbers[client]
+        if number not in packed:
+            packed[number] = self._scheduler.placement_news(number)
+        following, changes, load = packed[number]
+        last_request = self._last_requests.get(client, 0)
+        told = b"%d %d %b" % (last_request, num_requests, load)
+        if following == number and told == self._told.get(client):
+            return False
+        self._numbers[client], self._told[client] = following, told
+        self._clients.post(client, PlacementNews(self._epoch, last_request, num_requests, changes, load))
+        return True
