@@ -34,7 +34,7 @@ from pyllm.client.running_requests import RunningRequests
 from pyllm.client.streams import OutputSink
 from pyllm.client.submission import prepare, prepare_embedding, random_seed
 from pyllm.client.token_reader import TokenDelta, TokenReader
-from pyllm.errors import EngineDeadError, PyllmError, RequestError
+from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
 from pyllm.recording import check_recording_path
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
@@ -54,6 +54,7 @@ from pyllm.wire.messages import (
 
 READER_PATIENCE = 60.0  # seconds in which a reader took nothing of what was there for it
 RECOVERY_TIMEOUT = 600.0  # seconds that requests wait for the next core
+MAX_CORES = 64  # that placement knows
 CLOSE_LINGER = 1.0  # seconds that the last aborts get to leave
 
 CoreConnect = Connect[CoreMessage, ClientMessage]
@@ -88,6 +89,8 @@ class EngineClient(CoreCalls):
         placement_recording: Path | None = None,
         transport: Callable[[str], CoreConnect] = lambda address: over_zeromq(address, None),
     ) -> None:
+        if len(connects) > MAX_CORES:
+            raise ConfigError(f"{len(connects)} addresses: a client has at most {MAX_CORES}")
         if placement_recording is not None:
             check_recording_path(placement_recording)
         self.malformed_frames = 0
@@ -143,7 +146,7 @@ class EngineClient(CoreCalls):
         Raises:
             EngineDeadError: no answer within `timeout` seconds.
             ProtocolError: the core speaks another version.
-            ConfigError: a key cannot be read, or the recording not be made.
+            ConfigError: a key cannot be read, the recording not be made, or there are more than 64 addresses.
         """
         secrets = client_keys(keys) if keys is not None else None
         addresses = [address] if isinstance(address, str) else list(address)
@@ -241,6 +244,8 @@ class EngineClient(CoreCalls):
             raise RequestError(f"{text}: connect it with placement 'prefix' or 'round-robin' to add cores", "address")
         if any(core.address == address for core in self._cores.all()):
             raise RequestError(f"the core at {address} is there already", "address")
+        if len(self._cores) == MAX_CORES:
+            raise RequestError(f"there are {MAX_CORES} cores, and a client has no more: remove one first", "address")
         if index is not None and self._cores.get(index) is not None:
             raise RequestError(f"there is a core {index} already", "index")
         core = self._add(address, [self._transport(address)], index)
@@ -436,7 +441,7 @@ class EngineClient(CoreCalls):
             self._cores.counts,
             core_loss=CORE_LOSS if alone else LOSS_AMONG_SEVERAL,
             awaits_first=self._awaits_first or not alone,
-            wants_news=self._placement == "prefix",
+            wants_news=not alone,
         )
         return core
 

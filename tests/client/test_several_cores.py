@@ -520,3 +520,12 @@ async def test_what_decides_where_requests_go_is_recorded(tmp_path: Path) -> Non
     assert (outcome["num_choices"], outcome["is_truncated"]) == (4, False)
     with pytest.raises(ConfigError, match="is not overwritten"):
         EngineClient(FakeCore().connect, placement="prefix", placement_recording=path)
+
+
+async def test_there_are_no_more_than_64() -> None:
+    cores = fakes(64)
+    client = await connected(*cores)
+    with pytest.raises(RequestError, match="there are 64 cores"):
+        await client.add_core("another")
+    with pytest.raises(ConfigError, match="65 addresses"):
+        await connected(*cores, FakeCore())
