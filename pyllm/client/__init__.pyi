@@ -1,6 +1,6 @@
-from .client import CoreConnect, EngineClient
+from .client import EngineClient
 from .columns import StartTimes
-from .core_connection import Condition, ConnectionCounts, over_zeromq
+from .core_connection import Condition, ConnectionCounts, CoreConnect, over_zeromq
 from .cores import CoreReport
 from .embedding import Embedding, EmbeddingOutput, EmbeddingRequestOutput
 from .logprobs import Logprob, LogprobEntries, chosen, extended, likeliest

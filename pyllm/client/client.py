@@ -1,10 +1,9 @@
-"""`EngineClient`: sends requests to a core and yields their tokens, also when another core takes over.
+"""`EngineClient`: sends requests to one core or several and yields their tokens, also when a core is lost.
 
 Speaks token ids; knows neither text nor HTTP.
 """
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import random
@@ -14,16 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from pyllm.client.core_calls import CoreCalls
-from pyllm.client.core_connection import (
-    ATTEMPT,
-    CORE_LOSS,
-    LOSS_AMONG_SEVERAL,
-    Condition,
-    ConnectionCounts,
-    CoreConnection,
-    Handlers,
-    over_zeromq,
-)
+from pyllm.client.core_connection import ATTEMPT, Condition, ConnectionCounts, CoreConnect, over_zeromq
+from pyllm.client.core_connections import CLOSE_LINGER, ConnectionLimits, CoreConnections
 from pyllm.client.cores import Core, CoreReport, Cores
 from pyllm.client.embedding import Embedding, EmbeddingReader, EmbeddingReceiver, EmbeddingSink
 from pyllm.client.pending_calls import Calls
@@ -34,16 +25,14 @@ from pyllm.client.running_requests import RunningRequests
 from pyllm.client.streams import OutputSink
 from pyllm.client.submission import prepare, prepare_embedding, random_seed
 from pyllm.client.token_reader import TokenDelta, TokenReader
+from pyllm.config.engine_settings import MAX_CORES
 from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
 from pyllm.recording import check_recording_path
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.wire.curve import client_keys
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
-from pyllm.wire.link import Connect
 from pyllm.wire.messages import (
-    ClientMessage,
-    CoreMessage,
     Deltas,
     Isolated,
     ModelInfo,
@@ -54,19 +43,14 @@ from pyllm.wire.messages import (
 
 READER_PATIENCE = 60.0  # seconds in which a reader took nothing of what was there for it
 RECOVERY_TIMEOUT = 600.0  # seconds that requests wait for the next core
-MAX_CORES = 64  # that placement knows
-CLOSE_LINGER = 1.0  # seconds that the last aborts get to leave
-
-CoreConnect = Connect[CoreMessage, ClientMessage]
-
 logger = logging.getLogger(__name__)
 
 
 class EngineClient(CoreCalls):
-    """Requests to cores, which outlive these: `await EngineClient.connect(addresses)` makes one over ZeroMQ.
+    """Sends requests to cores and survives their loss: `await EngineClient.connect(addresses)` makes one over ZeroMQ.
 
-    What runs when a core is lost is sent to the next one, with what it was given so far, and goes on as it would have;
-    what is asked for meanwhile is sent then, too.
+    When a core is lost, its running requests continue on another one with the tokens that they have. Without a core,
+    requests wait for the next.
 
     Through the constructor any transport can be used: `connects` has one function for each place where a core may be,
     and each call of `connect(on_message, on_malformed, on_disconnect)` gives the sending half of a fresh connection;
@@ -89,8 +73,10 @@ class EngineClient(CoreCalls):
         placement_recording: Path | None = None,
         transport: Callable[[str], CoreConnect] = lambda address: over_zeromq(address, None),
     ) -> None:
-        if len(connects) > MAX_CORES:
-            raise ConfigError(f"{len(connects)} addresses: a client has at most {MAX_CORES}")
+        one_at_a_time = placement == "failover"
+        if len(connects) > MAX_CORES and not one_at_a_time:
+            text = f"{len(connects)} addresses: a client has at most {MAX_CORES} cores"
+            raise ConfigError(f"{text}; give fewer, or run several clients")
         if placement_recording is not None:
             check_recording_path(placement_recording)
         self.malformed_frames = 0
@@ -98,28 +84,32 @@ class EngineClient(CoreCalls):
         self._placement = placement
         self._transport = transport
         self._heartbeats = heartbeats
-        self._recovery_timeout = recovery_timeout
-        self._awaits_first = awaits_first
-        self._ids = itertools.count(1)
         self._readers: dict[int, TokenReader] = {}
-        self._calls = Calls()
         self._death: PyllmError | None = None
         self._died = asyncio.Event()
-        self._ready: asyncio.Future[None] | None = None
-        self._changed = asyncio.Event()  # when a core is ready or refused
         self._beating: asyncio.Task[None] | None = None
+        ids, calls = itertools.count(1), Calls()
         self._cores = Cores(
             lambda model: PrefixPlacer(model, placement_recording) if placement == "prefix" else RoundRobin(), clock
         )
-        super().__init__(self._cores, self._calls, self._ids)
-        self._requests = RunningRequests(self._cores, self._ids, clock)
+        super().__init__(self._cores, calls, ids, self._check_alive)
+        self._requests = RunningRequests(self._cores, ids, clock)
+        self._connections = CoreConnections(
+            self._cores,
+            self._requests,
+            calls,
+            ConnectionLimits(one_at_a_time, recovery_timeout, awaits_first),
+            on_message=self._receive,
+            on_malformed=self._malformed,
+            on_end=self._end,
+        )
         names = [*addresses, *("" for _ in connects[len(addresses) :])]
-        if placement == "failover":
-            self._add(" or ".join(names), connects)
+        if one_at_a_time:
+            self._connections.add(" or ".join(names), connects)
         else:
             numbers = range(len(names)) if indices is None else indices
             for name, connect, index in zip(names, connects, numbers, strict=True):
-                self._add(name, [connect], index)
+                self._connections.add(name, [connect], index)
 
     @classmethod
     async def connect(
@@ -172,25 +162,23 @@ class EngineClient(CoreCalls):
             TimeoutError: no answer within `timeout` seconds.
             ProtocolError, EngineDeadError: as for `connect`.
         """
-        self._ready = asyncio.get_running_loop().create_future()
-        for core in self._cores.all():
-            core.connection.open()
+        self._connections.open()
         if self._heartbeats:
             self._beating = asyncio.create_task(self._beat_forever(), name="pyllm-client-heartbeat")
         try:
             async with asyncio.timeout(timeout):
-                await self._ready
+                await self._connections.first_ready(lambda: self._death is not None)
+            if self._death is not None:
+                raise self._death
         except BaseException:
             self.close()
             raise
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ATTEMPT):
-                await asyncio.gather(*(self._settled(core) for core in self._cores.all()))
+        await self._connections.all_settled(ATTEMPT)
 
     @property
     def alive(self) -> bool:
         """Whether requests can be submitted; they wait where there is no core for the moment."""
-        return self._ready is not None and self._ready.done() and self._death is None
+        return self._connections.was_ready and self._death is None
 
     @property
     def model(self) -> ModelInfo:
@@ -200,12 +188,12 @@ class EngineClient(CoreCalls):
     @property
     def fingerprint(self) -> str:
         """The core's, see `Ready`; those of two cores that give the same tokens are the same."""
-        return self._cores.first.connection.fingerprint
+        return self._cores.any_ready.connection.fingerprint
 
     @property
     def epoch(self) -> int:
         """The run of a core that this is, or was last, connected to; of several, of the first that is ready."""
-        return self._cores.first.connection.epoch
+        return self._cores.any_ready.connection.epoch
 
     @property
     def counts(self) -> ConnectionCounts:
@@ -242,27 +230,7 @@ class EngineClient(CoreCalls):
         if self._placement == "failover":
             text = "this client sends all to one core at a time"
             raise RequestError(f"{text}: connect it with placement 'prefix' or 'round-robin' to add cores", "address")
-        if any(core.address == address for core in self._cores.all()):
-            raise RequestError(f"the core at {address} is there already", "address")
-        if len(self._cores) == MAX_CORES:
-            raise RequestError(f"there are {MAX_CORES} cores, and a client has no more: remove one first", "address")
-        if index is not None and self._cores.get(index) is not None:
-            raise RequestError(f"there is a core {index} already", "index")
-        core = self._add(address, [self._transport(address)], index)
-        core.connection.open()
-        try:
-            async with asyncio.timeout(timeout):
-                await self._settled(core)
-            if core.failure is not None:
-                raise EngineDeadError(str(core.failure))
-        except TimeoutError:
-            self._remove(core)
-            check = "see that one is bound there, and with the same keys over tcp://"
-            raise EngineDeadError(f"no core answered at {address} within {timeout:g} s: {check}") from None
-        except BaseException:
-            self._remove(core)
-            raise
-        return core.index
+        return await self._connections.join(address, self._transport(address), timeout, index)
 
     async def remove_core(self, index: int, timeout: float = 30.0) -> None:  # noqa: ASYNC109 - what runs has so long
         """Send nothing more to a core, and leave it once what it has from this client has ended.
@@ -272,19 +240,7 @@ class EngineClient(CoreCalls):
         Raises:
             RequestError: there is no such core, or no other one.
         """
-        core = self._core(index)
-        others = [each for each in self._cores.all() if each is not core and not each.is_leaving]
-        if not others:
-            raise RequestError(f"core {index} is the only one: add another one before it leaves", "core")
-        core.is_leaving = True
-        if core.num_requests:
-            emptied = asyncio.Event()
-            core.on_empty = emptied.set
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
-                    await emptied.wait()
-        self._requests.leave(core)
-        self._remove(core)
+        await self._connections.leave(self._core(index), timeout)
 
     @property
     def num_requests(self) -> int:
@@ -382,12 +338,12 @@ class EngineClient(CoreCalls):
         Raises:
             RequestError: the request has ended; else as `call`.
         """
-        place = self._requests.place(request)
+        place = self._requests.locate(request)
         if place is None:
             raise RequestError(f"request {request} has ended, or is not of this client", "request")
         core, wire_id = place
         if core is None:
-            raise EngineDeadError(self._cores.first.connection.condition().reason)
+            raise EngineDeadError(self._cores.any_ready.connection.condition().reason)
         return await self._ask(list[SampleReport], "explain", wire_id, core=core.index)
 
     async def death(self) -> PyllmError:
@@ -410,10 +366,7 @@ class EngineClient(CoreCalls):
 
         Runs by itself, at 2 Hz.
         """
-        for core in self._cores.all():
-            if core.failure is None:
-                core.connection.beat()
-        self._look_for_end()
+        self._connections.beat()
         self._cores.beat()
         self._requests.beat()
         for request, reader in list(self._readers.items()):
@@ -424,38 +377,6 @@ class EngineClient(CoreCalls):
         while self._death is None:
             await asyncio.sleep(HEARTBEAT_INTERVAL)
             self.beat()
-
-    def _add(self, address: str, connects: Sequence[CoreConnect], index: int | None = None) -> Core:
-        core = self._cores.add(address, index)
-        handlers = Handlers(
-            partial(self._become_ready, core),
-            partial(self._receive, core),
-            self._malformed,
-            partial(self._lose, core),
-            partial(self._refuse, core),
-        )
-        alone = self._placement == "failover"
-        core.connection = CoreConnection(
-            handlers,
-            connects,
-            self._cores.counts,
-            core_loss=CORE_LOSS if alone else LOSS_AMONG_SEVERAL,
-            awaits_first=self._awaits_first or not alone,
-            wants_news=not alone,
-        )
-        return core
-
-    def _remove(self, core: Core) -> None:
-        self._cores.remove(core)
-        core.connection.close(CLOSE_LINGER)
-        self._calls.fail_all(EngineDeadError(f"core {core.index} has left"), core.index)
-        self._requests.place_waiting()
-
-    async def _settled(self, core: Core) -> None:
-        """Wait until a core is ready, or refused."""
-        while not core.connection.is_ready and core.failure is None:
-            self._changed.clear()
-            await self._changed.wait()
 
     def _receive(self, core: Core, message: Deltas | Reply | Rejected | Isolated | PlacementNews) -> None:
         match message:
@@ -484,43 +405,6 @@ class EngineClient(CoreCalls):
             case Isolated():
                 self._requests.isolate(message)
 
-    def _become_ready(self, core: Core, is_known: bool) -> None:
-        assert self._ready is not None
-        before, epoch = core.epoch, core.connection.epoch
-        follows_loss = before not in (0, epoch)
-        if is_known and follows_loss:
-            self._requests.lose(core, before, EngineDeadError("another engine core has taken its place"))
-        elif is_known:
-            self._requests.leave(core)
-        self._cores.become_ready(core, follows_loss=follows_loss)
-        self._changed.set()
-        if core.failure is None and not self._ready.done():
-            self._ready.set_result(None)
-        self._requests.place_waiting()
-
-    def _lose(self, core: Core, loss: EngineDeadError) -> None:
-        self._calls.fail_all(loss, core.index)
-        self._cores.lose(core)
-        self._requests.lose(core, core.epoch, loss)
-        if len(self._cores) > 1:
-            self._requests.place_waiting()
-
-    def _refuse(self, core: Core, error: PyllmError) -> None:
-        """A core cannot be used; without any the end is final."""
-        self._cores.refuse(core, error)
-        self._changed.set()
-        if all(each.failure is not None for each in self._cores.all()):
-            self._end(error)
-
-    def _look_for_end(self) -> None:
-        """No core is waited for longer than `recovery_timeout`, once there was one."""
-        connections = [core.connection for core in self._cores.all() if core.failure is None]
-        if self._ready is None or not self._ready.done() or any(each.is_ready for each in connections):
-            return
-        if all(each.outage > self._recovery_timeout for each in connections):
-            loss = next((each.loss for each in connections if each.loss), "the engine cores were lost")
-            self._end(EngineDeadError(f"{loss}, and none was ready within {self._recovery_timeout:g} s"))
-
     def _malformed(self, text: str) -> None:
         self.malformed_frames += 1
         logger.warning("a message from the core does not decode: %s", text)
@@ -531,11 +415,8 @@ class EngineClient(CoreCalls):
         Raises:
             RequestError: there is none of this index.
         """
-        rank = scheduling.data_parallel_rank
-        if rank is not None and self._cores.get(rank) is None:
-            known = ", ".join(str(core.index) for core in self._cores.all())
-            raise RequestError(f"there is no core {rank}; there are: {known}", "data_parallel_rank")
-        return rank
+        wanted = scheduling.data_parallel_rank
+        return None if wanted is None else self._core(wanted, "data_parallel_rank").index
 
     def _check_alive(self) -> None:
         if not self.alive:
@@ -547,13 +428,10 @@ class EngineClient(CoreCalls):
             return
         self._death = death
         self._died.set()
-        for core in self._cores.all():
-            core.connection.close(linger)
+        self._connections.close(linger)
         self._cores.close()
         if self._beating is not None:
             self._beating.cancel()
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(death)
         self._fail_all(death)
 
     def _fail_all(self, error: PyllmError) -> None:

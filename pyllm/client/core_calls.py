@@ -5,7 +5,7 @@ Knows neither requests nor placement.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,13 +25,14 @@ T = TypeVar("T")
 
 
 class CoreCalls:
-    """Of several cores `core` is the index of the one that is meant, see `EngineClient.cores`.
+    """`core` is an index from `EngineClient.cores`.
 
-    None: what can be added up is that of all cores that are ready, what changes something does so on all of them, and
-    the rest is of the first.
+    With None, sums cover all ready cores, changes apply to all, and other calls go to one ready core. `check_alive`
+    raises where there is nobody to ask any more.
     """
 
-    def __init__(self, cores: Cores, calls: Calls, ids: Iterator[int]) -> None:
+    def __init__(self, cores: Cores, calls: Calls, ids: Iterator[int], check_alive: Callable[[], None]) -> None:
+        self._check_alive = check_alive
         self._cores = cores
         self._calls = calls
         self._ids = ids
@@ -181,16 +182,13 @@ class CoreCalls:
         """All that the prefix cache knows now, for who begins to listen or has missed events."""
         return await self._ask(KVEvents, "kv_snapshot", tokens, core=core)
 
-    def _check_alive(self) -> None:
-        raise NotImplementedError
-
-    def _core(self, index: int | None) -> Core:
+    def _core(self, index: int | None, parameter: str = "core") -> Core:
         if index is None:
-            return self._cores.first
+            return self._cores.any_ready
         core = self._cores.get(index)
         if core is None:
             known = ", ".join(str(each.index) for each in self._cores.all())
-            raise RequestError(f"there is no core {index}; there are: {known}", "core")
+            raise RequestError(f"there is no core {index}; there are: {known}", parameter)
         return core
 
     async def _ask(self, kind: type[T], method: str, *args: Any, core: int | None = None) -> T:
@@ -199,7 +197,7 @@ class CoreCalls:
     async def _ask_all(self, kind: type[T] | None, method: str, *args: Any) -> dict[int, T]:
         """Ask every core that is ready; one that is lost meanwhile is left out, unless all are."""
         self._check_alive()
-        cores = [core for core in self._cores.all() if core.is_open] or [self._cores.first]
+        cores = [core for core in self._cores.all() if core.is_open] or [self._cores.any_ready]
         if len(cores) == 1:
             values = [await self._call(cores[0], method, args)]
         else:

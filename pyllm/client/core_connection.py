@@ -36,6 +36,8 @@ CORE_LOSS = 10.0  # in which case it is given up for its successor
 LOSS_AMONG_SEVERAL = 5.0  # the same, where others can take its requests
 ATTEMPT = 2.5  # that a core has to answer before the next address is tried
 
+CoreConnect = Connect[CoreMessage, ClientMessage]
+
 logger = logging.getLogger(__name__)
 
 
@@ -69,7 +71,7 @@ class Handlers(NamedTuple):
     on_final: Callable[[PyllmError], None]
 
 
-def over_zeromq(address: str, keys: CurveKeys | None) -> Connect[CoreMessage, ClientMessage]:
+def over_zeromq(address: str, keys: CurveKeys | None) -> CoreConnect:
     """Makes a DEALER with a fresh identity for each connection to an address."""
 
     def connect(
@@ -94,7 +96,7 @@ class CoreConnection:
     def __init__(
         self,
         handlers: Handlers,
-        connects: Sequence[Connect[CoreMessage, ClientMessage]],
+        connects: Sequence[CoreConnect],
         counts: ConnectionCounts,
         *,
         core_loss: float = CORE_LOSS,

@@ -1,4 +1,4 @@
-"""The cores of one client: which there are, which may take a request, and where those go that may be what ended a core.
+"""A client's cores: which exist, which may take a request, and which take requests suspected of ending a core.
 
 Sends nothing. Knows of a request only whether it is suspect and where it began.
 """
@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 class CoreReport(msgspec.Struct, frozen=True):
-    """A core as its client sees it, with this client's requests there. One that `is_leaving` gets no others."""
+    """A core as its client sees it, with this client's requests there. One that `is_leaving` gets no others.
+
+    `has_unsuspected_requests`: some were never lost with a core, of whatever client.
+    """
 
     index: int
     address: str
@@ -36,6 +39,7 @@ class CoreReport(msgspec.Struct, frozen=True):
     condition: Condition
     num_requests: int
     is_leaving: bool
+    has_unsuspected_requests: bool
 
 
 class Core:
@@ -60,8 +64,8 @@ class Core:
         return self.connection.is_ready and not self.is_leaving and self.failure is None
 
     @property
-    def has_innocents(self) -> bool:
-        """Whether it computes requests that are above suspicion, as far as this client knows."""
+    def has_unsuspected_requests(self) -> bool:
+        """Whether it computes requests that were never lost with a core, as far as this client knows."""
         return self.num_requests > len(self.suspects) or self.num_others > 0
 
     def clear_suspects(self) -> bool:
@@ -82,6 +86,7 @@ class Core:
             Condition(False, reason=str(self.failure)) if self.failure else connection.condition(),
             self.num_requests,
             self.is_leaving,
+            self.has_unsuspected_requests,
         )
 
 
@@ -109,7 +114,7 @@ class Cores:
         return self._cores.get(index)
 
     @property
-    def first(self) -> Core:
+    def any_ready(self) -> Core:
         """One that is ready, if there is one, else the oldest."""
         return next((core for core in self._cores.values() if core.is_open), next(iter(self._cores.values())))
 
@@ -129,15 +134,18 @@ class Cores:
     def remove(self, core: Core) -> None:
         """It has left."""
         del self._cores[core.index]
-        self._forget(core)
+        self.forget(core)
 
     def become_ready(self, core: Core, *, follows_loss: bool) -> None:
         """A core has answered; it may have followed one that was lost. One beside others must give the same tokens."""
         connection = core.connection
         others = [each for each in self._cores.values() if each.is_open and each is not core]
-        if any(each.connection.fingerprint != connection.fingerprint for each in others):
-            text = "it has another model, dtype, kind of machine or number of ranks than the cores that are there"
-            self.refuse(core, EngineDeadError(f"the core at {core.address} would give other tokens: {text}"))
+        different = [each for each in others if each.connection.fingerprint != connection.fingerprint]
+        if different:
+            own, other = connection.fingerprint[:8], different[0].connection.fingerprint[:8]
+            text = f"the core at {core.address} would give other tokens (fingerprint {own}, not {other})"
+            advice = "start it with the same model, dtype, number of ranks and kind of processor"
+            self.refuse(core, EngineDeadError(f"{text}: {advice}"))
             return
         if not others:
             self._model = connection.model
@@ -155,9 +163,10 @@ class Cores:
         core.failure = error
         core.connection.close()
 
-    def lose(self, core: Core) -> None:
-        """It is not there, or no longer with what it had."""
-        self._forget(core)
+    def forget(self, core: Core) -> None:
+        """The core was lost, or restarted without its requests."""
+        if self._placer is not None:
+            self._placer.remove(core.index)
 
     def take_news(self, core: Core, news: PlacementNews) -> None:
         """What a core says of itself."""
@@ -181,7 +190,7 @@ class Cores:
             same = [core for core in usable if loss.is_of(core.index, core.connection.epoch)]
             if same:
                 return same
-        apart = [core for core in usable if now < core.reserved_until or not core.has_innocents]
+        apart = [core for core in usable if now < core.reserved_until or not core.has_unsuspected_requests]
         waits_since = now if stream.waits_since is None else stream.waits_since
         stream.is_to_run_alone = not apart and now - waits_since >= SUSPECT_PATIENCE
         return usable if stream.is_to_run_alone else apart
@@ -217,7 +226,7 @@ class Cores:
         if stream.waits_since is None or now - stream.waits_since < EVACUATION_DELAY:
             return None
         usable = [core for core in self._usable(stream) if not core.num_others]
-        if len(usable) < 2 or any(not core.has_innocents for core in usable):
+        if len(usable) < 2 or any(not core.has_unsuspected_requests for core in usable):
             return None
         return min(usable, key=lambda core: core.num_requests)
 
@@ -251,10 +260,6 @@ class Cores:
 
     def _fits(self, core: Core, stream: Stream) -> bool:
         return not stream.journal.is_begun or core.connection.fingerprint == stream.fingerprint
-
-    def _forget(self, core: Core) -> None:
-        if self._placer is not None:
-            self._placer.remove(core.index)
 
 
 def _do_nothing() -> None:

@@ -19,7 +19,7 @@ class Placer(Protocol):
         """A core is there, which has nothing to do and nothing cached."""
 
     def remove(self, core: int) -> None:
-        """It is gone; one that is not there is ignored."""
+        """Forget a core; unknown ones are ignored."""
 
     def place(self, request: int, first: Submit, session: str, cores: Sequence[int]) -> int:
         """Choose one of `cores`, of which there is at least one, and remember that this request is there.

@@ -41,7 +41,7 @@ class RunningRequests:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def place(self, request: int) -> tuple[Core | None, int] | None:
+    def locate(self, request: int) -> tuple[Core | None, int] | None:
         """The core that has a request, if one has, and the id that it knows; None if it has ended."""
         stream = self._streams.get(request)
         return None if stream is None else (self._core_of(stream), stream.wire_id)
@@ -153,7 +153,7 @@ class RunningRequests:
             self._detach(stream)
 
     def leave(self, core: Core) -> None:
-        """Send elsewhere what a core has, which is well."""
+        """Move a healthy core's requests to other cores."""
         for stream in self._at(core):
             self._abort(stream)
             self._detach(stream)
@@ -170,8 +170,9 @@ class RunningRequests:
                 self._streams.fail(stream, PyllmError(f"this request cannot be sent to the engine: {error}"))
                 continue
             if not is_sent and self._cores.can_never_take(stream):
-                text = "the engine core was lost, and the one that followed it has another model, dtype or machine"
-                self._streams.fail(stream, EngineDeadError(f"{text}: this request cannot go on there"))
+                text = f"its core was lost, and no core has that one's fingerprint {stream.fingerprint[:8]}"
+                advice = "start one with the same model, dtype, number of ranks and kind of processor"
+                self._streams.fail(stream, EngineDeadError(f"this request cannot go on: {text}; {advice}"))
 
     def _send(self, stream: Stream, now: float) -> bool:
         """Send a request that no core has, if there is one that may take it. True, too, if it has ended instead."""

@@ -181,8 +181,8 @@ async def test_another_model_goes_on_with_nothing_that_has_begun() -> None:
     core.say_rows(Row(requests[0], [5]), Row(requests[1], [2], -1, logprobs=[[(2, -1.0, 1)]]))
     core.on_disconnect()
     assert [str(error) for reader in (begun, told) for error in reader.errors] == [
-        "the engine core was lost, and the one that followed it has another model, dtype or machine: this request "
-        "cannot go on there"
+        "this request cannot go on: its core was lost, and no core has that one's fingerprint fingerpr; start one with "
+        "the same model, dtype, number of ranks and kind of processor"
     ] * 2
     assert (fresh.errors, len(other.sent(Submit)), client.fingerprint) == ([], 1, "another")
 

@@ -29,7 +29,7 @@ class Watch:
     def look(self, now: float) -> None:
         """Note it."""
         cores = self._client._cores.all()  # What is suspect is the client's secret.
-        self.sights.append(Sight(now, {core.address: core.epoch for core in cores if core.has_innocents}))
+        self.sights.append(Sight(now, {core.address: core.epoch for core in cores if core.has_unsuspected_requests}))
 
 
 def casualties(deaths: Iterable[Death], sights: Sequence[Sight], addresses: Mapping[int, str]) -> dict[str, Any]:

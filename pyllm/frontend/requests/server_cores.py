@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from pyllm.client.client import CoreConnect, EngineClient
-from pyllm.client.core_connection import over_zeromq
+from pyllm.client.client import EngineClient
+from pyllm.client.core_connection import CoreConnect, over_zeromq
 from pyllm.config.engine_settings import CorePlacement
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import EngineDeadError, PyllmError, RequestError

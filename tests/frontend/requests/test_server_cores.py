@@ -90,6 +90,7 @@ async def test_a_core_that_one_adds_is_used_by_all_and_gone_when_all_have_left_i
         await until(lambda: [core.index for core in one.cores.status()] == [1, 2])
         late = await place.api(2)
         assert late.indices() == [1, 2]
+        place.cores.update({(member, FIRST): FakeCore(epoch=EPOCH + 3) for member in range(2)})
         assert await two.cores.add(FIRST) == 3, "it may come again, and is another one then"
         late.client.close()
 

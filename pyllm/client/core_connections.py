@@ -1,0 +1,201 @@
+"""The connections of one client to its cores: made, watched and ended, also while requests run.
+
+Knows what requests do when a core comes, is lost or leaves; neither what they are nor what cores say of them.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from pyllm.client.core_connection import CORE_LOSS, LOSS_AMONG_SEVERAL, CoreConnect, CoreConnection, Handlers
+from pyllm.client.cores import Core, Cores
+from pyllm.client.pending_calls import Calls
+from pyllm.client.running_requests import RunningRequests
+from pyllm.config.engine_settings import MAX_CORES
+from pyllm.errors import EngineDeadError, PyllmError, RequestError
+from pyllm.wire.messages import Deltas, Isolated, PlacementNews, Rejected, Reply
+
+CLOSE_LINGER = 1.0  # seconds that the last aborts get to leave
+
+
+class ConnectionLimits(NamedTuple):
+    """Whether requests go to one core at a time, how long they wait for one, in seconds, and for a first answer.
+
+    Unless it `awaits_first`, a place where the first hello ends the connection is given up.
+    """
+
+    one_at_a_time: bool
+    recovery_timeout: float
+    awaits_first: bool
+
+
+class CoreConnections:
+    """`on_message` gets what each core says, `on_malformed` what does not decode, `on_end` why no core is awaited."""
+
+    def __init__(
+        self,
+        cores: Cores,
+        requests: RunningRequests,
+        calls: Calls,
+        limits: ConnectionLimits,
+        *,
+        on_message: Callable[[Core, Deltas | Reply | Rejected | Isolated | PlacementNews], None],
+        on_malformed: Callable[[str], None],
+        on_end: Callable[[PyllmError], None],
+    ) -> None:
+        self._cores = cores
+        self._requests = requests
+        self._calls = calls
+        self._limits = limits
+        self._on_message = on_message
+        self._on_malformed = on_malformed
+        self._on_end = on_end
+        self._was_ready = False
+        self._changed = asyncio.Event()  # when a core is ready or refused, or all is over
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether a core has answered."""
+        return self._was_ready
+
+    def add(self, address: str, connects: Sequence[CoreConnect], index: int | None = None) -> Core:
+        """A core at one of these places, to which no connection is open yet."""
+        core = self._cores.add(address, index)
+        handlers = Handlers(
+            partial(self._become_ready, core),
+            partial(self._on_message, core),
+            self._on_malformed,
+            partial(self._lose, core),
+            partial(self._refuse, core),
+        )
+        one_at_a_time, _, awaits_first = self._limits
+        core.connection = CoreConnection(
+            handlers,
+            connects,
+            self._cores.counts,
+            core_loss=CORE_LOSS if one_at_a_time else LOSS_AMONG_SEVERAL,
+            awaits_first=awaits_first or not one_at_a_time,
+            wants_news=not one_at_a_time,
+        )
+        return core
+
+    def open(self) -> None:
+        """Say hello to every core."""
+        for core in self._cores.all():
+            core.connection.open()
+
+    def close(self, linger: float = 0.0) -> None:
+        """Disconnect from every core; what is queued gets `linger` seconds to leave."""
+        for core in self._cores.all():
+            core.connection.close(linger)
+        self._changed.set()
+
+    async def first_ready(self, is_over: Callable[[], bool]) -> None:
+        """Wait until a core has answered, or all is over."""
+        while not self._was_ready and not is_over():
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def all_settled(self, seconds: float) -> None:
+        """Wait until each core is ready or refused, but no longer than so."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(self._settled(core) for core in self._cores.all()))
+
+    async def join(self, address: str, connect: CoreConnect, seconds: float, index: int | None) -> int:
+        """Take requests to another core, too, once it has answered; gives its index.
+
+        Raises:
+            RequestError: this address or index is there already, or as many cores as there may be.
+            EngineDeadError: no answer within so many seconds, or it would give other tokens.
+        """
+        if any(core.address == address for core in self._cores.all()):
+            raise RequestError(f"the core at {address} is there already", "address")
+        if len(self._cores) == MAX_CORES:
+            raise RequestError(f"there are {MAX_CORES} cores, and a client has no more: remove one first", "address")
+        if index is not None and self._cores.get(index) is not None:
+            raise RequestError(f"there is a core {index} already", "index")
+        core = self.add(address, [connect], index)
+        core.connection.open()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._settled(core)
+            if core.failure is not None:
+                raise EngineDeadError(str(core.failure))
+        except TimeoutError:
+            self._remove(core)
+            check = "see that one is bound there, and with the same keys over tcp://"
+            raise EngineDeadError(f"no core answered at {address} within {seconds:g} s: {check}") from None
+        except BaseException:
+            self._remove(core)
+            raise
+        return core.index
+
+    async def leave(self, core: Core, seconds: float) -> None:
+        """Send nothing more to a core, and leave it once what it has has ended, or goes on elsewhere after so long.
+
+        Raises:
+            RequestError: there is no other one.
+        """
+        if not any(not each.is_leaving for each in self._cores.all() if each is not core):
+            raise RequestError(f"core {core.index} is the only one: add another one before it leaves", "core")
+        core.is_leaving = True
+        if core.num_requests:
+            emptied = asyncio.Event()
+            core.on_empty = emptied.set
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await emptied.wait()
+        self._requests.leave(core)
+        self._remove(core)
+
+    def beat(self) -> None:
+        """Send heartbeats, and look for cores that are silent; the end, where none was there for too long."""
+        for core in self._cores.all():
+            if core.failure is None:
+                core.connection.beat()
+        connections = [core.connection for core in self._cores.all() if core.failure is None]
+        limit = self._limits.recovery_timeout
+        if self._was_ready and all(not each.is_ready and each.outage > limit for each in connections):
+            loss = next((each.loss for each in connections if each.loss), "the engine cores were lost")
+            self._on_end(EngineDeadError(f"{loss}, and none was ready within {limit:g} s"))
+
+    def _remove(self, core: Core) -> None:
+        self._cores.remove(core)
+        core.connection.close(CLOSE_LINGER)
+        self._calls.fail_all(EngineDeadError(f"core {core.index} has left"), core.index)
+        self._requests.place_waiting()
+
+    async def _settled(self, core: Core) -> None:
+        """Wait until a core is ready, or refused."""
+        while not core.connection.is_ready and core.failure is None:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _become_ready(self, core: Core, is_known: bool) -> None:
+        before, epoch = core.epoch, core.connection.epoch
+        follows_loss = before not in (0, epoch)
+        if is_known and follows_loss:
+            self._requests.lose(core, before, EngineDeadError("another engine core has taken its place"))
+        elif is_known:
+            self._requests.leave(core)
+        self._cores.become_ready(core, follows_loss=follows_loss)
+        self._was_ready |= core.failure is None
+        self._changed.set()
+        self._requests.place_waiting()
+
+    def _lose(self, core: Core, loss: EngineDeadError) -> None:
+        self._calls.fail_all(loss, core.index)
+        self._cores.forget(core)
+        self._requests.lose(core, core.epoch, loss)
+        if len(self._cores) > 1:
+            self._requests.place_waiting()
+
+    def _refuse(self, core: Core, error: PyllmError) -> None:
+        """A core cannot be used; without any the end is final."""
+        self._cores.refuse(core, error)
+        self._changed.set()
+        if all(each.failure is not None for each in self._cores.all()):
+            self._on_end(error)
