@@ -188,8 +188,8 @@ class ParallelConfig(ConfigPart, frozen=True):
     data_parallel_placement: Annotated[
         CorePlacement,
         Meta(
-            description="prefix: a request goes to the core that will answer first, by its cached prefixes and its "
-            "queue; round-robin: to each core in turn"
+            description="prefix: each request goes to the core expected to finish it first, by queued work, speed and "
+            "cached prefix; round-robin: to each core in turn"
         ),
     ] = "prefix"
     enable_expert_parallel: Annotated[

@@ -59,8 +59,8 @@ def _off(name: str, text: str, *aliases: str) -> VllmFlag:
 
 _NO_ADAPTERS = "LoRA adapters are not served yet: merge the adapter into the model and serve that"
 _TEXT_ONLY = "only text is served"
-_ONE_MACHINE = "one machine runs the model: --tensor-parallel-size spreads it over processes and GPUs there"
-_NO_NODES = "there is one machine and one engine, so it has no effect"
+_ONE_MACHINE = "pyllm starts ranks on this machine: for several machines use --distributed-executor-backend ray"
+_NO_NODES = "ranks find one another by themselves, so it has no effect"
 _OTHER_MACHINES = (
     "--data-parallel-size is of this machine: start `pyllm core` on each of the others, and add it by POST /admin/cores"
 )
@@ -349,14 +349,15 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("mamba-cache-philox-rounds", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size"),
         *("mamba-cache-mode", "replayssm-buffer-len", "use-replayssm", "gdn-prefill-backend", "kda-prefill-backend"),
     ),
-    _ONE_MACHINE: (
+    "the model is divided by --tensor-parallel-size and --pipeline-parallel-size, whose ranks have no such setting": (
         *("distributed-timeout-seconds", "cpu-distributed-timeout-seconds"),
         *("decode-context-parallel-size", "dcp-comm-backend"),
         *("dcp-q-replicate", "dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size"),
         *("prefill-context-parallel-size", "enable-dbo", "ubatch-size", "dbo-decode-token-threshold"),
         *("dbo-prefill-token-threshold", "dp-sync-interval", "disable-nccl-for-dp-synchronization"),
-        *("ray-workers-use-nsight", "enable-nccl-comm-suspend", "enable-batch-sharded-sampling", "worker-use-ray"),
+        *("ray-workers-use-nsight", "enable-nccl-comm-suspend", "enable-batch-sharded-sampling"),
     ),
+    "use --distributed-executor-backend ray": ("worker-use-ray",),
     "use --enable-expert-parallel, which has no settings of its own": (
         *("enable-ep-weight-filter", "all2all-backend", "enable-elastic-ep", "enable-eplb", "eplb-config"),
         *("expert-placement-strategy", "num-redundant-experts", "moe-backend"),
