@@ -1,4 +1,4 @@
-"""`pyllm replay`: repeats a recording of `--scheduler-recording`, and prints what it did."""
+"""`pyllm replay`: repeats what `--scheduler-recording` or `placement_recording` wrote, and prints what it did."""
 
 import argparse
 import json
@@ -7,7 +7,8 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
-    parser.add_argument("recording", type=Path, metavar="FILE", help="what --scheduler-recording wrote")
+    wrote = "what --scheduler-recording or EngineClient's placement_recording wrote"
+    parser.add_argument("recording", type=Path, metavar="FILE", help=wrote)
     parser.epilog = "example:\n  pyllm serve --scheduler-recording calls && pyllm replay calls"
 
 

@@ -11,9 +11,10 @@ READERS = {b"pyllm scheduler recording ": replay, b"pyllm placement recording ":
 
 
 def replay_file(path: Path) -> dict[str, Any]:
-    """Replay what `--scheduler-recording` wrote: num_entries, num_steps, hash, is_truncated, stats.
+    """Replay what `--scheduler-recording` or `EngineClient`'s `placement_recording` wrote.
 
-    Of a placement: num_entries, num_choices, hash, is_truncated.
+    Gives of a scheduler num_entries, num_steps, hash, is_truncated and stats; of a placement num_entries, num_choices,
+    hash and is_truncated.
 
     Raises:
         ConfigError: the file cannot be read, or is no recording.
@@ -29,4 +30,6 @@ def replay_file(path: Path) -> dict[str, Any]:
                 return read(recording)
             except ValueError as error:
                 raise PyllmError(f"{path}: {error}") from error
-    raise ConfigError(f"{path} is no recording: give a file that --scheduler-recording wrote")
+    raise ConfigError(
+        f"{path} is no recording: give a file that --scheduler-recording or EngineClient's placement_recording wrote"
+    )
