@@ -1,4 +1,4 @@
-"""The application in a process of somebody else's, such as a replica of Ray Serve: its state, and what goes on beside.
+"""The application inside another program's process, such as a replica of Ray Serve: its state, and what goes on beside.
 
 Opens no port and has no supervisor; `frontend/api_process.py` is the process of a server of our own.
 """

@@ -1,6 +1,6 @@
 """Which cores an application has, and the keys of their sockets: in Ray's own key-value store, which all nodes reach.
 
-A core says where it is, and twice a second that it lives; who follows it looks. Opens no socket.
+A core registers its address and beats once a second; API replicas poll the entries. Opens no socket.
 """
 
 import asyncio

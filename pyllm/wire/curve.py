@@ -31,14 +31,14 @@ class CurveKeys(msgspec.Struct, frozen=True):
 
 
 class KeyPairs(NamedTuple):
-    """Fresh keys of a server and of its only client."""
+    """Key pairs of a server side and a client side."""
 
     server: CurveKeys
     client: CurveKeys
 
 
 def key_pairs() -> KeyPairs:
-    """Keys for one connection, which are written nowhere."""
+    """Make fresh pairs; the caller decides whether to store them."""
     server, secret = zmq.curve_keypair()
     client, client_secret = zmq.curve_keypair()
     return KeyPairs(CurveKeys(server, secret), CurveKeys(client, client_secret, server))
