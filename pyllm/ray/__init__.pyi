@@ -1,6 +1,5 @@
-from .application import app, build
+from .application import app
 
 __all__ = [
     "app",
-    "build",
 ]

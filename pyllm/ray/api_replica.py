@@ -17,13 +17,13 @@ from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import PyllmError, StartError
 from pyllm.frontend import embedded_app
 from pyllm.launch.resolve import resolve_server, resolve_settings, shared_config
-from pyllm.ray.core_registry import CoreEntry, CoreRegistry, LiveCores
+from pyllm.ray.core_registry import CoreRegistration, CoreRegistry, LiveCores
 from pyllm.ray.core_replica import settings_hash
 from pyllm.wire import curve
 from pyllm.wire.sockets import SocketFolder
 
-LOOK = 0.5  # seconds between two looks at the registry
-LEAVE_TIMEOUT = 1.0  # seconds in which what runs on a core that leaves may end there, before it goes on elsewhere
+POLL_INTERVAL = 0.5  # seconds between two looks at the registry
+REMOVE_TIMEOUT = 1.0  # seconds in which what runs on a core that leaves may end there, before it goes on elsewhere
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class ApiReplica:
                     found = [entry.address for entry in self._live.beating() if entry.settings == settings]
                     if found:
                         return found
-                    await asyncio.sleep(LOOK)
+                    await asyncio.sleep(POLL_INTERVAL)
         except TimeoutError:
             text = f"no core of the application was ready within {self._server.ready_timeout:g} s"
             raise StartError(f"{text}; see the log of the deployment Cores") from None
@@ -112,7 +112,7 @@ class ApiReplica:
     async def _follow(self) -> None:
         """Take in cores that come, and leave those that go, of the same model."""
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
             try:
                 self._live.look(await self._registry.entries(), time.monotonic())
                 for name in self._live.silent(time.monotonic()):
@@ -122,7 +122,7 @@ class ApiReplica:
                 continue
             self._change(self._live.live(time.monotonic()))
 
-    def _change(self, entries: Mapping[str, CoreEntry]) -> None:
+    def _change(self, entries: Mapping[str, CoreRegistration]) -> None:
         wanted = {entry.address for entry in entries.values() if entry.fingerprint == self._embedded.fingerprint}
         listed = {core.address: core.index for core in self._embedded.cores.status() if not core.is_leaving}
         for address in wanted - listed.keys() - self._changing.keys():
@@ -144,7 +144,7 @@ class ApiReplica:
 
     async def _remove(self, address: str, index: int) -> None:
         try:
-            await self._embedded.cores.remove(index, LEAVE_TIMEOUT)
+            await self._embedded.cores.remove(index, REMOVE_TIMEOUT)
             logger.info("core %d at %s leaves", index, address)
         except PyllmError as error:
             logger.warning("the core at %s is kept: %s", address, error)

@@ -1,4 +1,4 @@
-"""The application for `serve run pyllm.ray:app`, and its builder for `serve run pyllm.ray:build` and config files.
+"""The application for `serve run pyllm.ray:app` and for config files.
 
 Decides how the deployments are kept unless a config file says otherwise. Starts nothing itself.
 """
@@ -18,15 +18,16 @@ from pyllm.ray import api_replica, core_replica
 # Seconds that a replica has to end once Ray Serve has asked it to: of the API, for its streams to finish; of a core,
 # for its streams to go elsewhere.
 API_GRACE, CORE_GRACE = 600.0, 60.0
-LEAVE_TIMEOUT = 20.0
+CORE_LEAVE_TIMEOUT = 20.0  # seconds that clients have to move their streams
 MAX_ONGOING_REQUESTS = 10_000  # of each replica of the API, which bounds its queue itself
 # What Ray Serve's proxies decide, in `http_options` of its config file.
-PROXYS = ("host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "root_path", "api_server_count")
+PROXY_SETTINGS = ("host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "root_path", "api_server_count")
 
 
-def build(args: Mapping[str, Any]) -> Any:
+def app(args: Mapping[str, Any]) -> Any:
     """The application with the settings of `pyllm serve`, by the names of its flags: `{"model": ...}`.
 
+    Ray Serve calls it with the arguments of its command line, of which there may be none.
     `cores` and `api` among them are options of these deployments, by Ray Serve's names, as its config file has them.
 
     Raises:
@@ -39,7 +40,7 @@ def build(args: Mapping[str, Any]) -> Any:
     of_cores, of_api = (_deployment_options(args, name) for name in ("cores", "api"))
     engine, server = server_settings({name: value for name, value in args.items() if name not in {"cores", "api"}})
     defaults = ServerConfig()
-    if given := [name for name in PROXYS if getattr(server, name) != getattr(defaults, name)]:
+    if given := [name for name in PROXY_SETTINGS if getattr(server, name) != getattr(defaults, name)]:
         raise ConfigError(f"{given[0]} is of Ray Serve's proxies here: set it in http_options of its config file")
     # Its proxies listen on addresses of their own, and take requests from other machines.
     server = msgspec.structs.replace(server, host="0.0.0.0")  # noqa: S104
@@ -68,7 +69,7 @@ def build(args: Mapping[str, Any]) -> Any:
         graceful_shutdown_timeout_s=API_GRACE,
         health_check_period_s=2.0,
     )
-    bound = cores.options(**of_cores).bind(engine, server.ready_timeout, LEAVE_TIMEOUT)
+    bound = cores.options(**of_cores).bind(engine, server.ready_timeout, CORE_LEAVE_TIMEOUT)
     return api.options(**of_api).bind(engine, server, bound)
 
 
@@ -86,7 +87,3 @@ def _deployment_options(args: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(options, Mapping):
         raise ConfigError(f"{name} is {options!r:.80}: expected options of a deployment, as {{'num_replicas': 2}}")
     return dict(options)
-
-
-# Ray Serve calls it with the arguments of its command line, of which there may be none.
-app = build

@@ -11,12 +11,12 @@ import msgspec
 
 from pyllm.wire.curve import KeyPairs, key_pairs
 
-STALE = 10.0  # seconds without a sign of life after which a core is taken to be gone
-BEAT = 1.0
+BEAT_TIMEOUT = 10.0  # seconds without a sign of life after which a core is taken to be gone
+BEAT_INTERVAL = 1.0
 _NAMESPACE = b"pyllm"
 
 
-class CoreEntry(msgspec.Struct, frozen=True):
+class CoreRegistration(msgspec.Struct, frozen=True):
     """A core of an application: its address, the settings it was started with, and how often it has said so."""
 
     address: str
@@ -36,7 +36,7 @@ class CoreRegistry:
         made = msgspec.msgpack.encode(key_pairs())
         return await asyncio.to_thread(self._keys, made)
 
-    async def put(self, name: str, entry: CoreEntry) -> None:
+    async def put(self, name: str, entry: CoreRegistration) -> None:
         """Say where a core is; to be repeated."""
         value = msgspec.msgpack.encode(entry)
         await asyncio.to_thread(_store()._internal_kv_put, self._key(name), value, True, namespace=_NAMESPACE)
@@ -45,7 +45,7 @@ class CoreRegistry:
         """Say that a core leaves."""
         await asyncio.to_thread(_store()._internal_kv_del, self._key(name), namespace=_NAMESPACE)
 
-    async def entries(self) -> dict[str, CoreEntry]:
+    async def entries(self) -> dict[str, CoreRegistration]:
         """The cores, by their names, those that are gone without a word included."""
         return await asyncio.to_thread(self._entries)
 
@@ -57,13 +57,13 @@ class CoreRegistry:
         store._internal_kv_put(key, made, False, namespace=_NAMESPACE)  # unless another was faster
         return msgspec.msgpack.decode(store._internal_kv_get(key, namespace=_NAMESPACE), type=KeyPairs)
 
-    def _entries(self) -> dict[str, CoreEntry]:
+    def _entries(self) -> dict[str, CoreRegistration]:
         store, prefix = _store(), self._key("")
         found = {}
         for key in store._internal_kv_list(prefix, namespace=_NAMESPACE):
             value = store._internal_kv_get(key, namespace=_NAMESPACE)
             if value is not None:  # It may have left just now.
-                found[key.removeprefix(prefix).decode()] = msgspec.msgpack.decode(value, type=CoreEntry)
+                found[key.removeprefix(prefix).decode()] = msgspec.msgpack.decode(value, type=CoreRegistration)
         return found
 
 
@@ -73,7 +73,7 @@ class LiveCores:
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
 
-    def look(self, entries: Mapping[str, CoreEntry], now: float) -> None:
+    def look(self, entries: Mapping[str, CoreRegistration], now: float) -> None:
         """Take note of the entries as they are `now`."""
         seen = {}
         for name, entry in entries.items():
@@ -86,23 +86,23 @@ class LiveCores:
                 seen[name] = before
         self._seen = seen
 
-    def beating(self) -> list[CoreEntry]:
+    def beating(self) -> list[CoreRegistration]:
         """Those that have said something new since they were first seen: they live, or did a moment ago."""
         return [each.entry for each in self._seen.values() if each.has_moved]
 
-    def live(self, now: float) -> dict[str, CoreEntry]:
-        """Those that have said something new within `STALE` seconds, or were first seen then."""
-        return {name: each.entry for name, each in self._seen.items() if now - each.since < STALE}
+    def live(self, now: float) -> dict[str, CoreRegistration]:
+        """Those that have said something new within `BEAT_TIMEOUT` seconds, or were first seen then."""
+        return {name: each.entry for name, each in self._seen.items() if now - each.since < BEAT_TIMEOUT}
 
     def silent(self, now: float) -> list[str]:
         """The names of the others."""
-        return [name for name, each in self._seen.items() if now - each.since >= STALE]
+        return [name for name, each in self._seen.items() if now - each.since >= BEAT_TIMEOUT]
 
 
 class _Seen(NamedTuple):
     """An entry, when it was new, and whether there was one before it."""
 
-    entry: CoreEntry
+    entry: CoreRegistration
     since: float
     has_moved: bool
 

@@ -20,7 +20,7 @@ from pyllm.config.rank_places import num_ranks
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config
-from pyllm.ray.core_registry import BEAT, CoreEntry, CoreRegistry
+from pyllm.ray.core_registry import BEAT_INTERVAL, CoreRegistration, CoreRegistry
 from pyllm.ray.scaling_policy import KV_USE, QUEUED_TOKENS
 from pyllm.supervision.server_processes import STOP_GRACE
 from pyllm.supervision.supervised_process import SupervisedProcess
@@ -88,7 +88,7 @@ class CoreReplica:
         connect = over_zeromq(address, keys.client)
         self._client = EngineClient(connect, addresses=[address])
         await self._client.start()
-        self._entry = CoreEntry(address, self._settings, self._client.fingerprint)
+        self._entry = CoreRegistration(address, self._settings, self._client.fingerprint)
         self._beating = asyncio.ensure_future(self._beat())
 
     async def statistics(self) -> dict[str, float]:
@@ -133,7 +133,7 @@ class CoreReplica:
                     stats = await self._client.stats()
                     if not stats["num_requests"] and stats["num_clients"] <= 1:
                         return True
-                    await asyncio.sleep(BEAT / 4)
+                    await asyncio.sleep(BEAT_INTERVAL / 4)
         logger.warning("requests are left at a core that ends: they wait for the next one")
         return False
 
@@ -142,7 +142,7 @@ class CoreReplica:
         while True:
             beat += 1
             await self._registry.put(self._name, msgspec.structs.replace(self._entry, beat=beat))
-            await asyncio.sleep(BEAT)
+            await asyncio.sleep(BEAT_INTERVAL)
 
     def _lose(self, reason: BaseException) -> None:
         self._loss = reason if isinstance(reason, PyllmError) else EngineDeadError(str(reason))

@@ -8,7 +8,7 @@ import yaml
 
 from pyllm.errors import ConfigError
 from pyllm.flags.keyword_settings import server_settings
-from pyllm.ray import app, build
+from pyllm.ray import app
 
 CONFIG_FILE = Path(__file__).parents[2] / "deploy/ray/serve.yaml"
 
@@ -30,23 +30,19 @@ def test_wrong_settings_are_refused(settings: dict[str, object], text: str) -> N
         server_settings(settings)
 
 
-def test_the_application_is_its_builder() -> None:
-    assert app is build
-
-
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'pyllm\[ray\]'"):
-        build({})
+        app({})
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_what_proxies_decide_and_what_is_no_options_is_refused() -> None:
     pytest.importorskip("ray")
     with pytest.raises(ConfigError, match="port is of Ray Serve's proxies"):
-        build({"port": 1234})
+        app({"port": 1234})
     with pytest.raises(ConfigError, match="cores is 3: expected options of a deployment"):
-        build({"cores": 3})
+        app({"cores": 3})
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -60,9 +60,9 @@ def cores(serve: Any) -> int:
 
 
 def deploy(serve: Any, model: str, **options: Any) -> None:
-    from pyllm.ray import build
+    from pyllm.ray import app
 
-    serve.run(build({"model": model, **SETTINGS, **options}), name="pyllm", route_prefix="/")
+    serve.run(app({"model": model, **SETTINGS, **options}), name="pyllm", route_prefix="/")
 
 
 async def streamed(http: httpx.AsyncClient, number: int) -> str:

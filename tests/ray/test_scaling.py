@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pyllm.ray.core_registry import STALE, CoreEntry, LiveCores
+from pyllm.ray.core_registry import BEAT_TIMEOUT, CoreRegistration, LiveCores
 from pyllm.ray.scaling_policy import KV_USE, QUEUED_TOKENS, CoreScaling
 
 
@@ -37,13 +37,13 @@ def test_nothing_changes_before_a_core_has_reported(metrics: Any) -> None:
 
 
 def test_a_core_that_says_nothing_new_is_gone_by_our_own_clock() -> None:
-    live, silent = LiveCores(), CoreEntry("tcp://a", "", "", beat=5)
-    for now in range(int(STALE) + 2):
-        beating = CoreEntry("tcp://b", "", "", beat=now)
+    live, silent = LiveCores(), CoreRegistration("tcp://a", "", "", beat=5)
+    for now in range(int(BEAT_TIMEOUT) + 2):
+        beating = CoreRegistration("tcp://b", "", "", beat=now)
         live.look({"a": silent, "b": beating}, float(now))
-        is_there = now < STALE
+        is_there = now < BEAT_TIMEOUT
         assert set(live.live(float(now))) == ({"a", "b"} if is_there else {"b"})
         assert live.silent(float(now)) == ([] if is_there else ["a"])
         assert live.beating() == ([beating] if now else [])  # A core of an earlier run may be in the registry.
-    live.look({"a": CoreEntry("tcp://a", "", "", beat=6)}, 100.0)
+    live.look({"a": CoreRegistration("tcp://a", "", "", beat=6)}, 100.0)
     assert set(live.live(100.0)) == {"a"}
