@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from pyllm import AsyncEngine, SamplingParams
-from pyllm.core.executors.ray_cluster import Needs, connect, reserve
+from pyllm.core.executors.ray_cluster import RankResources, connect, reserve
 from pyllm.errors import ConfigError, StartError
 from tests import waiting
 from tests.ray.cluster_nodes import ClusterNodes, cluster_of
@@ -129,12 +129,12 @@ async def test_a_start_says_what_the_cluster_lacks(cluster: ClusterNodes) -> Non
     ray = await asyncio.to_thread(connect, cluster.address)
     try:
         with pytest.raises(StartError, match=r"2 rank\(s\) need 3 CPU each, and 3 node\(s\) have 2 of 2 CPU free"):
-            await reserve(ray, Needs(2, 2, cpus=3, gpus=0), patience=1.0)
-        room = await reserve(ray, Needs(2, 2, cpus=1, gpus=0), patience=60.0)
-        assert room.bundles == [0, 1]  # No node has two CPUs.
+            await reserve(ray, RankResources(2, 2, cpus=3, gpus=0), patience=1.0)
+        reserved = await reserve(ray, RankResources(2, 2, cpus=1, gpus=0), patience=60.0)
+        assert reserved.bundles == [0, 1]  # No node has two CPUs.
         await asyncio.to_thread(cluster.add, 2)
-        room = await reserve(ray, Needs(2, 2, cpus=1, gpus=0), patience=60.0)
-        assert room.bundles == [0, 0]
+        reserved = await reserve(ray, RankResources(2, 2, cpus=1, gpus=0), patience=60.0)
+        assert reserved.bundles == [0, 0]
         with pytest.raises(ConfigError, match=r"ray://host:10001 is not the address of a cluster"):
             connect("ray://host:10001")
     finally:

@@ -41,7 +41,7 @@ class ForkedWorkers:
         name = f"worker {worker.rank} of core {worker.core_index}"
         return await self._fork_server.fork(name, self._config.ready_timeout)
 
-    async def forget(self) -> None:
+    async def release(self) -> None:
         self._remove_files()
 
     def close(self) -> None:

@@ -136,14 +136,14 @@ class ProcessExecutor:
         self._on_progress(min(self._progress))
 
     async def _end_ranks(self) -> None:
-        """End the ranks of a start, and forget it. Raises StartError if a rank cannot be killed."""
+        """End the ranks of a start, and release what it took. Raises StartError if a rank cannot be killed."""
         self._die(WorkerDeadError("the workers were ended", "killed"))
         for endpoint in self._endpoints:
             endpoint.close()
         self._endpoints.clear()
         ranks, self._ranks = self._ranks, []
         alive = await end(ranks)
-        await self._source.forget()
+        await self._source.release()
         if alive:
             raise StartError(f"{', '.join(process.name for process in alive)} could not be killed")
 

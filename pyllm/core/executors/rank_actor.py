@@ -13,10 +13,10 @@ from pyllm.supervision.child_process import StartedChild, reap, start_child
 from pyllm.supervision.process_handle import ProcessHandle, child_handle
 
 CHUNK = 1 << 16  # bytes
-LAST_WORDS = 1.0  # seconds after a worker's end in which its last reports and its log are read
+DRAIN_TIMEOUT = 1.0  # seconds after a worker's end in which its last reports and its log are read
 
 
-class ActorPlace(NamedTuple):
+class ActorLocation(NamedTuple):
     """Where an actor is: its node and that one's address, a port that was free there, and the number of its GPU."""
 
     node_id: str
@@ -25,7 +25,7 @@ class ActorPlace(NamedTuple):
     gpu: int | None
 
 
-class RankNews(NamedTuple):
+class RankOutput(NamedTuple):
     """What a worker has reported and logged since it was last asked; `code` is its exit code, as `Popen` has it."""
 
     reports: bytes
@@ -45,7 +45,7 @@ class RankActor:
         self._code: int | None = None
         self._changed = asyncio.Event()
 
-    async def place(self) -> ActorPlace:
+    async def locate(self) -> ActorLocation:
         """Where this actor is."""
         import ray
 
@@ -58,7 +58,7 @@ class RankActor:
         gpu = None
         if gpus:
             gpu = visible.index(gpus[0]) if gpus[0] in visible else int(gpus[0])
-        return ActorPlace(ray.get_runtime_context().get_node_id(), host, port, gpu)
+        return ActorLocation(ray.get_runtime_context().get_node_id(), host, port, gpu)
 
     async def start(self, name: str) -> int:
         """Start the worker, which waits for its configuration; gives its process id."""
@@ -75,14 +75,14 @@ class RankActor:
         loop.add_reader(handle.fileno(), exited)
         return child.process.pid
 
-    async def take(self) -> RankNews:
+    async def next_output(self) -> RankOutput:
         """Wait until there is something new, and give it. After the exit code there is nothing."""
         await self._changed.wait()
         self._changed.clear()
-        news = RankNews(bytes(self._reports), bytes(self._log), self._code)
+        output = RankOutput(bytes(self._reports), bytes(self._log), self._code)
         self._reports.clear()
         self._log.clear()
-        return news
+        return output
 
     async def write(self, data: bytes) -> None:
         """Pass on what the parent says."""
@@ -130,7 +130,7 @@ class RankActor:
         self._ending = asyncio.ensure_future(self._end(code, ends))
 
     async def _end(self, code: int, ends: "list[asyncio.Future[None]]") -> None:
-        await asyncio.wait(ends, timeout=LAST_WORDS)
+        await asyncio.wait(ends, timeout=DRAIN_TIMEOUT)
         if self._writer is not None:
             self._writer.close()
         self._code = code

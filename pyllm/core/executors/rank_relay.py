@@ -18,7 +18,7 @@ from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.parent_link import ORPHANED_EXIT_CODE
 from pyllm.supervision.process_handle import RemoteHandle
 
-KILL_PATIENCE = 3.0  # seconds until a killed rank, whose node says nothing, is taken to be gone
+KILL_TIMEOUT = 3.0  # seconds until a killed rank, whose node says nothing, is taken to be gone
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +26,16 @@ logger = logging.getLogger(__name__)
 class RankRelay:
     """`actor` is the handle of a `RankActor`. `destroy` ends the actor itself, without waiting.
 
-    `settle` is awaited before the end of a rank that failed by itself is told: ranks that exchange data with one that
-    is gone fail, too, and may be heard of first.
+    `wait_for_root_cause` is awaited before the end of a rank that failed by itself is told: ranks that exchange data
+    with one that is gone fail, too, and may be heard of first.
     """
 
     def __init__(
-        self, name: str, actor: Any, destroy: Callable[[], None], settle: Callable[[], Awaitable[None]]
+        self, name: str, actor: Any, destroy: Callable[[], None], wait_for_root_cause: Callable[[], Awaitable[None]]
     ) -> None:
         self._actor = actor
         self._destroy = destroy
-        self._settle = settle
+        self._wait_for_root_cause = wait_for_root_cause
         self._tasks: set[asyncio.Future[Any]] = set()
         self._giving_up: asyncio.TimerHandle | None = None
         self._is_over = False
@@ -83,8 +83,8 @@ class RankRelay:
             await self._actor.start.remote(self.child.name)
             self._run(self._forward(reader))
             while True:
-                *news, code = await self._actor.take.remote()
-                for writer, data in zip(self._writers, news, strict=True):
+                *output, code = await self._actor.next_output.remote()
+                for writer, data in zip(self._writers, output, strict=True):
                     writer.write(data)
                 if code is not None:
                     break
@@ -93,7 +93,7 @@ class RankRelay:
             self.lose(f"its node or its actor is gone: {type(error).__name__}: {text}")
             return
         if code > 0 and self.child.started.done():
-            await self._settle()
+            await self._wait_for_root_cause()
         self._over(code)
 
     async def _forward(self, reader: asyncio.StreamReader) -> None:
@@ -107,7 +107,8 @@ class RankRelay:
         self._actor.signal.remote(int(number), to_group)
         if number == signal.SIGKILL and self._giving_up is None:
             loop = asyncio.get_running_loop()
-            self._giving_up = loop.call_later(KILL_PATIENCE, self.lose, "its node does not answer")
+            reason = f"its node did not answer for {KILL_TIMEOUT:g} s after the kill"
+            self._giving_up = loop.call_later(KILL_TIMEOUT, self.lose, reason)
 
     def _over(self, code: int) -> None:
         if self._is_over:

@@ -1,6 +1,6 @@
 """The Ray cluster that ranks run on: the connection to it, and room for ranks on its nodes.
 
-The only module beside the actor that imports Ray, and only when it is used. Knows no worker.
+In core/executors only this module and the actor import Ray, and only when it is used. Knows no worker.
 """
 
 import asyncio
@@ -11,22 +11,22 @@ from typing import Any, NamedTuple
 
 from pyllm.errors import ConfigError, StartError
 
-LOOK = 1.0  # seconds between two looks whether there is room
-TRY = 10.0  # seconds that one way of placing the ranks is tried before another
+POLL_INTERVAL = 1.0  # seconds between two looks whether there is room
+STRATEGY_TIMEOUT = 10.0  # seconds that one way of placing the ranks is tried before another
 WARN_INTERVAL = 30.0
-REACH = 5.0  # seconds until the head's address is taken to be wrong
+CONNECT_TIMEOUT = 5.0  # seconds until the head's address is taken to be wrong
 
 logger = logging.getLogger(__name__)
 
 
-class Room(NamedTuple):
+class ReservedGroup(NamedTuple):
     """A placement group with room for all ranks; `bundles` has the bundle of each rank."""
 
     group: Any
     bundles: Sequence[int]
 
 
-class Needs(NamedTuple):
+class RankResources(NamedTuple):
     """What each rank takes of its node, and how many ranks a stage has, which belong on one node."""
 
     num_ranks: int
@@ -74,10 +74,10 @@ def _reach(address: str) -> None:
     """Raises OSError where nobody listens: Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
-        socket.create_connection((host, int(port)), REACH).close()
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
 
 
-async def reserve(ray: Any, needs: Needs, patience: float) -> Room:
+async def reserve(ray: Any, resources: RankResources, patience: float) -> ReservedGroup:
     """Room for all ranks: each stage on a node of its own where that is possible, else ranks wherever there is room.
 
     Waits until nodes have it or come, at most `patience` seconds.
@@ -89,22 +89,24 @@ async def reserve(ray: Any, needs: Needs, patience: float) -> Room:
     began = warned = loop.time()
     attempt = 0
     while True:
-        bundles, strategy = await _choose(ray, needs, attempt)
+        bundles, strategy = await _choose(ray, resources, attempt)
         group = ray.util.placement_group(bundles, strategy=strategy)
         tried = loop.time()
         try:
-            while not await asyncio.to_thread(group.wait, LOOK):
+            while not await asyncio.to_thread(group.wait, POLL_INTERVAL):
                 now = loop.time()
                 if now - warned >= WARN_INTERVAL:
                     warned = now
-                    logger.warning("waiting for room on the Ray cluster: %s", await _shortage(ray, needs))
+                    logger.warning("waiting for room on the Ray cluster: %s", await _shortage(ray, resources))
                 if now - began >= patience:
-                    raise StartError(f"no room on the Ray cluster within {patience:g} s: {await _shortage(ray, needs)}")
-                if now - tried >= TRY:
+                    raise StartError(
+                        f"no room on the Ray cluster within {patience:g} s: {await _shortage(ray, resources)}"
+                    )
+                if now - tried >= STRATEGY_TIMEOUT:
                     break
             else:
-                size = needs.num_ranks // len(bundles)
-                return Room(group, [rank // size for rank in range(needs.num_ranks)])
+                size = resources.num_ranks // len(bundles)
+                return ReservedGroup(group, [rank // size for rank in range(resources.num_ranks)])
         except BaseException:
             ray.util.remove_placement_group(group)
             raise
@@ -112,25 +114,25 @@ async def reserve(ray: Any, needs: Needs, patience: float) -> Room:
         attempt += 1
 
 
-async def _choose(ray: Any, needs: Needs, attempt: int) -> tuple[list[dict[str, float]], str]:
+async def _choose(ray: Any, resources: RankResources, attempt: int) -> tuple[list[dict[str, float]], str]:
     """The bundles and the strategy: by stages at first and every other time, if a node could hold a stage."""
-    stage = needs.of(needs.ranks_per_stage)
+    stage = resources.of(resources.ranks_per_stage)
     nodes = await asyncio.to_thread(ray.nodes)
     fits = any(
         node["Alive"] and all(node["Resources"].get(name, 0) >= amount for name, amount in stage.items())
         for node in nodes
     )
-    if needs.ranks_per_stage == 1 or (fits and attempt % 2 == 0):
-        return [stage] * (needs.num_ranks // needs.ranks_per_stage), "SPREAD"
-    return [needs.of(1)] * needs.num_ranks, "PACK"
+    if resources.ranks_per_stage == 1 or (fits and attempt % 2 == 0):
+        return [stage] * (resources.num_ranks // resources.ranks_per_stage), "SPREAD"
+    return [resources.of(1)] * resources.num_ranks, "PACK"
 
 
-async def _shortage(ray: Any, needs: Needs) -> str:
-    each = " and ".join(f"{amount:g} {name}" for name, amount in needs.of(1).items())
+async def _shortage(ray: Any, resources: RankResources) -> str:
+    each = " and ".join(f"{amount:g} {name}" for name, amount in resources.of(1).items())
     total, free = await asyncio.to_thread(lambda: (ray.cluster_resources(), ray.available_resources()))
-    has = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name in needs.of(1))
+    has = ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name in resources.of(1))
     num_nodes = sum(node["Alive"] for node in await asyncio.to_thread(ray.nodes))
     return (
-        f"{needs.num_ranks} rank(s) need {each} each, and {num_nodes} node(s) have {has}; add nodes, end what else "
+        f"{resources.num_ranks} rank(s) need {each} each, and {num_nodes} node(s) have {has}; add nodes, end what else "
         "takes them, or set --ray-num-cpus"
     )

@@ -15,15 +15,15 @@ import msgspec
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.process_config import CoreConfig, WorkerConfig
 from pyllm.config.rank_places import num_ranks
-from pyllm.core.executors.rank_actor import ActorPlace, RankActor
+from pyllm.core.executors.rank_actor import ActorLocation, RankActor
 from pyllm.core.executors.rank_relay import RankRelay
-from pyllm.core.executors.ray_cluster import Needs, Room, connect, reserve
+from pyllm.core.executors.ray_cluster import RankResources, ReservedGroup, connect, reserve
 from pyllm.core.executors.worker_source import PreparedRank
 from pyllm.errors import StartError
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.wire import curve
 
-SETTLE = 1.0  # seconds in which a rank that failed may turn out to have lost another
+ROOT_CAUSE_TIMEOUT = 1.0  # seconds in which a rank that failed may turn out to have lost another
 
 logger = logging.getLogger(__name__)
 
@@ -38,48 +38,50 @@ class RayWorkers:
     def __init__(self, config: CoreConfig) -> None:
         self._config = config
         self._ray: Any = None
-        self._room: Room | None = None
+        self._reserved: ReservedGroup | None = None
         self._actors: list[Any] = []
         self._relays: list[RankRelay] = []
 
     async def prepare(self) -> list[PreparedRank]:
-        await self.forget()
+        await self.release()
         config = self._config
         parallel, is_gpu = config.engine.parallel, config.engine.device.device == "cuda"
         self._ray = ray = await asyncio.to_thread(connect, parallel.ray_address)
         _keep_signal_handlers()
-        needs = Needs(num_ranks(parallel), parallel.tensor_parallel_size, parallel.ray_num_cpus, int(is_gpu))
-        self._room = await reserve(ray, needs, config.ready_timeout)
-        group = self._room.group
+        size, num_cpus = parallel.tensor_parallel_size, parallel.ray_num_cpus
+        resources = RankResources(num_ranks(parallel), size, num_cpus, int(is_gpu))
+        self._reserved = await reserve(ray, resources, config.ready_timeout)
+        group = self._reserved.group
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         actor = ray.remote(RankActor)
         self._actors = [
             actor.options(
-                num_cpus=needs.cpus, num_gpus=needs.gpus, scheduling_strategy=strategy(group, bundle)
+                num_cpus=resources.cpus, num_gpus=resources.gpus, scheduling_strategy=strategy(group, bundle)
             ).remote()
-            for bundle in self._room.bundles
+            for bundle in self._reserved.bundles
         ]
-        places = await self._places()
+        locations = await self._locations()
         checkpoint = _with_absolute_files(config.checkpoint)
         # Ranks have memory in common on one node at most, and only if they see one another's GPUs.
         engine = msgspec.structs.replace(
             config.engine, parallel=msgspec.structs.replace(parallel, disable_custom_all_reduce=True)
         )
-        rendezvous = f"tcp://{places[0].host}:{places[0].free_port}"
+        rendezvous = f"tcp://{locations[0].host}:{locations[0].free_port}"
         prepared = []
-        for rank, place in enumerate(places):
-            logger.info("rank %d of core %d is on node %s (%s)", rank, config.index, place.node_id[:8], place.host)
+        for rank, location in enumerate(locations):
+            node_id, host = location.node_id[:8], location.host
+            logger.info("rank %d of core %d is on node %s (%s)", rank, config.index, node_id, host)
             keys = curve.key_pairs()
             worker = WorkerConfig(
                 engine=engine,
                 checkpoint=checkpoint,
                 rank=rank,
-                address=f"tcp://{place.host}:0",
+                address=f"tcp://{host}:0",
                 rendezvous=rendezvous,
                 core_index=config.index,
                 num_threads=parallel.ray_num_cpus,
-                gpu=place.gpu,
-                host=place.host,
+                gpu=location.gpu,
+                host=host,
                 curve_keys=keys.server,
                 client_key=keys.client.public,
             )
@@ -89,43 +91,43 @@ class RayWorkers:
     async def start(self, worker: WorkerConfig) -> ChildProcess:
         actor, ray = self._actors[worker.rank], self._ray
         name = f"worker {worker.rank} of core {worker.core_index}"
-        relay = RankRelay(name, actor, lambda: ray.kill(actor), self._settle)
+        relay = RankRelay(name, actor, lambda: ray.kill(actor), self._wait_for_root_cause)
         self._relays.append(relay)
         await relay.start()
         return relay.child
 
-    async def forget(self) -> None:
+    async def release(self) -> None:
         relays, self._relays = self._relays, []
         for relay in relays:
             relay.close()
         actors, self._actors = self._actors, []
-        room, self._room = self._room, None
+        reserved, self._reserved = self._reserved, None
         for actor in actors:
             self._ray.kill(actor)
-        if room is not None:
-            await asyncio.to_thread(self._ray.util.remove_placement_group, room.group)
+        if reserved is not None:
+            await asyncio.to_thread(self._ray.util.remove_placement_group, reserved.group)
 
     def close(self) -> None:
-        """Ray ends the actors of a job that has ended, those that are not forgotten yet, too."""
+        """Ray ends the actors of a job that has ended, those that are not released yet, too."""
 
-    async def _places(self) -> list[ActorPlace]:
+    async def _locations(self) -> list[ActorLocation]:
         patience = self._config.ready_timeout
         try:
             async with asyncio.timeout(patience):
-                places = await asyncio.gather(*(each.place.remote() for each in self._actors))
+                locations = await asyncio.gather(*(each.locate.remote() for each in self._actors))
         except TimeoutError:
             raise StartError(f"no actor of the ranks was ready within {patience:g} s; see `ray list actors`") from None
         except self._ray.exceptions.RayError as error:
             raise StartError(
                 f"an actor of the ranks did not start: {error}; every node needs Ray and pyllm, of the same versions"
             ) from error
-        return [ActorPlace(*place) for place in places]
+        return [ActorLocation(*location) for location in locations]
 
-    async def _settle(self) -> None:
+    async def _wait_for_root_cause(self) -> None:
         """Wait for the end of any rank that has not failed by itself."""
         others = [relay.child.exited for relay in self._relays]
         if len(others) > 1:
-            await asyncio.wait(others, timeout=SETTLE, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(others, timeout=ROOT_CAUSE_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _with_absolute_files(checkpoint: Checkpoint) -> Checkpoint:

@@ -18,7 +18,7 @@ class WorkerSource(Protocol):
     """Starts worker processes, all ranks of one start after another. They report the address that they listen on."""
 
     async def prepare(self) -> list[PreparedRank]:
-        """Find a place for every rank of a new start, in rank order; `forget` comes before the next one.
+        """Find a place for every rank of a new start, in rank order; `release` comes before the next one.
 
         Raises:
             StartError: there is none; the text says what was asked for and what is there.
@@ -27,7 +27,7 @@ class WorkerSource(Protocol):
     async def start(self, worker: WorkerConfig) -> ChildProcess:
         """Start the process of a prepared rank; it is watched, and not configured yet. Raises StartError."""
 
-    async def forget(self) -> None:
+    async def release(self) -> None:
         """Give back what a start has taken, when its processes have ended; safe without one."""
 
     def close(self) -> None:

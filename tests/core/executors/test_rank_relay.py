@@ -50,16 +50,16 @@ class Rank:
     def __init__(self) -> None:
         self.handle = Handle()
         self.destroyed = 0
-        self.settled = asyncio.Event()
-        self.settled.set()
-        self.relay = RankRelay("worker 0 of core 0", self.handle, self.destroy, self.settle)
+        self.found = asyncio.Event()
+        self.found.set()
+        self.relay = RankRelay("worker 0 of core 0", self.handle, self.destroy, self.wait_for_root_cause)
         self.child = self.relay.child
 
     def destroy(self) -> None:
         self.destroyed += 1
 
-    async def settle(self) -> None:
-        await self.settled.wait()
+    async def wait_for_root_cause(self) -> None:
+        await self.found.wait()
 
     async def pid(self) -> int:
         await until(lambda: self.handle.actor._child is not None)
@@ -107,11 +107,11 @@ async def test_a_killed_worker_has_its_exit_code(rank: Rank) -> None:
 
 async def test_a_worker_that_fails_is_told_of_when_the_others_have_settled(rank: Rank, tmp_path: Any) -> None:
     rank.child.started.set_result("")
-    rank.settled.clear()
+    rank.found.clear()
     rank.child.configure(msgspec.structs.replace(worker_config(str(tmp_path)), address="none"))
     await until(lambda: rank.handle.actor._code is not None)
     assert not rank.child.exited.done()
-    rank.settled.set()
+    rank.found.set()
     assert await rank.child.exited > 0
 
 
@@ -124,10 +124,10 @@ async def test_a_worker_that_is_lost_is_an_orphan_and_says_why(rank: Rank) -> No
 
 
 async def test_a_node_that_does_not_answer_is_given_up(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyllm.core.executors.rank_relay.KILL_PATIENCE", 0.01)
+    monkeypatch.setattr("pyllm.core.executors.rank_relay.KILL_TIMEOUT", 0.01)
     rank.handle.is_cut_off = True
     rank.child.kill()
     assert await rank.child.exited == ORPHANED_EXIT_CODE
-    assert "its node does not answer" in rank.child.exit_summary()
+    assert "its node did not answer for 0.01 s after the kill" in rank.child.exit_summary()
     rank.handle.is_cut_off = False
     await rank.handle.actor.signal(signal.SIGKILL, False)
