@@ -60,7 +60,7 @@ from .profiles import (
     RankProfile,
     RankTimes,
 )
-from .sockets import SocketFolder, bind_listener, bind_unix_listener, is_core_address
+from .sockets import SocketFolder, bind_listener, bind_unix_listener, interface_of, is_core_address
 
 __all__ = [
     "CLEARING_TOKENS",
@@ -132,6 +132,7 @@ __all__ = [
     "bind_listener",
     "bind_unix_listener",
     "client_keys",
+    "interface_of",
     "is_core_address",
     "key_pairs",
     "plan_offsets",

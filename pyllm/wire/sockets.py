@@ -1,6 +1,6 @@
 """The sockets that processes are handed: a private folder for `ipc://`, and the one that the server listens on.
 
-Does not know who uses them.
+Also which network interface has an address. Does not know who uses them.
 """
 
 import contextlib
@@ -10,11 +10,14 @@ import re
 import shutil
 import socket
 import stat
+import struct
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
 from pyllm.errors import ConfigError
+
+_ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR in Linux's sockios.h
 
 
 class SocketFolder:
@@ -54,6 +57,33 @@ def is_core_address(text: str) -> bool:
     if (match := re.fullmatch(r"tcp://\S+:(\d{1,5}|\*)", text)) is not None:
         return match[1] == "*" or int(match[1]) <= 0xFFFF
     return text.startswith("ipc://") and text != "ipc://"
+
+
+def interface_of(host: str) -> str:
+    """The network interface with this IPv4 address.
+
+    Raises:
+        ConfigError: none has it, or this is no IPv4 address.
+    """
+    try:
+        wanted = socket.inet_pton(socket.AF_INET, host)
+    except OSError:
+        raise ConfigError(
+            f"{host} is no IPv4 address, and ranks reach one another over IPv4 only; give this machine an IPv4 address"
+        ) from None
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asking, _ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()))
+            except OSError:  # It has no such address.
+                continue
+            if answer[20:24] == wanted:
+                return name
+            found.append(f"{socket.inet_ntoa(answer[20:24])} ({name})")
+    raise ConfigError(
+        f"no network interface has the address {host}: there are {', '.join(found)}; set GLOO_SOCKET_IFNAME"
+    )
 
 
 def _lock(folder: Path) -> int:

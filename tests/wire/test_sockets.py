@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyllm.errors import ConfigError
-from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener
+from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener, interface_of
 
 HOLD = """
 import signal
@@ -99,3 +99,22 @@ def test_a_path_that_cannot_be_bound_is_refused(tmp_path: Path, name: str) -> No
     with pytest.raises(ConfigError, match="--uds"), bind_unix_listener(str(tmp_path / name)):
         pass
     assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+
+
+@pytest.mark.parametrize(
+    ("host", "text"),
+    [
+        (
+            "203.0.113.9",
+            r"no network interface has the address 203\.0\.113\.9: .*127\.0\.0\.1 \(lo\).*GLOO_SOCKET_IFNAME",
+        ),
+        ("::1", r"::1 is no IPv4 address, .*; give this machine an IPv4 address"),
+    ],
+)
+def test_an_address_without_an_interface_is_refused(host: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        interface_of(host)

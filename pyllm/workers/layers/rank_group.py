@@ -3,21 +3,16 @@
 Knows no layer. With one rank nothing is joined, and every collective returns its input.
 """
 
-import fcntl
 import logging
 import os
-import socket
-import struct
 from typing import Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pyllm.errors import ConfigError
+from pyllm.wire.sockets import interface_of
 from pyllm.workers.layers.one_shot_all_reduce import OneShotAllReduce
-
-_ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR in Linux's sockios.h
 
 logger = logging.getLogger(__name__)
 
@@ -65,15 +60,15 @@ class RankGroup:
         all of them are on this machine.
 
         Raises:
-            ConfigError: no network interface of this machine has that address.
+            ConfigError: no network interface of this machine has that address, or it is no IPv4 address.
         """
         on_gpu = device.type == "cuda"
         if on_gpu:  # A lone rank, too, has another one than the first where several cores run.
             torch.cuda.set_device(device)
         if size * num_stages == 1:
             return cls(rank, size)
-        if not on_gpu:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(host) if host else "lo")
+        if not on_gpu and "GLOO_SOCKET_IFNAME" not in os.environ:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface_of(host) if host else "lo"
         backend, world_size = "nccl" if on_gpu else "gloo", size * num_stages
         dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world_size)
         # In gloo's own reduction, a row's sum would depend on the size of the tensor.
@@ -124,28 +119,6 @@ class RankGroup:
         if self.size > 1:
             dist.broadcast(tensor, group=self._process_group, group_src=0)
         return tensor
-
-
-def interface_of(host: str) -> str:
-    """The network interface with this IPv4 address.
-
-    Raises:
-        ConfigError: none has it.
-    """
-    wanted, found = socket.inet_aton(host), []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(asking, _ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()))
-            except OSError:  # It has no such address.
-                continue
-            if answer[20:24] == wanted:
-                return name
-            found.append(f"{socket.inet_ntoa(answer[20:24])} ({name})")
-    raise ConfigError(
-        f"no network interface has the address {host}, which Ray has for this node: there are {', '.join(found)}; "
-        "start Ray with one of these as --node-ip-address, or set GLOO_SOCKET_IFNAME"
-    )
 
 
 def _groups_of_stages(size: int, num_stages: int) -> list[dist.ProcessGroup | int]:

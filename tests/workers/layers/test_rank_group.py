@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from pyllm.errors import ConfigError
 from pyllm.wire.messages import Sampling
-from pyllm.workers.layers.rank_group import interface_of
 from tests.plans import Planner, Row
 from tests.tiny_model import write_tiny_model
 from tests.workers.engine import loaded_runner, run, worker_config
@@ -95,14 +93,3 @@ def test_memory_is_shared_by_all_ranks_or_none(ranks: list[dict[str, Any]]) -> N
     for rank in ranks:
         expected = {"": True, "has no link": False, "cannot share": False, "reads other numbers": False}
         assert rank["shared"] == expected
-
-
-def test_the_interface_of_an_address_is_found() -> None:
-    assert interface_of("127.0.0.1") == "lo"
-
-
-def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"no network interface has the address 203\.0\.113\.9, .*127\.0\.0\.1 \(lo\)"
-    ):
-        interface_of("203.0.113.9")
