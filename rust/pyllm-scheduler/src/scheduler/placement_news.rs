@@ -41,7 +41,7 @@ pub(super) struct PackedLoad {
 }
 
 /// Where an answer goes on.
-enum From {
+enum Cursor {
     Number(u64),
     /// A part of a snapshot, which is complete with the changes from number `start` on.
     Part {
@@ -56,7 +56,7 @@ impl Scheduler {
     pub fn placement_news(&mut self, number: i64) -> PlacementNews {
         let mut changes = Vec::new();
         let next = match self.told_from(number) {
-            From::Number(first) => {
+            Cursor::Number(first) => {
                 let log = self.cache.changes();
                 let told = log.since(first).into_iter().flatten().take(log.most_told);
                 let mut next = first as i64;
@@ -66,7 +66,7 @@ impl Scheduler {
                 }
                 next
             }
-            From::Part { start, part } => {
+            Cursor::Part { start, part } => {
                 if part == 0 {
                     Change::Cleared.write(&mut changes);
                 }
@@ -85,12 +85,14 @@ impl Scheduler {
         self.cache.limit_changes(capacity, most_told);
     }
 
-    fn told_from(&mut self, number: i64) -> From {
-        let from = if number >= 0 { From::Number(number as u64) } else { part_of(number) };
+    fn told_from(&mut self, number: i64) -> Cursor {
+        let cursor = if number >= 0 { Cursor::Number(number as u64) } else { part_of(number) };
         let changes = self.cache.changes();
-        match from {
-            From::Number(first) | From::Part { start: first, part: 1.. } if changes.since(first).is_some() => from,
-            _ => From::Part { start: changes.next(), part: 0 },
+        match cursor {
+            Cursor::Number(first) | Cursor::Part { start: first, part: 1.. } if changes.since(first).is_some() => {
+                cursor
+            }
+            _ => Cursor::Part { start: changes.next(), part: 0 },
         }
     }
 
@@ -188,7 +190,7 @@ fn number_of(start: u64, part: usize) -> i64 {
     -1 - (((start as i64) << PART_BITS) | part as i64)
 }
 
-fn part_of(number: i64) -> From {
+fn part_of(number: i64) -> Cursor {
     let packed = (-1 - number) as u64;
-    From::Part { start: packed >> PART_BITS, part: (packed & ((1 << PART_BITS) - 1)) as usize }
+    Cursor::Part { start: packed >> PART_BITS, part: (packed & ((1 << PART_BITS) - 1)) as usize }
 }

@@ -231,7 +231,7 @@ impl Scheduler {
                     } else {
                         planning.cut(planning.blocks_reason());
                     }
-                } else if !planning.share.has_place(is_due) {
+                } else if !planning.share.admit_decode(is_due) {
                     planning.cut(Reason::Pipeline);
                     planning.heed_target(sequence);
                 } else if planning.samples == 0 {

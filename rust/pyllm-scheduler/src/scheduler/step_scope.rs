@@ -26,7 +26,7 @@ impl StepScope {
     }
 }
 
-/// The prefills of a step are at least its budget divided by so many times the stages: each step has a cost of its own.
+/// A step's prefill share is at least its budget / (2 x stages), so that steps do not become too small.
 const MOST_PARTS: u32 = 2;
 
 /// What a step may take of all that runs.
@@ -51,11 +51,11 @@ impl StepShare {
         Self { prefill_tokens: self.prefill_tokens, ..Self::WHOLE }
     }
 
-    /// Whether one more decode may have a row.
-    pub(super) fn has_place(&mut self, is_due: bool) -> bool {
-        let has_place = if is_due { self.num_due > 0 } else { self.num_recent > 0 };
-        self.has_passed_over |= !has_place;
-        has_place
+    /// Whether one more decode fits; notes it when not.
+    pub(super) fn admit_decode(&mut self, is_due: bool) -> bool {
+        let fits = if is_due { self.num_due > 0 } else { self.num_recent > 0 };
+        self.has_passed_over |= !fits;
+        fits
     }
 
     /// A decode has a row.
