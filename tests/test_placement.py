@@ -98,7 +98,7 @@ def test_what_is_not_there_is_refused() -> None:
         placement.remove_core(1)
     with pytest.raises(ValueError, match="core 0 is there already"):
         placement.add_core(0)
-    with pytest.raises(ValueError, match="the news of core 0 does not read"):
+    with pytest.raises(ValueError, match="cannot decode the load report of core 0"):
         placement.news(0, -1, b"", b"")
     with pytest.raises(ValueError, match="block_size is 0"):
         Placement(block_size=0)

@@ -125,9 +125,9 @@ pub enum Error {
         /// The setting.
         setting: &'static str,
     },
-    /// A call of a placement that names what is not there, or does not read.
+    /// A call of a placement that names what is not there, or cannot be decoded.
     Placement(String),
-    /// A recording that does not read, or does not replay to the same decisions.
+    /// A recording that cannot be decoded, or does not replay to the same decisions.
     Replay {
         /// Entries before the one at fault.
         entry: u64,

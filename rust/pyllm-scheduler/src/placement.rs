@@ -1,6 +1,6 @@
-//! Which core a request goes to: the one where it costs the least seconds until its first token is computed and its
-//! share of the work is done, by the work that is there, the core's speed, and what the core's cache has of its prompt.
-//! It has no clock, no randomness and no I/O; a recording of its inputs gives the same choices. Knows no connection.
+//! Chooses the core where a request should finish first, by the work queued there, the core's speed and its cached
+//! prefix. It has no clock, no randomness and no I/O; a recording of its inputs gives the same choices. Knows no
+//! connection.
 
 mod choice;
 mod core_set;
@@ -42,7 +42,7 @@ pub struct Placement {
     recorder: Option<Recorder>,
     // Working space, kept between calls for its memory alone.
     hasher: BlockHasher,
-    names: Vec<u64>,
+    hashes: Vec<u64>,
     candidates: Vec<Candidate>,
 }
 
@@ -77,7 +77,7 @@ pub struct Placed {
 }
 
 impl Placement {
-    /// For cores that name the blocks of their prefix caches in this way.
+    /// For cores that hash the blocks of their prefix caches in this way.
     ///
     /// Errors: `Placement` for a block without tokens.
     pub fn new(block_size: u32, prefix_hash: PrefixHash, prefix_hash_seed: &str) -> Result<Self> {
@@ -93,7 +93,7 @@ impl Placement {
             num_inputs: 0,
             recorder: None,
             hasher: BlockHasher::by(prefix_hash, prefix_hash_seed),
-            names: Vec::new(),
+            hashes: Vec::new(),
             candidates: Vec::new(),
         })
     }
@@ -134,7 +134,12 @@ impl Placement {
     pub fn news(&mut self, core: u32, last_request: Option<u64>, changes: &[u8], load: &[u8]) -> Result<()> {
         let place = self.find(core)?;
         let (Some(read_changes), Some(read_load)) = (Change::read_all(changes), CoreLoad::from_bytes(load)) else {
-            return refuse(format!("the news of core {core} does not read; give what placement_news packed"));
+            return refuse(format!(
+                "cannot decode the load report of core {core} ({} bytes of changes, {} of load): pass what \
+                 Scheduler.placement_news of the same pyllm version gave",
+                changes.len(),
+                load.len()
+            ));
         };
         self.record(|| Input::News { core, last_request, changes: changes.to_vec(), load: load.to_vec() });
         self.index.change(place, &read_changes);
@@ -158,7 +163,7 @@ impl Placement {
         for &core in cores {
             among = among.with(CoreSet::of(self.find(core)?));
         }
-        self.name_blocks(&request);
+        self.hash_blocks(&request);
         self.weigh(&request, among);
         let Some(chosen) = choose(&self.candidates, self.speeds.step_seconds, &request.session) else {
             return refuse(format!("there is no core for request {}; give at least one", request.id));
@@ -181,7 +186,7 @@ impl Placement {
             core.end(request);
         }
         let core = self.index.place_of(request).and_then(|place| self.cores[place].as_mut());
-        if let Some(request) = core.and_then(|core| core.note_ending(request)) {
+        if let Some(request) = core.and_then(|core| core.note_ended(request)) {
             self.index.end(request);
         }
     }
@@ -207,13 +212,13 @@ impl Placement {
         self.recorder.as_ref().map(Recorder::hash)
     }
 
-    /// The short names of the prompt's full blocks, into `names`.
-    fn name_blocks(&mut self, request: &NewRequest) {
-        self.names.clear();
+    /// The short hashes of the prompt's full blocks, into `hashes`.
+    fn hash_blocks(&mut self, request: &NewRequest) {
+        self.hashes.clear();
         let mut parent = self.hasher.root(&[&request.tenant, &request.cache_salt, &request.adapter, WEIGHTS_VERSION]);
         for tokens in request.prompt.chunks_exact(self.settings.block_size as usize) {
             parent = self.hasher.child(parent, tokens, &[]);
-            self.names.push(parent.of(0).short());
+            self.hashes.push(parent.of(0).short());
         }
     }
 
@@ -223,9 +228,9 @@ impl Placement {
         // The last token is computed in any case, since its logits are wanted.
         let num_tokens = request.prompt.len() as u32;
         let most = num_tokens.saturating_sub(1) / block_size;
-        let names = &self.names[..most as usize];
+        let hashes = &self.hashes[..most as usize];
         let mut lengths = [0; MOST_CORES];
-        self.index.longest_starts(names, among, &mut lengths);
+        self.index.longest_prefixes(hashes, among, &mut lengths);
         let num_outputs = self.output_length(request).saturating_mul(request.num_samples.max(1));
         let weight = self.cores.iter().flatten().find_map(|core| core.weight(&request.tenant)).unwrap_or(1.0);
         self.candidates.clear();
@@ -233,7 +238,7 @@ impl Placement {
             let Some(core) = &self.cores[place] else { continue };
             let length = match core.groups[..] {
                 [group] if !group.has_window() => lengths[place],
-                _ => self.index.longest_start(names, place, &core.groups),
+                _ => self.index.longest_prefix(hashes, place, &core.groups),
             };
             let num_cached = length * block_size;
             let seconds = core
@@ -261,8 +266,8 @@ impl Placement {
         core.place(request.id, &request.tenant, chosen.weight, chosen.own_work);
         if core.load.as_ref().is_none_or(|load| load.caches_prefixes) {
             let groups = 0..core.groups.len() as u64;
-            let names = self.names.iter().flat_map(|name| groups.clone().map(|group| name.wrapping_add(group)));
-            self.index.expect(request.id, chosen.place, names);
+            let hashes = self.hashes.iter().flat_map(|hash| groups.clone().map(|group| hash.wrapping_add(group)));
+            self.index.expect(request.id, chosen.place, hashes);
         }
     }
 

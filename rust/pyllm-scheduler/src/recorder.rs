@@ -106,17 +106,17 @@ impl<'a> Entries<'a> {
         let fault = |problem: &str| Error::Replay { entry: 0, problem: problem.to_owned() };
         let rest = recording.strip_prefix(magic).ok_or_else(|| fault("this is no recording of this version"))?;
         let (bytes, rest) = split(rest).ok_or_else(|| fault("it ends within its settings"))?;
-        let settings = read(bytes).ok_or_else(|| fault("its settings do not read"))?;
+        let settings = read(bytes).ok_or_else(|| fault("its settings cannot be decoded"))?;
         Ok((settings, Self { rest, num_read: 0 }))
     }
 
     /// Makes each input again. `apply` gives the hash of all decisions up to and with it.
     ///
-    /// Errors: `Replay` with the first entry that does not read, is refused, or decides something else.
+    /// Errors: `Replay` with the first entry that cannot be decoded, is refused, or decides something else.
     pub(crate) fn replay<I: DeserializeOwned>(&mut self, mut apply: impl FnMut(I) -> Result<u64>) -> Result<()> {
         while let Some((bytes, after)) = split(self.rest) {
             let fault = |problem| Error::Replay { entry: self.num_read, problem };
-            let (input, hash) = read::<(I, u64)>(bytes).ok_or_else(|| fault("it does not read".to_owned()))?;
+            let (input, hash) = read::<(I, u64)>(bytes).ok_or_else(|| fault("it cannot be decoded".to_owned()))?;
             let decided = apply(input).map_err(|error| fault(error.to_string()))?;
             if decided != hash {
                 return Err(fault(format!("the decisions differ: hash {decided:016x} instead of {hash:016x}")));

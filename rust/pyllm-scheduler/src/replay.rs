@@ -23,7 +23,7 @@ pub struct Replay {
 
 /// Makes all calls of a recording on a new scheduler, and checks after each that it decided the same.
 ///
-/// Errors: `Replay` with the first entry that does not read, is refused, or decides something else.
+/// Errors: `Replay` with the first entry that cannot be decoded, is refused, or decides something else.
 pub fn replay(recording: &[u8]) -> Result<Replay> {
     let (config, mut entries) = Entries::open::<Config>(MAGIC, recording)?;
     let mut scheduler = Scheduler::new(config)?;

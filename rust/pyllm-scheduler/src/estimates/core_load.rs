@@ -50,7 +50,7 @@ impl CoreLoad {
         (rest.is_empty() && load.is_sound()).then_some(load)
     }
 
-    /// Whether all figures are what they are of.
+    /// Whether every figure is in its range.
     fn is_sound(&self) -> bool {
         let is_amount = |value: f64| value.is_finite() && value >= 0.0;
         let StepSums { num_steps, work, seconds, work_squared, work_by_seconds } = self.steps;

@@ -6,7 +6,7 @@ use crate::estimates::core_load::CoreLoad;
 use crate::kv_layout::GroupLayout;
 
 /// Requests that have ended and wait for the core's news; there are more only where a core tells none.
-const MOST_ENDING: usize = 4096;
+const MOST_ENDED: usize = 4096;
 
 /// Work is counted as in `CoreLoad`.
 pub(crate) struct CoreWork {
@@ -15,10 +15,10 @@ pub(crate) struct CoreWork {
     pub(crate) groups: Vec<GroupLayout>,
     tenants: HashMap<String, Tenant>,
     work: f64,
-    active_weight: f64,            // of tenants with work
-    placed: BTreeMap<u64, Placed>, // requests that `load` has not
+    active_weight: f64,                 // of tenants with work
+    placed: BTreeMap<u64, PendingWork>, // requests that `load` has not
     num_news: u64,
-    ending: VecDeque<(u64, u64)>, // requests that have ended, with the news by which what they stored was told
+    ended: VecDeque<(u64, u64)>, // requests that have ended, with the news by which what they stored was told
 }
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ struct Tenant {
     is_told: bool,  // by the load
 }
 
-struct Placed {
+struct PendingWork {
     tenant: String,
     weight: f64,
     work: f64,
@@ -46,7 +46,7 @@ impl CoreWork {
             active_weight: 0.0,
             placed: BTreeMap::new(),
             num_news: 0,
-            ending: VecDeque::new(),
+            ended: VecDeque::new(),
         }
     }
 
@@ -64,42 +64,42 @@ impl CoreWork {
         self.tenants.values_mut().for_each(|tenant| tenant.is_told = true);
         self.groups = groups(&load.windows, block_size);
         self.load = Some(load);
-        for (request, Placed { tenant, weight, work }) in placed {
+        for (request, PendingWork { tenant, weight, work }) in placed {
             self.place(request, &tenant, weight, work);
         }
         self.num_news += 1;
-        let num_told = self.ending.partition_point(|&(news, _)| news <= self.num_news);
-        self.ending.drain(..num_told).map(|(_, request)| request).collect()
+        let num_told = self.ended.partition_point(|&(news, _)| news <= self.num_news);
+        self.ended.drain(..num_told).map(|(_, request)| request).collect()
     }
 
     /// A request is placed here.
     pub(crate) fn place(&mut self, request: u64, tenant: &str, weight: f64, work: f64) {
-        self.placed.insert(request, Placed { tenant: tenant.to_owned(), weight, work });
-        let lane = self.lane(tenant).to_owned();
-        self.add(&lane, weight, work);
+        self.placed.insert(request, PendingWork { tenant: tenant.to_owned(), weight, work });
+        let tenant_key = self.tenant_key(tenant).to_owned();
+        self.add(&tenant_key, weight, work);
     }
 
     /// A request has ended that may have been placed here since the core's news.
     pub(crate) fn end(&mut self, request: u64) {
-        let Some(Placed { tenant, work, .. }) = self.placed.remove(&request) else { return };
-        let lane = self.lane(&tenant).to_owned();
+        let Some(PendingWork { tenant, work, .. }) = self.placed.remove(&request) else { return };
+        let tenant_key = self.tenant_key(&tenant).to_owned();
         self.work -= work;
-        if let Some(tenant) = self.tenants.get_mut(&lane) {
+        if let Some(tenant) = self.tenants.get_mut(&tenant_key) {
             tenant.work -= work;
             tenant.num_parts -= 1;
             if tenant.num_parts == 0 {
                 self.active_weight -= tenant.weight;
-                self.tenants.remove(&lane);
+                self.tenants.remove(&tenant_key);
             }
         }
     }
 
     /// What a request that ended here stored is told of by the second news from now: the next may be on its way. Gives
     /// one that has waited for that too long.
-    pub(crate) fn note_ending(&mut self, request: u64) -> Option<u64> {
-        self.ending.push_back((self.num_news + 2, request));
-        let is_full = self.ending.len() > MOST_ENDING;
-        if is_full { self.ending.pop_front().map(|(_, request)| request) } else { None }
+    pub(crate) fn note_ended(&mut self, request: u64) -> Option<u64> {
+        self.ended.push_back((self.num_news + 2, request));
+        let is_full = self.ended.len() > MOST_ENDED;
+        if is_full { self.ended.pop_front().map(|(_, request)| request) } else { None }
     }
 
     /// Work that is done here until a new one of this tenant is: what it waits for, and all with its own. Under fair
@@ -127,7 +127,7 @@ impl CoreWork {
         self.load.as_ref().map_or(0, |load| load.num_requests) + self.placed.len() as u64
     }
 
-    fn lane<'a>(&self, tenant: &'a str) -> &'a str {
+    fn tenant_key<'a>(&self, tenant: &'a str) -> &'a str {
         if self.shares_by_tenant() { tenant } else { "" }
     }
 
@@ -135,12 +135,12 @@ impl CoreWork {
         self.load.as_ref().is_some_and(|load| load.shares_by_tenant)
     }
 
-    fn add(&mut self, lane: &str, weight: f64, work: f64) {
-        if !self.tenants.contains_key(lane) {
-            self.tenants.insert(lane.to_owned(), Tenant { weight, ..Tenant::default() });
+    fn add(&mut self, tenant_key: &str, weight: f64, work: f64) {
+        if !self.tenants.contains_key(tenant_key) {
+            self.tenants.insert(tenant_key.to_owned(), Tenant { weight, ..Tenant::default() });
             self.active_weight += weight;
         }
-        if let Some(tenant) = self.tenants.get_mut(lane) {
+        if let Some(tenant) = self.tenants.get_mut(tenant_key) {
             tenant.work += work;
             tenant.num_parts += 1;
         }

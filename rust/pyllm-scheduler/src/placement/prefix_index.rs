@@ -1,4 +1,4 @@
-//! Which cores have which blocks in their caches, by the short names of what they hold: those that their news told of,
+//! Which cores have which blocks in their caches, by the short hashes of these blocks: those that their news told of,
 //! and those that requests placed there are about to compute. The former are as many as the cores say, the latter have
 //! a bound. Knows neither tokens nor load.
 
@@ -11,21 +11,21 @@ use crate::kv_layout::GroupLayout;
 
 use super::core_set::{CoreSet, MOST_CORES};
 
-/// Most names that requests keep expected; beyond, the oldest requests' are dropped.
+/// Most hashes that requests keep expected; beyond, the oldest requests' are dropped.
 const MOST_EXPECTED: usize = 1 << 18;
 
 pub(crate) struct PrefixIndex {
     known: HashMapByShort<CoreSet>,
     expected: HashMapByShort<CoreSet>,
-    last_requests: HashMapByShort<u64>, // that are expected to store a name on a core, by `at`
+    last_requests: HashMapByShort<u64>, // that are expected to store a hash on a core, by `at`
     by_request: BTreeMap<u64, Request>,
-    num_expected: usize, // names in `by_request`
+    num_expected: usize, // hashes in `by_request`
     most_expected: usize,
 }
 
 struct Request {
     place: usize,
-    names: Vec<u64>,
+    hashes: Vec<u64>,
 }
 
 impl PrefixIndex {
@@ -46,11 +46,11 @@ impl PrefixIndex {
         for &change in changes {
             match change {
                 Change::Cleared => remove(&mut self.known, core),
-                Change::Stored(name) => {
-                    let cores = self.known.entry(name).or_default();
+                Change::Stored(hash) => {
+                    let cores = self.known.entry(hash).or_default();
                     *cores = cores.with(core);
                 }
-                Change::Removed(name) => remove_from(&mut self.known, name, core),
+                Change::Removed(hash) => remove_from(&mut self.known, hash, core),
             }
         }
     }
@@ -62,9 +62,9 @@ impl PrefixIndex {
         by_request.retain(|_, request| {
             let stays = request.place != place;
             if !stays {
-                *num_expected -= request.names.len();
-                for &name in &request.names {
-                    last_requests.remove(&at(name, place));
+                *num_expected -= request.hashes.len();
+                for &hash in &request.hashes {
+                    last_requests.remove(&at(hash, place));
                 }
             }
             stays
@@ -72,42 +72,42 @@ impl PrefixIndex {
         remove(&mut self.expected, CoreSet::of(place));
     }
 
-    /// A request was placed: what of these names its core has not, it will have. Ids rise.
-    pub(crate) fn expect(&mut self, id: u64, place: usize, names: impl Iterator<Item = u64>) {
+    /// A request was placed: what of these hashes its core has not, it will have. Ids rise.
+    pub(crate) fn expect(&mut self, id: u64, place: usize, hashes: impl Iterator<Item = u64>) {
         let core = CoreSet::of(place);
-        let names: Vec<_> =
-            names.filter(|name| !self.known.get(name).is_some_and(|cores| cores.contains(place))).collect();
-        for &name in &names {
-            let cores = self.expected.entry(name).or_default();
+        let hashes: Vec<_> =
+            hashes.filter(|hash| !self.known.get(hash).is_some_and(|cores| cores.contains(place))).collect();
+        for &hash in &hashes {
+            let cores = self.expected.entry(hash).or_default();
             *cores = cores.with(core);
-            self.last_requests.insert(at(name, place), id);
+            self.last_requests.insert(at(hash, place), id);
         }
-        if names.is_empty() {
+        if hashes.is_empty() {
             return;
         }
-        self.num_expected += names.len();
-        self.by_request.insert(id, Request { place, names });
+        self.num_expected += hashes.len();
+        self.by_request.insert(id, Request { place, hashes });
         while self.num_expected > self.most_expected {
             let Some((id, request)) = self.by_request.pop_first() else { break };
             self.unexpect(id, &request);
         }
     }
 
-    /// Names known on the core at `place`.
+    /// Hashes known on the core at `place`.
     #[cfg(test)]
     pub(crate) fn known(&self, place: usize) -> std::collections::BTreeSet<u64> {
-        self.known.iter().filter(|(_, cores)| cores.contains(place)).map(|(&name, _)| name).collect()
+        self.known.iter().filter(|(_, cores)| cores.contains(place)).map(|(&hash, _)| hash).collect()
     }
 
-    /// Names that are known anywhere, and those that are expected, by name and by request.
+    /// Hashes that are known anywhere, and those that are expected, by hash and by request.
     #[cfg(test)]
     pub(crate) fn sizes(&self) -> [usize; 4] {
-        let num_by_request = self.by_request.values().map(|request| request.names.len()).sum();
+        let num_by_request = self.by_request.values().map(|request| request.hashes.len()).sum();
         assert_eq!(self.num_expected, num_by_request);
         [self.known.len(), self.expected.len(), self.last_requests.len(), num_by_request]
     }
 
-    /// Where a request is whose names are expected still.
+    /// Where a request is whose hashes are expected still.
     pub(crate) fn place_of(&self, id: u64) -> Option<usize> {
         self.by_request.get(&id).map(|request| request.place)
     }
@@ -119,12 +119,12 @@ impl PrefixIndex {
         }
     }
 
-    /// Of the blocks of a prompt, how many from the start each of `cores` has, into `lengths` by place. The names are
-    /// of the first group of layers; `group_name` gives those of another.
-    pub(crate) fn longest_starts(&self, names: &[u64], cores: CoreSet, lengths: &mut [u32; MOST_CORES]) {
+    /// Of the blocks of a prompt, how many from the start each of `cores` has, into `lengths` by place. The hashes are
+    /// those in the first group of layers; `hash + group` is the block's hash in another group.
+    pub(crate) fn longest_prefixes(&self, hashes: &[u64], cores: CoreSet, lengths: &mut [u32; MOST_CORES]) {
         let mut left = cores;
-        for (length, name) in (0..).zip(names) {
-            let here = left.and(self.cores_with(*name, left));
+        for (length, hash) in (0..).zip(hashes) {
+            let here = left.and(self.cores_with(*hash, left));
             for place in left.without(here).iter() {
                 lengths[place] = length;
             }
@@ -134,20 +134,20 @@ impl PrefixIndex {
             }
         }
         for place in left.iter() {
-            lengths[place] = names.len() as u32;
+            lengths[place] = hashes.len() as u32;
         }
     }
 
     /// The same for one core whose layers read unequally far back: the longest start of which all are there that the
     /// token after it reads.
-    pub(crate) fn longest_start(&self, names: &[u64], place: usize, groups: &[GroupLayout]) -> u32 {
+    pub(crate) fn longest_prefix(&self, hashes: &[u64], place: usize, groups: &[GroupLayout]) -> u32 {
         let core = CoreSet::of(place);
         let is_known = |group: usize, index: u32| {
-            let name = names[index as usize].wrapping_add(group as u64);
-            self.cores_with(name, core).contains(place)
+            let hash = hashes[index as usize].wrapping_add(group as u64);
+            self.cores_with(hash, core).contains(place)
         };
         let groups = || groups.iter().enumerate();
-        let mut length = names.len() as u32;
+        let mut length = hashes.len() as u32;
         for (group, _) in groups().filter(|(_, layout)| !layout.has_window()) {
             length = (0..length).take_while(|&index| is_known(group, index)).count() as u32;
         }
@@ -163,31 +163,31 @@ impl PrefixIndex {
     }
 
     /// What of `cores`, and of others, has or will have this.
-    fn cores_with(&self, name: u64, cores: CoreSet) -> CoreSet {
-        let known = self.known.get(&name).copied().unwrap_or_default();
+    fn cores_with(&self, hash: u64, cores: CoreSet) -> CoreSet {
+        let known = self.known.get(&hash).copied().unwrap_or_default();
         if cores.without(known).is_empty() {
             return known;
         }
-        known.with(self.expected.get(&name).copied().unwrap_or_default())
+        known.with(self.expected.get(&hash).copied().unwrap_or_default())
     }
 
     /// What a later request on the same core has as well stays.
     fn unexpect(&mut self, id: u64, request: &Request) {
-        self.num_expected -= request.names.len();
-        for &name in &request.names {
-            if let Entry::Occupied(entry) = self.last_requests.entry(at(name, request.place)) {
+        self.num_expected -= request.hashes.len();
+        for &hash in &request.hashes {
+            if let Entry::Occupied(entry) = self.last_requests.entry(at(hash, request.place)) {
                 if *entry.get() == id {
                     entry.remove();
-                    remove_from(&mut self.expected, name, CoreSet::of(request.place));
+                    remove_from(&mut self.expected, hash, CoreSet::of(request.place));
                 }
             }
         }
     }
 }
 
-/// A name on one core, as a name. Those of the groups of one block are next to one another, these are far apart.
-fn at(name: u64, place: usize) -> u64 {
-    name.wrapping_add((place as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+/// A hash on one core, as one hash. Those of the groups of one block are next to one another, these are far apart.
+fn at(hash: u64, place: usize) -> u64 {
+    hash.wrapping_add((place as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 fn remove(from: &mut HashMapByShort<CoreSet>, core: CoreSet) {
@@ -197,8 +197,8 @@ fn remove(from: &mut HashMapByShort<CoreSet>, core: CoreSet) {
     });
 }
 
-fn remove_from(from: &mut HashMapByShort<CoreSet>, name: u64, core: CoreSet) {
-    if let Entry::Occupied(mut entry) = from.entry(name) {
+fn remove_from(from: &mut HashMapByShort<CoreSet>, hash: u64, core: CoreSet) {
+    if let Entry::Occupied(mut entry) = from.entry(hash) {
         let cores = entry.get().without(core);
         if cores.is_empty() {
             entry.remove();
@@ -212,9 +212,9 @@ fn remove_from(from: &mut HashMapByShort<CoreSet>, name: u64, core: CoreSet) {
 mod tests {
     use super::*;
 
-    fn lengths(index: &PrefixIndex, names: &[u64]) -> [u32; 2] {
+    fn lengths(index: &PrefixIndex, hashes: &[u64]) -> [u32; 2] {
         let mut lengths = [0; MOST_CORES];
-        index.longest_starts(names, CoreSet::of(0).with(CoreSet::of(1)), &mut lengths);
+        index.longest_prefixes(hashes, CoreSet::of(0).with(CoreSet::of(1)), &mut lengths);
         [lengths[0], lengths[1]]
     }
 

@@ -44,7 +44,7 @@ pub struct PlacementReplay {
 impl Placement {
     /// Makes all calls of a recording on a new placement, and checks that it chose the same.
     ///
-    /// Errors: `Replay` with the first entry that does not read, is refused, or chooses another core.
+    /// Errors: `Replay` with the first entry that cannot be decoded, is refused, or chooses another core.
     pub fn replay(recording: &[u8]) -> Result<PlacementReplay> {
         let (settings, mut entries) = Entries::open::<Settings>(MAGIC, recording)?;
         let mut placement = Self::new(settings.block_size, settings.prefix_hash, &settings.prefix_hash_seed)?;

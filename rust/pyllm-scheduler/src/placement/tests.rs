@@ -29,7 +29,7 @@ enum Call {
     End(u64),
 }
 
-/// What a core tells, beside changes that name blocks of some of the prompts.
+/// What a core tells, beside changes that tell of blocks of some of the prompts.
 #[derive(Clone, Debug)]
 struct Told {
     shares_by_tenant: bool,
@@ -169,8 +169,8 @@ impl World {
             Change::Cleared.write(&mut changes);
         }
         for &(of, num_blocks) in &told.stored {
-            for name in names(&prompt(of, num_blocks * BLOCK_SIZE)) {
-                Change::Stored(name).write(&mut changes);
+            for hash in hashes(&prompt(of, num_blocks * BLOCK_SIZE)) {
+                Change::Stored(hash).write(&mut changes);
             }
         }
         let mut steps = StepSums::default();
@@ -269,14 +269,14 @@ impl World {
     }
 }
 
-fn names(prompt: &[i32]) -> Vec<u64> {
+fn hashes(prompt: &[i32]) -> Vec<u64> {
     let mut hasher = BlockHasher::by(PrefixHash::Blake3, "");
     let mut parent = hasher.root(&["", "", "", ""]);
-    let names = prompt.chunks_exact(BLOCK_SIZE as usize).map(|tokens| {
+    let short = prompt.chunks_exact(BLOCK_SIZE as usize).map(|tokens| {
         parent = hasher.child(parent, tokens, &[]);
         parent.of(0).short()
     });
-    names.collect()
+    short.collect()
 }
 
 /// A scheduler whose workers take a constant time, and what its requests got.
@@ -348,11 +348,11 @@ impl Core {
 
     /// What both tiers hold, as events tell it.
     fn known(&self) -> BTreeSet<u64> {
-        let names = self.scheduler.snapshot().events.into_iter().filter_map(|event| match event {
+        let hashes = self.scheduler.snapshot().events.into_iter().filter_map(|event| match event {
             KvEvent::Stored { hash, group, .. } => Some(hash.of(group).short()),
             KvEvent::Removed { .. } | KvEvent::Cleared => None,
         });
-        names.collect()
+        hashes.collect()
     }
 }
 
