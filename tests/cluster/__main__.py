@@ -18,7 +18,7 @@ from typing import Any
 from pyllm import EngineClient
 from pyllm.wire import curve
 from tests.cluster import poison
-from tests.cluster.casualties import casualties
+from tests.cluster.damage import poison_damage
 from tests.cluster.faults import Faults, pauses_by_fault
 from tests.cluster.load import Load, twins_of
 from tests.cluster.machine import DEADLINE, Machine
@@ -28,7 +28,7 @@ from tests.tiny_model import write_tiny_model
 
 CLIENT = "client"
 CONTEXT = 2048
-NUM_KNOWN = 200
+POOL_SIZE = 200
 QUIET_SECONDS = 3.0  # before the first fault
 END_LIMIT = 300.0  # seconds that the streams have to end after the last fault
 FLAGS = ("--max-num-seqs", "256", "--kv-cache-memory-bytes", "64MiB", "--max-restarts", "1000")
@@ -76,7 +76,7 @@ async def run(machines: list[Machine], options: argparse.Namespace, folder: Path
     """The twins, then the load under faults; gives what was counted."""
     addresses = [machine.address for machine in machines]
     client = await EngineClient.connect(addresses, placement=options.placement, timeout=DEADLINE, keys=folder / "keys")
-    pool = make_pool(NUM_KNOWN, options.seed)
+    pool = make_pool(POOL_SIZE, options.seed)
     twins = await twins_of(client.submit, pool)
     load = Load(client.submit, twins, pool, options.streams, options.seed)
     record = folder / "deaths.jsonl"
@@ -93,7 +93,7 @@ async def run(machines: list[Machine], options: argparse.Namespace, folder: Path
     for kind, row in table.items():
         print(json.dumps({"name": "pauses", "fault": kind} | row), flush=True)
     supervisors = {pid: machine.address for machine in machines for pid in machine.supervisors}
-    cost = casualties(poison.deaths(record), faults.watch.sights, supervisors)
+    cost = poison_damage(poison.deaths(record), faults.observer.seen, supervisors)
     blamed = sum(number for kind, number in account.blamed.items() if kind.startswith("poison"))
     return {
         "name": "cluster",

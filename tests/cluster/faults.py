@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pyllm import EngineClient
 from pyllm.errors import EngineDeadError
 from tests.cluster import poison
-from tests.cluster.casualties import Watch
+from tests.cluster.damage import CoreObserver
 from tests.cluster.load import Load, Pause
 from tests.cluster.machine import DEADLINE, Machine
 from tests.cluster.pool import make_poisoned
@@ -31,7 +31,7 @@ RECOVERY_LIMIT = 30.0  # seconds that the others wait for that
 IN_FLIGHT = 0.3  # seconds in which tokens still come that were sent before a fault
 POISON_LIMIT = 60.0  # seconds until the next fault comes even if the poisoned request has not ended
 LOOK_INTERVAL = 0.1
-WATCH_INTERVAL = 0.02
+OBSERVE_INTERVAL = 0.02
 LEAVE_SECONDS = 3.0  # that the requests of a core have to end before it leaves
 # A pause is that of the last fault that began before it, or so many seconds after its first moment, ...
 ONSET = 0.5
@@ -48,7 +48,7 @@ class Fault(NamedTuple):
 
 
 class Faults:
-    """`record` is the file where poisoned requests say what they have ended, and `watch` looks on meanwhile."""
+    """`record` is the file where poisoned requests say what they have ended, and `observer` sees the cores then."""
 
     def __init__(self, machines: Sequence[Machine], client: EngineClient, load: Load, record: Path, seed: int) -> None:
         self.done: list[Fault] = []
@@ -57,7 +57,7 @@ class Faults:
         self._load = load
         self._record = record
         self._client = client
-        self.watch = Watch(client)
+        self.observer = CoreObserver(client)
         self._choose = random.Random(seed)
         self._starts: set[asyncio.Task[None]] = set()
         self.kinds: dict[str, Callable[[Machine], Awaitable[bool]]] = {
@@ -176,8 +176,8 @@ class Faults:
         stream = self._load.start(make_poisoned(self.num_poisoned, victim, self._record, self._choose))
         end = time.monotonic() + POISON_LIMIT
         while not stream.has_ended and (now := time.monotonic()) < end:
-            self.watch.look(now)
-            await asyncio.sleep(WATCH_INTERVAL)
+            self.observer.observe(now)
+            await asyncio.sleep(OBSERVE_INTERVAL)
         return True
 
 

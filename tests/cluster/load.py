@@ -15,7 +15,7 @@ from pyllm import SamplingParams
 from pyllm.client import LogprobEntries, TokenDelta
 from pyllm.errors import PyllmError
 from pyllm.wire.messages import FinishCode
-from tests.cluster.pool import Known
+from tests.cluster.pool import PoolRequest
 from tests.e2e.survival_streams import lost_and_repeated
 
 SHORTEST_PAUSE = 1.0  # seconds without a token of a stream that has begun, below which it is no pause
@@ -40,15 +40,15 @@ class Pause(NamedTuple):
 class Stream:
     """The sink of one request. `last` is when it had something last, or began."""
 
-    def __init__(self, known: Known, on_end: "Callable[[Stream], None]") -> None:
-        self.known = known
+    def __init__(self, request: PoolRequest, on_end: "Callable[[Stream], None]") -> None:
+        self.request = request
         self.failure = ""
         self.has_ended = False
         self.pauses: list[Pause] = []
         self.begun = self.last = time.monotonic()
         self._on_end = on_end
-        self._tokens: list[list[int]] = [[] for _ in range(known.params.n)]
-        self._finishes = [FinishCode.NONE] * known.params.n
+        self._tokens: list[list[int]] = [[] for _ in range(request.params.n)]
+        self._finishes = [FinishCode.NONE] * request.params.n
 
     @property
     def samples(self) -> list[Sample]:
@@ -99,14 +99,14 @@ class Account:
 
     def enter(self, stream: Stream, twin: Sequence[Sample] | None) -> None:
         """A stream has ended; without a twin it is poisoned, and has to fail."""
-        known = stream.known
-        self.streams[known.kind] += 1
+        request = stream.request
+        self.streams[request.kind] += 1
         self.pauses += stream.pauses
         self.tokens += sum(len(sample.tokens) for sample in stream.samples)
         if BLAMED.search(stream.failure):
-            self.blamed[known.kind] += 1
+            self.blamed[request.kind] += 1
         elif stream.failure or twin is None:
-            self.failed[f"{known.kind}: {stream.failure or 'it has not failed'}"] += 1
+            self.failed[f"{request.kind}: {stream.failure or 'it has not failed'}"] += 1
         if twin is None or stream.failure:
             return
         for expected, seen in zip(twin, stream.samples, strict=True):
@@ -118,7 +118,7 @@ class Account:
                 seen_ends = f"{seen.finish.name} after {len(seen.tokens)}"
                 pairs = enumerate(zip(expected.tokens, seen.tokens, strict=False))
                 begins = next((index for index, pair in pairs if pair[0] != pair[1]), "all")
-                self.different[f"{known.name}: {begins} tokens are equal; {ends}, not {seen_ends}"] += 1
+                self.different[f"{request.name}: {begins} tokens are equal; {ends}, not {seen_ends}"] += 1
 
     @property
     def wrong(self) -> dict[str, int]:
@@ -137,7 +137,7 @@ class Load:
     """So many streams at any time from `begin` to `end`, of requests drawn from those that have a twin."""
 
     def __init__(
-        self, submit: Submit, twins: Mapping[str, list[Sample]], pool: Sequence[Known], number: int, seed: int
+        self, submit: Submit, twins: Mapping[str, list[Sample]], pool: Sequence[PoolRequest], number: int, seed: int
     ) -> None:
         self.account = Account()
         self._submit = submit
@@ -169,12 +169,12 @@ class Load:
             return len(self._live)
         return 0
 
-    def start(self, known: Known) -> Stream:
+    def start(self, request: PoolRequest) -> Stream:
         """Start one more, beside the others."""
-        stream = Stream(known, self._take)
+        stream = Stream(request, self._take)
         self._live.add(stream)
         try:
-            self._submit(known.prompt, known.params, stream)
+            self._submit(request.prompt, request.params, stream)
         except PyllmError as error:
             stream.error(error)
         return stream
@@ -188,8 +188,8 @@ class Load:
 
     def _take(self, stream: Stream) -> None:
         self._live.discard(stream)
-        is_poisoned = stream.known.name not in self._twins
-        self.account.enter(stream, None if is_poisoned else self._twins[stream.known.name])
+        is_poisoned = stream.request.name not in self._twins
+        self.account.enter(stream, None if is_poisoned else self._twins[stream.request.name])
         if self._goes_on and not is_poisoned:
             # Not from within the client, which is about to forget the one that has ended.
             asyncio.get_running_loop().call_soon(self._start_next)
@@ -200,19 +200,19 @@ class Load:
             self._ended.set()
 
 
-async def twins_of(submit: Submit, pool: Sequence[Known]) -> dict[str, list[Sample]]:
+async def twins_of(submit: Submit, pool: Sequence[PoolRequest]) -> dict[str, list[Sample]]:
     """What each request gets where nothing goes wrong, by its name.
 
     Raises:
         RuntimeError: one failed.
     """
     done: asyncio.Queue[Stream] = asyncio.Queue()
-    for known in pool:
-        submit(known.prompt, known.params, Stream(known, done.put_nowait))
+    for request in pool:
+        submit(request.prompt, request.params, Stream(request, done.put_nowait))
     twins = {}
     for _ in pool:
         stream = await done.get()
         if stream.failure:
-            raise RuntimeError(f"{stream.known.name} failed where nothing went wrong: {stream.failure}")
-        twins[stream.known.name] = stream.samples
+            raise RuntimeError(f"{stream.request.name} failed where nothing went wrong: {stream.failure}")
+        twins[stream.request.name] = stream.samples
     return twins

@@ -51,13 +51,14 @@ class Network:
     """Hosts by name, which exist until the `with` block ends.
 
     Raises:
-        ConfigError: namespaces cannot be made here; the text says why.
+        ConfigError: namespaces cannot be made here, or too many are asked for; the text says why.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         if os.geteuid() or not shutil.which("ip"):
             raise ConfigError("network namespaces need root and the program `ip` (package iproute2)")
-        assert len(names) <= MOST_HOSTS
+        if len(names) > MOST_HOSTS:
+            raise ConfigError(f"{len(names)} hosts: at most {MOST_HOSTS}; lower --machines")
         run = f"pyllm-{os.getpid()}"
         self._switch = f"{run}-switch"
         self.hosts = {

@@ -28,7 +28,7 @@ SCHEMA = {
 MOST_TOKENS_BEFORE_DEATH = 3  # of a poisoned request; one with 8 is not blamed
 
 
-class Known(msgspec.Struct, frozen=True):
+class PoolRequest(msgspec.Struct, frozen=True):
     """A request that is made again and again. `name` tells requests apart."""
 
     name: str
@@ -37,7 +37,7 @@ class Known(msgspec.Struct, frozen=True):
     params: SamplingParams
 
 
-def make_pool(number: int, seed: int) -> list[Known]:
+def make_pool(number: int, seed: int) -> list[PoolRequest]:
     """So many requests, the kinds in turn."""
     choose = random.Random(seed)
     prefixes = [_tokens(choose, PREFIX_LENGTHS) for _ in range(NUM_PREFIXES)]
@@ -60,16 +60,16 @@ def make_pool(number: int, seed: int) -> list[Known]:
         prompt = _tokens(choose, LONG_PROMPT_LENGTHS) if is_long else choose.choice(prefixes)
         most = choose.randint(*(LONG_OUTPUT_LENGTHS if is_long else OUTPUT_LENGTHS))
         params = makers[kind](most, choose.getrandbits(32))
-        pool.append(Known(f"{kind} {index}", kind, prompt + _tokens(choose, TAIL_LENGTHS), params))
+        pool.append(PoolRequest(f"{kind} {index}", kind, prompt + _tokens(choose, TAIL_LENGTHS), params))
     return pool
 
 
-def make_poisoned(number: int, victim: poison.Victim, record: Path, choose: random.Random) -> Known:
+def make_poisoned(number: int, victim: poison.Victim, record: Path, choose: random.Random) -> PoolRequest:
     """A request that ends whatever computes it; its deaths go to the file."""
     name = f"poison of a {victim} {number}"
     arguments = poison.arguments(name, victim, choose.randint(0, MOST_TOKENS_BEFORE_DEATH), record)
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, extra_args=arguments)
-    return Known(name, f"poison of a {victim}", _tokens(choose, TAIL_LENGTHS), params)
+    return PoolRequest(name, f"poison of a {victim}", _tokens(choose, TAIL_LENGTHS), params)
 
 
 def _tokens(choose: random.Random, lengths: tuple[int, int]) -> list[int]:

@@ -9,11 +9,11 @@ from pyllm.client import TokenDelta
 from pyllm.errors import EngineDeadError, PyllmError, blame
 from pyllm.wire.messages import FinishCode
 from tests.cluster.load import Account, Load, Sample, Stream, twins_of
-from tests.cluster.pool import Known
+from tests.cluster.pool import PoolRequest
 
-ONE = Known("greedy 0", "greedy", [1, 2], SamplingParams(temperature=0))
-TWO = Known("n = 2 1", "n = 2", [1, 2], SamplingParams(n=2, seed=0))
-POISON = Known("poison of a core 1", "poison of a core", [3], SamplingParams())
+ONE = PoolRequest("greedy 0", "greedy", [1, 2], SamplingParams(temperature=0))
+TWO = PoolRequest("n = 2 1", "n = 2", [1, 2], SamplingParams(n=2, seed=0))
+POISON = PoolRequest("poison of a core 1", "poison of a core", [3], SamplingParams())
 TWIN = [Sample([5, 6, 7, 8], FinishCode.LENGTH)]
 
 
@@ -24,8 +24,8 @@ class Recorder:
         self.sinks: list[Stream] = []
 
     def submit(self, prompt: list[int], params: SamplingParams, sink: Stream) -> int:
-        assert params is sink.known.params
-        assert prompt is sink.known.prompt
+        assert params is sink.request.params
+        assert prompt is sink.request.prompt
         self.sinks.append(sink)
         return len(self.sinks)
 
@@ -34,8 +34,8 @@ def delta(*tokens: int, sample: int = 0, finish: FinishCode = FinishCode.NONE) -
     return TokenDelta(sample, list(tokens), finish, 0)
 
 
-def finished(known: Known, *outputs: list[int]) -> Stream:
-    stream = Stream(known, lambda _: None)
+def finished(request: PoolRequest, *outputs: list[int]) -> Stream:
+    stream = Stream(request, lambda _: None)
     for sample, tokens in enumerate(outputs):
         stream.delta(sample, delta(*tokens, sample=sample, finish=FinishCode.LENGTH))
     return stream
@@ -74,8 +74,12 @@ def test_another_end_is_a_difference() -> None:
 def test_only_poison_may_be_blamed_and_it_must() -> None:
     account = Account()
     verdict = PyllmError(blame("engine core", 2, 2))
-    for known, twin, error in [(POISON, None, verdict), (ONE, TWIN, verdict), (POISON, None, EngineDeadError("gone"))]:
-        stream = Stream(known, lambda _: None)
+    for request, twin, error in [
+        (POISON, None, verdict),
+        (ONE, TWIN, verdict),
+        (POISON, None, EngineDeadError("gone")),
+    ]:
+        stream = Stream(request, lambda _: None)
         stream.error(error)
         account.enter(stream, twin)
     assert account.wrong["innocent_blamed"] == 1

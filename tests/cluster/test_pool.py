@@ -14,12 +14,12 @@ def test_the_seed_decides_the_pool() -> None:
 
 def test_the_pool_has_every_kind_and_shared_beginnings() -> None:
     pool = make_pool(80, 1)
-    assert Counter(known.kind for known in pool) == dict.fromkeys(KINDS, 20)
-    assert len({known.name for known in pool}) == 80
-    assert all((known.params.structured_outputs is not None) == (known.kind == "grammar") for known in pool)
-    beginnings = Counter(tuple(known.prompt[:64]) for known in pool)
+    assert Counter(request.kind for request in pool) == dict.fromkeys(KINDS, 20)
+    assert len({request.name for request in pool}) == 80
+    assert all((request.params.structured_outputs is not None) == (request.kind == "grammar") for request in pool)
+    beginnings = Counter(tuple(request.prompt[:64]) for request in pool)
     assert sum(number for number in beginnings.values() if number > 1) > 40
-    num_long = sum(len(known.prompt) >= LONG_PROMPT_LENGTHS[0] for known in pool)
+    num_long = sum(len(request.prompt) >= LONG_PROMPT_LENGTHS[0] for request in pool)
     assert 0 < num_long < 20
 
 

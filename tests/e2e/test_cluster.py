@@ -17,7 +17,7 @@ from tests.tiny_model import write_tiny_model
 from tests.waiting import until
 
 NUM_STREAMS = 40
-NUM_KNOWN = 24
+POOL_SIZE = 24
 CONTEXT = 2048
 LOOK = 0.02
 
@@ -41,7 +41,7 @@ def machines(tmp_path: Path) -> Iterator[list[Machine]]:
 async def test_streams_go_on_elsewhere_with_the_tokens_of_their_twins(machines: list[Machine]) -> None:
     addresses = [machine.address for machine in machines]
     client = await EngineClient.connect(addresses, placement="round-robin")
-    pool = make_pool(NUM_KNOWN, seed=1)
+    pool = make_pool(POOL_SIZE, seed=1)
     load = Load(client.submit, await twins_of(client.submit, pool), pool, NUM_STREAMS, seed=1)
     load.begin()
 

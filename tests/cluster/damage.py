@@ -12,27 +12,28 @@ from pyllm import EngineClient
 from tests.cluster.poison import Death
 
 
-class Sight(NamedTuple):
+class BusyCores(NamedTuple):
     """The epochs of the cores, by address, that had requests above suspicion at a time of the monotonic clock."""
 
     time: float
     busy: Mapping[str, int]
 
 
-class Watch:
-    """How a client sees its cores; call `look` often while a poisoned request lives."""
+class CoreObserver:
+    """How a client sees its cores; call `observe` often while a poisoned request lives."""
 
     def __init__(self, client: EngineClient) -> None:
-        self.sights: list[Sight] = []
+        self.seen: list[BusyCores] = []
         self._client = client
 
-    def look(self, now: float) -> None:
+    def observe(self, now: float) -> None:
         """Note it."""
         cores = self._client._cores.all()  # What is suspect is the client's secret.
-        self.sights.append(Sight(now, {core.address: core.epoch for core in cores if core.has_unsuspected_requests}))
+        busy = {core.address: core.epoch for core in cores if core.has_unsuspected_requests}
+        self.seen.append(BusyCores(now, busy))
 
 
-def casualties(deaths: Iterable[Death], sights: Sequence[Sight], addresses: Mapping[int, str]) -> dict[str, Any]:
+def poison_damage(deaths: Iterable[Death], seen: Sequence[BusyCores], addresses: Mapping[int, str]) -> dict[str, Any]:
     """The most processes that one poisoned request has ended; of cores also the most that were healthy.
 
     A healthy core worked for others, and did so when the request ended its first one: not one that has followed a lost
@@ -47,18 +48,18 @@ def casualties(deaths: Iterable[Death], sights: Sequence[Sight], addresses: Mapp
         victim = own[0].victim
         most[victim] = max(most[victim], len(own))
         if victim == "core":
-            first = _busy(sights, own[0].time)
-            struck = {(addresses.get(death.supervisor), _epoch(sights, death, addresses)) for death in own}
+            first = _busy(seen, own[0].time)
+            struck = {(addresses.get(death.supervisor), _epoch(seen, death, addresses)) for death in own}
             num_healthy = max(num_healthy, len(struck & set(first.items())))
     return {"most_workers": most["worker"], "most_cores": most["core"], "most_healthy_cores": num_healthy}
 
 
-def _epoch(sights: Sequence[Sight], death: Death, addresses: Mapping[int, str]) -> int | None:
+def _epoch(seen: Sequence[BusyCores], death: Death, addresses: Mapping[int, str]) -> int | None:
     """That of the core that died, if it worked for others as it was seen last."""
     address = addresses.get(death.supervisor)
-    return None if address is None else _busy(sights, death.time).get(address)
+    return None if address is None else _busy(seen, death.time).get(address)
 
 
-def _busy(sights: Sequence[Sight], time: float) -> Mapping[str, int]:
-    index = bisect([sight.time for sight in sights], time) - 1
-    return sights[index].busy if index >= 0 else {}
+def _busy(seen: Sequence[BusyCores], time: float) -> Mapping[str, int]:
+    index = bisect([cores.time for cores in seen], time) - 1
+    return seen[index].busy if index >= 0 else {}
