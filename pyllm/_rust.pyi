@@ -479,11 +479,11 @@ class Placement:
     def replay(recording: bytes) -> dict[str, Any]:
         """Repeat all calls of a recording on a new placement: num_entries, num_choices, hash, is_truncated.
 
-        Raises `ValueError` with the first entry that does not read or chooses another core.
+        Raises `ValueError` with the first entry that cannot be decoded or chooses another core.
         """
 
 def replay(recording: bytes) -> dict[str, Any]:
     """Repeat all calls of a recording on a new scheduler: num_entries, num_steps, hash, is_truncated, stats.
 
-    Raises `SchedulerError` with the first entry that does not read or decides something else.
+    Raises `SchedulerError` with the first entry that cannot be decoded or decides something else.
     """
