@@ -29,7 +29,7 @@ VALUES = {
     "num-gpu-blocks-override": "9", "kv-offloading-size": "1", "swap-space": "4", "max-num-batched-tokens": "2K",
     "max-num-seqs": "9", "max-num-queued-reqs": "9", "max-num-queued-tokens": "9", "scheduling-policy": "priority",
     "long-prefill-token-threshold": "9", "watermark": "0.2", "tensor-parallel-size": "2", "api-server-count": "2",
-    "data-parallel-size": "2",
+    "data-parallel-size": "2", "pipeline-parallel-size": "2",
     "distributed-executor-backend": "uni", "speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}',
     "structured-outputs-config": '{"reasoning_parser": "think"}',
     "kv-events-config": '{"enable_kv_cache_events": true}', "compilation-config": "0",
