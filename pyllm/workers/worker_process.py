@@ -71,6 +71,7 @@ def main(connection: Connection) -> NoReturn:
 
 def _work(config: WorkerConfig, parent: ParentLink) -> int:
     try:
+        parent.enter("looking for the model's files")
         config = msgspec.structs.replace(config, checkpoint=on_this_machine(config.checkpoint, config.engine.model))
         runner = load(config, parent.enter, parent.advance)
         context: zmq.Context[Socket] = zmq.Context()

@@ -304,7 +304,7 @@ def test_a_worker_that_cannot_load_says_why(tmp_path: Path, start: Callable[[Wor
     worker = start(config)
     failed, _ = worker.wait_for(Failed)
     assert isinstance(failed, Failed)
-    assert failed.stage == "loading weights"
+    assert failed.stage == "looking for the model's files"
     assert "model.safetensors" in failed.message
     assert worker.exit_code() == 1
 
