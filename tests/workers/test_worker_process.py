@@ -17,7 +17,7 @@ import zmq
 
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ProtocolError
-from pyllm.supervision.parent_link import ORPHANED_EXIT_CODE, OUT_OF_MEMORY_EXIT_CODE
+from pyllm.supervision.parent_link import FINAL_EXIT_CODE, ORPHANED_EXIT_CODE, OUT_OF_MEMORY_EXIT_CODE
 from pyllm.wire import ipc
 from pyllm.wire.messages import ChildMessage, Control, Failed, Heartbeat, Reply, Sampled, Started, Step, WorkerOutput
 from pyllm.workers import worker_process
@@ -306,7 +306,7 @@ def test_a_worker_that_cannot_load_says_why(tmp_path: Path, start: Callable[[Wor
     assert isinstance(failed, Failed)
     assert failed.stage == "looking for the model's files"
     assert "model.safetensors" in failed.message
-    assert worker.exit_code() == 1
+    assert worker.exit_code() == FINAL_EXIT_CODE
 
 
 def test_a_worker_without_memory_says_so_with_its_exit_code(
