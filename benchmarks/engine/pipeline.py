@@ -86,7 +86,7 @@ class RecordingExecutor(ProcessExecutor):
         self._path = Path(config.socket_folder) / TIMES
 
     async def close(self) -> None:
-        if not self._path.exists():
+        if self.death is None and not self._path.exists():  # Else the reason of a start that failed is not told.
             self._path.write_bytes(msgspec.json.encode(await self.collective(TIMES)))
         await super().close()
 

@@ -73,7 +73,7 @@ class SleepingRunner:
 def _work(config: WorkerConfig, parent: ParentLink) -> int:
     runner = SleepingRunner(worker_process.load(config, parent.enter, parent.advance))
     socket = ipc.bind(zmq.Context(), zmq.DEALER, config.address)
-    parent.started()
+    parent.started(config.address)
     answers = config.rank == sampling_rank(config.engine.parallel)
     worker_process.serve(socket, runner, answers, lambda stage, step: None)
     return 0

@@ -139,17 +139,22 @@ class CoreConnections:
         Raises:
             RequestError: there is no other one.
         """
-        if not any(not each.is_leaving for each in self._cores.all() if each is not core):
+        if not any(each.failure is None and not each.is_leaving for each in self._cores.all() if each is not core):
             raise RequestError(f"core {core.index} is the only one: add another one before it leaves", "core")
         core.is_leaving = True
         if core.num_requests:
             emptied = asyncio.Event()
             core.on_empty = emptied.set
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await emptied.wait()
-        self._requests.leave(core)
-        self._remove(core)
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await emptied.wait()
+            except asyncio.CancelledError:
+                core.is_leaving = False
+                raise
+        if self._cores.get(core.index) is core:  # Else another call was faster.
+            self._requests.leave(core)
+            self._remove(core)
 
     def beat(self) -> None:
         """Send heartbeats, and look for cores that are silent; the end, where none was there for too long."""

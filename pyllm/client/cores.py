@@ -21,6 +21,8 @@ PROBATION = 5.0
 # before it goes to one that is busy, where it runs alone.
 EVACUATION_DELAY = 3.0
 SUSPECT_PATIENCE = 10.0
+# The same while a lost core may still be followed: a model's weights take longer than that to load.
+SUCCESSOR_PATIENCE = 120.0
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +194,8 @@ class Cores:
                 return same
         apart = [core for core in usable if now < core.reserved_until or not core.has_unsuspected_requests]
         waits_since = now if stream.waits_since is None else stream.waits_since
-        stream.is_to_run_alone = not apart and now - waits_since >= SUSPECT_PATIENCE
+        patience = SUCCESSOR_PATIENCE if self._awaits_successor() else SUSPECT_PATIENCE
+        stream.is_to_run_alone = not apart and now - waits_since >= patience
         return usable if stream.is_to_run_alone else apart
 
     def place(self, stream: Stream, candidates: Sequence[Core]) -> Core:
@@ -248,6 +251,10 @@ class Cores:
         """Ready if one is; else how the first is."""
         conditions = [core.connection.condition() for core in self._cores.values() if core.failure is None]
         return next((each for each in conditions if each.ready), conditions[0] if conditions else Condition(False))
+
+    def _awaits_successor(self) -> bool:
+        cores = [core for core in self._cores.values() if core.failure is None and not core.is_leaving]
+        return any(0 < core.connection.outage < SUCCESSOR_PATIENCE for core in cores)
 
     def _usable(self, stream: Stream) -> list[Core]:
         """The best that there are: those that recover or are silent for a moment only where there are no others."""

@@ -252,6 +252,7 @@ class EngineCore:
     def drain(self) -> None:
         """Refuse new requests from now on; `run` returns when the last one has ended."""
         self._stage.is_draining = True
+        self._stage.send_changes()  # Before the first refusal: a client of several cores would send it here again.
         self._wake.set()
 
     def abandon(self, reason: str) -> None:

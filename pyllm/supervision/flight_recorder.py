@@ -29,7 +29,7 @@ MAX_NAME = 80  # characters of a file's name
 _STAMP = "%Y%m%dT%H%M%S.%fZ"
 _RECORD = re.compile(r"\.?\d{8}T\d{6}\.\d{6}Z-")
 # Fields of the configuration that are secret, and those that would only be long.
-_SECRET_FIELDS = frozenset({"sha256"}) | SECRETS
+SECRET_FIELDS = frozenset({"sha256", "secret"}) | SECRETS
 _LONG_FIELDS = frozenset({"tensors"})
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ def config_json(config: msgspec.Struct) -> bytes:
 
 def _public(value: Any) -> Any:
     if isinstance(value, dict):
-        left_out = _SECRET_FIELDS | _LONG_FIELDS
+        left_out = SECRET_FIELDS | _LONG_FIELDS
         return {key: _public(inner) for key, inner in value.items() if key not in left_out}
     if isinstance(value, list | tuple):
         return [_public(inner) for inner in value]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import LOSS_AMONG_SEVERAL
-from pyllm.client.cores import EVACUATION_DELAY, PROBATION, SUSPECT_PATIENCE
+from pyllm.client.cores import EVACUATION_DELAY, PROBATION, SUCCESSOR_PATIENCE
 from pyllm.client.reports import RequestReport, TenantReport
 from pyllm.core.replay import replay_file
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
@@ -189,7 +189,7 @@ async def test_without_a_free_core_it_runs_alone_on_a_busy_one() -> None:
     for number in range(2):
         client.submit([number], GREEDY, Reader(1))
     first.on_disconnect()
-    clock.now += SUSPECT_PATIENCE - 0.1
+    clock.now += SUCCESSOR_PATIENCE - 0.1  # The first may come back until then.
     client.beat()
     assert prompts(second) == [1]
     clock.now += 0.1
@@ -529,3 +529,27 @@ async def test_there_are_no_more_than_64() -> None:
         await client.add_core("another")
     with pytest.raises(ConfigError, match="65 addresses"):
         await connected(*cores, FakeCore())
+
+
+async def test_two_calls_to_remove_a_core_are_as_one_and_a_cancelled_one_keeps_it() -> None:
+    first, second = fakes(2)
+    client = await connected(first, second)
+    request = client.submit([1], GREEDY, Reader(1))
+    cancelled = asyncio.create_task(client.remove_core(0, timeout=60.0))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.wait({cancelled})
+    assert [report.is_leaving for report in client.cores] == [False, False]
+    removals = [asyncio.create_task(client.remove_core(0, timeout=60.0)) for _ in range(2)]
+    await asyncio.sleep(0)
+    first.say_rows(Row(request, [5], finish=FinishCode.LENGTH))
+    await asyncio.gather(*removals)
+    assert [report.index for report in client.cores] == [1]
+
+
+async def test_a_core_that_is_refused_is_not_another_one() -> None:
+    first, second = fakes(2)
+    second.fingerprint = "another"
+    client = await connected(first, second)
+    with pytest.raises(RequestError, match="core 0 is the only one"):
+        await client.remove_core(0)

@@ -19,10 +19,16 @@ from hypothesis import strategies as st
 
 from pyllm.config import process_config
 from pyllm.config.api_keys import ApiKey
-from pyllm.config.option_reading import SECRETS
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
-from pyllm.supervision.flight_recorder import FlightRecorder, config_json, default_folder, list_records, resolve_folder
+from pyllm.supervision.flight_recorder import (
+    SECRET_FIELDS,
+    FlightRecorder,
+    config_json,
+    default_folder,
+    list_records,
+    resolve_folder,
+)
 from tests.frontend.api_config import api_config
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -205,8 +211,8 @@ def test_the_configuration_is_told_without_secrets(tmp_path: Path) -> None:
 
 def test_no_setting_is_a_secret_that_nobody_thought_of() -> None:
     """A new field that sounds like one must be left out of records, or be named here as harmless."""
-    # Paths, names beside hashes, and whether browsers may send some.
-    harmless = {"ssl_keyfile", "api_key_file", "curve_keys", "api_keys", "allow_credentials"}
+    # Paths, names beside hashes, public keys, and whether browsers may send some.
+    harmless = {"ssl_keyfile", "api_key_file", "curve_keys", "client_key", "api_keys", "allow_credentials"}
     kinds = [
         kind for kind in vars(process_config).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     ]
@@ -214,4 +220,4 @@ def test_no_setting_is_a_secret_that_nobody_thought_of() -> None:
     suspicious = {
         name for name in names if any(word in name for word in ("key", "secret", "password", "credential", "auth"))
     }
-    assert suspicious - SECRETS == harmless
+    assert suspicious - SECRET_FIELDS == harmless
