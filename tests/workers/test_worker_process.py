@@ -25,7 +25,7 @@ from tests.plans import Planner, Row, encode
 from tests.tiny_model import write_tiny_model
 from tests.workers.engine import greedy, loaded_runner, worker_config
 
-STAGES = ["joining ranks", "loading weights"]  # torch is there, as in a fork server
+STAGES = ["looking for the model's files", "joining ranks", "loading weights"]  # torch is there, as in a fork server
 FAULT, SLOW = 666, 999
 
 Socket = zmq.Socket[bytes]
