@@ -137,9 +137,13 @@ class ServerCores:
 
         Raises:
             UnknownCoreError: there is none of this index.
-            RequestError: it is the only one.
+            RequestError: it is the only one, or no other one is ready.
             EngineDeadError: the state that API processes share is not there.
         """
+        others = [core for core in self._client.cores if core.index != index]
+        if others and not any(core.condition.ready and not core.is_leaving for core in others):
+            reasons = "; ".join(f"core {core.index}: {core.condition.reason or 'it leaves'}" for core in others)
+            raise RequestError(f"core {index} stays, as no other core is ready ({reasons})", "index")
         self._take(await self._shared.remove_core(self._known, index, timeout))
 
     async def follow(self) -> None:

@@ -139,3 +139,12 @@ async def test_the_last_core_stays_and_an_unknown_one_is_named() -> None:
         await until(lambda: [core.index for core in one.cores.status()] == [0])
         with pytest.raises(UnknownCoreError, match="there is no core 7: the server has 0"):
             await one.cores.remove(7, 0.0)
+
+
+async def test_a_core_stays_where_the_other_one_gives_other_tokens() -> None:
+    place = Place()
+    place.cores[0, SECOND].fingerprint = "of another model"
+    async with apis(place, 1) as (one,):
+        with pytest.raises(RequestError, match="core 0 stays, as no other core is ready"):
+            await one.cores.remove(0, 0.0)
+        assert one.indices() == [0, 1]
