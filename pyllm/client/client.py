@@ -32,17 +32,11 @@ from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.wire.curve import client_keys
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
-from pyllm.wire.messages import (
-    Deltas,
-    Isolated,
-    ModelInfo,
-    PlacementNews,
-    Rejected,
-    Reply,
-)
+from pyllm.wire.messages import Deltas, Isolated, ModelInfo, PlacementNews, Rejected, Reply
 
 READER_PATIENCE = 60.0  # seconds in which a reader took nothing of what was there for it
 RECOVERY_TIMEOUT = 600.0  # seconds that requests wait for the next core
+
 logger = logging.getLogger(__name__)
 
 

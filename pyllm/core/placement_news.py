@@ -10,7 +10,8 @@ from pyllm.core.clients import Clients
 from pyllm.wire.messages import PlacementNews
 
 INTERVAL = 0.02  # seconds between news, at least: what a client knows is older by this and one step at most
-PARTS_AT_ONCE = 8  # of a long story, such as a large cache from its beginning; each has at most 150 kB
+PARTS_AT_ONCE = 8  # of a snapshot of a large cache; each has at most 150 kB
+PART_BYTES = 100_000  # of changes, from which on there may be another part at once
 FROM_THE_START = -1  # what `placement_news` is asked by who knows nothing yet
 
 
@@ -57,7 +58,7 @@ class NewsSender:
                     break
 
     def _send_part(self, client: int, packed: dict[int, tuple[int, bytes, bytes]], num_requests: int) -> bool:
-        """Tell a client what comes next; False if nothing is new."""
+        """Tell a client what comes next; False unless more may follow at once."""
         number = self._numbers[client]
         if number not in packed:
             packed[number] = self._scheduler.placement_news(number)
@@ -68,4 +69,4 @@ class NewsSender:
             return False
         self._numbers[client], self._told[client] = following, told
         self._clients.post(client, PlacementNews(self._epoch, last_request, num_requests, changes, load))
-        return True
+        return len(changes) >= PART_BYTES

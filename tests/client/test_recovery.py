@@ -65,23 +65,13 @@ ACTIONS = st.one_of(
 )
 
 
-class World:
-    """One client, the core that it is connected to, and what was asked of it."""
+class Asker:
+    """Who asks `client`, and what was asked of it."""
 
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.num_deaths_alone = 0  # of cores whose client knew of a request that was alone
-        self.client = EngineClient(self.connect, heartbeats=False)
+    def __init__(self, client: EngineClient) -> None:
+        self.client = client
         self.asked: list[tuple[Asked, Reader, set[int]]] = []  # and the samples that were aborted
         self.ids: list[int] = []
-
-    def connect(
-        self, on_message: MessageHandler[CoreMessage], on_malformed: MalformedHandler, on_disconnect: Callable[[], None]
-    ) -> MortalCore:
-        self.epoch += 1
-        self.core = MortalCore(self.epoch, num_cached=16 * self.epoch)
-        self.core.connect(on_message, on_malformed, on_disconnect)
-        return self.core
 
     def submit(self, asked: Asked) -> None:
         prompt, params, stop, embeds = asked
@@ -98,6 +88,23 @@ class World:
             if sample < n:
                 aborted.update(range(n) if sample < 0 or asked.params.beam_width else {sample})
                 self.client.abort(self.ids[place], sample)
+
+
+class World(Asker):
+    """One client, the core that it is connected to, and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.num_deaths_alone = 0  # of cores whose client knew of a request that was alone
+        super().__init__(EngineClient(self.connect, heartbeats=False))
+
+    def connect(
+        self, on_message: MessageHandler[CoreMessage], on_malformed: MalformedHandler, on_disconnect: Callable[[], None]
+    ) -> MortalCore:
+        self.epoch += 1
+        self.core = MortalCore(self.epoch, num_cached=16 * self.epoch)
+        self.core.connect(on_message, on_malformed, on_disconnect)
+        return self.core
 
     def do(self, action: str, value: object) -> None:
         match action, value:

@@ -22,7 +22,7 @@ from pyllm.wire.ipc import MalformedHandler, MessageHandler
 from pyllm.wire.messages import Abort, Call, CoreMessage, FinishCode, Heartbeat, Rejected, Submit
 from tests.client.fake_core import EPOCH, Cores, FakeCore, Row, ScriptedCore
 from tests.client.mortal_core import MortalCore, Reader
-from tests.client.test_recovery import BEAMS, DEATHS_ALONE, DRAWN, EMBEDDED, Asked, check
+from tests.client.test_recovery import BEAMS, DEATHS_ALONE, DRAWN, EMBEDDED, Asked, Asker, check
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -327,7 +327,7 @@ ACTIONS = st.one_of(
 )
 
 
-class World:
+class World(Asker):
     """One client, a core at each place, and what was asked of it."""
 
     def __init__(self) -> None:
@@ -335,14 +335,14 @@ class World:
         self.num_deaths_alone = 0
         self.clock = Clock()
         self.cores: list[MortalCore] = [MortalCore(0, 0)] * NUM_PLACES
-        self.client = EngineClient(
-            *(self.connect(place) for place in range(NUM_PLACES)),
-            placement="round-robin",
-            heartbeats=False,
-            clock=self.clock,
+        super().__init__(
+            EngineClient(
+                *(self.connect(place) for place in range(NUM_PLACES)),
+                placement="round-robin",
+                heartbeats=False,
+                clock=self.clock,
+            )
         )
-        self.asked: list[tuple[Asked, Reader, set[int]]] = []
-        self.ids: list[int] = []
 
     def connect(self, place: int) -> Callable[..., MortalCore]:
         def connect(
@@ -356,22 +356,6 @@ class World:
             return core
 
         return connect
-
-    def submit(self, asked: Asked) -> None:
-        prompt, params, stop, embeds = asked
-        reader = Reader(params.n, stop)
-        request = self.client.submit_embedding(prompt, reader) if embeds else self.client.submit(prompt, params, reader)
-        reader.abort = lambda sample: self.client.abort(request, sample)
-        self.asked.append((asked, reader, set()))
-        self.ids.append(request)
-
-    def abort(self, place: int, sample: int) -> None:
-        if place < len(self.asked):
-            asked, _, aborted = self.asked[place]
-            n = asked.params.n
-            if sample < n:
-                aborted.update(range(n) if sample < 0 or asked.params.beam_width else {sample})
-                self.client.abort(self.ids[place], sample)
 
     def do(self, action: str, value: object, detail: object) -> None:
         match action, value, detail:

@@ -4,7 +4,7 @@ from array import array
 
 from pyllm._rust import Placement
 from pyllm.core.clients import Clients
-from pyllm.core.placement_news import INTERVAL, PARTS_AT_ONCE, NewsSender
+from pyllm.core.placement_news import INTERVAL, PART_BYTES, PARTS_AT_ONCE, NewsSender
 from pyllm.wire.messages import PROTOCOL_VERSION, CoreMessage, Hello, PlacementNews
 from tests.core.raw_engine import Engine
 from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor
@@ -91,17 +91,17 @@ async def test_who_does_not_ask_is_told_nothing() -> None:
     assert not news_of(engine)
 
 
-class LongStory:
+class LargeCache:
     """A scheduler whose cache takes 12 parts to tell."""
 
     def stats(self) -> dict[str, int]:
         return {"num_requests": 0}
 
     def placement_news(self, number: int) -> tuple[int, bytes, bytes]:
-        return (min(number + 1, 11), b"part" if number < 11 else b"", b"load")
+        return (min(number + 1, 11), bytes(PART_BYTES) if number < 11 else b"", b"load")
 
 
-def test_a_long_story_is_told_in_parts_of_which_one_turn_takes_several() -> None:
+def test_a_large_cache_is_told_in_parts_of_which_one_turn_takes_several() -> None:
     sent: list[CoreMessage] = []
 
     class Sender:
@@ -113,7 +113,7 @@ def test_a_long_story_is_told_in_parts_of_which_one_turn_takes_several() -> None
             """Nothing is open."""
 
     clients = Clients(Sender(), lambda client: None, lambda client: None)
-    news = NewsSender(LongStory(), clients, 1, lambda: 0.0)  # type: ignore[arg-type]  # as much of it as is asked for
+    news = NewsSender(LargeCache(), clients, 1, lambda: 0.0)  # type: ignore[arg-type]  # as much of it as is asked for
     news.add(clients.register(b"client"))
     news.send(at_once=True)
     assert len(sent) == PARTS_AT_ONCE

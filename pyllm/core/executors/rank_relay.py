@@ -18,7 +18,7 @@ from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.parent_link import ORPHANED_EXIT_CODE
 from pyllm.supervision.process_handle import RemoteHandle
 
-KILL_TIMEOUT = 3.0  # seconds until a killed rank, whose node says nothing, is taken to be gone
+NODE_TIMEOUT = 3.0  # seconds until a killed rank, whose node says nothing, is taken to be gone
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,15 @@ class RankRelay:
     """
 
     def __init__(
-        self, name: str, actor: Any, destroy: Callable[[], None], wait_for_root_cause: Callable[[], Awaitable[None]]
+        self,
+        name: str,
+        actor: Any,
+        destroy: Callable[[], None],
+        wait_for_root_cause: Callable[[], Awaitable[None]],
+        *,
+        node_timeout: float = NODE_TIMEOUT,
     ) -> None:
+        self._node_timeout = node_timeout
         self._actor = actor
         self._destroy = destroy
         self._wait_for_root_cause = wait_for_root_cause
@@ -107,8 +114,8 @@ class RankRelay:
         self._actor.signal.remote(int(number), to_group)
         if number == signal.SIGKILL and self._giving_up is None:
             loop = asyncio.get_running_loop()
-            reason = f"its node did not answer for {KILL_TIMEOUT:g} s after the kill"
-            self._giving_up = loop.call_later(KILL_TIMEOUT, self.lose, reason)
+            reason = f"its node did not answer for {self._node_timeout:g} s after the kill"
+            self._giving_up = loop.call_later(self._node_timeout, self.lose, reason)
 
     def _over(self, code: int) -> None:
         if self._is_over:

@@ -19,35 +19,26 @@ class Families:
 
     def gauge(self, prefix: str, name: str, text: str, value: float) -> Metric:
         """What is so now."""
-        family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
+        return self._add(GaugeMetricFamily(f"{prefix}:{name}", text, labels=list(self._labels)), {(): value})
 
     def gauges(self, prefix: str, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
         """What is so now, by the values of another label."""
         family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=[*self._labels, label])
-        for kind, value in values.items():
-            family.add_metric([*self._labels.values(), kind], value)
-        return family
+        return self._add(family, {(kind,): value for kind, value in values.items()})
 
     def information(self, prefix: str, name: str, text: str, values: Mapping[str, str]) -> Metric:
         """Texts, as labels of a 1."""
         family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=[*self._labels, *values])
-        family.add_metric([*self._labels.values(), *values.values()], 1)
-        return family
+        return self._add(family, {tuple(values.values()): 1})
 
     def counter(self, prefix: str, name: str, text: str, value: float) -> Metric:
         """A number that only grows."""
-        family = CounterMetricFamily(f"{prefix}:{name}", text, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
+        return self._add(CounterMetricFamily(f"{prefix}:{name}", text, labels=list(self._labels)), {(): value})
 
     def counters(self, prefix: str, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
         """Numbers that only grow, by the values of another label."""
         family = CounterMetricFamily(f"{prefix}:{name}", text, labels=[*self._labels, label])
-        for kind, value in values.items():
-            family.add_metric([*self._labels.values(), kind], value)
-        return family
+        return self._add(family, {(kind,): value for kind, value in values.items()})
 
     def histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
         """One of vLLM's histograms."""
@@ -57,6 +48,12 @@ class Families:
         """One of vLLM's histograms, by its bounds and counts."""
         family = HistogramMetricFamily(f"{VLLM}:{name}", text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), buckets, total)
+        return family
+
+    def _add(self, family: GaugeMetricFamily | CounterMetricFamily, samples: Mapping[tuple[str, ...], float]) -> Metric:
+        """The family with its samples, each by the values of the labels beside our own."""
+        for values, sample in samples.items():
+            family.add_metric([*self._labels.values(), *values], sample)
         return family
 
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.engine.step import core_config
 from pyllm.config.process_config import WorkerConfig
 from pyllm.core.executors.rank_actor import RankActor
-from pyllm.core.executors.rank_relay import RankRelay
+from pyllm.core.executors.rank_relay import NODE_TIMEOUT, RankRelay
 from pyllm.supervision.parent_link import ORPHANED_EXIT_CODE
 from tests import waiting
 
@@ -47,12 +47,13 @@ class Method:
 class Rank:
     """A relay and what is behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_timeout: float) -> None:
         self.handle = Handle()
         self.destroyed = 0
         self.found = asyncio.Event()
         self.found.set()
-        self.relay = RankRelay("worker 0 of core 0", self.handle, self.destroy, self.wait_for_root_cause)
+        parts = ("worker 0 of core 0", self.handle, self.destroy, self.wait_for_root_cause)
+        self.relay = RankRelay(*parts, node_timeout=node_timeout)
         self.child = self.relay.child
 
     def destroy(self) -> None:
@@ -68,8 +69,9 @@ class Rank:
 
 
 @pytest.fixture
-async def rank() -> AsyncIterator[Rank]:
-    rank = Rank()
+async def rank(request: pytest.FixtureRequest) -> AsyncIterator[Rank]:
+    """A rank that is there; its parameter is how long a node may be silent after a kill."""
+    rank = Rank(getattr(request, "param", NODE_TIMEOUT))
     await rank.relay.start()
     await rank.pid()
     yield rank
@@ -123,8 +125,8 @@ async def test_a_worker_that_is_lost_is_an_orphan_and_says_why(rank: Rank) -> No
     await rank.handle.actor.signal(signal.SIGKILL, False)
 
 
-async def test_a_node_that_does_not_answer_is_given_up(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyllm.core.executors.rank_relay.KILL_TIMEOUT", 0.01)
+@pytest.mark.parametrize("rank", [0.01], indirect=True)
+async def test_a_node_that_does_not_answer_is_given_up(rank: Rank) -> None:
     rank.handle.is_cut_off = True
     rank.child.kill()
     assert await rank.child.exited == ORPHANED_EXIT_CODE
