@@ -35,7 +35,7 @@ def test_what_they_become(options: dict[str, Any], expected: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"nnodes": 2}, "--tensor-parallel-size"),
+        ({"nnodes": 2}, "--distributed-executor-backend ray"),
         ({"enable_lora": True}, "merge the adapter"),
         ({"speculative_config": {"model": "small"}}, "use ngram"),
         ({"enable_sleep_mode": True}, "does not sleep"),
