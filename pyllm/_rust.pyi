@@ -349,8 +349,8 @@ class Scheduler:
         """
     def snapshot(self, tokens: bool = True) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str, int]]]:
         """Incarnation, number of the next event, and what the prefix cache knows now, as "stored" events."""
-    def placement_news(self, number: int) -> tuple[int, bytes, bytes]:
-        """What `Placement.news` takes: the next number, changes of the prefix cache since `number`, and the load.
+    def load_report(self, number: int) -> tuple[int, bytes, bytes]:
+        """What `Placement.update_core` takes: the next number, changes of the prefix cache since `number`, the load.
 
         With -1, or a number whose changes are not kept any more (the last 131,072 are), the cache is told from its
         beginning: "cleared", then all that is stored, in as many calls as it takes. One call tells of at most 16,384
@@ -435,7 +435,7 @@ class Placement:
     def __new__(cls, *, block_size: int, prefix_hash: str = "blake3", prefix_hash_seed: str = "") -> Self:
         """The settings are the cores' own. Raises `ValueError` for one that no core could have."""
     def add_core(self, core: int) -> None:
-        """A core, of which nothing is known until its news: its cache is empty, it is idle and as fast as the others.
+        """A core. Until its first load report its cache is empty, it is idle and as fast as the others.
 
         Raises `ValueError` if it is there already, or 64 are.
         """
@@ -444,8 +444,8 @@ class Placement:
 
         For a core that started anew: remove it, add it, and ask its scheduler with number -1.
         """
-    def news(self, core: int, last_request: int, changes: bytes, load: bytes) -> None:
-        """What `Scheduler.placement_news` of this core gave, every part in order.
+    def update_core(self, core: int, last_request: int, changes: bytes, load: bytes) -> None:
+        """What `Scheduler.load_report` of this core gave, every part in order.
 
         Requests of this client up to `last_request` (-1: none) are in the load; the work of later ones that were placed
         there is added to it. Raises `ValueError` if the core is not there, or the bytes do not read.

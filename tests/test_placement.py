@@ -31,8 +31,8 @@ def run(scheduler: Scheduler, prompt: bytes, request: int) -> None:
 def tell(placement: Placement, core: int, scheduler: Scheduler, *, number: int = -1, last_request: int = -1) -> int:
     """Ask until there is no more; the number to ask with next time."""
     while True:
-        following, changes, load = scheduler.placement_news(number)
-        placement.news(core, last_request, changes, load)
+        following, changes, load = scheduler.load_report(number)
+        placement.update_core(core, last_request, changes, load)
         if following == number:
             return number
         number = following
@@ -99,7 +99,7 @@ def test_what_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="core 0 is there already"):
         placement.add_core(0)
     with pytest.raises(ValueError, match="cannot decode the load report of core 0"):
-        placement.news(0, -1, b"", b"")
+        placement.update_core(0, -1, b"", b"")
     with pytest.raises(ValueError, match="block_size is 0"):
         Placement(block_size=0)
     with pytest.raises(ValueError, match="unknown variant"):

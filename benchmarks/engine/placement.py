@@ -32,9 +32,9 @@ def place_cached(chooser: Chooser, tokens: int) -> list[float]:
         timed_step(scheduler)
     number = -1
     while True:
-        following, changes, load = scheduler.placement_news(number)
+        following, changes, load = scheduler.load_report(number)
         for core in range(CORES):
-            chooser.news(core, -1, changes, load)
+            chooser.update_core(core, -1, changes, load)
         if following == number:
             break
         number = following

@@ -1,6 +1,6 @@
 """Several cores in one process on one event-ordered clock: real schedulers, steps that take what a cost model says.
 
-Requests are placed as a client does it: by news that are a step and a delay old. Knows no scenario.
+Requests are placed as a client does it: by load reports that are a step and a delay old. Knows no scenario.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from benchmarks.engine.simulated_executor import StepCost
 from pyllm._rust import Placement, Plan, Scheduler
 
 BLOCK_SIZE = 16
-NEWS_DELAY = 0.02  # seconds
+REPORT_DELAY = 0.02  # seconds
 # About what an 8B model takes on one large GPU.
 COST = StepCost(base=0.008, prefill_token=40e-6, decode_row=20e-6, context=0.5e-6)
 
@@ -38,7 +38,7 @@ class Chooser(Protocol):
 
     def place(self, request_id: int, request: SimulatedRequest) -> int: ...
     def ended(self, request_id: int) -> None: ...
-    def news(self, core: int, last_request: int, changes: bytes, load: bytes) -> None: ...
+    def update_core(self, core: int, last_request: int, changes: bytes, load: bytes) -> None: ...
 
 
 class RoundRobin:
@@ -54,7 +54,7 @@ class RoundRobin:
     def ended(self, request_id: int) -> None:
         """It does not matter."""
 
-    def news(self, core: int, last_request: int, changes: bytes, load: bytes) -> None:
+    def update_core(self, core: int, last_request: int, changes: bytes, load: bytes) -> None:
         """Nor does this."""
 
 
@@ -67,7 +67,7 @@ class ByPrefix:
         for core in self.cores:
             self._placement.add_core(core)
         self.ended = self._placement.ended
-        self.news = self._placement.news
+        self.update_core = self._placement.update_core
 
     def add_core(self) -> None:
         """One more."""
@@ -174,9 +174,9 @@ class Simulation:
         core.is_computing = False
         core.scheduler.commit(plan.step, *answer(plan), seconds)
         ended = self._take(core)
-        core.number, changes, load = core.scheduler.placement_news(core.number)
+        core.number, changes, load = core.scheduler.load_report(core.number)
         last_request = core.last_request
-        self.at(NEWS_DELAY, lambda: self._chooser.news(number, last_request, changes, load))
+        self.at(REPORT_DELAY, lambda: self._chooser.update_core(number, last_request, changes, load))
         self._begin(number)
         for request_id in ended:
             self._chooser.ended(request_id)

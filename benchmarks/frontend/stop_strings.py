@@ -19,7 +19,7 @@ from pyllm.wire.messages import FinishCode
 
 NUMBERS = (1, 4, 64, MAX_STOP_STRINGS)
 NUM_TOKENS = 10_000
-MOST_CHARACTERS = 1 << 22  # to look at in the plainest way: all strings at all tokens
+MAX_CHARACTERS = 1 << 22  # to look at in the plainest way: all strings at all tokens
 REPETITIONS = 5
 
 
@@ -63,7 +63,7 @@ def per_token() -> Iterator[Record]:
     for kind, strings in (("names", names), ("phrases", phrases)):
         for number in NUMBERS:
             stops = strings(number)
-            num_plain = min(NUM_TOKENS, MOST_CHARACTERS // sum(map(len, stops)))
+            num_plain = min(NUM_TOKENS, MAX_CHARACTERS // sum(map(len, stops)))
             plain = microseconds(partial(feed, PlainStopStrings(stops), num_plain)) / num_plain
             value = microseconds(partial(feed, StopStrings(stops), NUM_TOKENS)) / NUM_TOKENS
             yield {

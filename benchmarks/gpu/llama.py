@@ -17,8 +17,8 @@ from pyllm.families import llama
 from pyllm.families.config import Config
 from pyllm.families.spec import ModelSpec
 from pyllm.workers.decoder import Decoder
-from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WHOLE
 from pyllm.workers.step.forward_context import ForwardContext
 from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
@@ -90,14 +90,14 @@ class Model:
     """The model on a device, and what its passes need."""
 
     decoder: Decoder
-    placement: Placement
+    placement: WeightPlacement
     spec: ModelSpec
     position_tables: PositionTables
 
     @classmethod
     def random(cls, shape: ModelSpec, kernels: Kernels, device: torch.device, dtype: torch.dtype) -> "Model":
         """With weights that keep activations as large as they came."""
-        placement = Placement(RankGroup(), dtype, device, kernels)
+        placement = WeightPlacement(RankGroup(), dtype, device, kernels)
         decoder = Decoder(shape, placement)
         decoder.load(RandomWeights())
         return cls(decoder, placement, shape, PositionTables.of(shape, shape.max_position_embeddings, device))

@@ -13,7 +13,7 @@ from pyllm.workers.step.swap_stream import SwapStream
 from tests.workers.step.fake_streams import FakeStreams
 
 _NUM_BLOCKS, _HOST_BLOCKS = 24, 32
-_MOST_SWAPS, _NUM_STAGED = 9, 4
+_MAX_SWAPS, _NUM_STAGED = 9, 4
 
 
 def same_bytes(setting: Setting) -> Pairs:
@@ -52,7 +52,7 @@ def same_bytes(setting: Setting) -> Pairs:
 def _swaps(generator: random.Random, num_steps: int) -> Iterator[IntArray]:
     """Those of each step, which write to no block twice."""
     for _ in range(num_steps):
-        num_out, num_in = generator.randint(0, _MOST_SWAPS), generator.randint(0, _MOST_SWAPS)
+        num_out, num_in = generator.randint(0, _MAX_SWAPS), generator.randint(0, _MAX_SWAPS)
         outs = zip(_some(generator, _NUM_BLOCKS, num_out), _some(generator, _HOST_BLOCKS, num_out), strict=True)
         ins = zip(_some(generator, _NUM_BLOCKS, num_in), _some(generator, _HOST_BLOCKS, num_in), strict=True)
         moves = [(0, *move) for move in outs] + [(1, *move) for move in ins]

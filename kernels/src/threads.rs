@@ -29,7 +29,7 @@ const LINE: usize = 64;
 /// Lines that are asked for between two looks at what is waited for.
 const LINES_AT_ONCE: usize = 8;
 /// So much of a thread's share of what is coming is asked for: it is to stay in the second cache until then.
-const MOST_BYTES_AHEAD: usize = 256 << 10;
+const MAX_BYTES_AHEAD: usize = 256 << 10;
 
 /// A fixed number of threads, the caller's included.
 pub(crate) struct Pool {
@@ -307,7 +307,7 @@ impl Coming {
         let parts = share_of(thread, num_threads, self.parts.load(Ordering::Relaxed));
         let part_bytes = self.part_bytes.load(Ordering::Relaxed);
         let start = self.address.load(Ordering::Relaxed).wrapping_add(parts.start.wrapping_mul(part_bytes));
-        start..start.saturating_add(parts.len().saturating_mul(part_bytes).min(MOST_BYTES_AHEAD))
+        start..start.saturating_add(parts.len().saturating_mul(part_bytes).min(MAX_BYTES_AHEAD))
     }
 }
 

@@ -26,7 +26,7 @@ BUSY = frozenset(
 )
 BUSY_PATIENCE = 600.0  # seconds of waits for a busy server, of one request
 UNREACHABLE_PATIENCE = 60.0  # seconds of waits for a server that accepts no connection
-MOST_LOSSES = 3  # of connections with this request on them
+MAX_LOSSES = 3  # of connections with this request on them
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _REFUSED = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
@@ -81,7 +81,7 @@ class RequestSender:
                 await waits.next()
             except httpx2.TransportError as error:
                 losses += 1
-                if losses == MOST_LOSSES:
+                if losses == MAX_LOSSES:
                     text = f"the connection was lost {losses} times: {error or type(error).__name__}"
                     return _failure(custom_id, "connection_lost", text), Usage()
                 await waits.next()

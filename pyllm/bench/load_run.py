@@ -15,7 +15,7 @@ from pyllm.bench.load_client import Clock, Exchange, LoadClient
 
 # What may be noted before the answers that have ended are read: more would fill the memory of a long run.
 _MAX_NOTED = 256 << 20
-_MOST_OPENED_AHEAD = 1024
+_MAX_OPENED_AHEAD = 1024
 
 
 class Timed(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ async def run_load(
     at_once = min(len(requests), max_concurrency or len(requests))
     # At a rate, connections open as they are needed: how many run at once is not known before.
     if at_once == max_concurrency or not requests[-1].due:
-        await client.open(min(at_once, _MOST_OPENED_AHEAD))
+        await client.open(min(at_once, _MAX_OPENED_AHEAD))
     load = _Load(client, seconds_each, ended, clock)
     collecting = gc.isenabled()
     gc.collect()

@@ -18,7 +18,7 @@ from pyllm.errors import ConfigError
 from pyllm.families.tensors import FileTensor
 
 _VERSIONS = (2, 3)
-_MOST_DIMENSIONS = 4
+_MAX_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
 # By the number of a field's type: how `struct` and `memoryview` call it.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -125,7 +125,7 @@ class _Reader:
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name, num_dimensions = self._string(), self._number("I")
-        if num_dimensions > _MOST_DIMENSIONS:
+        if num_dimensions > _MAX_DIMENSIONS:
             raise ValueError(f"tensor {name!r:.80} has {num_dimensions} dimensions")
         shape = tuple(self._number("Q") for _ in range(num_dimensions))[::-1]
         return name, shape, self._number("I"), self._number("Q")

@@ -32,7 +32,7 @@ from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.wire.curve import client_keys
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
-from pyllm.wire.messages import Deltas, Isolated, ModelInfo, PlacementNews, Rejected, Reply
+from pyllm.wire.messages import Deltas, Isolated, LoadReport, ModelInfo, Rejected, Reply
 
 READER_PATIENCE = 60.0  # seconds in which a reader took nothing of what was there for it
 RECOVERY_TIMEOUT = 600.0  # seconds that requests wait for the next core
@@ -372,16 +372,16 @@ class EngineClient(CoreCalls):
             await asyncio.sleep(HEARTBEAT_INTERVAL)
             self.beat()
 
-    def _receive(self, core: Core, message: Deltas | Reply | Rejected | Isolated | PlacementNews) -> None:
+    def _receive(self, core: Core, message: Deltas | Reply | Rejected | Isolated | LoadReport) -> None:
         match message:
             case Deltas():
                 try:
                     self._requests.deliver(message)
                 except ValueError as error:
                     self._malformed(str(error))
-            case PlacementNews():
+            case LoadReport():
                 try:
-                    self._cores.take_news(core, message)
+                    self._cores.take_report(core, message)
                 except ValueError as error:
                     self._malformed(str(error))
             case Reply():

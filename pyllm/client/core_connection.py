@@ -23,8 +23,8 @@ from pyllm.wire.messages import (
     Heartbeat,
     Hello,
     Isolated,
+    LoadReport,
     ModelInfo,
-    PlacementNews,
     Ready,
     Rejected,
     Reply,
@@ -65,7 +65,7 @@ class Handlers(NamedTuple):
     """
 
     on_ready: Callable[[bool], None]
-    on_message: Callable[[Deltas | Reply | Rejected | Isolated | PlacementNews], None]
+    on_message: Callable[[Deltas | Reply | Rejected | Isolated | LoadReport], None]
     on_malformed: Callable[[str], None]
     on_lost: Callable[[EngineDeadError], None]
     on_final: Callable[[PyllmError], None]
@@ -89,8 +89,8 @@ class CoreConnection:
     """`connects` make a socket each, to an address where a core may be; they are tried in turn.
 
     Call `beat` every `HEARTBEAT_INTERVAL`. Unless it `awaits_first`, it is final that no place has a core that answers
-    a first hello: keys may be wanted there. A core that is silent for `core_loss` seconds is lost. With `wants_news` it
-    is asked for `PlacementNews`.
+    a first hello: keys may be wanted there. A core that is silent for `core_loss` seconds is lost. With
+    `wants_load_reports` it is asked for `LoadReport`.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class CoreConnection:
         *,
         core_loss: float = CORE_LOSS,
         awaits_first: bool = False,
-        wants_news: bool = False,
+        wants_load_reports: bool = False,
     ) -> None:
         self.model: ModelInfo
         self.fingerprint = ""
@@ -113,7 +113,7 @@ class CoreConnection:
         self._address_index = -1  # in `connects`
         self._core_loss = core_loss
         self._awaits_first = awaits_first
-        self._hello = Hello(PROTOCOL_VERSION, wants_news)
+        self._hello = Hello(PROTOCOL_VERSION, wants_load_reports)
         self._link: Link[CoreMessage, ClientMessage] = Link(self._receive, handlers.on_malformed, self._lose)
         self._silent_beats = 0  # of the core, or of who is to become it
         self._outage_beats = 0
@@ -194,9 +194,9 @@ class CoreConnection:
                 self._handlers.on_final(ProtocolError(text))
             case Heartbeat():
                 self._core_heartbeat = message
-            case Deltas(epoch) | Isolated(epoch) | PlacementNews(epoch) if epoch != self.epoch:
+            case Deltas(epoch) | Isolated(epoch) | LoadReport(epoch) if epoch != self.epoch:
                 pass
-            case Deltas() | Reply() | Rejected() | Isolated() | PlacementNews():
+            case Deltas() | Reply() | Rejected() | Isolated() | LoadReport():
                 if self.is_ready:
                     self._handlers.on_message(message)
 

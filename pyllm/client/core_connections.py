@@ -15,7 +15,7 @@ from pyllm.client.pending_calls import Calls
 from pyllm.client.running_requests import RunningRequests
 from pyllm.config.engine_settings import MAX_CORES
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
-from pyllm.wire.messages import Deltas, Isolated, PlacementNews, Rejected, Reply
+from pyllm.wire.messages import Deltas, Isolated, LoadReport, Rejected, Reply
 
 CLOSE_LINGER = 1.0  # seconds that the last aborts get to leave
 
@@ -41,7 +41,7 @@ class CoreConnections:
         calls: Calls,
         limits: ConnectionLimits,
         *,
-        on_message: Callable[[Core, Deltas | Reply | Rejected | Isolated | PlacementNews], None],
+        on_message: Callable[[Core, Deltas | Reply | Rejected | Isolated | LoadReport], None],
         on_malformed: Callable[[str], None],
         on_end: Callable[[PyllmError], None],
     ) -> None:
@@ -77,7 +77,7 @@ class CoreConnections:
             self._cores.counts,
             core_loss=CORE_LOSS if one_at_a_time else LOSS_AMONG_SEVERAL,
             awaits_first=awaits_first or not one_at_a_time,
-            wants_news=not one_at_a_time,
+            wants_load_reports=not one_at_a_time,
         )
         return core
 

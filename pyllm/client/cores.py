@@ -12,7 +12,7 @@ from pyllm.client.core_connection import Condition, ConnectionCounts, CoreConnec
 from pyllm.client.placers import Placer
 from pyllm.client.streams import Stream
 from pyllm.errors import EngineDeadError, PyllmError
-from pyllm.wire.messages import ModelInfo, PlacementNews
+from pyllm.wire.messages import LoadReport, ModelInfo
 
 # Seconds in which a core that has followed a lost one takes only what was lost with it: every client that knew the
 # lost one has sent that by then.
@@ -170,10 +170,10 @@ class Cores:
         if self._placer is not None:
             self._placer.remove(core.index)
 
-    def take_news(self, core: Core, news: PlacementNews) -> None:
+    def take_report(self, core: Core, report: LoadReport) -> None:
         """What a core says of itself."""
-        core.num_others = max(0, news.num_requests - core.num_requests)
-        self.placer.news(core.index, news)
+        core.num_others = max(0, report.num_requests - core.num_requests)
+        self.placer.update_core(core.index, report)
 
     @property
     def placer(self) -> Placer:

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from pyllm._rust import Placement
 from pyllm.recording import Recording
-from pyllm.wire.messages import ModelInfo, PlacementNews, Submit
+from pyllm.wire.messages import LoadReport, ModelInfo, Submit
 
 # "failover": one core at a time, the next address where it is lost.
 PlacementKind = Literal["prefix", "round-robin", "failover"]
@@ -30,7 +30,7 @@ class Placer(Protocol):
     def ended(self, request: int) -> None:
         """A request has ended, or goes by another id; one that was not placed is ignored."""
 
-    def news(self, core: int, news: PlacementNews) -> None:
+    def update_core(self, core: int, report: LoadReport) -> None:
         """What a core says of itself."""
 
     def beat(self) -> None:
@@ -60,7 +60,7 @@ class RoundRobin:
     def ended(self, request: int) -> None:
         pass
 
-    def news(self, core: int, news: PlacementNews) -> None:
+    def update_core(self, core: int, report: LoadReport) -> None:
         pass
 
     def beat(self) -> None:
@@ -116,8 +116,8 @@ class PrefixPlacer:
     def ended(self, request: int) -> None:
         self._placement.ended(request)
 
-    def news(self, core: int, news: PlacementNews) -> None:
-        self._placement.news(core, news.last_request, news.changes, news.load)
+    def update_core(self, core: int, report: LoadReport) -> None:
+        self._placement.update_core(core, report.last_request, report.changes, report.load)
 
     def beat(self) -> None:
         if self._recording is not None:

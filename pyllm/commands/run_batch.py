@@ -48,7 +48,7 @@ The same command again goes on where a run ended, however it ended."""
 _REQUESTS_PER_SEQUENCE = 2
 _REMOTE_CONCURRENCY = 256
 _FAILED, _INTERRUPTED = 1, 130
-_MOST_PROBLEMS = 20  # that are listed
+_MAX_PROBLEMS = 20  # that are listed
 
 
 def add_arguments(parser: SettingsParser) -> None:
@@ -130,7 +130,7 @@ def _read_requests(path: Path) -> RequestFile:
         return RequestFile(path)
     except WrongLinesError as error:
         if len(error.problems) > 1:
-            for problem in error.problems[:_MOST_PROBLEMS]:
+            for problem in error.problems[:_MAX_PROBLEMS]:
                 print(f"{path}, {problem}", file=sys.stderr)
         raise
 

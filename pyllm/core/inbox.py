@@ -14,7 +14,7 @@ from pyllm._rust import NeverFitsError, Scheduler
 from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.faults.quarantine import Quarantine, RequestKey
-from pyllm.core.placement_news import NewsSender
+from pyllm.core.load_reports import LoadReporter
 from pyllm.core.policy_plugins import facts, policy_key
 from pyllm.core.stage import Stage
 from pyllm.core.validation import check_submit
@@ -33,7 +33,7 @@ class Inbox:
         calls: Calls,
         quarantine: Quarantine,
         stage: Stage,
-        news: NewsSender,
+        load_reporter: LoadReporter,
         ready: Ready,
         clock: Callable[[], float],
         sampling_plugins: Collection[str],
@@ -44,7 +44,7 @@ class Inbox:
         self._calls = calls
         self._quarantine = quarantine
         self._stage = stage
-        self._news = news
+        self._load_reporter = load_reporter
         self._ready = ready
         self._clock = clock
         self._sampling_plugins = sampling_plugins
@@ -87,9 +87,9 @@ class Inbox:
         else:
             self._clients.post(client, self._ready)
             self._stage.greet(client)
-            if message.wants_news:
-                self._news.add(client)
-                self._news.send(at_once=True)
+            if message.wants_load_reports:
+                self._load_reporter.add(client)
+                self._load_reporter.send(at_once=True)
 
     def _submit(self, client: int, submit: Submit, now: float) -> None:
         if submit.epoch != self._ready.epoch:
@@ -98,7 +98,7 @@ class Inbox:
         if self._stage.is_draining and not submit.outputs:
             self._clients.post(client, Rejected(submit.request, "draining", "the engine is shutting down"))
             return
-        self._news.note(client, submit.request)
+        self._load_reporter.note(client, submit.request)
         policy = self._calls.policy
         try:
             check_submit(submit, self._ready.model, self._sampling_plugins)

@@ -19,7 +19,7 @@ from pyllm.core.faults.isolation_reporter import IsolationReporter
 from pyllm.core.faults.recovery import Recovery
 from pyllm.core.inbox import Inbox
 from pyllm.core.kept_state import KeptState
-from pyllm.core.placement_news import NewsSender
+from pyllm.core.load_reports import LoadReporter
 from pyllm.core.policy_plugins import Policy
 from pyllm.core.profiling import Profiling
 from pyllm.core.stage import Stage
@@ -104,14 +104,14 @@ class EngineCore:
         self._quarantine = self._recovery.quarantine
         self._isolation = IsolationReporter(self._quarantine, scheduler, ready.epoch, self._clients.post, on_alone)
         self._stage = Stage(self._clients, self._recovery, self._in_flight)
-        self._news = NewsSender(scheduler, self._clients, ready.epoch, clock)
+        self._load_reporter = LoadReporter(scheduler, self._clients, ready.epoch, clock)
         self._inbox = Inbox(
             scheduler,
             clients=self._clients,
             calls=self._calls,
             quarantine=self._quarantine,
             stage=self._stage,
-            news=self._news,
+            load_reporter=self._load_reporter,
             ready=ready,
             clock=clock,
             sampling_plugins=sampling_plugins,
@@ -176,7 +176,7 @@ class EngineCore:
         self._clients.deliver(clients)
         self._gather()
         self._in_flight.committed(step)
-        self._news.send()
+        self._load_reporter.send()
         if self._profiling.is_running:
             self._profiling.committed()
 
@@ -186,7 +186,7 @@ class EngineCore:
             await self._recover(death)
             return True
         self._clients.deliver(self._scheduler.pending_clients())
-        self._news.send(at_once=True)
+        self._load_reporter.send(at_once=True)
         self._gather()
         return self._quarantine.is_next_due  # When a suspect has just ended, the next one can run.
 
@@ -224,7 +224,7 @@ class EngineCore:
         self._clients.deliver(self._scheduler.pending_clients())
         self._in_flight.watch(now)
         self._stage.send()
-        self._news.send(at_once=True)
+        self._load_reporter.send(at_once=True)
         self._gather()
         if self._recording is not None:
             self._recording.flush()

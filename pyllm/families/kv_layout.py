@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from pyllm.families.spec import ModelSpec
 
-MOST_GROUPS = 16  # that the scheduler takes
+MAX_GROUPS = 16  # that the scheduler takes
 # The share of KV cache that may be lost to padding for fewer groups: a step costs some time for each group.
-_MOST_PADDING = 0.1
+_MAX_PADDING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,6 @@ def _group_size(counts: dict[int | None, int], max_model_len: int) -> int:
     def number(size: int) -> int:
         return sum(-(-count // size) for count in counts.values())
 
-    sizes = [size for size in range(1, max(counts.values()) + 1) if number(size) <= MOST_GROUPS]
-    limit = (1 + _MOST_PADDING) * min(map(kept, sizes))
+    sizes = [size for size in range(1, max(counts.values()) + 1) if number(size) <= MAX_GROUPS]
+    limit = (1 + _MAX_PADDING) * min(map(kept, sizes))
     return max(size for size in sizes if kept(size) <= limit)

@@ -43,7 +43,7 @@ from pyllm.wire.messages import (
 )
 
 TITLE = "pyllm::forks"
-MOST_PATIENCE = 10.0  # seconds that a fork waits for the workers of a core that has ended: the kernel may not get to it
+MAX_PATIENCE = 10.0  # seconds that a fork waits for the workers of a core that has ended: the kernel may not get to it
 _HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 # What a worker runs: it is given its connection to its core, over which its configuration comes. Its stderr is the
@@ -138,7 +138,7 @@ class ForkServer:
         is_waited_for = any(
             worker.core_index == wanted.core_index and worker.core.fileno() < 0 for worker in self._workers.values()
         )
-        return is_waited_for and time.monotonic() < wanted.since + MOST_PATIENCE
+        return is_waited_for and time.monotonic() < wanted.since + MAX_PATIENCE
 
     def _fork(self, wanted: "_Wanted") -> None:
         core, core_index, connection, stderr, _ = wanted

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 _PAUSE = 0.2  # seconds between two looks
-_MOST_CHARACTERS = 60  # of what is waited for, so that a line stays one
+_MAX_CHARACTERS = 60  # of what is waited for, so that a line stays one
 # The cursor goes back, so that a line of the log replaces this one.
 _LINE = "starting: {desc}, {elapsed} \r"
 _BAR = "{desc} {percentage:3.0f} % |{bar}| {elapsed} < {remaining} \r"
@@ -42,4 +42,4 @@ async def show_progress(read: Callable[[], tuple[float, str]], stream: TextIO | 
 
 
 def _one_line(text: str) -> str:
-    return textwrap.shorten(text, _MOST_CHARACTERS, placeholder=" ...")
+    return textwrap.shorten(text, _MAX_CHARACTERS, placeholder=" ...")

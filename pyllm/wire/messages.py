@@ -152,11 +152,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Hello(Message, frozen=True):
     """The first message on a socket; answered by `Ready`, or by `Rejected` where the version differs.
 
-    Who `wants_news` is sent `PlacementNews` from then on.
+    Who `wants_load_reports` is sent `LoadReport` from then on.
     """
 
     version: int
-    wants_news: bool = False
+    wants_load_reports: bool = False
 
 
 class Submit(Message, frozen=True):
@@ -253,10 +253,10 @@ class Deltas(Message, frozen=True):
     prefill_seconds: bytes = b""  # float32
 
 
-class PlacementNews(Message, frozen=True):
+class LoadReport(Message, frozen=True):
     """What clients of several cores choose by: what a core has to do, and what has changed in its prefix cache.
 
-    `changes` and `load` are packed by `Scheduler.placement_news`, and read by `Placement.news`. Of this client's
+    `changes` and `load` are packed by `Scheduler.load_report`, and read by `Placement.update_core`. Of this client's
     requests those up to the id `last_request` are in the load; `num_requests` counts those of all clients.
     """
 
@@ -454,7 +454,7 @@ class Ended(Message, frozen=True):
 
 
 ClientMessage = Hello | Submit | Abort | Call | Heartbeat
-CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat | Isolated | PlacementNews
+CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat | Isolated | LoadReport
 WorkerInput = Step | Control
 WorkerOutput = Sampled | Reply
 ChildMessage = Heartbeat | Started | Failed | Kept

@@ -15,8 +15,8 @@ from pyllm.workers.layers.attention import PagedAttention
 from pyllm.workers.layers.experts import Experts
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from pyllm.workers.layers.norm import Norm
-from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
 from pyllm.workers.step.forward_context import ForwardContext
 
@@ -26,7 +26,7 @@ _EMBEDDING = "embedding.weight"
 class Attention:
     """Grouped-query self-attention (arXiv 2305.13245) between its projections."""
 
-    def __init__(self, spec: AttentionSpec, hidden_size: int, layer: int, placement: Placement) -> None:
+    def __init__(self, spec: AttentionSpec, hidden_size: int, layer: int, placement: WeightPlacement) -> None:
         self._head_size = spec.head_size
         self._group = placement.group
         self._shares = (
@@ -90,7 +90,7 @@ class Attention:
 class FeedForward:
     """Up, activation, down; gated as in SwiGLU and GeGLU (arXiv 2002.05202)."""
 
-    def __init__(self, spec: FeedForwardSpec, hidden_size: int, placement: Placement) -> None:
+    def __init__(self, spec: FeedForwardSpec, hidden_size: int, placement: WeightPlacement) -> None:
         self._kernels = placement.kernels
         self._activation, self._gated = spec.activation, spec.gated
         sizes = (spec.size, spec.size) if spec.gated else (spec.size,)
@@ -116,7 +116,7 @@ class DecoderLayer:
     A layer takes and returns a pending output and the residual stream, so that each addition fuses with the next norm.
     """
 
-    def __init__(self, model: ModelSpec, layer: int, placement: Placement) -> None:
+    def __init__(self, model: ModelSpec, layer: int, placement: WeightPlacement) -> None:
         spec, size = model.layers[layer], model.hidden_size
         self._kernels = placement.kernels
         self._factor = model.residual_multiplier
@@ -166,7 +166,7 @@ class Decoder:
     between two layers, so that the numbers are those of one process.
     """
 
-    def __init__(self, spec: ModelSpec, placement: Placement, stage: PipelineStage | None = None) -> None:
+    def __init__(self, spec: ModelSpec, placement: WeightPlacement, stage: PipelineStage | None = None) -> None:
         rows = (spec.vocab_size, spec.hidden_size)
         self._spec = spec
         self._stage = stage = PipelineStage(range(len(spec.layers))) if stage is None else stage

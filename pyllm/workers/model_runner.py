@@ -32,9 +32,9 @@ from pyllm.workers.decoder import Decoder
 from pyllm.workers.devices import DTYPES, configured_kernels, fits_graphs, worker_device
 from pyllm.workers.forward_pass import CHECKED_SEQUENCES, ForwardPass, Limits
 from pyllm.workers.grammar.token_masks import Grammars
-from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.stage_link import StageLink
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.packed_cache import open_packed_cache
 from pyllm.workers.loaders.progress import ProgressReader
@@ -86,7 +86,7 @@ class ModelRunner:
         self._prepare_attention = attention.prepare
         is_eager = engine.device.enforce_eager or self._spec.transformers is not None
         self._may_capture = fits_graphs(device.type, kernels, attention) and not is_eager
-        self._placement = Placement(
+        self._placement = WeightPlacement(
             group,
             DTYPES[engine.model.dtype],
             device,
@@ -392,7 +392,7 @@ class ModelRunner:
         """Whether a graph can hold a step on this CPU: there is no exchange between ranks and no float16."""
         return self._placement.group.size == 1 and torch.float16 not in {self._placement.dtype, self._cache_shape.dtype}
 
-    def _causal_model(self, placement: Placement, table: TensorTable) -> CausalModel:
+    def _causal_model(self, placement: WeightPlacement, table: TensorTable) -> CausalModel:
         if self._spec.transformers is None:
             return Decoder(self._spec, placement, self._stage)
         from pyllm.workers.transformers_backend.model import TransformersModel  # Nobody else waits for its import.

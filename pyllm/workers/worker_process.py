@@ -118,8 +118,8 @@ def load(
         enter("importing torch")
         _import_everything()
     from pyllm.workers.devices import sum_in_float32, worker_device
-    from pyllm.workers.layers.placement import set_threads
     from pyllm.workers.layers.rank_group import RankGroup
+    from pyllm.workers.layers.weight_placement import set_threads
     from pyllm.workers.model_runner import ModelRunner
 
     engine = config.engine

@@ -17,7 +17,7 @@ from pyllm.batch.batch_run import BatchServer, Totals, run_batch
 from pyllm.batch.request_file import RequestFile
 from pyllm.batch.request_sender import (
     BUSY_PATIENCE,
-    MOST_LOSSES,
+    MAX_LOSSES,
     UNREACHABLE_PATIENCE,
     RequestSender,
     UnreachableError,
@@ -212,8 +212,8 @@ async def test_a_server_that_stays_busy_is_the_answer() -> None:
 async def test_a_request_that_breaks_connections_fails_alone() -> None:
     sends = Sends(httpx2.ReadError("reset"))
     row, _ = await sends.send()
-    assert row["error"] == {"code": "connection_lost", "message": f"the connection was lost {MOST_LOSSES} times: reset"}
-    assert len(sends.waits) == MOST_LOSSES - 1
+    assert row["error"] == {"code": "connection_lost", "message": f"the connection was lost {MAX_LOSSES} times: reset"}
+    assert len(sends.waits) == MAX_LOSSES - 1
     assert (await Sends(httpx2.ReadError("reset"), OK).send())[0]["error"] is None
 
 

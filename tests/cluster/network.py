@@ -13,7 +13,7 @@ from pathlib import Path
 from pyllm.errors import ConfigError
 
 SUBNET = "10.77.0"
-MOST_HOSTS = 200
+MAX_HOSTS = 200
 _NAMESPACES = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
 
@@ -57,8 +57,8 @@ class Network:
     def __init__(self, names: Sequence[str]) -> None:
         if os.geteuid() or not shutil.which("ip"):
             raise ConfigError("network namespaces need root and the program `ip` (package iproute2)")
-        if len(names) > MOST_HOSTS:
-            raise ConfigError(f"{len(names)} hosts: at most {MOST_HOSTS}; lower --machines")
+        if len(names) > MAX_HOSTS:
+            raise ConfigError(f"{len(names)} hosts: at most {MAX_HOSTS}; lower --machines")
         run = f"pyllm-{os.getpid()}"
         self._switch = f"{run}-switch"
         self.hosts = {

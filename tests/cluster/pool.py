@@ -25,7 +25,7 @@ SCHEMA = {
     "properties": {"name": {"type": "string", "maxLength": 40}, "number": {"type": "integer"}},
     "required": ["name", "number"],
 }
-MOST_TOKENS_BEFORE_DEATH = 3  # of a poisoned request; one with 8 is not blamed
+MAX_TOKENS_BEFORE_DEATH = 3  # of a poisoned request; one with 8 is not blamed
 
 
 class PoolRequest(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ def make_pool(number: int, seed: int) -> list[PoolRequest]:
 def make_poisoned(number: int, victim: poison.Victim, record: Path, choose: random.Random) -> PoolRequest:
     """A request that ends whatever computes it; its deaths go to the file."""
     name = f"poison of a {victim} {number}"
-    arguments = poison.arguments(name, victim, choose.randint(0, MOST_TOKENS_BEFORE_DEATH), record)
+    arguments = poison.arguments(name, victim, choose.randint(0, MAX_TOKENS_BEFORE_DEATH), record)
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, extra_args=arguments)
     return PoolRequest(name, f"poison of a {victim}", _tokens(choose, TAIL_LENGTHS), params)
 

@@ -9,7 +9,7 @@ import contextlib
 import sys
 
 CHUNK_BYTES = 1 << 16
-MOST_CHUNKS = 256  # on their way, after which the sender has to wait
+MAX_CHUNKS = 256  # on their way, after which the sender has to wait
 
 
 class Relay:
@@ -39,7 +39,7 @@ class Relay:
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
-        chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MOST_CHUNKS)
+        chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_CHUNKS)
 
         async def read() -> None:
             with contextlib.suppress(ConnectionError):

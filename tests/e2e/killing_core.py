@@ -25,7 +25,7 @@ from pyllm.wire.messages import Sampled
 from tests.e2e.titles import find
 
 CONTEXT = multiprocessing.get_context("spawn")
-MOST_KILLS = 1024
+MAX_KILLS = 1024
 
 
 class Trigger:
@@ -36,7 +36,7 @@ class Trigger:
         self._rank = CONTEXT.Value("q", 0)
         self._num_plans = CONTEXT.Value("q", 0)
         self._num_kills = CONTEXT.Value("q", 0)
-        self._times = CONTEXT.Array("d", MOST_KILLS)
+        self._times = CONTEXT.Array("d", MAX_KILLS)
 
     def arm(self, plans: int, rank: int = 0) -> None:
         """Have a rank killed once the core has submitted so many more plans."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllm.families.kv_layout import MOST_GROUPS, kv_groups, kv_tokens_per_layer, layers_of_group
+from pyllm.families.kv_layout import MAX_GROUPS, kv_groups, kv_tokens_per_layer, layers_of_group
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec
 
 WINDOWS = st.lists(st.sampled_from([None, None, 16, 512, 4096]), min_size=1, max_size=64)
@@ -48,7 +48,7 @@ def test_groups(windows: list[int | None], max_model_len: int, expected: list[tu
 @given(WINDOWS, st.integers(2, 8192))
 def test_every_layer_is_in_one_group_of_its_window(windows: list[int | None], max_model_len: int) -> None:
     groups = kv_groups(spec(windows), max_model_len)
-    assert len(groups) <= MOST_GROUPS
+    assert len(groups) <= MAX_GROUPS
     assert sorted(layer for group in groups for layer in group.layers) == list(range(len(windows)))
     for group in groups:
         assert {_reach(windows[layer], max_model_len) for layer in group.layers} == {group.window}

@@ -22,8 +22,8 @@ from pyllm.supervision.line_writer import end_process
 from pyllm.workers.attention_backends import attention_of
 from pyllm.workers.decoder import Decoder, DecoderLayer
 from pyllm.workers.forward_pass import ForwardPass, Limits
-from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.sampling.sampler import SamplingRows, sample_by_kernel
@@ -55,7 +55,7 @@ def make_forward(
     group = RankGroup() if group is None else group
     checkpoint = read_checkpoint(folder)
     spec = checkpoint.spec
-    model = Decoder(spec, Placement(group, dtype, CPU, kernels))
+    model = Decoder(spec, WeightPlacement(group, dtype, CPU, kernels))
     model.load(weight_reader(checkpoint, TensorTable(checkpoint)))
     groups = kv_groups(spec, limits.max_model_len, hybrid=True)
     num_blocks = max(NUM_BLOCKS, limits.max_num_seqs * limits.max_model_len // 16 * len(groups))

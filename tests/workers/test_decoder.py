@@ -10,8 +10,8 @@ from transformers import LlamaForCausalLM
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.workers.decoder import Decoder
-from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.step.batch import PlanBuffer
@@ -33,7 +33,7 @@ class Model:
         spec = checkpoint.spec
         device = torch.device("cpu")
         kernels = select("auto", device)
-        placement = Placement(RankGroup(), dtype, device, kernels)
+        placement = WeightPlacement(RankGroup(), dtype, device, kernels)
         self.planner = Planner(num_blocks=8)
         self.model = Decoder(spec, placement)
         self.model.load(weight_reader(checkpoint, TensorTable(checkpoint)))

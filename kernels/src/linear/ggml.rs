@@ -8,7 +8,7 @@
 //! instruction set.
 //!
 //! GGUF has many formats, and here are few inner loops: all are groups of 32 integers of 4, 5, 6 or 8 bits, with factors
-//! in one of three forms (see `Encoding`). In AVX-512 the compiler makes a kernel from each for up to `MOST_PACKED_ROWS`
+//! in one of three forms (see `Encoding`). In AVX-512 the compiler makes a kernel from each for up to `MAX_PACKED_ROWS`
 //! rows; otherwise the panel is first expanded to bytes and float32, so that there are four kernels for all.
 
 #[cfg(target_arch = "x86_64")]
@@ -89,7 +89,7 @@ unsafe fn multiply<W: Weights>(isa: Isa, tile: &Tile) {
                 expand::expanded::<W>(tile, isa, |tile| amx::multiply::<W::Expanded>(tile));
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx if tile.rows <= avx512::MOST_PACKED_ROWS => {
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx if tile.rows <= avx512::MAX_PACKED_ROWS => {
                 avx512::multiply::<W>(tile);
             }
             #[cfg(target_arch = "x86_64")]

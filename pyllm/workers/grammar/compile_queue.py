@@ -27,7 +27,7 @@ WAIT_SECONDS = 30.0
 # ones do not wait for long ones, nor long ones for ever.
 BYTES_PER_SECOND = 10_000
 # The most that its length puts a text off, in seconds: it must have its turn before it has waited too long.
-MOST_HANDICAP = WAIT_SECONDS / 2
+MAX_HANDICAP = WAIT_SECONDS / 2
 # Compiled grammars that are kept for the next request. The largest that the limits allow take some 60 MB each: 1 GB.
 NUM_KEPT = 16
 
@@ -73,7 +73,7 @@ class CompileQueue:
             compilation = self._known.get(text)
             if compilation is None:
                 compilation = self._known[text] = Compilation(text, self._clock())
-                rank = compilation.came + min(len(text) / BYTES_PER_SECOND, MOST_HANDICAP)
+                rank = compilation.came + min(len(text) / BYTES_PER_SECOND, MAX_HANDICAP)
                 heappush(self._waiting, (rank, next(self._numbers), ref(compilation)))
             elif text in self._kept:
                 self._kept.move_to_end(text)

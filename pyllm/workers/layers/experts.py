@@ -13,7 +13,7 @@ from pyllm.errors import ConfigError
 from pyllm.families.spec import EXPERT_FEATURES, FeedForwardSpec, RoutingSpec
 from pyllm.workers.layers.linear import ColumnParallelLinear
 from pyllm.workers.layers.packing import MatrixPart, pack
-from pyllm.workers.layers.placement import Placement
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WHOLE, WeightReader
 
 
@@ -22,7 +22,9 @@ class Experts:
 
     matrices: ExpertMatrices
 
-    def __init__(self, spec: FeedForwardSpec, routing: RoutingSpec, hidden_size: int, placement: Placement) -> None:
+    def __init__(
+        self, spec: FeedForwardSpec, routing: RoutingSpec, hidden_size: int, placement: WeightPlacement
+    ) -> None:
         self._placement = placement
         self._spec, self._hidden_size = spec, hidden_size
         if hidden_size % EXPERT_FEATURES:

@@ -11,7 +11,7 @@ from pyllm_kernels import PackedLinear, graph
 from torch import Tensor
 
 from pyllm.workers.layers.packing import MatrixPart, pack
-from pyllm.workers.layers.placement import Placement
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
 
 
@@ -27,7 +27,7 @@ class ColumnParallelLinear:
         self,
         in_features: int,
         out_features: tuple[int, ...],
-        placement: Placement,
+        placement: WeightPlacement,
         has_bias: bool = False,
         shares: Sequence[slice] | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class RowParallelLinear:
 
     packed: PackedLinear
 
-    def __init__(self, in_features: int, out_features: int, placement: Placement, has_bias: bool = False) -> None:
+    def __init__(self, in_features: int, out_features: int, placement: WeightPlacement, has_bias: bool = False) -> None:
         self._placement = placement
         self._shape = (out_features, in_features)
         self._share = placement.share(in_features)

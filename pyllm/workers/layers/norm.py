@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from pyllm.families.spec import NormSpec
-from pyllm.workers.layers.placement import Placement
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
 
 
 class Norm:
     """Whole on every rank. `weight` is [size]."""
 
-    def __init__(self, spec: NormSpec, size: int, placement: Placement) -> None:
+    def __init__(self, spec: NormSpec, size: int, placement: WeightPlacement) -> None:
         kernels = placement.kernels
         self._epsilon = spec.epsilon
         self._normalise = kernels.rms_norm if spec.kind == "rms" else kernels.layer_norm

@@ -20,7 +20,7 @@ from pyllm_kernels import (
 )
 from torch import Tensor
 
-from pyllm.workers.layers.placement import Placement
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WHOLE, WeightReader, check_finite
 
 
@@ -40,7 +40,7 @@ class MatrixPart(NamedTuple):
 
 
 def pack(
-    reader: WeightReader, placement: Placement, parts: Sequence[MatrixPart], num_padding_rows: int = 0
+    reader: WeightReader, placement: WeightPlacement, parts: Sequence[MatrixPart], num_padding_rows: int = 0
 ) -> tuple[PackedLinear, ...]:
     """Read the parts and pack them, one below the other, with rows of zeros at the end.
 
@@ -67,12 +67,12 @@ def pack(
     return packed
 
 
-def _keeps_quantised(placement: Placement) -> bool:
+def _keeps_quantised(placement: WeightPlacement) -> bool:
     """Whether quantised weights stay as the file has them, or as near to it as the kernels can."""
     return placement.quantization not in {"none", "int8"}
 
 
-def _read_rows(reader: WeightReader, placement: Placement, part: MatrixPart) -> MatrixRows:
+def _read_rows(reader: WeightReader, placement: WeightPlacement, part: MatrixPart) -> MatrixRows:
     if not _keeps_quantised(placement):
         return reader.rows(*part)
     rows = reader.rows(*part, keep_quantised=True)
@@ -81,7 +81,7 @@ def _read_rows(reader: WeightReader, placement: Placement, part: MatrixPart) -> 
     return rows
 
 
-def _packed_as(rows: MatrixRows, placement: Placement) -> tuple[str, str]:
+def _packed_as(rows: MatrixRows, placement: WeightPlacement) -> tuple[str, str]:
     """The format to pack rows in, and what of their own must be the same to lie in one matrix."""
     if _keeps_quantised(placement) and (kept := placement.kernels.kept_format(rows)):
         scale_features = 0 if rows.scales is None or rows.is_int8 else rows.scales.features
@@ -92,7 +92,7 @@ def _packed_as(rows: MatrixRows, placement: Placement) -> tuple[str, str]:
 
 
 def _pack_run(
-    run: Sequence[tuple[MatrixPart, MatrixRows]], weight_format: str, placement: Placement, num_padding_rows: int
+    run: Sequence[tuple[MatrixPart, MatrixRows]], weight_format: str, placement: WeightPlacement, num_padding_rows: int
 ) -> PackedLinear:
     rows = [rows for _, rows in run]
     if num_padding_rows:
@@ -107,7 +107,7 @@ def _pack_run(
 
 
 def _read_floats(
-    reader: WeightReader, placement: Placement, parts: Sequence[MatrixPart], num_padding_rows: int
+    reader: WeightReader, placement: WeightPlacement, parts: Sequence[MatrixPart], num_padding_rows: int
 ) -> Tensor:
     sizes = [part.share[0] for part in parts]
     weight = placement.empty(sum(sizes) + num_padding_rows, parts[0].share[1])

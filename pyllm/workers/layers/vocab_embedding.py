@@ -7,7 +7,7 @@ from pyllm_kernels import PackedLinear
 from torch import Tensor
 
 from pyllm.workers.layers.packing import MatrixPart, pack
-from pyllm.workers.layers.placement import Placement
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
 
 
@@ -16,7 +16,7 @@ class VocabularyParallelEmbedding:
 
     packed: PackedLinear
 
-    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, placement: WeightPlacement) -> None:
         self._placement = placement
         self._shape = (vocab_size, hidden_size)
         self._share = placement.share(vocab_size)
@@ -40,7 +40,7 @@ class VocabularyParallelEmbedding:
 class VocabularyParallelHead:
     """Gives rank 0 the logits of the whole vocabulary; a tied head shares the embedding's rows."""
 
-    def __init__(self, rows: VocabularyParallelEmbedding, placement: Placement) -> None:
+    def __init__(self, rows: VocabularyParallelEmbedding, placement: WeightPlacement) -> None:
         self._placement = placement
         self._rows = rows
 

@@ -39,7 +39,7 @@ _PAGE = mmap.ALLOCATIONGRANULARITY
 # Below this size, packing is faster than opening a file.
 LEAST_BYTES = 64 << 20
 # Floats made of a quantised file would fill the disk with several times what was downloaded.
-MOST_GROWTH = 1.25
+MAX_GROWTH = 1.25
 # Free disk space to leave.
 _SPARE_BYTES = 1 << 30
 
@@ -209,7 +209,7 @@ def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -
     # Numbers of fp8, too, become floats on a CPU.
     are_floats = model.quantization == "none" or any(entry.source.type == "F8_E4M3" for entry in checkpoint.tensors)
     float_bytes = num_parameters(checkpoint.spec) * getattr(torch, model.dtype).itemsize
-    if are_floats and float_bytes > MOST_GROWTH * size:
+    if are_floats and float_bytes > MAX_GROWTH * size:
         return None
     try:
         folder = cache_folder()

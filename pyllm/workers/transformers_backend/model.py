@@ -18,7 +18,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
 from pyllm.workers.layers.attention import PagedAttention
-from pyllm.workers.layers.placement import Placement
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
 from pyllm.workers.step.forward_context import ForwardContext
 from pyllm.workers.transformers_backend.attention_interface import NAME, AttentionCall, attending
@@ -30,7 +30,9 @@ from pyllm.workers.transformers_backend.modules import Replacements, fuse_feed_f
 class TransformersModel:
     """The whole model, or one rank's share of it. `others` are the file's tensors that transformers takes itself."""
 
-    def __init__(self, spec: ModelSpec, placement: Placement, others: dict[str, Tensor], max_model_len: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, placement: WeightPlacement, others: dict[str, Tensor], max_model_len: int
+    ) -> None:
         assert spec.transformers is not None, "the probe found no model of transformers"
         self.spec, self.dtype = spec, placement.dtype
         self._placement, self._others, self._max_model_len = placement, others, max_model_len

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from pyllm.families.spec import LinearSpec, ModelSpec
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
-from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WeightReader
 
 
 class Linears:
     """Linear layers with a common input, which are one product; this rank's share of it."""
 
-    def __init__(self, specs: Sequence[LinearSpec], placement: Placement) -> None:
+    def __init__(self, specs: Sequence[LinearSpec], placement: WeightPlacement) -> None:
         (outputs, inputs), split, bias = specs[0].shape, specs[0].split, specs[0].bias
         self.num_inputs = inputs
         self._names = [spec.name for spec in specs]
@@ -60,7 +60,7 @@ class Linears:
 class Linear(nn.Module):
     """One of several linear layers. [..., inputs] -> [..., outputs]."""
 
-    def __init__(self, linears: Linears, index: int, placement: Placement) -> None:
+    def __init__(self, linears: Linears, index: int, placement: WeightPlacement) -> None:
         super().__init__()
         self.linears, self.index = linears, index
         self.weight = torch.empty(0, dtype=placement.dtype, device=placement.device)  # Some ask for its dtype.
@@ -83,7 +83,7 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """Logits of [..., hidden_size]. Those of ranks but the first mean nothing."""
 
-    def __init__(self, rows: VocabularyParallelEmbedding, placement: Placement) -> None:
+    def __init__(self, rows: VocabularyParallelEmbedding, placement: WeightPlacement) -> None:
         super().__init__()
         self._head = VocabularyParallelHead(rows, placement)
         self._vocab_size = rows.vocab_size
@@ -99,7 +99,7 @@ class Head(nn.Module):
 class Replacements:
     """Puts our layers into a model, and fills them."""
 
-    def __init__(self, model: nn.Module, spec: ModelSpec, placement: Placement) -> None:
+    def __init__(self, model: nn.Module, spec: ModelSpec, placement: WeightPlacement) -> None:
         assert spec.transformers is not None
         self.linears = [Linears(linears, placement) for linears in spec.transformers.linears]
         for ours, linears in zip(self.linears, spec.transformers.linears, strict=True):
@@ -127,7 +127,7 @@ class Replacements:
 class RMSNorm(nn.Module):
     """Our root mean square norm over the last dimension in place of `original`, for x of our dtype."""
 
-    def __init__(self, original: nn.Module, weight: Tensor, epsilon: float, placement: Placement) -> None:
+    def __init__(self, original: nn.Module, weight: Tensor, epsilon: float, placement: WeightPlacement) -> None:
         super().__init__()
         self._original, self._placement = original, placement
         self._epsilon = epsilon
@@ -141,7 +141,7 @@ class RMSNorm(nn.Module):
         return self._placement.kernels.rms_norm(rows, self.weight, self._epsilon).view(x.shape)
 
 
-def replace_norms(model: nn.Module, placement: Placement) -> None:
+def replace_norms(model: nn.Module, placement: WeightPlacement) -> None:
     """Put our root mean square norm where a loaded one is seen to give the same."""
     for path, module in list(model.named_modules()):
         parameters = dict(module.named_parameters())
@@ -159,7 +159,7 @@ def replace_norms(model: nn.Module, placement: Placement) -> None:
 class GatedFeedForward:
     """`down(activation(gate(x)) * up(x))`, with one product for gate and up, and one op between the products."""
 
-    def __init__(self, gate_up: Linears, kind: str, down: Linear, placement: Placement) -> None:
+    def __init__(self, gate_up: Linears, kind: str, down: Linear, placement: WeightPlacement) -> None:
         self._gate_up, self._kind, self._down = gate_up, kind, down
         self._placement = placement
 
@@ -173,7 +173,7 @@ class GatedFeedForward:
         return self._placement.kernels.activation(rows, self._kind).view(*x.shape[:-1], -1)
 
 
-def fuse_feed_forwards(model: nn.Module, placement: Placement) -> None:
+def fuse_feed_forwards(model: nn.Module, placement: WeightPlacement) -> None:
     """Let ours compute gated feed-forward layers of our linear ones, where it is seen to give the same."""
     for module in model.modules():
         linears = [(name, child) for name, child in module.named_children() if isinstance(child, Linear)]
@@ -196,7 +196,7 @@ def fuse_feed_forwards(model: nn.Module, placement: Placement) -> None:
                 break
 
 
-def _give_the_same(one: Callable[[Tensor], Tensor], other: nn.Module, size: int, placement: Placement) -> bool:
+def _give_the_same(one: Callable[[Tensor], Tensor], other: nn.Module, size: int, placement: WeightPlacement) -> bool:
     """Of rows of different sizes, but for what rounding does: of what is computed, and in float32 on the way there."""
     rows = torch.randn((8, size), generator=torch.Generator().manual_seed(0))
     rows = (rows * torch.logspace(-2, 2, 8).unsqueeze(1)).to(placement.device, placement.dtype)

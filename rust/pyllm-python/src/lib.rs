@@ -314,14 +314,14 @@ impl Scheduler {
         Ok(batch.map(|batch| (batch.next, PyBytes::new(py, &batch.payload))))
     }
 
-    fn placement_news<'py>(
+    fn load_report<'py>(
         &self,
         py: Python<'py>,
         number: Number<i64>,
     ) -> PyResult<(i64, Bound<'py, PyBytes>, Bound<'py, PyBytes>)> {
         let number = number.named("number")?;
-        let news = self.call(py, |scheduler| Ok(scheduler.placement_news(number)))?;
-        Ok((news.next, PyBytes::new(py, &news.changes), PyBytes::new(py, &news.load)))
+        let report = self.call(py, |scheduler| Ok(scheduler.load_report(number)))?;
+        Ok((report.next, PyBytes::new(py, &report.changes), PyBytes::new(py, &report.load)))
     }
 
     #[pyo3(signature = (tokens = true))]

@@ -37,10 +37,10 @@ impl Placement {
         self.call(|placement| placement.remove_core(core))
     }
 
-    fn news(&self, core: Number<u32>, last_request: Number<i64>, changes: &[u8], load: &[u8]) -> PyResult<()> {
+    fn update_core(&self, core: Number<u32>, last_request: Number<i64>, changes: &[u8], load: &[u8]) -> PyResult<()> {
         let core = core.named("core")?;
         let last_request = u64::try_from(last_request.named("last_request")?).ok();
-        self.call(|placement| placement.news(core, last_request, changes, load))
+        self.call(|placement| placement.update_core(core, last_request, changes, load))
     }
 
     #[expect(clippy::too_many_arguments, reason = "they are Python's")]

@@ -94,5 +94,5 @@ pub use recorder::Input;
 pub use replay::{Replay, replay};
 pub use request::{Finish, Output, Pooling, Request};
 pub use scheduler::{
-    BlockOwners, Decision, Explanation, Load, PlacementNews, Reason, RequestReport, Scheduler, Stats, TenantService,
+    BlockOwners, Decision, Explanation, Load, LoadReport, Reason, RequestReport, Scheduler, Stats, TenantService,
 };

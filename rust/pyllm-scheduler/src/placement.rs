@@ -20,7 +20,7 @@ use crate::kv_cache::hash::BlockHasher;
 use crate::recorder::Recorder;
 
 use choice::{Candidate, choose};
-use core_set::{CoreSet, MOST_CORES};
+use core_set::{CoreSet, MAX_CORES};
 use core_work::CoreWork;
 use prefix_index::PrefixIndex;
 use replay::{Input, MAGIC, Settings};
@@ -34,7 +34,7 @@ const WEIGHTS_VERSION: &str = "";
 /// Chooses a core for each request of a client.
 pub struct Placement {
     settings: Settings,
-    cores: Vec<Option<CoreWork>>, // by place
+    cores: Vec<Option<CoreWork>>, // by slot
     index: PrefixIndex,
     speeds: Speeds,
     last_request: Option<u64>,
@@ -102,16 +102,16 @@ impl Placement {
     ///
     /// Errors: `Placement` if it is there already, or there are 64.
     pub fn add_core(&mut self, core: u32) -> Result<()> {
-        if self.place_of(core).is_some() {
+        if self.slot_of(core).is_some() {
             return refuse(format!("core {core} is there already; remove it first if it is another one now"));
         }
-        let place = self.cores.iter().position(Option::is_none).unwrap_or(self.cores.len());
-        if place == MOST_CORES {
-            return refuse(format!("there are {MOST_CORES} cores, which is the most; remove one first"));
+        let slot = self.cores.iter().position(Option::is_none).unwrap_or(self.cores.len());
+        if slot == MAX_CORES {
+            return refuse(format!("there are {MAX_CORES} cores, which is the most; remove one first"));
         }
         self.record(|| Input::AddCore { core });
-        self.cores.resize_with(self.cores.len().max(place + 1), || None);
-        self.cores[place] = Some(CoreWork::new(core, self.settings.block_size));
+        self.cores.resize_with(self.cores.len().max(slot + 1), || None);
+        self.cores[slot] = Some(CoreWork::new(core, self.settings.block_size));
         self.measure();
         Ok(())
     }
@@ -120,31 +120,31 @@ impl Placement {
     ///
     /// Errors: `Placement` if it is not there.
     pub fn remove_core(&mut self, core: u32) -> Result<()> {
-        let place = self.find(core)?;
+        let slot = self.find(core)?;
         self.record(|| Input::RemoveCore { core });
-        self.cores[place] = None;
-        self.index.forget(place);
+        self.cores[slot] = None;
+        self.index.forget(slot);
         self.measure();
         Ok(())
     }
 
-    /// What `Scheduler::placement_news` of a core told. Requests of this client up to `last_request` are in the load.
+    /// What `Scheduler::load_report` of a core told. Requests of this client up to `last_request` are in the load.
     ///
     /// Errors: `Placement` if the core is not there, or these bytes are something else.
-    pub fn news(&mut self, core: u32, last_request: Option<u64>, changes: &[u8], load: &[u8]) -> Result<()> {
-        let place = self.find(core)?;
+    pub fn update_core(&mut self, core: u32, last_request: Option<u64>, changes: &[u8], load: &[u8]) -> Result<()> {
+        let slot = self.find(core)?;
         let (Some(read_changes), Some(read_load)) = (Change::read_all(changes), CoreLoad::from_bytes(load)) else {
             return refuse(format!(
                 "cannot decode the load report of core {core} ({} bytes of changes, {} of load): pass what \
-                 Scheduler.placement_news of the same pyllm version gave",
+                 Scheduler.load_report of the same pyllm version gave",
                 changes.len(),
                 load.len()
             ));
         };
-        self.record(|| Input::News { core, last_request, changes: changes.to_vec(), load: load.to_vec() });
-        self.index.change(place, &read_changes);
+        self.record(|| Input::UpdateCore { core, last_request, changes: changes.to_vec(), load: load.to_vec() });
+        self.index.change(slot, &read_changes);
         let ended =
-            self.cores[place].as_mut().map(|work| work.take_load(last_request, read_load, self.settings.block_size));
+            self.cores[slot].as_mut().map(|work| work.take_load(last_request, read_load, self.settings.block_size));
         for request in ended.unwrap_or_default() {
             self.index.end(request);
         }
@@ -185,7 +185,7 @@ impl Placement {
         for core in self.cores.iter_mut().flatten() {
             core.end(request);
         }
-        let core = self.index.place_of(request).and_then(|place| self.cores[place].as_mut());
+        let core = self.index.slot_of(request).and_then(|slot| self.cores[slot].as_mut());
         if let Some(request) = core.and_then(|core| core.note_ended(request)) {
             self.index.end(request);
         }
@@ -229,16 +229,16 @@ impl Placement {
         let num_tokens = request.prompt.len() as u32;
         let most = num_tokens.saturating_sub(1) / block_size;
         let hashes = &self.hashes[..most as usize];
-        let mut lengths = [0; MOST_CORES];
+        let mut lengths = [0; MAX_CORES];
         self.index.longest_prefixes(hashes, among, &mut lengths);
         let num_outputs = self.output_length(request).saturating_mul(request.num_samples.max(1));
         let weight = self.cores.iter().flatten().find_map(|core| core.weight(&request.tenant)).unwrap_or(1.0);
         self.candidates.clear();
-        for place in among.iter() {
-            let Some(core) = &self.cores[place] else { continue };
+        for slot in among.iter() {
+            let Some(core) = &self.cores[slot] else { continue };
             let length = match core.groups[..] {
-                [group] if !group.has_window() => lengths[place],
-                _ => self.index.longest_prefix(hashes, place, &core.groups),
+                [group] if !group.has_window() => lengths[slot],
+                _ => self.index.longest_prefix(hashes, slot, &core.groups),
             };
             let num_cached = length * block_size;
             let seconds = core
@@ -249,7 +249,7 @@ impl Placement {
             let (before, until_done) = core.until_done(&request.tenant, weight, own_work);
             self.candidates.push(Candidate {
                 core: core.core,
-                place,
+                slot,
                 num_cached,
                 num_requests: core.num_requests(),
                 before: before * seconds,
@@ -262,12 +262,12 @@ impl Placement {
 
     /// The request is on its way to the chosen core: its work, and the blocks that it will have.
     fn expect(&mut self, request: &NewRequest, chosen: &Candidate) {
-        let Some(core) = &mut self.cores[chosen.place] else { return };
+        let Some(core) = &mut self.cores[chosen.slot] else { return };
         core.place(request.id, &request.tenant, chosen.weight, chosen.own_work);
         if core.load.as_ref().is_none_or(|load| load.caches_prefixes) {
             let groups = 0..core.groups.len() as u64;
             let hashes = self.hashes.iter().flat_map(|hash| groups.clone().map(|group| hash.wrapping_add(group)));
-            self.index.expect(request.id, chosen.place, hashes);
+            self.index.expect(request.id, chosen.slot, hashes);
         }
     }
 
@@ -284,12 +284,12 @@ impl Placement {
         self.speeds = Speeds::of(loads.map(|load| &load.steps));
     }
 
-    fn place_of(&self, core: u32) -> Option<usize> {
+    fn slot_of(&self, core: u32) -> Option<usize> {
         self.cores.iter().position(|known| known.as_ref().is_some_and(|known| known.core == core))
     }
 
     fn find(&self, core: u32) -> Result<usize> {
-        self.place_of(core).map_or_else(|| refuse(format!("core {core} is not there; add it first")), Ok)
+        self.slot_of(core).map_or_else(|| refuse(format!("core {core} is not there; add it first")), Ok)
     }
 
     fn record(&mut self, input: impl FnOnce() -> Input) {

@@ -4,7 +4,7 @@
 /// So many last tokens must have come before; fewer say little about the next.
 const LEAST_MATCH: usize = 3;
 /// A match of so many is not asked for more.
-const MOST_MATCH: usize = 16;
+const MAX_MATCH: usize = 16;
 /// Tokens that are looked back at: some microseconds.
 const WINDOW: usize = 4096;
 
@@ -17,11 +17,11 @@ pub(crate) fn look_up(prompt: &[i32], output: &[i32], most: usize, drafts: &mut 
     let (mut longest, mut next) = (0, length);
     for end in ends_like_the_last(prompt, output) {
         // Of the tokens before `end` and of the last ones.
-        let num_equal = (1..=end.min(MOST_MATCH)).take_while(|&back| token(end - back) == token(length - back)).count();
+        let num_equal = (1..=end.min(MAX_MATCH)).take_while(|&back| token(end - back) == token(length - back)).count();
         if num_equal > longest {
             (longest, next) = (num_equal, end);
         }
-        if longest == MOST_MATCH {
+        if longest == MAX_MATCH {
             break;
         }
     }
@@ -103,7 +103,7 @@ mod tests {
             let all: Vec<i32> = tokens.iter().chain(&found).copied().collect();
             let length = tokens.len();
             let suffix_at = |end: usize, size: usize| size <= end && tokens[end - size..end] == tokens[length - size..];
-            let longest = (1..=MOST_MATCH.min(length)).rev().find(|&size| (1..length).any(|end| suffix_at(end, size)));
+            let longest = (1..=MAX_MATCH.min(length)).rev().find(|&size| (1..length).any(|end| suffix_at(end, size)));
             match longest.filter(|&size| size >= LEAST_MATCH) {
                 None => prop_assert_eq!(found.len(), 0),
                 Some(size) => {

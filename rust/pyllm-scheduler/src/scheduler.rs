@@ -11,7 +11,7 @@ mod explain;
 mod holds;
 mod isolation;
 mod loads;
-mod placement_news;
+mod load_report;
 mod planning;
 mod preemption;
 mod prompt_logprobs;
@@ -46,8 +46,8 @@ use crate::request::{Finish, Request};
 use crate::sequence::{Beam, Chain, EndedSamples, LiveRequest, Sample, Sequence, State};
 
 pub use explain::{Decision, Explanation, Reason};
+pub use load_report::LoadReport;
 pub use loads::Load;
-pub use placement_news::PlacementNews;
 pub use request_reports::{BlockOwners, RequestReport};
 pub use stats::{Stats, TenantService};
 
@@ -86,7 +86,7 @@ pub struct Scheduler {
     ended: VecDeque<RequestReport>, // the last ones, oldest first
     num_ended_untaken: usize,       // of these, which `take_ended` has not given yet
     num_inputs: u64,
-    packed_load: placement_news::PackedLoad,
+    packed_load: load_report::PackedLoad,
     recorder: Option<Recorder>,
     // Working space, kept between calls for its memory alone.
     draft: Draft,
@@ -167,7 +167,7 @@ impl Scheduler {
             ended: VecDeque::new(),
             num_ended_untaken: 0,
             num_inputs: 0,
-            packed_load: placement_news::PackedLoad::default(),
+            packed_load: load_report::PackedLoad::default(),
             recorder: None,
             draft: Draft::new(config.kv_groups.len(), config.max_num_seqs),
             spare_rows: Vec::new(),

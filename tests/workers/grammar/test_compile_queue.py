@@ -16,7 +16,7 @@ from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import RequestError
 from pyllm.workers.grammar.compile_queue import (
     BYTES_PER_SECOND,
-    MOST_HANDICAP,
+    MAX_HANDICAP,
     NUM_KEPT,
     WAIT_SECONDS,
     CompileQueue,
@@ -140,7 +140,7 @@ def test_short_texts_go_first_but_long_ones_do_not_wait_for_ever(tokenizer: LLTo
     assert stuck.begun.acquire(timeout=PATIENT)
     long, longest = (commented(number, size) for number, size in enumerate((2 * BYTES_PER_SECOND, MAX_OTHER_BYTES)))
     held = [queue.compile(text) for text in (longest, long, 'start: "short"')]
-    for now[0], text in ((1.9, 'start: "soon"'), (2.1, 'start: "later"'), (MOST_HANDICAP + 0.1, 'start: "last"')):
+    for now[0], text in ((1.9, 'start: "soon"'), (2.1, 'start: "later"'), (MAX_HANDICAP + 0.1, 'start: "last"')):
         held.append(queue.compile(text))
     stuck.go_on.release(7)
     for compilation in (running, *held):

@@ -16,7 +16,7 @@ from pyllm.structured_outputs_params import StructuredOutputsParams
 from pyllm.workers.grammar.token_masks import Grammars
 from tests.schemas import FAMILIES, NUM_VARIANTS, SCHEMAS
 
-MOST_TOKENS = 250
+MAX_TOKENS = 250
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def draw(grammars: Grammars, text: str, chance: random.Random, end: int) -> list
         tokens += drawn
         if drawn[-1] == end:
             return tokens[:-1]
-        assert len(tokens) <= MOST_TOKENS, "it does not end"
+        assert len(tokens) <= MAX_TOKENS, "it does not end"
         grammars.consume(row, drawn)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.workers.layers.experts import Experts
-from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from tests.families.record_gguf import FOLDER
@@ -29,7 +29,7 @@ def experts_of(model: str, backend: str, quantization: str) -> Experts:
     spec = checkpoint.spec
     feed_forward = spec.layers[0].feed_forward
     assert feed_forward.routing is not None
-    placement = Placement(RankGroup(), torch.float32, CPU, select(backend, CPU), quantization)
+    placement = WeightPlacement(RankGroup(), torch.float32, CPU, select(backend, CPU), quantization)
     experts = Experts(feed_forward, feed_forward.routing, spec.hidden_size, placement)
     experts.load(weight_reader(checkpoint, TensorTable(checkpoint)), "layers.0.feed_forward.")
     return experts

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from pyllm.errors import ConfigError
 from pyllm.workers.layers.packing import MatrixPart, pack
-from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.weights import WHOLE
 
 IN_FEATURES = 256
-PLACEMENT = Placement(RankGroup(), torch.float32, torch.device("cpu"), select("cpu", "cpu"), "int8")
+PLACEMENT = WeightPlacement(RankGroup(), torch.float32, torch.device("cpu"), select("cpu", "cpu"), "int8")
 
 
 @dataclass

@@ -13,8 +13,8 @@ from pyllm_kernels import MatrixRows, PackedLinear, pack_rows
 from pyllm.config.option_reading import engine_config
 from pyllm.launch.resolve import resolve_config
 from pyllm.workers.decoder import Decoder
-from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.packed_cache import CacheLocation, PackedCache, open_packed_cache
 from pyllm.workers.loaders.tensor_table import TensorTable
@@ -166,7 +166,7 @@ def test_a_model_from_the_cache_is_the_packed_one(
         cache = open_packed_cache(engine, checkpoint, 0)
         assert cache is not None
         kernels = pyllm_kernels.select("cpu", "cpu")
-        placement = Placement(RankGroup(), torch.bfloat16, torch.device("cpu"), kernels, quantization, cache)
+        placement = WeightPlacement(RankGroup(), torch.bfloat16, torch.device("cpu"), kernels, quantization, cache)
         models.append(Decoder(checkpoint.spec, placement))
         models[-1].load(weight_reader(checkpoint, TensorTable(checkpoint)))
         cache.finish().join()

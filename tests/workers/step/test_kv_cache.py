@@ -15,8 +15,8 @@ from pyllm_kernels import select
 
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.supervision.memory import Memory
-from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.step.batch import IntArray
 from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 
@@ -147,6 +147,6 @@ def test_a_host_pool_that_cannot_be_is_refused_with_the_numbers() -> None:
 
 @given(st.integers(0, 1000), st.integers(1, 9))
 def test_shares_cover_everything_once_and_none_is_larger_than_the_first(size: int, ranks: int) -> None:
-    shares = [Placement(RankGroup(rank, ranks), torch.float32, CPU, KERNELS).share(size) for rank in range(ranks)]
+    shares = [WeightPlacement(RankGroup(rank, ranks), torch.float32, CPU, KERNELS).share(size) for rank in range(ranks)]
     assert [index for share in shares for index in range(size)[share]] == list(range(size))
     assert all(share.stop - share.start <= shares[0].stop - shares[0].start for share in shares)

@@ -8,8 +8,8 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from pyllm.families.spec import LinearSpec
-from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.transformers_backend.modules import (
     GatedFeedForward,
     Linear,
@@ -30,9 +30,9 @@ class OwnRMSNorm(LlamaRMSNorm):
         return super().forward(x) + 0.01
 
 
-def placement(dtype: torch.dtype) -> Placement:
+def placement(dtype: torch.dtype) -> WeightPlacement:
     device = torch.device("cpu")
-    return Placement(RankGroup(), dtype, device, select("cpu", device))
+    return WeightPlacement(RankGroup(), dtype, device, select("cpu", device))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -17,7 +17,7 @@ use crate::linear::output::{PANEL, STEP_BYTES};
 use crate::linear::{PREFETCH, for_rows, prefetch_distance};
 
 /// Of more rows it is worth to expand the panel first.
-pub(super) const MOST_PACKED_ROWS: usize = 64;
+pub(super) const MAX_PACKED_ROWS: usize = 64;
 
 /// Steps of a group.
 const STEPS: usize = 2 * PAIRS;

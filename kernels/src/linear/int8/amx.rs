@@ -13,7 +13,7 @@ use crate::linear::output::{PANEL, Products, SIDE, STEP_BYTES};
 pub(super) const LEAST_ROWS: usize = 4;
 /// Above so many rows a panel of 4 bits is made into bytes once, before it is multiplied. Below it that is done for
 /// each side anew, a chunk at a time: then the vectors work while the tiles do, and a chunk is in the first cache.
-const MOST_ROWS_BY_CHUNKS: usize = 2 * SIDE;
+const MAX_ROWS_BY_CHUNKS: usize = 2 * SIDE;
 
 /// # Safety
 ///
@@ -21,7 +21,7 @@ const MOST_ROWS_BY_CHUNKS: usize = 2 * SIDE;
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
-        if W::NIBBLES && tile.rows > MOST_ROWS_BY_CHUNKS {
+        if W::NIBBLES && tile.rows > MAX_ROWS_BY_CHUNKS {
             nibbles::in_bytes::<W>(tile, Isa::Amx, |tile| multiply_sides::<Bytes>(tile));
         } else {
             multiply_sides::<W>(tile);

@@ -13,7 +13,7 @@ use crate::linear::output::{SIDE, STEP_BYTES, STEP_FEATURES};
 use crate::linear::{for_rows, prefetch_distance};
 
 /// Rows at once: four products of each, among 32 registers. Of more, a panel of 4 bits is made into bytes beforehand.
-const MOST_ROWS: usize = 6;
+const MAX_ROWS: usize = 6;
 /// Steps of a group.
 const STEPS: usize = GROUP / STEP_FEATURES;
 
@@ -23,7 +23,7 @@ const STEPS: usize = GROUP / STEP_FEATURES;
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
-        if W::NIBBLES && tile.rows > MOST_ROWS {
+        if W::NIBBLES && tile.rows > MAX_ROWS {
             nibbles::in_bytes::<W>(tile, Isa::Avx512, |tile| multiply_parts::<Bytes>(tile));
         } else {
             multiply_parts::<W>(tile);
@@ -35,9 +35,9 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
 ///
 /// As for `IntegerFormat::multiply`.
 unsafe fn multiply_parts<W: Weights>(tile: &Tile) {
-    let kernels: [unsafe fn(&Tile); MOST_ROWS] = for_rows!(rows<W>: 1 2 3 4 5 6);
+    let kernels: [unsafe fn(&Tile); MAX_ROWS] = for_rows!(rows<W>: 1 2 3 4 5 6);
     // SAFETY: as the caller promises.
-    unsafe { tile.parts(MOST_ROWS).for_each(|part| kernels[part.rows - 1](&part)) };
+    unsafe { tile.parts(MAX_ROWS).for_each(|part| kernels[part.rows - 1](&part)) };
 }
 
 /// Of a row: of each plane, the products of each half of the panel.

@@ -7,7 +7,7 @@ use crate::estimates::step_sums::StepSums;
 use crate::policy::{INPUT_COST, OUTPUT_COST};
 
 /// Tenants that are told of by name, those with the most work; the others are told of together.
-const MOST_TENANTS: usize = 256;
+const MAX_TENANTS: usize = 256;
 
 /// Work is what `work` says.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -68,9 +68,9 @@ impl CoreLoad {
 
     /// Tells of the smallest tenants together, so that a load has a bounded size.
     pub(crate) fn shorten(&mut self) {
-        if self.tenants.len() > MOST_TENANTS {
+        if self.tenants.len() > MAX_TENANTS {
             self.tenants.sort_by(|one, other| other.work.total_cmp(&one.work));
-            for tenant in self.tenants.drain(MOST_TENANTS..) {
+            for tenant in self.tenants.drain(MAX_TENANTS..) {
                 self.others.weight += tenant.weight;
                 self.others.work += tenant.work;
             }

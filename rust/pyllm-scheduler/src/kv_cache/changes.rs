@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 const CAPACITY: usize = 1 << 17;
 
 /// Most changes, and most blocks of a snapshot, that one answer tells of.
-const MOST_TOLD: usize = 1 << 14;
+const MAX_TOLD: usize = 1 << 14;
 
 /// Bytes of a change: its tag, and eight of the name.
 const LENGTH: usize = 9;
@@ -61,7 +61,7 @@ pub(crate) struct ChangeLog {
 
 impl ChangeLog {
     pub(crate) fn new() -> Self {
-        Self::with_limits(CAPACITY, MOST_TOLD)
+        Self::with_limits(CAPACITY, MAX_TOLD)
     }
 
     pub(crate) fn with_limits(capacity: usize, most_told: usize) -> Self {

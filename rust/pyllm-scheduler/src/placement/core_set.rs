@@ -1,22 +1,22 @@
 //! A set of up to 64 cores, by their places in the table of a placement.
 
 /// Most cores that a placement chooses from.
-pub(crate) const MOST_CORES: usize = 64;
+pub(crate) const MAX_CORES: usize = 64;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CoreSet(u64);
 
 impl CoreSet {
-    pub(crate) fn of(place: usize) -> Self {
-        Self(1 << place)
+    pub(crate) fn of(slot: usize) -> Self {
+        Self(1 << slot)
     }
 
     pub(crate) fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    pub(crate) fn contains(self, place: usize) -> bool {
-        self.0 & (1 << place) != 0
+    pub(crate) fn contains(self, slot: usize) -> bool {
+        self.0 & (1 << slot) != 0
     }
 
     pub(crate) fn with(self, other: Self) -> Self {
@@ -35,9 +35,9 @@ impl CoreSet {
     pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
         let mut rest = self.0;
         std::iter::from_fn(move || {
-            let place = rest.trailing_zeros() as usize;
+            let slot = rest.trailing_zeros() as usize;
             rest &= rest.wrapping_sub(1);
-            (place < MOST_CORES).then_some(place)
+            (slot < MAX_CORES).then_some(slot)
         })
     }
 }

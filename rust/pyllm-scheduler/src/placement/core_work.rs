@@ -5,20 +5,20 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use crate::estimates::core_load::CoreLoad;
 use crate::kv_layout::GroupLayout;
 
-/// Requests that have ended and wait for the core's news; there are more only where a core tells none.
-const MOST_ENDED: usize = 4096;
+/// Requests that have ended and wait for the core's load report; there are more only where a core sends none.
+const MAX_ENDED: usize = 4096;
 
 /// Work is counted as in `CoreLoad`.
 pub(crate) struct CoreWork {
     pub(crate) core: u32,
-    pub(crate) load: Option<CoreLoad>, // none before its first news
+    pub(crate) load: Option<CoreLoad>, // none before its first report
     pub(crate) groups: Vec<GroupLayout>,
     tenants: HashMap<String, Tenant>,
     work: f64,
     active_weight: f64,                 // of tenants with work
     placed: BTreeMap<u64, PendingWork>, // requests that `load` has not
-    num_news: u64,
-    ended: VecDeque<(u64, u64)>, // requests that have ended, with the news by which what they stored was told
+    num_reports: u64,
+    ended: VecDeque<(u64, u64)>, // requests that have ended, with the report by which what they stored was told
 }
 
 #[derive(Default)]
@@ -45,7 +45,7 @@ impl CoreWork {
             work: 0.0,
             active_weight: 0.0,
             placed: BTreeMap::new(),
-            num_news: 0,
+            num_reports: 0,
             ended: VecDeque::new(),
         }
     }
@@ -67,8 +67,8 @@ impl CoreWork {
         for (request, PendingWork { tenant, weight, work }) in placed {
             self.place(request, &tenant, weight, work);
         }
-        self.num_news += 1;
-        let num_told = self.ended.partition_point(|&(news, _)| news <= self.num_news);
+        self.num_reports += 1;
+        let num_told = self.ended.partition_point(|&(report, _)| report <= self.num_reports);
         self.ended.drain(..num_told).map(|(_, request)| request).collect()
     }
 
@@ -79,7 +79,7 @@ impl CoreWork {
         self.add(&tenant_key, weight, work);
     }
 
-    /// A request has ended that may have been placed here since the core's news.
+    /// A request has ended that may have been placed here since the core's load report.
     pub(crate) fn end(&mut self, request: u64) {
         let Some(PendingWork { tenant, work, .. }) = self.placed.remove(&request) else { return };
         let tenant_key = self.tenant_key(&tenant).to_owned();
@@ -94,11 +94,11 @@ impl CoreWork {
         }
     }
 
-    /// What a request that ended here stored is told of by the second news from now: the next may be on its way. Gives
+    /// What a request that ended here stored is told of by the second report from now: the next may be on its way. Gives
     /// one that has waited for that too long.
     pub(crate) fn note_ended(&mut self, request: u64) -> Option<u64> {
-        self.ended.push_back((self.num_news + 2, request));
-        let is_full = self.ended.len() > MOST_ENDED;
+        self.ended.push_back((self.num_reports + 2, request));
+        let is_full = self.ended.len() > MAX_ENDED;
         if is_full { self.ended.pop_front().map(|(_, request)| request) } else { None }
     }
 
@@ -117,7 +117,7 @@ impl CoreWork {
         (self.work.min(before * parts), (self.work + own).min((before + own) * parts))
     }
 
-    /// The weight of a tenant, if its news told of it.
+    /// The weight of a tenant, if its report told of it.
     pub(crate) fn weight(&self, tenant: &str) -> Option<f64> {
         let told = self.tenants.get(tenant).filter(|tenant| tenant.is_told);
         told.filter(|_| self.shares_by_tenant()).map(|tenant| tenant.weight)

@@ -1,4 +1,4 @@
-//! Which cores have which blocks in their caches, by the short hashes of these blocks: those that their news told of,
+//! Which cores have which blocks in their caches, by the short hashes of these blocks: those that their load reports told of,
 //! and those that requests placed there are about to compute. The former are as many as the cores say, the latter have
 //! a bound. Knows neither tokens nor load.
 
@@ -9,10 +9,10 @@ use crate::kv_cache::changes::Change;
 use crate::kv_cache::hash::HashMapByShort;
 use crate::kv_layout::GroupLayout;
 
-use super::core_set::{CoreSet, MOST_CORES};
+use super::core_set::{CoreSet, MAX_CORES};
 
 /// Most hashes that requests keep expected; beyond, the oldest requests' are dropped.
-const MOST_EXPECTED: usize = 1 << 18;
+const MAX_EXPECTED: usize = 1 << 18;
 
 pub(crate) struct PrefixIndex {
     known: HashMapByShort<CoreSet>,
@@ -24,7 +24,7 @@ pub(crate) struct PrefixIndex {
 }
 
 struct Request {
-    place: usize,
+    slot: usize,
     hashes: Vec<u64>,
 }
 
@@ -36,13 +36,13 @@ impl PrefixIndex {
             last_requests: HashMapByShort::default(),
             by_request: BTreeMap::new(),
             num_expected: 0,
-            most_expected: MOST_EXPECTED,
+            most_expected: MAX_EXPECTED,
         }
     }
 
-    /// The core at `place` tells how its cache has changed.
-    pub(crate) fn change(&mut self, place: usize, changes: &[Change]) {
-        let core = CoreSet::of(place);
+    /// The core at `slot` tells how its cache has changed.
+    pub(crate) fn change(&mut self, slot: usize, changes: &[Change]) {
+        let core = CoreSet::of(slot);
         for &change in changes {
             match change {
                 Change::Cleared => remove(&mut self.known, core),
@@ -55,48 +55,48 @@ impl PrefixIndex {
         }
     }
 
-    /// Nothing is on the core at `place` any more, nor will be.
-    pub(crate) fn forget(&mut self, place: usize) {
-        self.change(place, &[Change::Cleared]);
+    /// Nothing is on the core at `slot` any more, nor will be.
+    pub(crate) fn forget(&mut self, slot: usize) {
+        self.change(slot, &[Change::Cleared]);
         let Self { by_request, last_requests, num_expected, .. } = self;
         by_request.retain(|_, request| {
-            let stays = request.place != place;
+            let stays = request.slot != slot;
             if !stays {
                 *num_expected -= request.hashes.len();
                 for &hash in &request.hashes {
-                    last_requests.remove(&at(hash, place));
+                    last_requests.remove(&at(hash, slot));
                 }
             }
             stays
         });
-        remove(&mut self.expected, CoreSet::of(place));
+        remove(&mut self.expected, CoreSet::of(slot));
     }
 
     /// A request was placed: what of these hashes its core has not, it will have. Ids rise.
-    pub(crate) fn expect(&mut self, id: u64, place: usize, hashes: impl Iterator<Item = u64>) {
-        let core = CoreSet::of(place);
+    pub(crate) fn expect(&mut self, id: u64, slot: usize, hashes: impl Iterator<Item = u64>) {
+        let core = CoreSet::of(slot);
         let hashes: Vec<_> =
-            hashes.filter(|hash| !self.known.get(hash).is_some_and(|cores| cores.contains(place))).collect();
+            hashes.filter(|hash| !self.known.get(hash).is_some_and(|cores| cores.contains(slot))).collect();
         for &hash in &hashes {
             let cores = self.expected.entry(hash).or_default();
             *cores = cores.with(core);
-            self.last_requests.insert(at(hash, place), id);
+            self.last_requests.insert(at(hash, slot), id);
         }
         if hashes.is_empty() {
             return;
         }
         self.num_expected += hashes.len();
-        self.by_request.insert(id, Request { place, hashes });
+        self.by_request.insert(id, Request { slot, hashes });
         while self.num_expected > self.most_expected {
             let Some((id, request)) = self.by_request.pop_first() else { break };
             self.unexpect(id, &request);
         }
     }
 
-    /// Hashes known on the core at `place`.
+    /// Hashes known on the core at `slot`.
     #[cfg(test)]
-    pub(crate) fn known(&self, place: usize) -> std::collections::BTreeSet<u64> {
-        self.known.iter().filter(|(_, cores)| cores.contains(place)).map(|(&hash, _)| hash).collect()
+    pub(crate) fn known(&self, slot: usize) -> std::collections::BTreeSet<u64> {
+        self.known.iter().filter(|(_, cores)| cores.contains(slot)).map(|(&hash, _)| hash).collect()
     }
 
     /// Hashes that are known anywhere, and those that are expected, by hash and by request.
@@ -108,8 +108,8 @@ impl PrefixIndex {
     }
 
     /// Where a request is whose hashes are expected still.
-    pub(crate) fn place_of(&self, id: u64) -> Option<usize> {
-        self.by_request.get(&id).map(|request| request.place)
+    pub(crate) fn slot_of(&self, id: u64) -> Option<usize> {
+        self.by_request.get(&id).map(|request| request.slot)
     }
 
     /// What the request was expected to store is known by now, or will not be stored.
@@ -119,32 +119,32 @@ impl PrefixIndex {
         }
     }
 
-    /// Of the blocks of a prompt, how many from the start each of `cores` has, into `lengths` by place. The hashes are
+    /// Of the blocks of a prompt, how many from the start each of `cores` has, into `lengths` by slot. The hashes are
     /// those in the first group of layers; `hash + group` is the block's hash in another group.
-    pub(crate) fn longest_prefixes(&self, hashes: &[u64], cores: CoreSet, lengths: &mut [u32; MOST_CORES]) {
+    pub(crate) fn longest_prefixes(&self, hashes: &[u64], cores: CoreSet, lengths: &mut [u32; MAX_CORES]) {
         let mut left = cores;
         for (length, hash) in (0..).zip(hashes) {
             let here = left.and(self.cores_with(*hash, left));
-            for place in left.without(here).iter() {
-                lengths[place] = length;
+            for slot in left.without(here).iter() {
+                lengths[slot] = length;
             }
             left = here;
             if left.is_empty() {
                 return;
             }
         }
-        for place in left.iter() {
-            lengths[place] = hashes.len() as u32;
+        for slot in left.iter() {
+            lengths[slot] = hashes.len() as u32;
         }
     }
 
     /// The same for one core whose layers read unequally far back: the longest start of which all are there that the
     /// token after it reads.
-    pub(crate) fn longest_prefix(&self, hashes: &[u64], place: usize, groups: &[GroupLayout]) -> u32 {
-        let core = CoreSet::of(place);
+    pub(crate) fn longest_prefix(&self, hashes: &[u64], slot: usize, groups: &[GroupLayout]) -> u32 {
+        let core = CoreSet::of(slot);
         let is_known = |group: usize, index: u32| {
             let hash = hashes[index as usize].wrapping_add(group as u64);
-            self.cores_with(hash, core).contains(place)
+            self.cores_with(hash, core).contains(slot)
         };
         let groups = || groups.iter().enumerate();
         let mut length = hashes.len() as u32;
@@ -175,10 +175,10 @@ impl PrefixIndex {
     fn unexpect(&mut self, id: u64, request: &Request) {
         self.num_expected -= request.hashes.len();
         for &hash in &request.hashes {
-            if let Entry::Occupied(entry) = self.last_requests.entry(at(hash, request.place)) {
+            if let Entry::Occupied(entry) = self.last_requests.entry(at(hash, request.slot)) {
                 if *entry.get() == id {
                     entry.remove();
-                    remove_from(&mut self.expected, hash, CoreSet::of(request.place));
+                    remove_from(&mut self.expected, hash, CoreSet::of(request.slot));
                 }
             }
         }
@@ -186,8 +186,8 @@ impl PrefixIndex {
 }
 
 /// A hash on one core, as one hash. Those of the groups of one block are next to one another, these are far apart.
-fn at(hash: u64, place: usize) -> u64 {
-    hash.wrapping_add((place as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+fn at(hash: u64, slot: usize) -> u64 {
+    hash.wrapping_add((slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 fn remove(from: &mut HashMapByShort<CoreSet>, core: CoreSet) {
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     fn lengths(index: &PrefixIndex, hashes: &[u64]) -> [u32; 2] {
-        let mut lengths = [0; MOST_CORES];
+        let mut lengths = [0; MAX_CORES];
         index.longest_prefixes(hashes, CoreSet::of(0).with(CoreSet::of(1)), &mut lengths);
         [lengths[0], lengths[1]]
     }
@@ -250,6 +250,6 @@ mod tests {
         index.end(0);
         assert_eq!(lengths(&index, &[0, 1, 2]), [2, 1]);
         index.end(1);
-        assert_eq!((lengths(&index, &[0, 1, 2]), index.place_of(1), index.place_of(2)), ([0, 1], None, Some(1)));
+        assert_eq!((lengths(&index, &[0, 1, 2]), index.slot_of(1), index.slot_of(2)), ([0, 1], None, Some(1)));
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct Settings {
 pub(super) enum Input {
     AddCore { core: u32 },
     RemoveCore { core: u32 },
-    News { core: u32, last_request: Option<u64>, changes: Vec<u8>, load: Vec<u8> },
+    UpdateCore { core: u32, last_request: Option<u64>, changes: Vec<u8>, load: Vec<u8> },
     Place { request: NewRequest, cores: Vec<u32> },
     Ended { request: u64 },
 }
@@ -54,8 +54,8 @@ impl Placement {
             match input {
                 Input::AddCore { core } => placement.add_core(core)?,
                 Input::RemoveCore { core } => placement.remove_core(core)?,
-                Input::News { core, last_request, changes, load } => {
-                    placement.news(core, last_request, &changes, &load)?;
+                Input::UpdateCore { core, last_request, changes, load } => {
+                    placement.update_core(core, last_request, &changes, &load)?;
                 }
                 Input::Place { request, cores } => {
                     placement.place(request, &cores)?;

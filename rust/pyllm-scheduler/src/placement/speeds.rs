@@ -5,7 +5,7 @@
 use crate::estimates::step_sums::StepSums;
 
 /// A core is not taken to be slower, or faster, than so many times what is expected: a first step may compile.
-const MOST_SLOWNESS: f64 = 16.0;
+const MAX_SLOWNESS: f64 = 16.0;
 
 /// Seconds for a unit of work while nothing was measured. Only what has no measure is compared by it.
 const UNMEASURED: f64 = 1e-4;
@@ -67,7 +67,7 @@ impl Speeds {
             return self.unknown;
         }
         let expected = self.base + self.slope * sums.work;
-        if expected > 0.0 { (sums.seconds / expected).clamp(1.0 / MOST_SLOWNESS, MOST_SLOWNESS) } else { 1.0 }
+        if expected > 0.0 { (sums.seconds / expected).clamp(1.0 / MAX_SLOWNESS, MAX_SLOWNESS) } else { 1.0 }
     }
 }
 

@@ -24,7 +24,7 @@ type Tried = std::result::Result<(), TestCaseError>;
 enum Call {
     Add(u32),
     Remove(u32),
-    News(u32, Told),
+    UpdateCore(u32, Told),
     Place(Asked),
     End(u64),
 }
@@ -86,7 +86,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
     let call = prop_oneof![
         2 => (0..5_u32).prop_map(Call::Add),
         1 => (0..5_u32).prop_map(Call::Remove),
-        4 => (0..5_u32, told()).prop_map(|(core, told)| Call::News(core, told)),
+        4 => (0..5_u32, told()).prop_map(|(core, told)| Call::UpdateCore(core, told)),
         8 => asked().prop_map(Call::Place),
         4 => (0..60_u64).prop_map(Call::End),
     ];
@@ -152,7 +152,7 @@ impl World {
             Call::Remove(core) => {
                 prop_assert_eq!(self.placement.remove_core(core).is_ok(), self.cores.remove(&core).is_some());
             }
-            Call::News(core, told) => self.tell(core, &told)?,
+            Call::UpdateCore(core, told) => self.tell(core, &told)?,
             Call::Place(asked) => self.place(&asked)?,
             Call::End(request) => {
                 self.placement.ended(request);
@@ -193,7 +193,7 @@ impl World {
             ..CoreLoad::default()
         };
         let last = self.next_request.checked_sub(1 + told.lag);
-        let taken = self.placement.news(core, last, &changes, &load.to_bytes());
+        let taken = self.placement.update_core(core, last, &changes, &load.to_bytes());
         let Some(book) = self.cores.get_mut(&core) else {
             prop_assert!(taken.is_err());
             return Ok(());
@@ -256,7 +256,7 @@ impl World {
         let told = Told { shares_by_tenant: true, works: vec![], step: None, stored: vec![], clears: false, lag: 0 };
         for core in self.cores.keys().copied().collect::<Vec<_>>() {
             for _ in 0..2 {
-                self.apply(Call::News(core, told.clone()))?;
+                self.apply(Call::UpdateCore(core, told.clone()))?;
             }
         }
         prop_assert_eq!(&self.placement.index.sizes()[1..], [0, 0, 0]);
@@ -337,9 +337,9 @@ impl Core {
 
     /// Whether there may be more.
     fn tell_part(&mut self, placement: &mut Placement, core: u32) -> bool {
-        let news = self.scheduler.placement_news(self.number);
-        placement.news(core, self.last_request, &news.changes, &news.load).unwrap();
-        std::mem::replace(&mut self.number, news.next) != news.next
+        let report = self.scheduler.load_report(self.number);
+        placement.update_core(core, self.last_request, &report.changes, &report.load).unwrap();
+        std::mem::replace(&mut self.number, report.next) != report.next
     }
 
     fn tell(&mut self, placement: &mut Placement, core: u32) {
@@ -466,7 +466,7 @@ proptest! {
             core.add(id.into(), prompt, 1, "");
             while core.step() {}
             prop_assert_eq!(core.cached[&u64::from(id)], placed.num_cached_tokens as i32);
-            // By the second news after its end nothing is expected.
+            // By the second report after its end nothing is expected.
             core.tell(&mut fresh, 0);
             core.tell(&mut fresh, 0);
         }
@@ -475,7 +475,7 @@ proptest! {
 
 /// The load of a core, as it tells it.
 fn load_of(core: &mut Core) -> CoreLoad {
-    CoreLoad::from_bytes(&core.scheduler.placement_news(core.number).load).unwrap()
+    CoreLoad::from_bytes(&core.scheduler.load_report(core.number).load).unwrap()
 }
 
 #[test]
@@ -580,7 +580,7 @@ fn tenants_are_served_by_their_weights() {
 }
 
 #[test]
-fn a_burst_with_one_prefix_finds_it_before_any_news() {
+fn a_burst_with_one_prefix_finds_it_before_any_report() {
     let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "").unwrap();
     for core in 0..2 {
         placement.add_core(core).unwrap();
@@ -603,7 +603,7 @@ fn all_layers_are_expected_to_have_what_a_request_will_store() {
         placement.add_core(core).unwrap();
         let windows = vec![None, Some(9), Some(30), Some(5)];
         let load = CoreLoad { caches_prefixes: core < 3, windows, ..CoreLoad::default() };
-        placement.news(core, None, &[], &load.to_bytes()).unwrap();
+        placement.update_core(core, None, &[], &load.to_bytes()).unwrap();
     }
     let mut place = |id, core| {
         let request = NewRequest { id, prompt: prompt(0, 201), max_tokens: 1, ..NewRequest::default() };
@@ -627,16 +627,16 @@ fn what_was_never_computed_is_expected_no_longer_than_its_requests_live() {
     // The first was aborted; the second will compute the same.
     placement.ended(0);
     for _ in 0..2 {
-        placement.news(0, Some(1), &[], &load).unwrap();
+        placement.update_core(0, Some(1), &[], &load).unwrap();
     }
     assert_eq!(place(&mut placement, 2), 36);
     placement.ended(1);
     placement.ended(2);
-    placement.news(0, Some(2), &[], &load).unwrap();
+    placement.update_core(0, Some(2), &[], &load).unwrap();
     assert_eq!(place(&mut placement, 3), 36);
     placement.ended(3);
     for _ in 0..2 {
-        placement.news(0, Some(3), &[], &load).unwrap();
+        placement.update_core(0, Some(3), &[], &load).unwrap();
     }
     assert_eq!(placement.index.sizes(), [0; 4]);
 }

@@ -27,7 +27,7 @@ impl StepScope {
 }
 
 /// A step's prefill share is at least its budget / (2 x stages), so that steps do not become too small.
-const MOST_PARTS: u32 = 2;
+const MAX_PARTS: u32 = 2;
 
 /// What a step may take of all that runs.
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +99,7 @@ impl Scheduler {
         prefill_tokens += self.waiting_tokens(u64::from(num_stages) * u64::from(self.config.max_num_batched_tokens));
         let num_rows = num_decodes.div_ceil(num_stages).max(1);
         let num_due = num_due.min(num_rows);
-        let least = self.config.block_size.max(self.config.max_num_batched_tokens / (MOST_PARTS * num_stages));
+        let least = self.config.block_size.max(self.config.max_num_batched_tokens / (MAX_PARTS * num_stages));
         let prefill_tokens = prefill_tokens.div_ceil(u64::from(num_stages)).max(u64::from(least));
         StepShare {
             num_due,

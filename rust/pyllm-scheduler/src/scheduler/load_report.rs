@@ -14,7 +14,7 @@ use super::Scheduler;
 const PART_BITS: u32 = 20;
 
 /// Queued sequences of which the cached tokens are looked up for one load. The others are taken to be like them.
-const MOST_LOOKED_UP: u32 = 256;
+const MAX_LOOKED_UP: u32 = 256;
 
 /// Sequences for each input that a load may be old.
 const SEQUENCES_PER_INPUT: u64 = 1000;
@@ -22,9 +22,9 @@ const SEQUENCES_PER_INPUT: u64 = 1000;
 /// Blocks between two of a prompt that are looked up to find where its cached start ends.
 const STRIDE: usize = 8;
 
-/// What `Placement::news` takes.
+/// What `Placement::update_core` takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlacementNews {
+pub struct LoadReport {
     /// The number to ask with next. While it is not the one that was asked with, there may be more.
     pub next: i64,
     /// Changes of the prefix cache, at most 16,384.
@@ -53,7 +53,7 @@ enum Cursor {
 impl Scheduler {
     /// What has changed in the prefix cache from `number` on, and the load. With -1, or a number whose changes are not
     /// there any more, a snapshot: all is cleared, and what is stored follows. The first call begins to keep changes.
-    pub fn placement_news(&mut self, number: i64) -> PlacementNews {
+    pub fn load_report(&mut self, number: i64) -> LoadReport {
         let mut changes = Vec::new();
         let next = match self.told_from(number) {
             Cursor::Number(first) => {
@@ -76,7 +76,7 @@ impl Scheduler {
                 if is_last { start as i64 } else { number_of(start, part + 1) }
             }
         };
-        PlacementNews { next, changes, load: self.packed_load() }
+        LoadReport { next, changes, load: self.packed_load() }
     }
 
     /// See `KvCache::limit_changes`.
@@ -145,7 +145,7 @@ impl Scheduler {
             return 0;
         }
         let num_tokens = sequence.num_prompt_tokens - 1;
-        if looked_up.num_sequences == MOST_LOOKED_UP {
+        if looked_up.num_sequences == MAX_LOOKED_UP {
             return (f64::from(num_tokens) * looked_up.share()) as u32;
         }
         let hashes = &live.prompt_hashes[..(num_tokens / self.config.block_size) as usize];

@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 from pyllm._rust import Scheduler
 from pyllm.core.clients import Clients
-from pyllm.wire.messages import PlacementNews
+from pyllm.wire.messages import LoadReport
 
-INTERVAL = 0.02  # seconds between news, at least: what a client knows is older by this and one step at most
+INTERVAL = 0.02  # seconds between load reports, at least: what a client knows is older by this and one step at most
 PARTS_AT_ONCE = 8  # of a snapshot of a large cache; each has at most 150 kB
 PART_BYTES = 100_000  # of changes, from which on there may be another part at once
-FROM_THE_START = -1  # what `placement_news` is asked by who knows nothing yet
+FROM_THE_START = -1  # what `load_report` is asked by who knows nothing yet
 
 
-class NewsSender:
-    """Each client that wants news gets those that it has not had, at most every `INTERVAL`; one that is slow, fewer."""
+class LoadReporter:
+    """Each client that wants load reports gets what is new, at most every `INTERVAL`; a slow one, less often."""
 
     def __init__(self, scheduler: Scheduler, clients: Clients, epoch: int, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
@@ -29,7 +29,7 @@ class NewsSender:
         self._last_requests: dict[int, int] = {}
 
     def add(self, client: int) -> None:
-        """A client wants news from now on."""
+        """A client wants load reports from now on."""
         self._numbers[client] = FROM_THE_START
         self._told.pop(client, None)
 
@@ -61,12 +61,12 @@ class NewsSender:
         """Tell a client what comes next; False unless more may follow at once."""
         number = self._numbers[client]
         if number not in packed:
-            packed[number] = self._scheduler.placement_news(number)
+            packed[number] = self._scheduler.load_report(number)
         following, changes, load = packed[number]
         last_request = self._last_requests.get(client, 0)
         told = b"%d %d %b" % (last_request, num_requests, load)
         if following == number and told == self._told.get(client):
             return False
         self._numbers[client], self._told[client] = following, told
-        self._clients.post(client, PlacementNews(self._epoch, last_request, num_requests, changes, load))
+        self._clients.post(client, LoadReport(self._epoch, last_request, num_requests, changes, load))
         return len(changes) >= PART_BYTES

@@ -4,25 +4,25 @@ from array import array
 
 from pyllm._rust import Placement
 from pyllm.core.clients import Clients
-from pyllm.core.placement_news import INTERVAL, PART_BYTES, PARTS_AT_ONCE, NewsSender
-from pyllm.wire.messages import PROTOCOL_VERSION, CoreMessage, Hello, PlacementNews
+from pyllm.core.load_reports import INTERVAL, PART_BYTES, PARTS_AT_ONCE, LoadReporter
+from pyllm.wire.messages import PROTOCOL_VERSION, CoreMessage, Hello, LoadReport
 from tests.core.raw_engine import Engine
 from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor
 
 PROMPT = list(range(1, 4 * BLOCK_SIZE + 2))
 
 
-def news_of(engine: Engine, identity: bytes = b"client") -> list[PlacementNews]:
+def news_of(engine: Engine, identity: bytes = b"client") -> list[LoadReport]:
     """What a client was told, and is not told again."""
-    told = [each for receiver, each in engine.sent if receiver == identity and isinstance(each, PlacementNews)]
+    told = [each for receiver, each in engine.sent if receiver == identity and isinstance(each, LoadReport)]
     engine.sent.clear()
     return told
 
 
 def listening() -> Engine:
-    """A core whose client wants news."""
+    """A core whose client wants load reports."""
     engine = Engine(RememberingExecutor())
-    engine.receive(Hello(PROTOCOL_VERSION, wants_news=True))
+    engine.receive(Hello(PROTOCOL_VERSION, wants_load_reports=True))
     return engine
 
 
@@ -34,7 +34,7 @@ async def test_a_client_hears_what_a_core_has_to_do_and_has_cached() -> None:
     await engine.run_dry()
     told = news_of(engine)
     for each in told:
-        placement.news(1, each.last_request, each.changes, each.load)
+        placement.update_core(1, each.last_request, each.changes, each.load)
     assert (told[-1].num_requests, told[-1].last_request) == (0, 7)
     prompt = array("i", PROMPT).tobytes()
     assert placement.place(1, prompt, 3, [0, 1]) == (1, 4 * BLOCK_SIZE)
@@ -58,12 +58,12 @@ async def test_it_hears_so_at_most_every_interval_while_steps_follow_one_another
 
 async def test_each_client_hears_of_its_own_requests_and_how_many_there_are() -> None:
     engine = listening()
-    engine.receive(Hello(PROTOCOL_VERSION, wants_news=True), b"other")
+    engine.receive(Hello(PROTOCOL_VERSION, wants_load_reports=True), b"other")
     engine.submit(7, PROMPT)
     engine.submit(9, PROMPT)
     engine.core.beat()
     assert [(each.last_request, each.num_requests) for each in news_of(engine, b"other")] == [(0, 0), (0, 2)]
-    engine.receive(Hello(PROTOCOL_VERSION, wants_news=True))  # It has forgotten all.
+    engine.receive(Hello(PROTOCOL_VERSION, wants_load_reports=True))  # It has forgotten all.
     (again,) = news_of(engine)
     assert (again.last_request, again.num_requests) == (9, 2)
 
@@ -79,7 +79,7 @@ async def test_who_is_slow_hears_all_of_it_later() -> None:
     engine.core.beat()
     engine.core.beat()
     for each in [*told, *news_of(engine)]:
-        placement.news(0, each.last_request, each.changes, each.load)
+        placement.update_core(0, each.last_request, each.changes, each.load)
     assert placement.place(1, array("i", PROMPT).tobytes(), 3, [0]) == (0, 4 * BLOCK_SIZE)
 
 
@@ -97,7 +97,7 @@ class LargeCache:
     def stats(self) -> dict[str, int]:
         return {"num_requests": 0}
 
-    def placement_news(self, number: int) -> tuple[int, bytes, bytes]:
+    def load_report(self, number: int) -> tuple[int, bytes, bytes]:
         return (min(number + 1, 11), bytes(PART_BYTES) if number < 11 else b"", b"load")
 
 
@@ -113,9 +113,9 @@ def test_a_large_cache_is_told_in_parts_of_which_one_turn_takes_several() -> Non
             """Nothing is open."""
 
     clients = Clients(Sender(), lambda client: None, lambda client: None)
-    news = NewsSender(LargeCache(), clients, 1, lambda: 0.0)  # type: ignore[arg-type]  # as much of it as is asked for
-    news.add(clients.register(b"client"))
-    news.send(at_once=True)
+    reporter = LoadReporter(LargeCache(), clients, 1, lambda: 0.0)  # type: ignore[arg-type]  # as much of it as is asked for
+    reporter.add(clients.register(b"client"))
+    reporter.send(at_once=True)
     assert len(sent) == PARTS_AT_ONCE
-    news.send(at_once=True)
+    reporter.send(at_once=True)
     assert len(sent) == 12

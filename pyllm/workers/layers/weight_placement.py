@@ -18,7 +18,7 @@ from pyllm.workers.loaders.packed_cache import PackedCache
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class WeightPlacement:
     """The device and dtype of a rank's parameters, its group, and the kernels that its matrices are packed for.
 
     Packed matrices are looked up in `cache`, if there is one, and added to it. `by_expert`: a rank has some of the
