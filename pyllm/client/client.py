@@ -182,7 +182,7 @@ class EngineClient(CoreCalls):
     @property
     def fingerprint(self) -> str:
         """The core's, see `Ready`; those of two cores that give the same tokens are the same."""
-        return self._cores.any_ready.connection.fingerprint
+        return self._cores.fingerprint
 
     @property
     def epoch(self) -> int:
@@ -225,6 +225,10 @@ class EngineClient(CoreCalls):
             text = "this client sends all to one core at a time"
             raise RequestError(f"{text}: connect it with placement 'prefix' or 'round-robin' to add cores", "address")
         return await self._connections.join(address, self._transport(address), timeout, index)
+
+    def require_fingerprint(self, fingerprint: str) -> None:
+        """Use only cores of this fingerprint from now on, also while there is no other one; empty: any."""
+        self._connections.require(fingerprint)
 
     async def remove_core(self, index: int, timeout: float = 30.0) -> None:  # noqa: ASYNC109 - what runs has so long
         """Send nothing more to a core, and leave it once what it has from this client has ended.

@@ -143,18 +143,26 @@ class CoreConnections:
             raise RequestError(f"core {core.index} is the only one: add another one before it leaves", "core")
         core.is_leaving = True
         if core.num_requests:
-            emptied = asyncio.Event()
-            core.on_empty = emptied.set
             try:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(seconds):
-                        await emptied.wait()
+                        await core.is_empty.wait()
             except asyncio.CancelledError:
                 core.is_leaving = False
                 raise
         if self._cores.get(core.index) is core:  # Else another call was faster.
             self._requests.leave(core)
             self._remove(core)
+
+    def require(self, fingerprint: str) -> None:
+        """Use only cores of this fingerprint from now on; what others have, and has begun, fails. Empty: any."""
+        for core in self._cores.require(fingerprint):
+            error = self._cores.difference(core, fingerprint)
+            self._requests.leave(core)
+            self._calls.fail_all(error, core.index)
+            self._cores.forget(core)
+            self._refuse(core, error)
+        self._requests.place_waiting()
 
     def beat(self) -> None:
         """Send heartbeats, and look for cores that are silent; the end, where none was there for too long."""
@@ -190,6 +198,7 @@ class CoreConnections:
         self._was_ready |= core.failure is None
         self._changed.set()
         self._requests.place_waiting()
+        self._end_without_cores()
 
     def _lose(self, core: Core, loss: EngineDeadError) -> None:
         self._calls.fail_all(loss, core.index)
@@ -202,5 +211,9 @@ class CoreConnections:
         """A core cannot be used; without any the end is final."""
         self._cores.refuse(core, error)
         self._changed.set()
-        if all(each.failure is not None for each in self._cores.all()):
-            self._on_end(error)
+        self._end_without_cores()
+
+    def _end_without_cores(self) -> None:
+        failures = [core.failure for core in self._cores.all()]
+        if failures[-1] is not None and None not in failures:
+            self._on_end(failures[-1])

@@ -3,6 +3,7 @@
 Sends nothing. Knows of a request only whether it is suspect and where it began.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -58,7 +59,7 @@ class Core:
         self.num_others = 0  # requests of other clients, when last heard
         self.reserved_until = 0.0  # for suspects, by the client's clock
         self.suspects: dict[int, Stream] = {}
-        self.on_empty: Callable[[], None] = _do_nothing  # as it has none of this client's requests any more
+        self.is_empty = asyncio.Event()  # as it has none of this client's requests
 
     @property
     def is_open(self) -> bool:
@@ -102,6 +103,8 @@ class Cores:
         self._make_placer = make_placer
         self._placer: Placer | None = None
         self._model: ModelInfo | None = None
+        self._fingerprint = ""
+        self._required = ""
         self._clock = clock
 
     def __len__(self) -> int:
@@ -126,6 +129,16 @@ class Cores:
         assert self._model is not None, "no core was ready yet"
         return self._model
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the model of `model`; empty before."""
+        return self._fingerprint
+
+    def require(self, fingerprint: str) -> list[Core]:
+        """Let only cores of this fingerprint become ready; gives the open ones that have another. Empty: any."""
+        self._required = fingerprint
+        return [core for core in self.all() if core.is_open and fingerprint not in ("", core.connection.fingerprint)]
+
     def add(self, address: str, index: int | None = None) -> Core:
         """A place for a core, without a connection yet; without an `index` it gets the next one."""
         index = self._next_index if index is None else index
@@ -142,21 +155,25 @@ class Cores:
         """A core has answered; it may have followed one that was lost. One beside others must give the same tokens."""
         connection = core.connection
         others = [each for each in self._cores.values() if each.is_open and each is not core]
-        different = [each for each in others if each.connection.fingerprint != connection.fingerprint]
-        if different:
-            own, other = connection.fingerprint[:8], different[0].connection.fingerprint[:8]
-            text = f"the core at {core.address} would give other tokens (fingerprint {own}, not {other})"
-            advice = "start it with the same model, dtype, number of ranks and kind of processor"
-            self.refuse(core, EngineDeadError(f"{text}: {advice}"))
+        required = self._required or (others[0].connection.fingerprint if others else connection.fingerprint)
+        if connection.fingerprint != required:
+            self.refuse(core, self.difference(core, required))
             return
         if not others:
-            self._model = connection.model
+            self._model, self._fingerprint = connection.model, connection.fingerprint
         if self._placer is None:
             self._placer = self._make_placer(connection.model)
         core.epoch = connection.epoch
         core.num_others = 0
         core.reserved_until = self._clock() + PROBATION if follows_loss else 0.0
         self._placer.add(core.index)
+
+    @staticmethod
+    def difference(core: Core, required: str) -> EngineDeadError:
+        """What is wrong with a core that has not the required fingerprint."""
+        own = core.connection.fingerprint[:8]
+        text = f"the core at {core.address} would give other tokens (fingerprint {own}, not {required[:8]})"
+        return EngineDeadError(f"{text}: start it with the same model, dtype, number of ranks and kind of processor")
 
     def refuse(self, core: Core, error: PyllmError) -> None:
         """It cannot be used, and is not asked again."""
@@ -205,6 +222,7 @@ class Cores:
             indices = [stream.wanted_core]
         core = self._cores[self.placer.place(stream.wire_id, first, stream.session, indices)]
         core.num_requests += 1
+        core.is_empty.clear()
         return core
 
     def release(self, core: Core, stream: Stream) -> None:
@@ -212,7 +230,7 @@ class Cores:
         core.num_requests -= 1
         core.suspects.pop(stream.request, None)
         if not core.num_requests:
-            core.on_empty()
+            core.is_empty.set()
         self.placer.ended(stream.wire_id)
 
     def can_never_take(self, stream: Stream) -> bool:
@@ -267,7 +285,3 @@ class Cores:
 
     def _fits(self, core: Core, stream: Stream) -> bool:
         return not stream.journal.is_begun or core.connection.fingerprint == stream.fingerprint
-
-
-def _do_nothing() -> None:
-    """What most cores call when they have nothing to do."""

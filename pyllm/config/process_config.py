@@ -7,7 +7,7 @@ from pyllm.config.api_keys import ApiKey
 from pyllm.config.engine_settings import CorePlacement, EngineConfig, LogConfig
 from pyllm.config.server_settings import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, ServerConfig
 from pyllm.wire.curve import CurveKeys
-from pyllm.wire.messages import Kept
+from pyllm.wire.messages import CoreList, Kept
 
 
 class _ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,9 +60,14 @@ class ForkServerConfig(_ProcessConfig, frozen=True):
 
 
 class SharedConfig(_ProcessConfig, frozen=True):
-    """The configuration of the state that API processes share. 0: no bound."""
+    """The configuration of the state that API processes share. 0: no bound.
 
-    core_addresses: tuple[str, ...] = ()  # at the start, in the order of their indices
+    The server starts with the cores at `core_addresses`, in the order of their indices. `cores` are those that the
+    shared state before had last, if there was one.
+    """
+
+    core_addresses: tuple[str, ...] = ()
+    cores: CoreList | None = None
     max_num_seqs: int = 1  # of all these cores together
     max_num_queued_reqs: int = 0
     scales_queue: bool = False  # whether that bound grows and shrinks with the number of cores

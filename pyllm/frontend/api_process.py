@@ -25,6 +25,7 @@ from pyllm.supervision.burst_logger import BurstLogger
 from pyllm.supervision.parent_link import ParentLink, attach
 from pyllm.supervision.process_samples import ProcessSampler, load_nvml
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
+from pyllm.wire.messages import Kept
 
 if TYPE_CHECKING:
     from pyllm.client.client import EngineClient
@@ -62,7 +63,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     gc.disable()  # Imports leave almost no garbage: to look for it again and again takes a tenth of their time.
     from pyllm.frontend.http_server import HttpServer
     from pyllm.frontend.observability.tracing import Tracer
-    from pyllm.frontend.requests.server_cores import NOTHING_KNOWN, ServerCores, connect_cores
+    from pyllm.frontend.requests.server_cores import NOTHING_KNOWN, ServerCores, connect_cores, core_transport
     from pyllm.frontend.requests.server_state import ServerState
     from pyllm.frontend.text.templates import ChatTemplate
     from pyllm.frontend.text.tokenizer import Tokenizer
@@ -73,10 +74,11 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     tokenizer = Tokenizer(files)
     chat_template = ChatTemplate.of(files)
     parent.enter("waiting for the shared state")
-    shared = await _shared_state(config)
+    shared = await _shared_state(config, parent)
     known = await shared.follow_cores(NOTHING_KNOWN, ())
     parent.enter("waiting for the cores")
-    client = await connect_cores(known, config.placement, config.server)
+    ready_timeout = config.server.ready_timeout
+    client = await connect_cores(known, config.placement, core_transport(config.server), ready_timeout)
     client.draw_seeds_from(config.seed, config.index)
     cores = ServerCores(client, shared, config.server, known)
     model_name, *model_aliases = config.served_model_name
@@ -144,7 +146,7 @@ async def _watch(
     serving.result()
 
 
-async def _shared_state(config: ApiConfig) -> "Shared":
+async def _shared_state(config: ApiConfig, parent: ParentLink) -> "Shared":
     """The state that API processes share: elsewhere, or here if this is the only one."""
     from pyllm.frontend.shared.local_state import LocalState
     from pyllm.frontend.shared.remote_state import RemoteState
@@ -152,7 +154,7 @@ async def _shared_state(config: ApiConfig) -> "Shared":
 
     if config.state_address:
         return await RemoteState.connect(config.state_address, config.server.ready_timeout)
-    return LocalState(SharedState(config.shared))
+    return LocalState(SharedState(config.shared, on_cores=lambda cores: parent.keep(Kept(cores=cores))))
 
 
 async def _tend(

@@ -15,7 +15,7 @@ from pyllm.config.process_config import SharedConfig
 from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.app import create_app
 from pyllm.frontend.observability.tracing import Tracer
-from pyllm.frontend.requests.server_cores import NOTHING_KNOWN, ServerCores, connect_cores
+from pyllm.frontend.requests.server_cores import NOTHING_KNOWN, ServerCores, connect_cores, core_transport
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.shared.local_state import LocalState
 from pyllm.frontend.shared.shared_state import SharedState
@@ -53,7 +53,8 @@ class EmbeddedApp:
         """
         shared = LocalState(SharedState(shared_config))
         known = await shared.follow_cores(NOTHING_KNOWN, ())
-        client = await connect_cores(known, engine.parallel.data_parallel_placement, server)
+        placement = engine.parallel.data_parallel_placement
+        client = await connect_cores(known, placement, core_transport(server), server.ready_timeout)
         client.draw_seeds_from(engine.model.seed)
         model_name, *aliases = engine.model.served_model_name
         endpoint = server.otlp_traces_endpoint

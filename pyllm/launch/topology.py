@@ -14,7 +14,7 @@ import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import EngineConfig, RecoveryConfig
-from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig, StateConfig
+from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfig, StateConfig
 from pyllm.config.rank_places import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.launch.core_settings import settings_of_core
@@ -112,8 +112,17 @@ def fork_server_address(engine: EngineConfig, folder: str) -> str:
 
 def supervised_state(config: StateConfig, limits: ProcessLimits, recovery: RecoveryConfig) -> SupervisedProcess:
     """Supervises the process that holds what API processes share."""
-    record = _recording(recovery, config)
-    return SupervisedProcess(lambda: child_process.spawn("the shared state", "state"), lambda _: config, limits, record)
+    shared = SuccessiveStates(config.shared)
+
+    def spawn() -> ChildProcess:
+        process = child_process.spawn("the shared state", "state")
+        process.on_kept = shared.keep
+        return process
+
+    def configure(_: str) -> StateConfig:
+        return msgspec.structs.replace(config, shared=shared.config)
+
+    return SupervisedProcess(spawn, configure, limits, _recording(recovery, config))
 
 
 def supervised_api(
@@ -128,13 +137,18 @@ def supervised_api(
     # in bursts or one by one. Sockets of their own (SO_REUSEPORT) would be balanced by the kernel, but blindly: a
     # process that is busy, or gone, would keep those clients waiting whom the others could serve.
     name, record = f"API process {config.index}", _recording(recovery, config)
+    shared = SuccessiveStates(config.shared)
 
     def spawn() -> ChildProcess:
         process = child_process.spawn(name, "api", listener.fileno())
         process.list_restarts = list_restarts
+        process.on_kept = shared.keep
         return process
 
-    return SupervisedProcess(spawn, lambda _: config, limits, record)
+    def configure(_: str) -> ApiConfig:
+        return msgspec.structs.replace(config, shared=shared.config)
+
+    return SupervisedProcess(spawn, configure, limits, record)
 
 
 class SuccessiveCores:
@@ -178,6 +192,18 @@ class SuccessiveCores:
         if self._config.engine.parallel.distributed_executor_backend != "uni":
             size = num_ranks(self._config.engine.parallel)
             self._workers = all_restarted(self._workers, size, time.monotonic(), reason)
+
+
+class SuccessiveStates:
+    """The configuration of each shared state in turn: it begins with the cores that the one before had last."""
+
+    def __init__(self, config: SharedConfig) -> None:
+        self.config = config
+
+    def keep(self, kept: Kept) -> None:
+        """Keep what a shared state says for the next one."""
+        if kept.cores is not None:
+            self.config = msgspec.structs.replace(self.config, cores=kept.cores)
 
 
 def _next_recording(path: str, number: int) -> str:

@@ -187,11 +187,12 @@ class ParentLink:
 
 
 def _merged(earlier: Kept, later: Kept) -> Kept:
-    """Two messages as one: of settings and workers the later, of ended requests all that are kept."""
+    """Two messages as one: of ended requests all that are kept, of all else the later."""
     return Kept(
         earlier.settings if later.settings is None else later.settings,
         (earlier.ended + later.ended)[-MAX_ENDED:],
         earlier.workers if later.workers is None else later.workers,
+        earlier.cores if later.cores is None else later.cores,
     )
 
 

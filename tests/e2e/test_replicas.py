@@ -201,6 +201,21 @@ def test_cores_come_and_leave_under_streams_whichever_api_process_is_asked(model
         assert server.stop() == 0
 
 
+def test_the_only_api_process_dies_and_the_next_one_has_the_same_cores(model: str, tmp_path: Path) -> None:
+    flags = ("--data-parallel-size", "2", "--admin-on-loopback")
+    with headless_core(model, tmp_path) as address, Server("--model", model, *TINY, *flags) as server:
+        admin = f"{server.address}/admin/cores"
+        assert httpx.post(admin, json={"address": address}, timeout=DEADLINE).status_code == 201
+        assert httpx.delete(f"{admin}/0", params={"timeout": 0}, timeout=DEADLINE).status_code == 202
+        until(lambda: [core["index"] for core in cores_of(server)] == [1, 2], "the core to be gone")
+        server.tree = server.processes()
+        server.titled("pyllm::api-0").kill()
+        until(lambda: goes_on(server), "the next API process")
+        assert [core["index"] for core in cores_of(server)] == [1, 2]
+        assert server.complete("The sea is", max_tokens=5).status_code == httpx.codes.OK
+        assert server.stop() == 0
+
+
 def goes_on(server: Server) -> bool:
     try:
         return httpx.get(f"{server.address}/health", timeout=DEADLINE).status_code == httpx.codes.OK

@@ -5,10 +5,10 @@ import msgspec
 import pytest
 
 from pyllm.config.option_reading import engine_config
-from pyllm.config.process_config import CoreConfig
+from pyllm.config.process_config import CoreConfig, SharedConfig
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config
-from pyllm.wire.messages import MAX_ENDED, Kept, Restarts
+from pyllm.wire.messages import MAX_ENDED, CoreEntry, CoreList, Kept, Restarts
 from tests.tiny_model import write_tiny_model
 
 
@@ -71,6 +71,16 @@ def test_what_an_earlier_run_recorded_does_not_keep_a_core_from_taking_anothers_
     shutil.rmtree(folder)
     assert configure("").engine.scheduler.scheduler_recording == ""
     assert "the next core is not recorded" in caplog.text
+
+
+def test_the_next_shared_state_has_the_cores_of_the_one_before() -> None:
+    first = SharedConfig(core_addresses=("ipc://0",), max_num_seqs=4)
+    states = topology.SuccessiveStates(first)
+    states.keep(Kept(settings={"not": "of a state"}))
+    assert states.config == first
+    cores = CoreList(3, (CoreEntry(1, "ipc://1", 4),), 2)
+    states.keep(Kept(cores=cores))
+    assert states.config == msgspec.structs.replace(first, cores=cores)
 
 
 def test_the_next_core_has_what_the_ones_before_have_left(model: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from .request_context import (
     is_request_id,
 )
 from .scheduling import least_timeout, scheduling_from
-from .server_cores import NOTHING_KNOWN, CoreStatus, ServerCores, connect_cores
+from .server_cores import NOTHING_KNOWN, CoreStatus, ServerCores, connect_cores, core_transport
 from .server_state import ServerState, check_model
 from .serving import begin, generate, generate_chat
 
@@ -34,6 +34,7 @@ __all__ = [
     "connect_cores",
     "context_in",
     "context_of",
+    "core_transport",
     "generate",
     "generate_chat",
     "is_request_id",

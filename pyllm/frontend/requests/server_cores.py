@@ -5,6 +5,7 @@ Knows no route, and no request but how many are where.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,9 +16,10 @@ from pyllm.config.engine_settings import CorePlacement
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.frontend.http.failure import UnknownCoreError
-from pyllm.frontend.shared.messages import CoreEntry, CoreList, CoreRefusal
+from pyllm.frontend.shared.messages import CoreRefusal
 from pyllm.frontend.shared.remote_state import Shared
 from pyllm.wire.curve import client_keys
+from pyllm.wire.messages import CoreEntry, CoreList
 from pyllm.wire.sockets import is_core_address
 
 ADD_TIMEOUT = 10.0  # seconds that a core has to answer before it is not added
@@ -43,19 +45,22 @@ class CoreStatus(msgspec.Struct, frozen=True):
     is_leaving: bool
 
 
-async def connect_cores(known: CoreList, placement: CorePlacement, server: ServerConfig) -> EngineClient:
+def core_transport(server: ServerConfig) -> Callable[[str], CoreConnect]:
+    """How a core at an address is reached: with the server's keys, if it has any, over tcp://."""
+    keys = client_keys(Path(server.curve_keys)) if server.curve_keys else None
+    # Those that the server has started are behind sockets that only its user can open.
+    return lambda address: over_zeromq(address, keys if address.startswith("tcp://") else None)
+
+
+async def connect_cores(
+    known: CoreList, placement: CorePlacement, transport: Callable[[str], CoreConnect], ready_timeout: float
+) -> EngineClient:
     """A client of the cores in the list that do not leave, under their indices.
 
     Raises:
-        EngineDeadError: none of them answered within the server's `ready_timeout`.
+        EngineDeadError: none of them answered within `ready_timeout` seconds, or none has the list's fingerprint.
     """
-    cores = [core for core in known.cores if not core.is_leaving]
-    keys = client_keys(Path(server.curve_keys)) if server.curve_keys else None
-
-    def transport(address: str) -> CoreConnect:
-        # Those that the server has started are behind sockets that only its user can open.
-        return over_zeromq(address, keys if address.startswith("tcp://") else None)
-
+    cores = known.staying
     client = EngineClient(
         *(transport(core.address) for core in cores),
         placement=placement,
@@ -64,10 +69,11 @@ async def connect_cores(known: CoreList, placement: CorePlacement, server: Serve
         awaits_first=True,
         transport=transport,
     )
+    client.require_fingerprint(known.fingerprint)
     try:
-        await client.start(server.ready_timeout)
+        await client.start(ready_timeout)
     except TimeoutError:
-        raise EngineDeadError(f"no core answered within {server.ready_timeout:g} s") from None
+        raise EngineDeadError(f"no core answered within {ready_timeout:g} s") from None
     return client
 
 
@@ -124,7 +130,7 @@ class ServerCores:
                 raise RequestError(str(error), "address") from None
             try:
                 entry = CoreEntry(index, address, self._client.model.max_num_seqs)
-                self._take(await self._shared.add_core(self._known, entry))
+                self._take(await self._shared.add_core(self._told, entry))
             except BaseException:
                 await self._client.remove_core(index, 0.0)
                 raise
@@ -152,7 +158,7 @@ class ServerCores:
             self._changes = {index: task for index, task in self._changes.items() if not task.done()}
             self._change()
             connected = tuple(core.index for core in self._client.cores)
-            asking = asyncio.create_task(self._shared.follow_cores(self._known, connected))
+            asking = asyncio.create_task(self._shared.follow_cores(self._told, connected))
             try:
                 await asyncio.wait({asking, *self._changes.values()}, return_when=asyncio.FIRST_COMPLETED)
                 if asking.done():
@@ -162,11 +168,18 @@ class ServerCores:
             finally:
                 asking.cancel()
 
+    @property
+    def _told(self) -> CoreList:
+        """The list, with what this process knows of its cores' model."""
+        fingerprint = self._known.fingerprint or self._client.fingerprint
+        return msgspec.structs.replace(self._known, fingerprint=fingerprint)
+
     def _take(self, answer: CoreList | CoreRefusal) -> None:
         if isinstance(answer, CoreRefusal):
             raise UnknownCoreError(answer.text) if answer.is_unknown else RequestError(answer.text)
         if answer.version > self._known.version:
             self._known = answer
+            self._client.require_fingerprint(answer.fingerprint)
 
     def _change(self) -> None:
         """Begin what the list asks for."""

@@ -9,21 +9,31 @@ import msgspec
 
 from pyllm.config.engine_settings import MAX_CORES
 from pyllm.config.process_config import SharedConfig
-from pyllm.frontend.shared.messages import CoreEntry, CoreList, CoreRefusal
+from pyllm.frontend.shared.messages import CoreRefusal
+from pyllm.wire.messages import CoreEntry, CoreList
 
 
 class CoreMembership:
     """The list, by one version after the other. `on_capacity` hears how many sequences its cores run at once.
 
     A core that leaves gets nothing new, and is in the list until no API process is connected to it. A list that is
-    newer than this one was made by an earlier shared state, and is taken in its place: API processes bring it along.
+    newer than this one was made by an earlier shared state, and is taken in its place: API processes bring it along,
+    and `on_change`, which hears of each list, may have given it to the configuration of this state.
     """
 
-    def __init__(self, config: SharedConfig, on_capacity: Callable[[int], None] = lambda sequences: None) -> None:
+    def __init__(
+        self,
+        config: SharedConfig,
+        on_capacity: Callable[[int], None] = lambda sequences: None,
+        on_change: Callable[[CoreList], None] = lambda cores: None,
+    ) -> None:
         self._on_capacity = on_capacity
+        self._on_change = on_change
         self._connected: dict[int, frozenset[int]] = {}
         self._waiting: dict[int, Callable[[], None]] = {}
-        self._list = first_cores(config)
+        self._list = config.cores or first_cores(config)
+        if config.cores:
+            self._tell_capacity()
 
     @property
     def list(self) -> CoreList:
@@ -46,14 +56,14 @@ class CoreMembership:
             return CoreRefusal(f"core {same.index} at {entry.address} {state}")
         if len(cores) == MAX_CORES:
             return CoreRefusal(f"the server has {MAX_CORES} cores, the most that it may have: remove one first")
-        self._change((*cores, entry))
+        self._change((*cores, entry), known.fingerprint)
         return self._list
 
     def leave(self, known: CoreList, index: int, timeout: float) -> CoreList | CoreRefusal:
         """Let a core leave: what runs there gets so many seconds to finish, and goes on on another core after that."""
         self._adopt(known)
         cores = self._list.cores
-        staying = [core.index for core in cores if not core.is_leaving]
+        staying = [core.index for core in self._list.staying]
         if all(core.index != index for core in cores):
             named = ", ".join(str(core.index) for core in cores)
             return CoreRefusal(f"there is no core {index}: the server has {named}", is_unknown=True)
@@ -71,8 +81,10 @@ class CoreMembership:
         return self._list
 
     def connect(self, member: int, known: CoreList, connected: Sequence[int]) -> None:
-        """Note to which cores an API process is connected, and what list it knows."""
+        """Note to which cores an API process is connected, and what list it knows, with its cores' fingerprint."""
         self._adopt(known)
+        if known.fingerprint and not self._list.fingerprint and len(self._list.staying) > 1:
+            self._change(self._list.cores, known.fingerprint)
         self._connected[member] = frozenset(connected)
         self._let_go()
 
@@ -101,12 +113,19 @@ class CoreMembership:
         if any(core.is_leaving and core.index not in held for core in cores):
             self._change(tuple(core for core in cores if not core.is_leaving or core.index in held))
 
-    def _change(self, cores: tuple[CoreEntry, ...]) -> None:
-        self._list = CoreList(self._list.version + 1, cores, self._list.next_index)
+    def _change(self, cores: tuple[CoreEntry, ...], fingerprint: str = "") -> None:
+        before = self._list
+        self._list = CoreList(before.version + 1, cores, before.next_index, fingerprint or before.fingerprint)
+        if len(self._list.staying) < 2:  # A core that is alone may come again with another model.
+            self._list = msgspec.structs.replace(self._list, fingerprint="")
         self._announce()
 
+    def _tell_capacity(self) -> None:
+        self._on_capacity(sum(core.max_num_seqs for core in self._list.staying))
+
     def _announce(self) -> None:
-        self._on_capacity(sum(core.max_num_seqs for core in self._list.cores if not core.is_leaving))
+        self._on_change(self._list)
+        self._tell_capacity()
         waiting, self._waiting = self._waiting, {}
         for wake in waiting.values():
             wake()

@@ -9,8 +9,6 @@ from pyllm.frontend.shared.messages import (
     Admission,
     Attached,
     Conflict,
-    CoreEntry,
-    CoreList,
     CoreRefusal,
     Full,
     Granted,
@@ -20,6 +18,7 @@ from pyllm.frontend.shared.messages import (
     Run,
 )
 from pyllm.frontend.shared.shared_state import SharedState
+from pyllm.wire.messages import CoreEntry, CoreList
 
 
 class LocalState:

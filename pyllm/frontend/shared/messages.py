@@ -95,24 +95,6 @@ class Page(Message, frozen=True):
     is_lost: bool = False
 
 
-class CoreEntry(Message, frozen=True):
-    """A core that the server uses. One that is leaving has `leave_timeout` seconds to finish what it runs."""
-
-    index: int
-    address: str
-    max_num_seqs: int
-    is_leaving: bool = False
-    leave_timeout: float = 0.0
-
-
-class CoreList(Message, frozen=True):
-    """The cores of the server. `version` rises with each change; no index is used twice."""
-
-    version: int = 0
-    cores: tuple[CoreEntry, ...] = ()
-    next_index: int = 0
-
-
 class CoreRefusal(Message, frozen=True):
     """Why a core cannot be added, or cannot leave. `is_unknown`: there is none of this index."""
 

@@ -15,6 +15,7 @@ from pyllm.frontend.shared.queue import AdmissionQueue
 from pyllm.frontend.shared.rate_limits import RateLimits
 from pyllm.frontend.shared.stored_responses import StoredResponses
 from pyllm.frontend.shared.totals import Totals
+from pyllm.wire.messages import CoreList
 
 
 class _Ticket:
@@ -31,17 +32,22 @@ class SharedState:
     """One for a server. `member` is the API process that calls; `drop` releases everything that it holds.
 
     A ticket is open from the `admit` that granted it until its `ended`, or until a `charge` that was refused. Calls
-    about a ticket that is not open change nothing.
+    about a ticket that is not open change nothing. `on_cores` hears of each new list of cores.
     """
 
-    def __init__(self, config: SharedConfig, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        config: SharedConfig,
+        clock: Callable[[], float] = time.monotonic,
+        on_cores: Callable[[CoreList], None] = lambda cores: None,
+    ) -> None:
         self.records = Records(config.idempotency_retention, clock, first_number=secrets.randbits(60))
         self.totals = Totals()
         self.responses = StoredResponses(config.max_stored_responses)
         self._counts_queued_tokens = config.max_num_queued_tokens > 0
         self._limits = RateLimits(clock)
         self._queue = AdmissionQueue(config)
-        self.cores = CoreMembership(config, self._queue.resize)
+        self.cores = CoreMembership(config, self._queue.resize, on_cores)
         self._tickets: dict[int, dict[int, _Ticket]] = {}
 
     @property

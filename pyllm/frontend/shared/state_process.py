@@ -16,6 +16,7 @@ from pyllm.supervision.memory_pressure import MemoryPressure
 from pyllm.supervision.parent_link import ParentLink, attach
 from pyllm.wire import ipc
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
+from pyllm.wire.messages import Kept
 
 TITLE = "pyllm::state"
 
@@ -33,7 +34,7 @@ async def _serve(config: StateConfig, parent: ParentLink) -> int:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = ipc.bind(context, zmq.ROUTER, config.bind)
-    state = SharedState(config.shared)
+    state = SharedState(config.shared, on_cores=lambda cores: parent.keep(Kept(cores=cores)))
     pressure = MemoryPressure([state.resize])
     server = StateServer(
         state,

@@ -10,9 +10,9 @@ import pytest
 from pyllm.client.client import EngineClient
 from pyllm.config.process_config import SharedConfig
 from pyllm.config.server_settings import ServerConfig
-from pyllm.errors import RequestError
+from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.http.failure import UnknownCoreError
-from pyllm.frontend.requests.server_cores import NOTHING_KNOWN, ServerCores
+from pyllm.frontend.requests.server_cores import NOTHING_KNOWN, ServerCores, connect_cores
 from pyllm.frontend.shared.local_state import LocalState
 from pyllm.frontend.shared.shared_state import SharedState
 from pyllm.sampling_params import SamplingParams
@@ -49,16 +49,7 @@ class Place:
     async def api(self, member: int) -> Api:
         shared = LocalState(self.state, member)
         known = await shared.follow_cores(NOTHING_KNOWN, ())
-        addresses = [core.address for core in known.cores]
-        client = EngineClient(
-            *(self.cores[member, address].connect for address in addresses),
-            placement="round-robin",
-            addresses=addresses,
-            indices=[core.index for core in known.cores],
-            heartbeats=False,
-            transport=lambda address: self.cores[member, address].connect,
-        )
-        await client.start()
+        client = await connect_cores(known, "round-robin", lambda address: self.cores[member, address].connect, 60.0)
         return Api(client, ServerCores(client, shared, ServerConfig(), known))
 
 
@@ -139,6 +130,49 @@ async def test_the_last_core_stays_and_an_unknown_one_is_named() -> None:
         await until(lambda: [core.index for core in one.cores.status()] == [0])
         with pytest.raises(UnknownCoreError, match="there is no core 7: the server has 0"):
             await one.cores.remove(7, 0.0)
+
+
+async def test_who_comes_later_does_not_take_another_model_for_the_servers() -> None:
+    place = Place()
+    async with apis(place, 1) as (one,):
+        await until(lambda: place.state.cores.list.fingerprint == "fingerprint")
+        place.cores[1, FIRST].fingerprint = "of another model"
+        two = await place.api(1)
+        assert [core.condition.ready for core in two.client.cores] == [False, True]
+        assert two.client.fingerprint == one.client.fingerprint
+        place.cores[2, SECOND].fingerprint = place.cores[2, FIRST].fingerprint = "of another model"
+        with pytest.raises(EngineDeadError, match="would give other tokens \\(fingerprint of anoth, not fingerpr\\)"):
+            await place.api(2)
+        two.client.close()
+
+
+async def test_who_took_another_model_ends_when_it_hears_of_the_servers() -> None:
+    place = Place()
+    for address in (FIRST, SECOND):
+        place.cores[1, address].fingerprint = "of another model"
+    one, two = await place.api(0), await place.api(1)
+    two.client.submit([5], GREEDY, Reader(1))
+    following = asyncio.create_task(one.cores.follow())
+    await until(lambda: place.state.cores.list.fingerprint == "fingerprint")
+    following_too = asyncio.create_task(two.cores.follow())
+    assert "would give other tokens" in str(await two.client.death())
+    assert not two.client.num_requests
+    for task in (following, following_too):
+        task.cancel()
+    one.client.close()
+
+
+async def test_the_only_core_may_come_again_with_another_model() -> None:
+    place = Place()
+    async with apis(place, 1) as (one,):
+        await until(lambda: place.state.cores.list.fingerprint == "fingerprint")
+        await one.cores.remove(1, 0.0)
+        await until(lambda: one.indices() == [0])
+        assert place.state.cores.list.fingerprint == ""
+        place.cores[1, FIRST].fingerprint = "of another model"
+        two = await place.api(1)
+        assert two.client.fingerprint == "of another model"
+        two.client.close()
 
 
 async def test_a_core_stays_where_the_other_one_gives_other_tokens() -> None:

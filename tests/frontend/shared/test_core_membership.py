@@ -2,14 +2,16 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from pyllm.config.engine_settings import MAX_CORES
 from pyllm.config.process_config import SharedConfig
 from pyllm.frontend.shared.core_membership import CoreMembership
 from pyllm.frontend.shared.local_state import LocalState
-from pyllm.frontend.shared.messages import CoreEntry, CoreList, CoreRefusal
+from pyllm.frontend.shared.messages import CoreRefusal
 from pyllm.frontend.shared.shared_state import SharedState
+from pyllm.wire.messages import CoreEntry, CoreList
 
 CONFIG = SharedConfig(core_addresses=("ipc://0", "ipc://1"), max_num_seqs=8)
 UNKNOWN = CoreList(version=-1)
@@ -73,6 +75,33 @@ def test_a_state_that_begins_anew_takes_the_list_that_an_api_process_has() -> No
     second.connect(1, known, (1, 2))
     assert indices(second.list) == [1, 2]
     assert second.reserve(CoreList()) == 3
+
+
+def test_several_cores_have_the_fingerprint_of_the_first_that_answered() -> None:
+    cores = CoreMembership(CONFIG)
+    told = msgspec.structs.replace(cores.list, fingerprint="first")
+    cores.connect(1, told, (0, 1))
+    assert (cores.list.fingerprint, cores.list.version) == ("first", 1)
+    cores.connect(2, msgspec.structs.replace(cores.list, fingerprint="second"), (0, 1))
+    assert (cores.list.fingerprint, cores.list.version) == ("first", 1)
+    cores.leave(cores.list, 1, 0.0)
+    assert cores.list.fingerprint == "", "the one that stays may come again with another"
+    cores.add(msgspec.structs.replace(cores.list, fingerprint="second"), NEW)
+    assert cores.list.fingerprint == "second"
+
+
+def test_the_next_state_begins_with_the_cores_of_the_one_before() -> None:
+    kept: list[CoreList] = []
+    first = CoreMembership(CONFIG, on_change=kept.append)
+    first.add(first.list, NEW)
+    first.connect(1, first.list, (0, 1, 2))
+    first.leave(first.list, 0, 5.0)
+    assert kept[-1] == first.list
+    capacities: list[int] = []
+    second = CoreMembership(msgspec.structs.replace(CONFIG, cores=kept[-1]), capacities.append)
+    assert (second.list, capacities) == (first.list, [10])
+    second.connect(1, second.list, (1, 2))
+    assert indices(second.list) == [1, 2], "nobody is connected any more to the core that was leaving"
 
 
 async def test_an_api_process_waits_for_the_next_list_once() -> None:
