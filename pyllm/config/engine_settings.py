@@ -22,7 +22,7 @@ PrefixHash = Literal["blake3", "sha256_cbor"]
 CorePlacement = Literal["prefix", "round-robin"]
 
 MAX_CORES = 64  # of one server
-DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20  # of each rank; pages take memory when they are first written
+DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20  # of each rank, at least; pages take memory when they are first written
 
 
 class CacheConfig(ConfigPart, frozen=True):
@@ -31,7 +31,10 @@ class CacheConfig(ConfigPart, frozen=True):
     block_size: Annotated[int, Meta(description="tokens in a KV block, a power of two", ge=1, le=1024)] = 16
     kv_cache_memory_bytes: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="size of each rank's KV cache, for example 64MiB; default: 512MiB on a CPU"),
+        Meta(
+            description="size of each rank's KV cache, for example 64MiB; default on a CPU: half of what memory has "
+            "left beside the model, but at least 512MiB, and no more than max_num_seqs sequences of the context need"
+        ),
         TextForm(size_unit=1),
     ] = None
     num_gpu_blocks_override: Annotated[

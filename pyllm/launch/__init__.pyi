@@ -3,6 +3,7 @@ from .cuda_driver import VisibleCard, driver_version, visible_cards
 from .memory_check import (
     activation_bytes,
     check_memory,
+    default_kv_cache_bytes,
     kv_bytes,
     kv_bytes_per_token,
     memory_needed,
@@ -17,6 +18,7 @@ __all__ = [
     "activation_bytes",
     "check_memory",
     "cpu_memory_needed",
+    "default_kv_cache_bytes",
     "driver_version",
     "instructions",
     "kv_bytes",

@@ -99,6 +99,22 @@ def table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     return (rotations + block_tables) * num_ranks(engine.parallel)
 
 
+def default_kv_cache_bytes(
+    engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[], list[Memory]] = host_memory
+) -> int:
+    """The KV cache of each rank on a CPU, unless a size is set: half of what memory has left beside the model.
+
+    It is no more than `max_num_seqs` sequences of the whole context need, and at least 512 MiB.
+    """
+    cores, ranks = engine.parallel.data_parallel_size, num_ranks(engine.parallel)
+    context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
+    beside = cores * (memory_needed(engine, checkpoint) + context * table_bytes_per_token(engine, checkpoint))
+    room = min((memory.available - beside for memory in read()), default=0)
+    most = engine.scheduler.max_num_seqs * kv_bytes(engine, checkpoint, context)
+    size = min(room // 2 // cores, most) // ranks
+    return max(DEFAULT_CPU_KV_CACHE_BYTES, size >> 20 << 20)
+
+
 def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[], list[Memory]] = host_memory) -> None:
     """Refuse a model on a CPU that would not fit, with all its cores, and warn of a KV cache that could not be filled.
 

@@ -40,7 +40,7 @@ from pyllm.families.spec import check_tensor_parallel
 from pyllm.launch.core_settings import settings_of_core
 from pyllm.launch.cpu_features import instructions
 from pyllm.launch.cuda_driver import VisibleCard, visible_cards
-from pyllm.launch.memory_check import check_memory, memory_needed
+from pyllm.launch.memory_check import check_memory, default_kv_cache_bytes, memory_needed
 from pyllm.launch.model_overrides import with_overrides
 from pyllm.launch.probe_process import probe_model
 from pyllm.recording import check_recording_path
@@ -78,6 +78,10 @@ def resolve_config(
     resolved, checkpoint = resolve_settings(config, probe, list_cards)
     if config.parallel.distributed_executor_backend != "ray":  # whose ranks take the memory of other machines
         check_memory(resolved, checkpoint)
+        if resolved.device.device == "cpu" and resolved.cache.kv_cache_memory_bytes is None:
+            size = default_kv_cache_bytes(resolved, checkpoint)
+            cache = msgspec.structs.replace(resolved.cache, kv_cache_memory_bytes=size)
+            resolved = msgspec.structs.replace(resolved, cache=cache)
     return resolved, checkpoint
 
 

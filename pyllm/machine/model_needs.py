@@ -8,10 +8,18 @@ from collections.abc import Sequence
 import msgspec
 
 from pyllm.checkpoint import Checkpoint
-from pyllm.config import DEFAULT_CPU_KV_CACHE_BYTES, EngineConfig, num_ranks
+from pyllm.config import EngineConfig, num_ranks
 from pyllm.families import num_parameters
-from pyllm.launch import activation_bytes, kv_bytes, kv_bytes_per_token, memory_needed, table_bytes_per_token
+from pyllm.launch import (
+    activation_bytes,
+    default_kv_cache_bytes,
+    kv_bytes,
+    kv_bytes_per_token,
+    memory_needed,
+    table_bytes_per_token,
+)
 from pyllm.launch import weights_bytes as weights_of
+from pyllm.supervision import Memory
 
 # Contexts for which the number of sequences is given, up to the model's own.
 CONTEXTS = (1024, 4096, 16384, 65536, 262144)
@@ -68,7 +76,9 @@ def needs_of_model(engine: EngineConfig, checkpoint: Checkpoint, memories: Seque
     if engine.device.device == "cpu":
         processes = memory_needed(engine, checkpoint) - weights
         room = memory - weights - processes - tables
-        cache = (engine.cache.kv_cache_memory_bytes or DEFAULT_CPU_KV_CACHE_BYTES) * ranks
+        of_cores = memory * engine.parallel.data_parallel_size
+        default = default_kv_cache_bytes(engine, checkpoint, lambda: [Memory(of_cores, of_cores, "the host")])
+        cache = (engine.cache.kv_cache_memory_bytes or default) * ranks
     else:
         processes = 0
         share = int(memory * engine.cache.gpu_memory_utilization)

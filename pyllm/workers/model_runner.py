@@ -50,6 +50,7 @@ from pyllm.workers.step.attention_batch import AttentionGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.forward_context import AttentionHook
 from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
+from pyllm.workers.step.page_taker import PageTaker
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 from pyllm.workers.step.staging import HostCopy, to_device
@@ -115,6 +116,7 @@ class ModelRunner:
         self._pooler = Pooler()
         self._plans = PlanBuffer(device, num_groups=len(groups))
         self._kv_cache: KVCache | None = None
+        self._page_taker: PageTaker | None = None
         self._forward: ForwardPass | None = None
         self._sampling_graphs: SamplingGraphs | None = None
         self._host_pool: HostPool | None = None
@@ -192,6 +194,8 @@ class ModelRunner:
         """
         on_gpu, samples = self._placement.device.type == "cuda", self._stage.is_last
         self._slots.apply(batch)
+        if self._page_taker is not None and len(batch.host.table_blocks):
+            self._page_taker.use(int(batch.host.table_blocks.max()))
         if samples and not on_gpu:
             self._token_sampler.follow(batch)  # Before the forward pass: grammars compile in parallel with it.
         self._move_blocks(batch)
@@ -254,8 +258,9 @@ class ModelRunner:
             self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels, self._clock)
             self._swap_seconds = self._host_pool.time_swaps()
         self._forward = self._forward_pass(self._kv_cache)
-        # In parallel with the first steps: neither a start nor a recovery waits for it.
-        threading.Thread(target=self._kv_cache.take_pages, name="take-pages", daemon=True).start()
+        if self._placement.device.type == "cpu":
+            self._page_taker = PageTaker(self._kv_cache.memory)
+            self._page_taker.start()
         if self._placement.device.type == "cuda":
             launch_every_kernel(self._forward, self._kernels, self._kv_cache)
             if self._may_capture:

@@ -17,6 +17,7 @@ from pyllm.errors import ConfigError
 from pyllm.families.tensors import FileTensor
 from pyllm.launch.memory_check import (
     check_memory,
+    default_kv_cache_bytes,
     kv_bytes_per_token,
     memory_needed,
     table_bytes_per_token,
@@ -71,6 +72,26 @@ def test_matrices_of_a_file_are_counted_as_they_are_kept(kind: str, bits: float)
     source = FileTensor("m", kind, shape, 0, 0, math.prod(shape) * 9 // 16)  # as Q4_K has it
     entry = msgspec.structs.replace(checkpoint.tensors[0], source=source)
     assert weights_bytes(engine, msgspec.structs.replace(checkpoint, tensors=(entry,))) == math.prod(shape) * bits / 8
+
+
+def test_the_cache_takes_half_of_what_is_left_but_no_more_than_it_can_use() -> None:
+    engine, checkpoint = resolved(dtype="float32")
+    beside = memory_needed(engine, checkpoint) + 8192 * table_bytes_per_token(engine, checkpoint)
+
+    def size(left: int, engine: EngineConfig = engine) -> int:
+        return default_kv_cache_bytes(engine, checkpoint, lambda: [*machine(1 << 50), *machine(beside + left)])
+
+    assert size(8 << 30) == 4 << 30
+    assert [size(left) for left in (-1, 1 << 30, 600 * MEGABYTE)] == [512 * MEGABYTE] * 3
+    assert size(1 << 40) == 128 * 8192 * 2 * 30 * 192 * 4  # 128 sequences of the whole context
+    cores = msgspec.structs.replace(engine.parallel, data_parallel_size=2)
+    assert size(beside + (8 << 30), msgspec.structs.replace(engine, parallel=cores)) == 2 << 30
+
+
+def test_a_cache_without_a_size_gets_one_that_no_restart_changes() -> None:
+    engine, _ = resolved(dtype="float32")
+    assert (engine.cache.kv_cache_memory_bytes or 0) >= 512 * MEGABYTE
+    assert resolved(dtype="float32", kv_cache_memory_bytes="3MiB")[0].cache.kv_cache_memory_bytes == 3 * MEGABYTE
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:

@@ -3,7 +3,6 @@
 Knows no sequence (block tables are in `workers/step/slots.py`), nor why a block moves.
 """
 
-import ctypes
 import logging
 import math
 import mmap
@@ -29,8 +28,6 @@ from pyllm.workers.step.swap_stream import SwapStream, staged_blocks
 
 logger = logging.getLogger(__name__)
 
-_HUGE_PAGE = 2 << 20  # bytes
-_MADV_POPULATE_WRITE = 23
 _TIMED_SWAPS, _TIMED_ROUNDS = 32, 5
 
 
@@ -91,25 +88,6 @@ class KVCache:
             for number, group in enumerate(groups)
             for index, layer in enumerate(group.layers)
         }
-
-    def take_pages(self, read: Callable[[], list[Memory]] = host_memory) -> None:
-        """On a CPU, touch the pages in advance: the first touch of a huge page delays a step by up to 4 ms.
-
-        It changes nothing in the cache, so steps may run meanwhile. It stops when less than twice the remaining size is
-        free: a cache that is never filled must not get this process killed. Kernels before 5.14 cannot do it.
-        """
-        if self.memory.device.type != "cpu":
-            return
-        madvise = ctypes.CDLL(None).madvise
-        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        begin, end = self.memory.data_ptr(), self.memory.data_ptr() + self.memory.nbytes
-        first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-        # In small steps: other threads that map memory wait for the end of a call.
-        for start in range(first, last, _HUGE_PAGE):
-            if any(memory.available < 2 * (last - start) for memory in read()):
-                return
-            if madvise(start, min(_HUGE_PAGE, last - start), _MADV_POPULATE_WRITE):
-                return
 
 
 class HostPool:

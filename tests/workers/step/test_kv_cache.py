@@ -1,7 +1,5 @@
 """The KV cache's size and memory, its swap space, and the share of it, as of everything, that a rank gets."""
 
-import ctypes
-import mmap
 import re
 from collections.abc import Callable
 from itertools import accumulate
@@ -43,37 +41,11 @@ def test_every_layer_has_aligned_zeroed_memory_of_its_own(dtype: torch.dtype) ->
 UNTOUCHED = KVCacheShape(num_layers=2, block_size=16, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
 
 
-def test_pages_are_taken_and_nothing_is_changed() -> None:
-    cache = KVCache(UNTOUCHED, 12_000, CPU)
-    cache.layers[1].keys[500].fill_(3)
-    before = share_in_memory(cache)
-    cache.take_pages()
-    assert (before < 0.5, share_in_memory(cache)) == (True, 1)
-    assert float(cache.memory.sum()) == 3 * cache.layers[1].keys[500].numel()
-
-
 @pytest.mark.parametrize("num_blocks", [1 << 40, 1 << 55])
 def test_more_memory_than_can_be_mapped_is_refused_with_the_bytes(num_blocks: int) -> None:
     size = UNTOUCHED.block_bytes * num_blocks
     with pytest.raises(ConfigError, match=rf"no memory for a KV cache of {size:,} bytes .*--kv-cache-memory-bytes"):
         KVCache(UNTOUCHED, num_blocks, CPU)
-
-
-def test_pages_that_memory_is_short_of_are_left_to_who_needs_them() -> None:
-    cache = KVCache(UNTOUCHED, 12_000, CPU)
-    cache.take_pages(
-        lambda: [Memory(1 << 40, 1 << 40, "the host"), Memory(cache.memory.nbytes, 1 << 30, "a container")]
-    )
-    assert share_in_memory(cache) < 0.5
-
-
-def share_in_memory(cache: KVCache) -> float:
-    """Of the pages that the cache fills, by what the kernel says."""
-    first = -(-cache.memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    num_pages = (cache.memory.data_ptr() + cache.memory.nbytes - first) // mmap.PAGESIZE
-    pages = (ctypes.c_ubyte * num_pages)()
-    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(num_pages * mmap.PAGESIZE), pages) == 0
-    return sum(page & 1 for page in pages) / num_pages
 
 
 def host_pool(

@@ -1,0 +1,66 @@
+"""A cache's pages are taken ahead of the blocks in use, and nothing in it changes."""
+
+import ctypes
+import mmap
+import threading
+
+import torch
+
+from pyllm.supervision.memory import Memory
+from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.step.page_taker import PageTaker
+
+# Of 12,000 blocks 197 MB: more than the heap has in one piece of what was used and freed, so that the kernel gives it.
+SHAPE = KVCacheShape(num_layers=2, block_size=16, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+PLENTY = [Memory(1 << 40, 1 << 40, "the host")]
+
+
+def untouched() -> KVCache:
+    return KVCache(SHAPE, 12_000, torch.device("cpu"))
+
+
+def test_pages_are_taken_and_nothing_is_changed() -> None:
+    cache = untouched()
+    cache.layers[1].keys[500].fill_(3)
+    before = share_in_memory(cache)
+    PageTaker(cache.memory, cache.memory.nbytes).run()
+    assert (before < 0.5, share_in_memory(cache)) == (True, 1)
+    assert float(cache.memory.sum()) == 3 * cache.layers[1].keys[500].numel()
+
+
+def test_they_are_taken_as_blocks_come_into_use() -> None:
+    cache, asked = untouched(), threading.Semaphore(0)
+
+    def read() -> list[Memory]:
+        asked.release()
+        return PLENTY
+
+    taker = PageTaker(cache.memory, cache.memory.nbytes // 10, read)
+    thread = threading.Thread(target=taker.run)
+    thread.start()
+    # A tenth and what is beyond it of huge pages, which the kernel gives whole; four planes have a tenth each.
+    for _ in range(4 * 3):
+        assert asked.acquire(timeout=60)
+    assert share_in_memory(cache) < 0.5
+    taker.use(100)
+    assert thread.is_alive(), "most of what is ahead is taken still"
+    taker.use(11_999)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert share_in_memory(cache) == 1
+
+
+def test_pages_that_memory_is_short_of_are_left_to_who_needs_them() -> None:
+    cache = untouched()
+    memories = [*PLENTY, Memory(cache.memory.nbytes, 1 << 30, "a container")]
+    PageTaker(cache.memory, cache.memory.nbytes, lambda: memories).run()
+    assert share_in_memory(cache) < 0.5
+
+
+def share_in_memory(cache: KVCache) -> float:
+    """Of the pages that the cache fills, by what the kernel says."""
+    first = -(-cache.memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    num_pages = (cache.memory.data_ptr() + cache.memory.nbytes - first) // mmap.PAGESIZE
+    pages = (ctypes.c_ubyte * num_pages)()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(num_pages * mmap.PAGESIZE), pages) == 0
+    return sum(page & 1 for page in pages) / num_pages
