@@ -114,9 +114,9 @@ class Calls:
             raise RequestError(f"{method}: {error}") from error
 
     def _get_stats(self, client: int) -> dict[str, int]:
-        """The scheduler's gauges and counters, and the core's."""
+        """The scheduler's gauges and counters, how its blocks lie, and the core's."""
         del client
-        return self._stats()
+        return self._stats() | self._scheduler.fragmentation()
 
     def _explain(self, client: int, request: int) -> list[dict[str, Any]]:
         """Where each sample of a request of this client's stands, and why; see `Scheduler.explain`."""

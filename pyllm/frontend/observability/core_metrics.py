@@ -86,6 +86,7 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
     yield families.gauge(VLLM, "cpu_cache_usage_perc", "Share of the host's KV blocks in use, 0 to 1.", host_usage)
     cached = {"device": stats["num_cached_blocks"], "host": stats["num_cached_host_blocks"]}
     yield families.gauges(OURS, "num_cached_blocks", "Blocks that the prefix cache knows.", "tier", cached)
+    yield from _families_of_fragmentation(families, stats, model.block_size)
     configuration = {
         "block_size": str(model.block_size),
         "num_gpu_blocks": str(stats["num_blocks"]),
@@ -95,6 +96,20 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
     yield families.information(VLLM, "cache_config_info", "The KV cache's configuration.", configuration)
     if (lowered := stats.get("num_degradations")) is not None:
         yield families.counters(OURS, "degradations", DEGRADATIONS_TEXT, "reason", {CORE_DEGRADATION: lowered})
+
+
+def _families_of_fragmentation(families: Families, stats: Stats, block_size: int) -> Iterator[Metric]:
+    if "num_free_runs" not in stats:  # of a core of another version
+        return
+    in_use = {"device": stats["num_used_blocks"], "host": stats["num_host_blocks"] - stats["num_free_host_blocks"]}
+    empty = {"device": stats["num_empty_slots"], "host": stats["num_empty_host_slots"]}
+    filled = {tier: 1 - share(empty[tier], in_use[tier] * block_size) for tier in in_use}
+    text = "Share of the slots of KV blocks in use that hold tokens, 0 to 1."
+    yield families.gauges(OURS, "kv_cache_slot_usage_perc", text, "tier", filled)
+    runs = {"device": stats["num_free_runs"], "host": stats["num_free_host_runs"]}
+    yield families.gauges(OURS, "kv_cache_free_runs", "Runs of free KV blocks that lie together.", "tier", runs)
+    longest = {"device": stats["longest_free_run"], "host": stats["longest_free_host_run"]}
+    yield families.gauges(OURS, "kv_cache_longest_free_run", "Blocks of the longest such run.", "tier", longest)
 
 
 async def figures_of_cores(client: EngineClient) -> dict[int, CoreFigures]:

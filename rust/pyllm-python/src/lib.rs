@@ -389,6 +389,10 @@ impl Scheduler {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.call(py, |scheduler| Ok(scheduler.stats()))?.named().into_py_dict(py)
     }
+
+    fn fragmentation<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.call(py, |scheduler| Ok(scheduler.fragmentation()))?.named().into_py_dict(py)
+    }
 }
 
 impl Scheduler {

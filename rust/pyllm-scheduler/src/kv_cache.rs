@@ -6,6 +6,7 @@ pub(crate) mod block_pool;
 pub(crate) mod changes;
 pub(crate) mod event_batch;
 pub(crate) mod events;
+pub(crate) mod fragmentation;
 pub(crate) mod hash;
 pub(crate) mod pending_swaps;
 pub(crate) mod pins;
@@ -112,6 +113,11 @@ impl KvCache {
     /// In no order that means anything.
     pub(crate) fn free_blocks(&self) -> impl Iterator<Item = BlockId> {
         self.device.free_blocks()
+    }
+
+    /// Of the host, likewise.
+    pub(crate) fn free_host_blocks(&self) -> impl Iterator<Item = HostBlockId> {
+        self.host.free_blocks()
     }
 
     /// A device block to write to. The caller has looked at `num_available`. What the block held is written back.

@@ -82,6 +82,7 @@ pub use estimates::step_sizes::StepSizes;
 pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, Slot, StepId};
 pub use kv_cache::event_batch::{BatchFormat, EventBatch};
 pub use kv_cache::events::{Events, KvEvent, Snapshot, Tier};
+pub use kv_cache::fragmentation::{Fragmentation, TierFragmentation};
 pub use kv_cache::hash::BlockHash;
 pub use output::deltas::DeltaColumns;
 pub use output::embeddings::Embeddings;

@@ -1,6 +1,7 @@
 //! The scheduler in numbers.
 
 use crate::estimates::step_sizes::StepSizes;
+use crate::kv_cache::fragmentation::{Fragmentation, TierFragmentation};
 use crate::queue::SERVICE_UNIT;
 
 use super::Scheduler;
@@ -89,6 +90,26 @@ impl Scheduler {
             num_free_host_blocks: u64::from(self.cache.num_host_free()),
             num_cached_host_blocks: self.cache.num_host_cached() as u64,
             ..self.counters
+        }
+    }
+}
+
+impl Scheduler {
+    /// Takes time for each block, so it is for who asks now and then.
+    pub fn fragmentation(&self) -> Fragmentation {
+        let block_size = self.config.block_size;
+        let chains =
+            || self.sequences.iter().flat_map(|(_, one)| one.chains.iter().map(move |chain| (one.num_computed, chain)));
+        let on_device = chains().filter_map(|(num_computed, chain)| {
+            Some((*chain.blocks.last()?, (chain.end() * block_size).saturating_sub(num_computed)))
+        });
+        let on_host = chains().filter_map(|(num_computed, chain)| {
+            let end = chain.host_first + chain.host_blocks.len() as u32;
+            Some((*chain.host_blocks.last()?, (end * block_size).saturating_sub(num_computed)))
+        });
+        Fragmentation {
+            device: TierFragmentation::of(self.config.num_blocks, self.cache.free_blocks(), on_device),
+            host: TierFragmentation::of(self.config.num_host_blocks, self.cache.free_host_blocks(), on_host),
         }
     }
 }

@@ -187,6 +187,9 @@ impl World {
         self.check_isolation();
         let stats = self.scheduler.stats();
         assert_eq!(stats.num_free_blocks + stats.num_used_blocks, stats.num_blocks);
+        let device = self.scheduler.fragmentation().device;
+        assert!(device.num_empty_slots <= stats.num_used_blocks * u64::from(self.config.block_size));
+        assert!(device.longest_free_run <= stats.num_free_blocks && device.num_free_runs <= stats.num_free_blocks);
         let num_awaited = self.loads.values().filter(|pending| pending.step.is_none()).count();
         assert_eq!(stats.num_loading, num_awaited as u64);
         let waiting: u64 = self.scheduler.tenants().iter().map(|tenant| tenant.num_waiting).sum();

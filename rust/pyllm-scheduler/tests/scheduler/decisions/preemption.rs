@@ -24,6 +24,21 @@ fn a_token_that_fills_a_block_of_a_swapped_sequence_is_taken() -> Result<(), Err
 }
 
 #[test]
+fn slots_without_a_token_and_runs_of_free_blocks_are_counted() -> Result<(), Error> {
+    let mut scheduler = Scheduler::new(Config { num_host_blocks: 4, ..config(8, 2, 64) })?;
+    scheduler.add(request(1, [1, 2, 3, 4, 5], 3))?;
+    let first = plan(&mut scheduler);
+    let found = scheduler.fragmentation();
+    assert_eq!((found.device.num_empty_slots, found.device.longest_free_run), (3, 6));
+    assert_eq!((found.host.num_empty_slots, found.host.num_free_runs, found.host.longest_free_run), (0, 1, 4));
+    commit(&mut scheduler, &first, 7);
+    scheduler.hold(CLIENT, RequestId(1), "test")?;
+    let found = scheduler.fragmentation();
+    assert_eq!((found.device.num_empty_slots, found.host.num_empty_slots), (0, 3));
+    Ok(())
+}
+
+#[test]
 fn the_blocks_of_dropped_drafts_are_not_brought_back() -> Result<(), Error> {
     let limits = Config { num_host_blocks: 4, enable_prefix_caching: false, ..config(4, 2, 64) };
     let mut scheduler = Scheduler::new(limits)?;
