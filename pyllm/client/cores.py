@@ -325,7 +325,7 @@ class Cores:
         return next((each for each in conditions if each.ready), conditions[0] if conditions else Condition(False))
 
     def _for_unsuspected(self, usable: Sequence[Core], now: float) -> list[Core]:
-        """Those where a request shares no step with suspects. Without others all reserved ones count, but the first."""
+        """Those where a request shares no step with suspects; of cores that are all reserved, all but the first."""
         fit = [core for core in usable if now >= core.probation_until and not core.clear_suspects()]
         unreserved = [core for core in fit if not core.reservation.lasts(now)]
         first = _first_reserved(usable, now)
