@@ -385,7 +385,7 @@ class EngineClient(CoreCalls):
                     self._malformed(str(error))
             case LoadReport():
                 try:
-                    self._cores.take_report(core, message)
+                    self._requests.take_report(core, message)
                 except ValueError as error:
                     self._malformed(str(error))
             case Reply():

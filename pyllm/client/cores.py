@@ -5,11 +5,12 @@ Sends nothing. Knows of a request only whether it is suspect and where it began.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from pyllm.client.core_connection import Condition, ConnectionCounts, CoreConnection
+from pyllm.client.core_reservation import CoreReservation
 from pyllm.client.placers import Placer
 from pyllm.client.streams import Stream
 from pyllm.errors import EngineDeadError, PyllmError
@@ -21,6 +22,8 @@ PROBATION = 5.0
 # Seconds that a suspect waits for a core that has nothing else to do, before another one is made free for it, and
 # before it goes to one that is busy, where it runs alone.
 EVACUATION_DELAY = 3.0
+# Seconds in which a core says that it is reserved, unless it rests; until then no other one is asked.
+ANSWER_PATIENCE = 2.0
 SUSPECT_PATIENCE = 10.0
 # The same while a lost core may still be followed: a model's weights take longer than that to load.
 SUCCESSOR_PATIENCE = 120.0
@@ -46,7 +49,10 @@ class CoreReport(msgspec.Struct, frozen=True):
 
 
 class Core:
-    """One core, and what the client has there. `suspects` were lost with a core before, and may have ended it."""
+    """One core, and what the client has there. `suspects` were lost with a core before, and may have ended it.
+
+    Times are of the client's clock.
+    """
 
     def __init__(self, index: int, address: str) -> None:
         self.index = index
@@ -56,8 +62,9 @@ class Core:
         self.failure: PyllmError | None = None  # Why it cannot be used, for good.
         self.is_leaving = False
         self.num_requests = 0
-        self.num_others = 0  # requests of other clients, when last heard
-        self.reserved_until = 0.0  # for suspects, by the client's clock
+        self.num_unsuspected = 0  # requests, of all clients, when last heard
+        self.probation_until = 0.0
+        self.reservation = CoreReservation()
         self.suspects: dict[int, Stream] = {}
         self.is_empty = asyncio.Event()  # as it has none of this client's requests
 
@@ -68,8 +75,32 @@ class Core:
 
     @property
     def has_unsuspected_requests(self) -> bool:
-        """Whether it computes requests that were never lost with a core, as far as this client knows."""
-        return self.num_requests > len(self.suspects) or self.num_others > 0
+        """Whether it computes requests that were never lost with a core, as far as this client knows.
+
+        Where none of its own is there, those that it heard of may still be its own: until the next load report.
+        """
+        return self.num_known_unsuspected > 0
+
+    @property
+    def num_known_unsuspected(self) -> int:
+        """How many those are, at least."""
+        return max(self.num_unsuspected, self.num_requests - len(self.suspects))
+
+    def is_apart(self, now: float) -> bool:
+        """Whether suspects may go there."""
+        return now < self.probation_until or not self.has_unsuspected_requests or self.reservation.is_open(now)
+
+    def take_report(self, report: LoadReport, now: float) -> bool:
+        """What it says of itself; gives whether it is reserved from now on."""
+        self.num_unsuspected = report.num_requests - report.num_suspects
+        return self.reservation.take(report.reserved_for, now, is_free=not self.has_unsuspected_requests)
+
+    def begin(self, probation_until: float) -> None:
+        """It is ready, and none of what was known of the one before is true of it."""
+        self.epoch = self.connection.epoch
+        self.num_unsuspected = 0
+        self.probation_until = probation_until
+        self.reservation = CoreReservation()
 
     def clear_suspects(self) -> bool:
         """Forget those that are suspects no longer; gives whether some are left."""
@@ -106,6 +137,7 @@ class Cores:
         self._fingerprint = ""
         self._required = ""
         self._clock = clock
+        self._asked_until = 0.0  # a core that has not said yet that it is reserved
 
     def __len__(self) -> int:
         return len(self._cores)
@@ -163,9 +195,7 @@ class Cores:
             self._model, self._fingerprint = connection.model, connection.fingerprint
         if self._placer is None:
             self._placer = self._make_placer(connection.model)
-        core.epoch = connection.epoch
-        core.num_others = 0
-        core.reserved_until = self._clock() + PROBATION if follows_loss else 0.0
+        core.begin(self._clock() + PROBATION if follows_loss else 0.0)
         self._placer.add(core.index)
 
     @staticmethod
@@ -187,10 +217,10 @@ class Cores:
         if self._placer is not None:
             self._placer.remove(core.index)
 
-    def take_report(self, core: Core, report: LoadReport) -> None:
-        """What a core says of itself."""
-        core.num_others = max(0, report.num_requests - core.num_requests)
+    def take_report(self, core: Core, report: LoadReport) -> bool:
+        """What a core says of itself; gives whether it is reserved from now on."""
         self.placer.update_core(core.index, report)
+        return core.take_report(report, self._clock())
 
     @property
     def placer(self) -> Placer:
@@ -204,12 +234,12 @@ class Cores:
             return [core for core in self._cores.values() if core.is_open and self._fits(core, stream)]
         usable, now = self._usable(stream), self._clock()
         if not stream.is_suspect:
-            return [core for core in usable if not core.clear_suspects() and now >= core.reserved_until] or usable
+            return self._for_unsuspected(usable, now) or usable
         if (loss := stream.loss) is not None:
             same = [core for core in usable if loss.is_of(core.index, core.connection.epoch)]
             if same:
                 return same
-        apart = [core for core in usable if now < core.reserved_until or not core.has_unsuspected_requests]
+        apart = [core for core in usable if core.is_apart(now)]
         waits_since = now if stream.waits_since is None else stream.waits_since
         patience = SUCCESSOR_PATIENCE if self._awaits_successor() else SUSPECT_PATIENCE
         stream.is_to_run_alone = not apart and now - waits_since >= patience
@@ -241,19 +271,43 @@ class Cores:
             if not core.is_leaving and core.failure is None
         )
 
-    def to_evacuate(self, stream: Stream) -> Core | None:
-        """The core whose requests others can take, so that it is free for a suspect that has waited for long."""
-        now = self._clock()
-        if stream.waits_since is None or now - stream.waits_since < EVACUATION_DELAY:
-            return None
-        usable = [core for core in self._usable(stream) if not core.num_others]
-        if len(usable) < 2 or any(not core.has_unsuspected_requests for core in usable):
-            return None
-        return min(usable, key=lambda core: core.num_requests)
+    def to_reserve(self, waiting: Iterable[Stream]) -> Iterable[Core]:
+        """The core to be made free for suspects that have waited for long, and those to be kept for what is there.
 
-    def reserve(self, core: Core) -> None:
-        """Let only suspects go to a core for a while."""
-        core.reserved_until = self._clock() + PROBATION
+        All clients hear which core is reserved, and move their other requests away. Who hears of one asks for no other
+        one, and who does not chooses like all others. A core ends its reservation at last, whoever asks: see
+        `MAX_RESERVATION`.
+        """
+        now = self._clock()
+        asked = {core.index: core for core in self.all() if core.clear_suspects() and core.reservation.lasts(now)}
+        for stream in waiting:
+            if not stream.is_suspect or stream.waits_since is None or now - stream.waits_since < EVACUATION_DELAY:
+                continue
+            usable = self._usable(stream)
+            core = _first_reserved(usable, now)
+            if core is None and now >= self._asked_until and (core := _least_busy(usable, now)) is not None:
+                logger.warning("core %d is to be made free for requests that were lost with another one", core.index)
+                self._asked_until = now + ANSWER_PATIENCE
+            if core is not None:
+                asked[core.index] = core
+        return asked.values()
+
+    def add_suspect(self, core: Core, stream: Stream) -> bool:
+        """Note that a suspect goes to a core; gives whether that is to be reserved, so that nobody sends others there.
+
+        Not so where it runs alone among others, since these need not move.
+        """
+        now = self._clock()
+        is_first = not core.suspects and not core.reservation.lasts(now)
+        core.suspects[stream.request] = stream
+        return is_first and core.is_apart(now) and len(self._usable(stream)) > 1
+
+    def is_to_leave(self, core: Core, stream: Stream) -> bool:
+        """Whether a request has to go from a core because that is reserved, and another one can take it."""
+        if stream.is_suspect:
+            return False
+        fit = self._for_unsuspected(self._usable(stream), self._clock())
+        return bool(fit) and core not in fit
 
     def beat(self) -> None:
         """Half a second has passed."""
@@ -270,6 +324,13 @@ class Cores:
         conditions = [core.connection.condition() for core in self._cores.values() if core.failure is None]
         return next((each for each in conditions if each.ready), conditions[0] if conditions else Condition(False))
 
+    def _for_unsuspected(self, usable: Sequence[Core], now: float) -> list[Core]:
+        """Those where a request shares no step with suspects; of cores that are all reserved, all but the first."""
+        fit = [core for core in usable if now >= core.probation_until and not core.clear_suspects()]
+        unreserved = [core for core in fit if not core.reservation.lasts(now)]
+        first = _first_reserved(usable, now)
+        return unreserved or [core for core in fit if core is not first]
+
     def _awaits_successor(self) -> bool:
         cores = [core for core in self._cores.values() if core.failure is None and not core.is_leaving]
         return any(0 < core.connection.outage < SUCCESSOR_PATIENCE for core in cores)
@@ -285,3 +346,14 @@ class Cores:
 
     def _fits(self, core: Core, stream: Stream) -> bool:
         return not stream.journal.is_begun or core.connection.fingerprint == stream.fingerprint
+
+
+def _first_reserved(usable: Sequence[Core], now: float) -> Core | None:
+    """The reserved core; of several, which two clients have chosen at the same time, the same one for all clients."""
+    return min((core for core in usable if core.reservation.lasts(now)), key=lambda core: core.epoch, default=None)
+
+
+def _least_busy(usable: Sequence[Core], now: float) -> Core | None:
+    """The core that is made free soonest, for all clients the same; None where no other one could take its work."""
+    able = [core for core in usable if now >= core.reservation.rests_until] if len(usable) > 1 else []
+    return min(able, key=lambda core: (core.num_known_unsuspected, core.epoch), default=None)

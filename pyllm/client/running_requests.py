@@ -12,7 +12,7 @@ from pyllm.client.journal import Journal
 from pyllm.client.streams import Loss, OutputSink, Stream, Streams
 from pyllm.client.token_reader import TokenDelta
 from pyllm.errors import EngineDeadError, PyllmError, RequestError, RequestTooLargeError, blame
-from pyllm.wire.messages import Abort, Deltas, Isolated, Rejected, Submit
+from pyllm.wire.messages import Abort, Deltas, Isolated, LoadReport, Rejected, Reserve, Submit
 
 # What a refused request fails with, by the code; with any other code the request is at fault.
 _REJECTIONS: dict[str, type[PyllmError]] = {
@@ -108,8 +108,11 @@ class RunningRequests:
         for stream in list(self._waiting.values()):
             if stream.journal.is_expired(now):
                 self._streams.expire(stream)
-            elif stream.is_suspect and (busy := self._cores.to_evacuate(stream)) is not None:
-                self._evacuate(busy)
+        for core in self._cores.to_reserve(self._waiting.values()):
+            self._reserve(core)
+        for core in self._cores.all():
+            if core.reservation.lasts(now) and not core.reservation.is_open(now):
+                self._make_room(core)  # Another core may have become ready meanwhile.
 
     def deliver(self, deltas: Deltas) -> None:
         """Hand out what is new.
@@ -139,6 +142,19 @@ class RunningRequests:
         kind = _REJECTIONS.get(rejected.code)
         error = RequestError(rejected.message, rejected.parameter) if kind is None else kind(rejected.message)
         self._streams.fail(stream, error)
+
+    def take_report(self, core: Core, report: LoadReport) -> None:
+        """Heed what a core says of itself: a reserved one is made free, and a free one may get what waits.
+
+        Raises:
+            ValueError: the report does not read; it has changed nothing.
+        """
+        now = self._clock()
+        was_apart = core.is_apart(now)
+        if self._cores.take_report(core, report):
+            self._make_room(core)
+        if self._waiting and not was_apart and core.is_apart(now):
+            self.place_waiting()
 
     def isolate(self, isolated: Isolated) -> None:
         """Note that a request is computed by itself, or is no longer."""
@@ -193,8 +209,8 @@ class RunningRequests:
                 return True
             self._cores.counts.num_resubmitted_requests += 1
             stream.journal.isolate("aside")  # until it is told again
-        if stream.journal.is_suspect:
-            core.suspects[stream.request] = stream
+        if stream.journal.is_suspect and self._cores.add_suspect(core, stream):
+            self._reserve(core)
         if not stream.journal.is_begun:
             stream.fingerprint = core.connection.fingerprint
         alone = stream.is_to_run_alone
@@ -219,12 +235,18 @@ class RunningRequests:
         # It is there again when it goes on: no successor, but what it had is suspect nevertheless.
         self.lose(core, -1, EngineDeadError("the engine core has stalled"))
 
-    def _evacuate(self, core: Core) -> None:
-        """Free a core for suspects: what it has goes to the others."""
-        logger.warning("core %d is made free for requests that were lost with another one", core.index)
-        self._cores.reserve(core)
-        self.leave(core)
-        self.place_waiting()
+    def _reserve(self, core: Core) -> None:
+        core.connection.post(Reserve(core.epoch))
+
+    def _make_room(self, core: Core) -> None:
+        """Move what is above suspicion from a core that is reserved to others, if these can take it."""
+        moved = [stream for stream in self._at(core) if self._cores.is_to_leave(core, stream)]
+        for stream in moved:
+            self._abort(stream)
+            self._detach(stream)
+        if moved:
+            logger.warning("core %d is reserved: %d requests go to others", core.index, len(moved))
+            self.place_waiting()
 
     def _wait(self, stream: Stream) -> None:
         stream.waits_since = self._clock()

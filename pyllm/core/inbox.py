@@ -1,4 +1,4 @@
-"""Handles clients' messages: hello, submit, abort, call. Each acts on the scheduler at once.
+"""Handles clients' messages: hello, submit, abort, reserve, call. Each acts on the scheduler at once.
 
 Answers refused messages. Plans nothing and delivers no tokens.
 """
@@ -16,10 +16,22 @@ from pyllm.core.clients import Clients
 from pyllm.core.faults.quarantine import Quarantine, RequestKey
 from pyllm.core.load_reports import LoadReporter
 from pyllm.core.policy_plugins import facts, policy_key
+from pyllm.core.reservation import Reservation
 from pyllm.core.stage import Stage
 from pyllm.core.validation import check_submit
 from pyllm.errors import RequestError
-from pyllm.wire.messages import PROTOCOL_VERSION, Abort, Call, ClientMessage, Hello, Ready, Rejected, Reply, Submit
+from pyllm.wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Call,
+    ClientMessage,
+    Hello,
+    Ready,
+    Rejected,
+    Reply,
+    Reserve,
+    Submit,
+)
 
 
 class Inbox:
@@ -34,6 +46,7 @@ class Inbox:
         quarantine: Quarantine,
         stage: Stage,
         load_reporter: LoadReporter,
+        reservation: Reservation,
         ready: Ready,
         clock: Callable[[], float],
         sampling_plugins: Collection[str],
@@ -45,6 +58,7 @@ class Inbox:
         self._quarantine = quarantine
         self._stage = stage
         self._load_reporter = load_reporter
+        self._reservation = reservation
         self._ready = ready
         self._clock = clock
         self._sampling_plugins = sampling_plugins
@@ -69,6 +83,10 @@ class Inbox:
                 self._clients.deliver(self._scheduler.pending_clients())
             case Call(epoch, number, method, args) if epoch == self._ready.epoch:
                 self._call(client, number, method, args)
+            case Reserve(epoch) if epoch == self._ready.epoch:
+                if self._reservation.ask():
+                    self._load_reporter.send(at_once=True)
+                return False
             case _:
                 return False  # A heartbeat, which `seen` noted, or a message of an earlier epoch.
         return True
@@ -129,7 +147,10 @@ class Inbox:
                 length_penalty=submit.length_penalty,
                 pooling=submit.sampling.pooling or "none",
             )
-            self._quarantine.admit(RequestKey(client, submit.request), submit.num_losses)
+            key = RequestKey(client, submit.request)
+            self._quarantine.admit(key, submit.num_losses)
+            if submit.num_losses and self._load_reporter.has_listeners:
+                self._reservation.admit(key, submit)
         except NeverFitsError as error:
             self._clients.post(client, Rejected(submit.request, "too_large", str(error)))
         except ValueError as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from pyllm._rust import Scheduler
 from pyllm.core.clients import Clients
+from pyllm.core.reservation import Reservation
 from pyllm.wire.messages import LoadReport
 
 INTERVAL = 0.02  # seconds between load reports, at least: what a client knows is older by this and one step at most
@@ -18,9 +19,17 @@ FROM_THE_START = -1  # what `load_report` is asked by who knows nothing yet
 class LoadReporter:
     """Each client that wants load reports gets what is new, at most every `INTERVAL`; a slow one, less often."""
 
-    def __init__(self, scheduler: Scheduler, clients: Clients, epoch: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        clients: Clients,
+        reservation: Reservation,
+        epoch: int,
+        clock: Callable[[], float],
+    ) -> None:
         self._scheduler = scheduler
         self._clients = clients
+        self._reservation = reservation
         self._epoch = epoch
         self._clock = clock
         self._sent_at = 0.0
@@ -32,6 +41,11 @@ class LoadReporter:
         """A client wants load reports from now on."""
         self._numbers[client] = FROM_THE_START
         self._told.pop(client, None)
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether any client wants load reports."""
+        return bool(self._numbers)
 
     def note(self, client: int, request: int) -> None:
         """A client has sent a request; ids rise."""
@@ -46,7 +60,7 @@ class LoadReporter:
         if not at_once and now - self._sent_at < INTERVAL:
             return
         self._sent_at = now
-        num_requests = self._scheduler.stats()["num_requests"]
+        counts = self._scheduler.stats()["num_requests"], self._reservation.num_suspects()
         packed: dict[int, tuple[int, bytes, bytes]] = {}
         for client in self._clients.gone_of(self._numbers):
             del self._numbers[client]
@@ -54,19 +68,24 @@ class LoadReporter:
             self._last_requests.pop(client, None)
         for client in self._numbers:
             for _ in range(PARTS_AT_ONCE):
-                if not self._clients.takes_more(client) or not self._send_part(client, packed, num_requests):
+                if not self._clients.takes_more(client) or not self._send_part(client, packed, counts):
                     break
 
-    def _send_part(self, client: int, packed: dict[int, tuple[int, bytes, bytes]], num_requests: int) -> bool:
+    def _send_part(self, client: int, packed: dict[int, tuple[int, bytes, bytes]], counts: tuple[int, int]) -> bool:
         """Tell a client what comes next; False unless more may follow at once."""
         number = self._numbers[client]
         if number not in packed:
             packed[number] = self._scheduler.load_report(number)
         following, changes, load = packed[number]
         last_request = self._last_requests.get(client, 0)
-        told = b"%d %d %b" % (last_request, num_requests, load)
+        num_requests, num_suspects = counts
+        reservation = self._reservation
+        told = b"%d %d %d %r %b" % (last_request, num_requests, num_suspects, reservation.end, load)
         if following == number and told == self._told.get(client):
             return False
         self._numbers[client], self._told[client] = following, told
-        self._clients.post(client, LoadReport(self._epoch, last_request, num_requests, changes, load))
+        report = LoadReport(
+            self._epoch, last_request, num_requests, changes, load, num_suspects, reservation.seconds_left
+        )
+        self._clients.post(client, report)
         return len(changes) >= PART_BYTES

@@ -22,6 +22,7 @@ from pyllm.core.kept_state import KeptState
 from pyllm.core.load_reports import LoadReporter
 from pyllm.core.policy_plugins import Policy
 from pyllm.core.profiling import Profiling
+from pyllm.core.reservation import Reservation
 from pyllm.core.stage import Stage
 from pyllm.core.steps_in_flight import StepsInFlight
 from pyllm.errors import WorkerDeadError
@@ -104,7 +105,8 @@ class EngineCore:
         self._quarantine = self._recovery.quarantine
         self._isolation = IsolationReporter(self._quarantine, scheduler, ready.epoch, self._clients.post, on_alone)
         self._stage = Stage(self._clients, self._recovery, self._in_flight)
-        self._load_reporter = LoadReporter(scheduler, self._clients, ready.epoch, clock)
+        reservation = Reservation(scheduler, clock)
+        self._load_reporter = LoadReporter(scheduler, self._clients, reservation, ready.epoch, clock)
         self._inbox = Inbox(
             scheduler,
             clients=self._clients,
@@ -112,6 +114,7 @@ class EngineCore:
             quarantine=self._quarantine,
             stage=self._stage,
             load_reporter=self._load_reporter,
+            reservation=reservation,
             ready=ready,
             clock=clock,
             sampling_plugins=sampling_plugins,

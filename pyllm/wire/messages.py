@@ -12,6 +12,10 @@ import msgspec
 PROTOCOL_VERSION = 1
 CLEARING_TOKENS = 8  # of each sample: with so many from a core, a request is not suspected of having ended it
 LOSSES_TO_RUN_ALONE = 2  # cores in a row that were lost with a request, after which the next one runs it by itself
+# Seconds, by the core's clock, for which a `Reserve` reserves it, and for which clients that ask again and again do so.
+# After that it rests as long as it was reserved: whoever asks, it is there for all requests for half of the time.
+RESERVATION = 5.0
+MAX_RESERVATION = 30.0
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True):
@@ -207,6 +211,15 @@ class Call(Message, frozen=True):
     args: tuple[Any, ...] = ()
 
 
+class Reserve(Message, frozen=True):
+    """Reserve the core for requests that were lost with another one: `LoadReport.reserved_for` tells all clients so.
+
+    For `RESERVATION` seconds, and longer for who asks again meanwhile. There is no answer to who asks in vain.
+    """
+
+    epoch: int
+
+
 # Core to client.
 
 
@@ -258,6 +271,9 @@ class LoadReport(Message, frozen=True):
 
     `changes` and `load` are packed by `Scheduler.load_report`, and read by `Placement.update_core`. Of this client's
     requests those up to the id `last_request` are in the load; `num_requests` counts those of all clients.
+
+    Of these `num_suspects` were lost with a core before, and have had fewer than `CLEARING_TOKENS` since. While the
+    core is `reserved_for` some seconds it gets no other requests, and has none if other cores can take them.
     """
 
     epoch: int
@@ -265,6 +281,8 @@ class LoadReport(Message, frozen=True):
     num_requests: int
     changes: bytes
     load: bytes
+    num_suspects: int = 0
+    reserved_for: float = 0.0
 
 
 class Reply(Message, frozen=True):
@@ -481,7 +499,7 @@ class Ended(Message, frozen=True):
     code: int
 
 
-ClientMessage = Hello | Submit | Abort | Call | Heartbeat
+ClientMessage = Hello | Submit | Abort | Call | Heartbeat | Reserve
 CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat | Isolated | LoadReport
 WorkerInput = Step | Control
 WorkerOutput = Sampled | Reply

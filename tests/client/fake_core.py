@@ -13,6 +13,7 @@ from pyllm.client.columns import StartTimes
 from pyllm.wire.ipc import MalformedHandler, MessageHandler, PeerGoneError
 from pyllm.wire.messages import (
     PROTOCOL_VERSION,
+    RESERVATION,
     Abort,
     Call,
     ClientMessage,
@@ -20,11 +21,13 @@ from pyllm.wire.messages import (
     Deltas,
     FinishCode,
     Hello,
+    LoadReport,
     ModelInfo,
     Output,
     Ready,
     Rejected,
     Reply,
+    Reserve,
     Submit,
 )
 
@@ -160,9 +163,11 @@ class FakeCore:
         self.closed = True
 
     def handle(self, message: ClientMessage) -> None:
-        """Answer a message; what a test needs beyond hello is for subclasses."""
+        """Answer a message; what a test needs beyond hello and a reservation is for subclasses."""
         if isinstance(message, Hello) and self.answers_hello:
             self.say(Ready(self.version, self.epoch, self.model, self.fingerprint))
+        if isinstance(message, Reserve):
+            self.say(LoadReport(self.epoch, 0, 0, b"", b"", 0, RESERVATION))
 
     def say(self, message: CoreMessage) -> None:
         """Let the client read a message."""

@@ -12,14 +12,17 @@ from pyllm.client.token_reader import TokenDelta
 from pyllm.errors import PyllmError
 from pyllm.wire.messages import (
     CLEARING_TOKENS,
+    RESERVATION,
     Abort,
     ClientMessage,
     FinishCode,
     Hello,
     Isolated,
+    LoadReport,
     Output,
     Ready,
     Rejected,
+    Reserve,
     Submit,
 )
 from tests.client.fake_core import MODEL, START, Entries, FakeCore, Row, deltas, embedded, told
@@ -84,6 +87,10 @@ class MortalCore(FakeCore):
                 self.said.append(lambda: self.say(Rejected(message.request, "invalid", text)))
             case Submit():
                 self._start(message)
+            case Reserve():
+                num_requests = len({each.submit.request for each in self.sequences})
+                report = LoadReport(self.epoch, 0, num_requests, b"", b"", self._num_suspects(), RESERVATION)
+                self.said.append(lambda: self.say(report))
             case Abort(_, request, sample):
                 self._end([each for each in self.sequences if each.submit.request == request], sample)
             case _:
@@ -143,6 +150,10 @@ class MortalCore(FakeCore):
                 # Those of a fresh request have one prompt, those of a resumed one compute it each.
                 untold = num_left if submit.outputs or sample == 0 else 0
                 self.sequences.append(_Sequence(submit, sample, len(output.tokens) // 4, untold))
+
+    def _num_suspects(self) -> int:
+        """Those that came as such: none is cleared here before its end."""
+        return len({each.submit.request for each in self.sequences if each.submit.num_losses})
 
     def _compute(self, sequence: _Sequence) -> list[Row]:
         submit, sample = sequence.submit, sequence.sample

@@ -1,10 +1,12 @@
 """What clients of several cores are told of this one, and when."""
 
 from array import array
+from typing import Any
 
 from pyllm._rust import Placement
 from pyllm.core.clients import Clients
 from pyllm.core.load_reports import INTERVAL, PART_BYTES, PARTS_AT_ONCE, LoadReporter
+from pyllm.core.reservation import Reservation
 from pyllm.wire.messages import PROTOCOL_VERSION, CoreMessage, Hello, LoadReport
 from tests.core.raw_engine import Engine
 from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor
@@ -113,7 +115,9 @@ def test_a_large_cache_is_told_in_parts_of_which_one_turn_takes_several() -> Non
             """Nothing is open."""
 
     clients = Clients(Sender(), lambda client: None, lambda client: None)
-    reporter = LoadReporter(LargeCache(), clients, 1, lambda: 0.0)  # type: ignore[arg-type]  # as much of it as is asked for
+    cache: Any = LargeCache()  # as much of a scheduler as is asked for
+    reservation = Reservation(cache, lambda: 0.0)
+    reporter = LoadReporter(cache, clients, reservation, 1, lambda: 0.0)
     reporter.add(clients.register(b"client"))
     reporter.send(at_once=True)
     assert len(sent) == PARTS_AT_ONCE

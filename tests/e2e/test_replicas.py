@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,6 +86,41 @@ def test_streams_of_a_core_that_is_killed_go_on_with_the_other(model: str) -> No
         server.tree = server.processes()
     assert server.process.returncode == 0, server.log
     assert server.orphans() == []
+
+
+def test_api_processes_make_a_core_free_together_for_what_they_have_lost(model: str, tmp_path: Path) -> None:
+    flags = ("--data-parallel-size", "3", "--data-parallel-placement", "round-robin", "--api-server-count", "2")
+    asked, tally = requests(12, 200), Tally()
+    with (
+        (tmp_path / "log").open("w") as log,
+        Server("--model", model, *TINY, *flags, "--max-restarts", "0", log_file=log) as server,
+    ):
+        twins = twins_of(server.address, asked)
+        with busy(server):
+            tally.add(asked, twins, kill_at_events(server.address, asked, [200], server.titled(CORE).kill))
+    assert tally.is_flawless, tally.record("kills")
+    told = re.findall(r"core [12] is reserved: \d+ requests go to others", (tmp_path / "log").read_text())
+    assert told, "the other cores had no time for them"
+
+
+@contextmanager
+def busy(server: Server) -> Iterator[None]:
+    """Each core always has something to do: requests of different lengths follow one another."""
+    is_over = threading.Event()
+
+    def ask(length: int) -> None:
+        while not is_over.is_set():
+            server.complete("Once upon a time", max_tokens=length, ignore_eos=True)
+
+    threads = [threading.Thread(target=ask, args=(length,)) for length in range(100, 500, 25)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_a_server_goes_on_without_a_core_that_is_lost_for_good_and_ends_with_the_last(model: str) -> None:
