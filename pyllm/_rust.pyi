@@ -419,7 +419,7 @@ class Scheduler:
         """
     def fragmentation(self) -> dict[str, int]:
         """`num_empty_slots` of blocks in use; `num_free_runs`: free blocks that lie together count as one;
-        `longest_free_run`, in blocks. Of the host: `num_empty_host_slots`, `num_free_host_runs`, `longest_free_host_run`.
+        `longest_free_run` in blocks; and `num_empty_host_slots`, `num_free_host_runs`, `longest_free_host_run`.
 
         Takes time for each block, some 2 ns.
         """
