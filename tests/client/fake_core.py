@@ -47,7 +47,7 @@ MODEL = ModelInfo(
 EPOCH = 7
 # The scheduler's figures, and the core's.
 STATS = (
-    *("num_requests", "num_running", "num_waiting", "num_held", "num_loading"),
+    *("num_requests", "num_running", "num_waiting", "num_held", "num_loading", "num_uncomputed_tokens"),
     *("num_blocks", "num_free_blocks", "num_used_blocks", "num_cached_blocks", "num_pinned_blocks"),
     *("num_host_blocks", "num_free_host_blocks", "num_cached_host_blocks"),
     *("num_preemptions", "num_swapped", "num_expired", "prefix_queries", "prefix_hits", "host_prefix_hits"),
