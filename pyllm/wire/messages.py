@@ -207,6 +207,8 @@ class Call(Message, frozen=True):
     args: tuple[Any, ...] = ()
 
 
+MAX_REQUESTS = 2000  # in the reply to the call `requests`
+
 # Core to client.
 
 
