@@ -13,6 +13,7 @@ from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import LOSS_AMONG_SEVERAL
 from pyllm.client.cores import EVACUATION_DELAY, PROBATION, SUCCESSOR_PATIENCE
 from pyllm.client.reports import RequestReport, TenantReport
+from pyllm.config.engine_settings import MAX_CORES
 from pyllm.core.replay import replay_file
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.sampling_params import SamplingParams
@@ -506,12 +507,12 @@ async def test_what_decides_where_requests_go_is_recorded(tmp_path: Path) -> Non
         EngineClient(FakeCore().connect, placement="prefix", placement_recording=path)
 
 
-async def test_there_are_no_more_than_64() -> None:
-    cores = fakes(64)
+async def test_there_are_no_more_than_the_most_that_a_server_may_have() -> None:
+    cores = fakes(MAX_CORES)
     client = await connected(*cores)
-    with pytest.raises(RequestError, match="there are 64 cores"):
+    with pytest.raises(RequestError, match=f"there are {MAX_CORES} cores"):
         await client.add_core("another")
-    with pytest.raises(ConfigError, match="65 addresses"):
+    with pytest.raises(ConfigError, match=f"{MAX_CORES + 1} addresses"):
         await connected(*cores, FakeCore())
 
 
