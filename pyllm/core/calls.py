@@ -13,7 +13,7 @@ import msgspec
 from pyllm._rust import Scheduler
 from pyllm.config.engine_settings import EngineConfig, SchedulerConfig
 from pyllm.config.option_reading import config_part
-from pyllm.config.rank_places import num_ranks
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.kept_state import KeptState
 from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
 from pyllm.core.profiling import Profiling

@@ -16,7 +16,7 @@ from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import over_zeromq
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import CoreConfig
-from pyllm.config.rank_places import num_ranks
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config
