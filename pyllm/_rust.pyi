@@ -409,7 +409,8 @@ class Scheduler:
         """Gauges and counters. Sequences (samples), not requests, run, wait and are held.
 
         Gauges: `num_requests`, `num_running`, `num_waiting` (preempted and swapped included), `num_held`,
-        `num_paused` (beams that were preempted and wait for their siblings), `num_loading`; `num_blocks`,
+        `num_paused` (beams that were preempted and wait for their siblings), `num_loading`,
+        `num_uncomputed_tokens` (known tokens that are still to be computed, of all sequences); `num_blocks`,
         `num_free_blocks` (with those that the prefix cache still knows), `num_used_blocks`, `num_cached_blocks`,
         `num_pinned_blocks`; `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`. Counters:
         `num_preemptions` and of those `num_swapped`, `num_expired` (by deadline), `prefix_queries`, `prefix_hits` and

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pyllm._rust import Placement, Scheduler
+from pyllm.config.engine_settings import MAX_CORES
 
 BLOCK_SIZE = 4
 
@@ -104,7 +105,7 @@ def test_what_is_not_there_is_refused() -> None:
         Placement(block_size=0)
     with pytest.raises(ValueError, match="unknown variant"):
         Placement(block_size=4, prefix_hash="md5")
-    for core in range(1, 64):
+    for core in range(1, MAX_CORES):
         placement.add_core(core)
-    with pytest.raises(ValueError, match="there are 64 cores"):
-        placement.add_core(64)
+    with pytest.raises(ValueError, match=f"there are {MAX_CORES} cores"):
+        placement.add_core(MAX_CORES)

@@ -64,7 +64,7 @@ async def measure() -> list[list[Interval]]:
         fork_server = supervised_fork_server(config, ENTRY)
         await fork_server.start(lambda reason: None)
         core = spawned_core.start(config, RecordingExecutor)
-        client = await EngineClient.connect(await core.ready(120.0), timeout=60.0)
+        client = await EngineClient.connect(await core.ready(60.0), timeout=60.0)
         try:
             params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
             sinks = [CountingSink() for _ in range(STREAMS)]
@@ -103,16 +103,7 @@ def core_config(folder: str) -> CoreConfig:
         "kv_cache_memory_bytes": "8MiB",
         "flight_recorder_dir": f"{folder}/crashes",
     }
-    engine, checkpoint = resolve_config(engine_config(options))
-    return CoreConfig(
-        engine=engine,
-        checkpoint=checkpoint,
-        bind=f"ipc://{folder}/core",
-        socket_folder=folder,
-        ready_timeout=120.0,
-        shutdown_timeout=30.0,
-        fork_server=f"{folder}/forks",
-    )
+    return spawned_core.configure(folder, *resolve_config(engine_config(options)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import zmq
 from torch import Tensor
 
 from pyllm.config.process_config import WorkerConfig
-from pyllm.config.rank_places import sampling_rank
+from pyllm.config.rank_coordinates import sampling_rank
 from pyllm.supervision import line_writer
 from pyllm.supervision.parent_link import ParentLink, attach, await_configuration
 from pyllm.wire import ipc

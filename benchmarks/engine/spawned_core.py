@@ -6,6 +6,8 @@ from multiprocessing.connection import Connection
 
 import zmq
 
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import CoreConfig
 from pyllm.core import core_process
 from pyllm.core.executors.executor import Executor
@@ -14,6 +16,19 @@ from pyllm.supervision.parent_link import attach
 
 # Called in that process; something that can be pickled.
 MakeExecutor = Callable[[CoreConfig, zmq.Context[zmq.Socket[bytes]]], Executor]
+
+
+def configure(folder: str, engine: EngineConfig, checkpoint: Checkpoint) -> CoreConfig:
+    """A core with its sockets, and that of the fork server if its executor asks one, in a private folder."""
+    return CoreConfig(
+        engine=engine,
+        checkpoint=checkpoint,
+        bind=f"ipc://{folder}/core",
+        socket_folder=folder,
+        ready_timeout=60.0,
+        shutdown_timeout=10.0,
+        fork_server=f"{folder}/forks",
+    )
 
 
 def start(config: CoreConfig, make_executor: MakeExecutor) -> ChildProcess:

@@ -143,12 +143,4 @@ def core_config(folder: str, ranks: int = 1) -> CoreConfig:
         tokenizer=tokenizer,
         fingerprint="",
     )
-    return CoreConfig(
-        engine=engine,
-        checkpoint=checkpoint,
-        bind=f"ipc://{folder}/core",
-        socket_folder=folder,
-        ready_timeout=60.0,
-        shutdown_timeout=10.0,
-        fork_server=f"{folder}/forks",
-    )
+    return spawned_core.configure(folder, engine, checkpoint)

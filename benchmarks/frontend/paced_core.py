@@ -68,14 +68,7 @@ def config(folder: str, rows: int, max_model_len: int = MAX_MODEL_LEN) -> CoreCo
         )
     )
     engine = msgspec.structs.replace(engine, model=msgspec.structs.replace(engine.model, max_model_len=max_model_len))
-    return CoreConfig(
-        engine=engine,
-        checkpoint=checkpoint,
-        bind=f"ipc://{folder}/core",
-        socket_folder=folder,
-        ready_timeout=60.0,
-        shutdown_timeout=10.0,
-    )
+    return spawned_core.configure(folder, engine, checkpoint)
 
 
 def start(core: CoreConfig, interval: float) -> ChildProcess:

@@ -15,11 +15,10 @@ from pyllm.client.pending_calls import Calls
 from pyllm.client.prompt_tokens import Prompt, pack_tokens
 from pyllm.client.reports import BlockOwners, Decision, KVEvents, RequestReport, TenantReport
 from pyllm.errors import EngineDeadError, ProfileRunningError, ProtocolError, RequestError
-from pyllm.wire.messages import Call, Reply
+from pyllm.wire.messages import MAX_REQUESTS, Call, Reply
 from pyllm.wire.profiles import ProfileOutcome
 
 PROFILE_GRACE = 60.0  # seconds that ranks have beside those of a profile, to begin and to add up
-MAX_REQUESTS = 2000
 
 T = TypeVar("T")
 

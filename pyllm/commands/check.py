@@ -27,7 +27,7 @@ from pyllm.checkpoint import (
 )
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import config_part
-from pyllm.config.rank_places import num_ranks
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import MODEL_HELP, print_notices, read_engine

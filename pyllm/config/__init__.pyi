@@ -19,7 +19,7 @@ from .option_fields import ConfigPart, Option, TextForm, options_of
 from .option_reading import SECRETS, config_part, engine_config, option_names
 from .option_texts import parse_count, parse_size
 from .process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfig, StateConfig, WorkerConfig
-from .rank_places import RankPlace, num_ranks, place_of, ranks_of_stage, sampling_rank
+from .rank_coordinates import RankCoordinates, coordinates_of, num_ranks, ranks_of_stage, sampling_rank
 from .server_settings import RESERVED_TEMPLATE_VARIABLES, HeadlessConfig, ServerConfig, UnknownFields
 from .tls import tls_context
 from .vllm_flags import GROUPS, VLLM_FLAGS, VllmFlag, explain_flag
@@ -51,7 +51,7 @@ __all__ = [
     "Option",
     "ParallelConfig",
     "Quantization",
-    "RankPlace",
+    "RankCoordinates",
     "RecoveryConfig",
     "Role",
     "SchedulerConfig",
@@ -63,6 +63,7 @@ __all__ = [
     "VllmFlag",
     "WorkerConfig",
     "config_part",
+    "coordinates_of",
     "engine_config",
     "explain_flag",
     "flag_keys",
@@ -73,7 +74,6 @@ __all__ = [
     "options_of",
     "parse_count",
     "parse_size",
-    "place_of",
     "ranks_of_stage",
     "read_api_keys",
     "sampling_rank",

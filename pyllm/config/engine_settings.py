@@ -21,7 +21,7 @@ LogFormat = Literal["text", "json"]
 PrefixHash = Literal["blake3", "sha256_cbor"]
 CorePlacement = Literal["prefix", "round-robin"]
 
-MAX_CORES = 64  # of one server
+MAX_CORES = 64  # of one server; as many as a `Placement` chooses from
 DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20  # of each rank, at least; pages take memory when they are first written
 
 

@@ -13,13 +13,14 @@ import msgspec
 from pyllm._rust import Scheduler
 from pyllm.config.engine_settings import EngineConfig, SchedulerConfig
 from pyllm.config.option_reading import config_part
-from pyllm.config.rank_places import num_ranks
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.kept_state import KeptState
 from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
 from pyllm.core.profiling import Profiling
 from pyllm.errors import RequestError
 from pyllm.supervision.log_level import LOG_LEVELS, current_log_level
 from pyllm.wire.ipc import MAX_MESSAGE_BYTES
+from pyllm.wire.messages import MAX_REQUESTS
 from pyllm.wire.profiles import MAX_PROFILE_SECONDS, MAX_PROFILE_STEPS, ProfileOutcome
 
 FIXED = ("max_num_seqs", "scheduler_recording", "async_scheduling", "num_speculative_tokens")
@@ -27,7 +28,6 @@ LIVE = tuple(name for name in SchedulerConfig.__struct_fields__ if name not in F
 LOG_LEVEL = "log_level"  # changed with them, where the core is a process of its own
 LEAST_BUDGET = 16  # tokens of a step, below which it is not lowered for want of memory
 MAX_EVENTS = 10_000  # in one reply
-MAX_REQUESTS = 2_000  # in one reply
 EVENT_BYTES = 128  # more than an event takes besides its tokens
 
 Event = tuple[str, bytes, bytes | None, bytes, str, int]

@@ -23,7 +23,7 @@ import zmq
 from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.engine_settings import EngineConfig, ParallelConfig, is_rust
 from pyllm.config.process_config import CoreConfig
-from pyllm.config.rank_places import ranks_of_stage
+from pyllm.config.rank_coordinates import ranks_of_stage
 from pyllm.core.calls import live_settings
 from pyllm.core.event_publisher import EventPublisher
 from pyllm.core.executors.executor import Executor

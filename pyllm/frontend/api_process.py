@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from pyllm import log
-from pyllm.config.api_keys import KeyRing
 from pyllm.config.process_config import ApiConfig
 from pyllm.errors import GivenUpError, PyllmError
 from pyllm.frontend.shared.messages import QUEUE_REASONS
@@ -62,7 +61,6 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     parent.enter("importing the frontend")
     gc.disable()  # Imports leave almost no garbage: to look for it again and again takes a tenth of their time.
     from pyllm.frontend.http_server import HttpServer
-    from pyllm.frontend.observability.tracing import Tracer
     from pyllm.frontend.requests.server_cores import NOTHING_KNOWN, ServerCores, connect_cores, core_transport
     from pyllm.frontend.requests.server_state import ServerState
     from pyllm.frontend.text.templates import ChatTemplate
@@ -71,8 +69,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
 
     parent.enter("loading the tokenizer")
     files = config.checkpoint.tokenizer
-    tokenizer = Tokenizer(files)
-    chat_template = ChatTemplate.of(files)
+    text = Tokenizer(files), ChatTemplate.of(files)
     parent.enter("waiting for the shared state")
     shared = await _shared_state(config, parent)
     known = await shared.follow_cores(NOTHING_KNOWN, ())
@@ -81,24 +78,14 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     client = await connect_cores(known, config.placement, core_transport(config.server), ready_timeout)
     client.draw_seeds_from(config.seed, config.index)
     cores = ServerCores(client, shared, config.server, known)
-    model_name, *model_aliases = config.served_model_name
-    endpoint = config.server.otlp_traces_endpoint
-    tracer = Tracer.to_collector(endpoint, model_name) if endpoint else None
-    state = ServerState(
+    state = ServerState.configured(
+        config,
+        cores,
         client,
-        tokenizer,
-        chat_template,
-        model_name,
-        model_aliases=model_aliases,
-        server=config.server,
-        sampling=config.checkpoint.sampling,
-        keys=KeyRing(config.api_keys),
-        shared=shared,
-        cores=cores,
-        tracer=tracer,
+        shared,
+        text,
         parent_silence=lambda: parent.parent_silence,
         sampler=ProcessSampler(lambda: [os.getppid()], nvml=load_nvml(), restarts=lambda: parent.restarts),
-        crash_folder=config.flight_recorder_dir,
     )
     parent.enter("opening the server")
     server = HttpServer(state, config.server.shutdown_timeout, parent.started)
@@ -122,8 +109,8 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
             task.cancel()
         shared.close()
         client.close()
-        if tracer is not None:
-            tracer.close()
+        if state.tracer is not None:
+            state.tracer.close()
     return 0
 
 

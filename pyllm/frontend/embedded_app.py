@@ -8,13 +8,8 @@ from typing import Any, Self
 
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.api_keys import ApiKey, KeyRing
-from pyllm.config.engine_settings import EngineConfig
-from pyllm.config.process_config import SharedConfig
-from pyllm.config.server_settings import ServerConfig
+from pyllm.config.process_config import ApiConfig
 from pyllm.frontend.app import create_app
-from pyllm.frontend.observability.tracing import Tracer
 from pyllm.frontend.requests.server_cores import NOTHING_KNOWN, ServerCores, connect_cores, core_transport
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.shared.local_state import LocalState
@@ -38,40 +33,21 @@ class EmbeddedApp:
         self.app = _with_lifespan(create_app(state))
 
     @classmethod
-    async def start(
-        cls,
-        checkpoint: Checkpoint,
-        engine: EngineConfig,
-        server: ServerConfig,
-        api_keys: tuple[ApiKey, ...],
-        shared_config: SharedConfig,
-    ) -> Self:
-        """Connect to the first cores, which `shared_config` lists.
+    async def start(cls, config: ApiConfig) -> Self:
+        """Connect to the first cores, which `config.shared` lists.
 
         Raises:
             EngineDeadError: none of them answered within the server's `ready_timeout`.
         """
-        shared = LocalState(SharedState(shared_config))
+        files = config.checkpoint.tokenizer
+        shared = LocalState(SharedState(config.shared))
         known = await shared.follow_cores(NOTHING_KNOWN, ())
-        placement = engine.parallel.data_parallel_placement
-        client = await connect_cores(known, placement, core_transport(server), server.ready_timeout)
-        client.draw_seeds_from(engine.model.seed)
-        model_name, *aliases = engine.model.served_model_name
-        endpoint = server.otlp_traces_endpoint
-        state = ServerState(
-            client,
-            Tokenizer(checkpoint.tokenizer),
-            ChatTemplate.of(checkpoint.tokenizer),
-            model_name,
-            model_aliases=aliases,
-            server=server,
-            sampling=checkpoint.sampling,
-            keys=KeyRing(api_keys),
-            shared=shared,
-            cores=ServerCores(client, shared, server, known),
-            tracer=Tracer.to_collector(endpoint, model_name) if endpoint else None,
-        )
-        return cls(state, shared)
+        ready_timeout = config.server.ready_timeout
+        client = await connect_cores(known, config.placement, core_transport(config.server), ready_timeout)
+        client.draw_seeds_from(config.seed, config.index)
+        cores = ServerCores(client, shared, config.server, known)
+        text = Tokenizer(files), ChatTemplate.of(files)
+        return cls(ServerState.configured(config, cores, client, shared, text), shared)
 
     @property
     def alive(self) -> bool:

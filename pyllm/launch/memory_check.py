@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pyllm.checkpoint.gguf_types import FLOAT_TYPES, REQUANTISED_TYPES
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import DEFAULT_CPU_KV_CACHE_BYTES, EngineConfig
-from pyllm.config.rank_places import num_ranks
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups, kv_tokens_per_layer
 from pyllm.families.spec import FeedForwardSpec

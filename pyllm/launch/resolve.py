@@ -30,7 +30,7 @@ from pyllm.config.engine_settings import (
 )
 from pyllm.config.model_settings import Dtype, ModelConfig, Quantization
 from pyllm.config.process_config import SharedConfig
-from pyllm.config.rank_places import num_ranks
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.config.server_settings import RESERVED_TEMPLATE_VARIABLES, ServerConfig
 from pyllm.config.tls import tls_context
 from pyllm.core.policy_plugins import find_policy

@@ -15,7 +15,7 @@ import msgspec
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.engine_settings import EngineConfig, RecoveryConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfig, StateConfig
-from pyllm.config.rank_places import num_ranks
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.launch.core_settings import settings_of_core
 from pyllm.recording import check_recording_path

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.process_config import ApiConfig
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import PyllmError, StartError
 from pyllm.frontend import embedded_app
@@ -58,13 +59,16 @@ class ApiReplica:
         keys = await self._registry.keys()
         curve.write_client_keys(Path(self._folder.path, "keys"), keys.client)
         server = msgspec.structs.replace(server, curve_keys=f"{self._folder.path}/keys")
-        self._started = await embedded_app.EmbeddedApp.start(
-            checkpoint,
-            engine,
-            server,
-            api_keys,
-            shared_config(server, engine.scheduler.max_num_seqs, await self._first()),
+        config = ApiConfig(
+            server=server,
+            checkpoint=checkpoint,
+            served_model_name=engine.model.served_model_name,
+            placement=engine.parallel.data_parallel_placement,
+            seed=engine.model.seed,
+            shared=shared_config(server, engine.scheduler.max_num_seqs, await self._first()),
+            api_keys=api_keys,
         )
+        self._started = await embedded_app.EmbeddedApp.start(config)
         self._tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._embedded.tend())]
 
     @property

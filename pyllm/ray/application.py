@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from pyllm.config.engine_settings import EngineConfig
-from pyllm.config.rank_places import num_ranks
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.flags.keyword_settings import server_settings

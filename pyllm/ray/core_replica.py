@@ -16,7 +16,7 @@ from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import over_zeromq
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import CoreConfig
-from pyllm.config.rank_places import num_ranks
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config
@@ -26,8 +26,6 @@ from pyllm.supervision.server_processes import STOP_GRACE
 from pyllm.supervision.supervised_process import SupervisedProcess
 from pyllm.wire import curve
 from pyllm.wire.sockets import SocketFolder
-
-MAX_REQUESTS = 2000  # that are looked at for the tokens that wait
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +94,8 @@ class CoreReplica:
         if self._client is None:
             return {}
         stats = await self._client.stats()
-        samples = [each for report in await self._client.requests(MAX_REQUESTS) for each in report.samples]
-        waiting = sum(each.num_known - each.num_computed for each in samples if each.state != "finished")
-        return {QUEUED_TOKENS: float(waiting), KV_USE: stats["num_used_blocks"] / max(1, stats["num_blocks"])}
+        kv_use = stats["num_used_blocks"] / max(1, stats["num_blocks"])
+        return {QUEUED_TOKENS: float(stats["num_uncomputed_tokens"]), KV_USE: kv_use}
 
     def check(self) -> None:
         """Raises why the core will not come back, if it will not."""

@@ -211,6 +211,9 @@ class Call(Message, frozen=True):
     args: tuple[Any, ...] = ()
 
 
+MAX_REQUESTS = 2000  # in the reply to the call `requests`
+
+
 class Reserve(Message, frozen=True):
     """Reserve the core for requests that were lost with another one: `LoadReport.reserved_for` tells all clients so.
 

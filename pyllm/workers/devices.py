@@ -5,7 +5,7 @@ from pyllm_kernels import BackendError, CardError, Kernels, batch_invariant, che
 
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import WorkerConfig
-from pyllm.config.rank_places import num_ranks
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.workers.attention_backends import AttentionBackend
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyllm.config.engine_settings import DEFAULT_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
-from pyllm.config.rank_places import num_ranks, place_of, sampling_rank
+from pyllm.config.rank_coordinates import coordinates_of, num_ranks, sampling_rank
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.families.stage_layout import split_into_stages
@@ -74,7 +74,7 @@ class ModelRunner:
         num_layers, tied = len(self._spec.layers), self._spec.tie_word_embeddings
         num_stages = engine.parallel.pipeline_parallel_size
         stages = split_into_stages(config.checkpoint.tensors, num_layers, num_stages, tied)
-        self._stage = stage = stages[place_of(config.rank, engine.parallel).stage]
+        self._stage = stage = stages[coordinates_of(config.rank, engine.parallel).stage]
         self._checkpoint = config.checkpoint
         if num_stages > 1:  # Nothing else is read, nor counted as progress.
             own = tuple(entry for entry in config.checkpoint.tensors if stage.has(entry.name, tied))

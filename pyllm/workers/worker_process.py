@@ -18,7 +18,7 @@ import zmq
 
 from pyllm import log
 from pyllm.config.process_config import WorkerConfig
-from pyllm.config.rank_places import sampling_rank
+from pyllm.config.rank_coordinates import sampling_rank
 from pyllm.errors import ConfigError
 from pyllm.supervision import line_writer
 from pyllm.supervision.memory import is_out_of_memory, return_freed_memory

@@ -1,4 +1,4 @@
-"""A client of several cores: where requests go, and that each stream is what it would have been on one."""
+"""A client of several cores: where requests go, also when a core is lost, and figures of all."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,8 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import LOSS_AMONG_SEVERAL
@@ -21,8 +19,7 @@ from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.ipc import MalformedHandler, MessageHandler
 from pyllm.wire.messages import Abort, Call, CoreMessage, FinishCode, Heartbeat, Rejected, Submit
 from tests.client.fake_core import EPOCH, Cores, FakeCore, Row, ScriptedCore
-from tests.client.mortal_core import MortalCore, Reader
-from tests.client.test_recovery import BEAMS, DEATHS_ALONE, DRAWN, EMBEDDED, Asked, Asker, check
+from tests.client.mortal_core import Reader
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -252,193 +249,6 @@ async def test_a_silent_core_is_lost_sooner_where_there_are_others() -> None:
     assert prompts(second) == [1]
 
 
-async def test_a_core_of_another_model_is_refused() -> None:
-    first, second = fakes(2)
-    second.fingerprint = "another"
-    client = await connected(first, second)
-    for number in range(3):
-        client.submit([number], GREEDY, Reader(1))
-    assert (prompts(first), prompts(second)) == ([0, 1, 2], [])
-    assert "would give other tokens" in client.cores[1].condition.reason
-
-
-async def test_cores_come_and_leave_under_way() -> None:
-    first, second, third = fakes(3)
-    places = {"second": second, "third": third}
-    client = EngineClient(
-        first.connect,
-        placement="round-robin",
-        heartbeats=False,
-        clock=Clock(),
-        transport=lambda address: places[address].connect,
-    )
-    await client.start()
-    ids = [client.submit([number], GREEDY, Reader(1)) for number in range(2)]
-    assert await client.add_core("second") == 1
-    with pytest.raises(RequestError, match="there already"):
-        await client.add_core("second")
-    client.submit([2], GREEDY, Reader(1))
-    assert (prompts(first), prompts(second)) == ([0, 1], [2])
-    leaving = asyncio.create_task(client.remove_core(0, timeout=60.0))
-    await asyncio.sleep(0)
-    client.submit([3], GREEDY, Reader(1))
-    assert prompts(second) == [2, 3]
-    for request in ids:
-        first.say_rows(Row(request, [5], finish=FinishCode.LENGTH))
-    await leaving
-    assert (first.closed, [report.index for report in client.cores]) == (True, [1])
-    with pytest.raises(RequestError, match="core 1 is the only one"):
-        await client.remove_core(1)
-    with pytest.raises(RequestError, match="there is no core 0; there are: 1"):
-        await client.remove_core(0)
-    await client.add_core("third")
-    await client.remove_core(1, timeout=0.0)  # What it has goes on elsewhere.
-    assert prompts(third) == [2, 3]
-
-
-async def test_a_core_that_does_not_answer_is_not_added() -> None:
-    first, absent = fakes(2)
-    absent.answers_hello = False
-    client = EngineClient(first.connect, placement="prefix", heartbeats=False, transport=lambda address: absent.connect)
-    await client.start()
-    with pytest.raises(EngineDeadError, match="no core answered at absent within 0 s"):
-        await client.add_core("absent", timeout=0.0)
-    assert len(client.cores) == 1
-    failover = EngineClient(FakeCore().connect, heartbeats=False)
-    await failover.start()
-    with pytest.raises(RequestError, match="connect it with placement"):
-        await failover.add_core("absent")
-
-
-NUM_PLACES = 3
-PLACES = st.integers(0, NUM_PLACES - 1)
-ACTIONS = st.one_of(
-    st.tuples(st.just("submit"), DRAWN | BEAMS | EMBEDDED, st.just(0)),
-    st.tuples(st.just("step"), PLACES, st.integers(0, 7)),
-    st.tuples(st.just("deliver"), PLACES, st.integers(1, 4)),
-    st.tuples(st.just("work"), PLACES, st.integers(1, 3)),
-    st.tuples(st.just("work"), PLACES, st.integers(1, 3)),
-    st.tuples(st.just("deafen"), PLACES, st.just(0)),
-    st.tuples(st.just("die"), PLACES, st.booleans()),
-    st.tuples(st.just("say"), PLACES, st.sampled_from(["ready", "draining", "stalled", "recovering"])),
-    st.tuples(st.just("abort"), st.integers(0, 5), st.integers(-1, 2)),
-    st.tuples(st.just("beat"), st.integers(1, 3), st.just(0)),
-    st.tuples(st.just("pass"), st.integers(1, 12), st.just(0)),
-)
-
-
-class World(Asker):
-    """One client, a core at each place, and what was asked of it."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.num_deaths_alone = 0
-        self.clock = Clock()
-        self.cores: list[MortalCore] = [MortalCore(0, 0)] * NUM_PLACES
-        super().__init__(
-            EngineClient(
-                *(self.connect(place) for place in range(NUM_PLACES)),
-                placement="round-robin",
-                heartbeats=False,
-                clock=self.clock,
-            )
-        )
-
-    def connect(self, place: int) -> Callable[..., MortalCore]:
-        def connect(
-            on_message: MessageHandler[CoreMessage],
-            on_malformed: MalformedHandler,
-            on_disconnect: Callable[[], None],
-        ) -> MortalCore:
-            self.epoch += 1
-            core = self.cores[place] = MortalCore(self.epoch, num_cached=16 * self.epoch)
-            core.connect(on_message, on_malformed, on_disconnect)
-            return core
-
-        return connect
-
-    def do(self, action: str, value: object, detail: object) -> None:
-        match action, value, detail:
-            case "submit", Asked(), _:
-                self.submit(value)
-            case "abort", int(), int():
-                self.abort(value, detail)
-            case "beat", int(), _:
-                for _ in range(value):
-                    self.client.beat()
-            case "pass", int(), _:
-                self.clock.now += value
-            case _, int(), _:
-                self.do_core(action, value, detail)
-
-    def do_core(self, action: str, place: int, detail: object) -> None:
-        core = self.cores[place]
-        match action, detail:
-            case "step", int():
-                core.step(lambda row: bool(detail >> row % 3 & 1))
-            case "deliver", int():
-                for _ in range(detail):
-                    core.deliver()
-            case "work", int():
-                for _ in range(detail):
-                    core.step(lambda row: True)
-                    core.deliver()
-            case "deafen", _:
-                core.is_deaf = True
-            case "die", _:
-                self.die(place)
-                if detail:
-                    self.cores[place].deliver()
-            case "say", str():
-                core.said.append(lambda: core.say(Heartbeat(detail)))
-
-    def die(self, place: int) -> None:
-        if self.cores[place].told_alone is not None:
-            self.num_deaths_alone += 1
-        self.cores[place].on_disconnect()
-
-    def finish(self) -> None:
-        """Let all cores live, and answer all."""
-        for place, core in enumerate(self.cores):
-            if core.is_deaf:
-                self.die(place)
-        for _ in range(300):
-            self.clock.now += 0.5
-            for core in self.cores:
-                core.step(lambda place: True)
-                while core.said:
-                    core.deliver()
-                core.say(Heartbeat("ready"))
-            self.client.beat()
-            if not self.client.num_requests:
-                break
-        assert self.client.num_requests == 0
-        assert [report.num_requests for report in self.client.cores] == [0] * NUM_PLACES
-
-
-@settings(max_examples=150)
-@given(st.lists(ACTIONS, max_size=50))
-def test_every_stream_is_its_undisturbed_twin(actions: list[tuple[str, object, object]]) -> None:
-    async def live() -> None:
-        world = World()
-        starting = asyncio.ensure_future(world.client.start())
-        await asyncio.sleep(0)
-        for core in world.cores:
-            core.deliver()
-        await starting
-        for action in actions:
-            world.do(*action)
-        world.finish()
-        for asked, reader, aborted in world.asked:
-            if reader.errors and world.num_deaths_alone >= DEATHS_ALONE:
-                assert str(reader.errors[0]).startswith("this request ended the engine core that computed it ")
-            else:
-                check(asked, reader, aborted)
-        world.client.close()
-
-    asyncio.run(live())
-
-
 async def test_figures_are_those_of_all_cores_or_of_one() -> None:
     first, second, absent = (
         ScriptedCore(lambda prompt, sample: prompt),
@@ -504,36 +314,3 @@ async def test_what_decides_where_requests_go_is_recorded(tmp_path: Path) -> Non
     assert (outcome["num_choices"], outcome["is_truncated"]) == (4, False)
     with pytest.raises(ConfigError, match="is not overwritten"):
         EngineClient(FakeCore().connect, placement="prefix", placement_recording=path)
-
-
-async def test_there_are_no_more_than_64() -> None:
-    cores = fakes(64)
-    client = await connected(*cores)
-    with pytest.raises(RequestError, match="there are 64 cores"):
-        await client.add_core("another")
-    with pytest.raises(ConfigError, match="65 addresses"):
-        await connected(*cores, FakeCore())
-
-
-async def test_two_calls_to_remove_a_core_are_as_one_and_a_cancelled_one_keeps_it() -> None:
-    first, second = fakes(2)
-    client = await connected(first, second)
-    request = client.submit([1], GREEDY, Reader(1))
-    cancelled = asyncio.create_task(client.remove_core(0, timeout=60.0))
-    await asyncio.sleep(0)
-    cancelled.cancel()
-    await asyncio.wait({cancelled})
-    assert [report.is_leaving for report in client.cores] == [False, False]
-    removals = [asyncio.create_task(client.remove_core(0, timeout=60.0)) for _ in range(2)]
-    await asyncio.sleep(0)
-    first.say_rows(Row(request, [5], finish=FinishCode.LENGTH))
-    await asyncio.gather(*removals)
-    assert [report.index for report in client.cores] == [1]
-
-
-async def test_a_core_that_is_refused_is_not_another_one() -> None:
-    first, second = fakes(2)
-    second.fingerprint = "another"
-    client = await connected(first, second)
-    with pytest.raises(RequestError, match="core 0 is the only one"):
-        await client.remove_core(0)

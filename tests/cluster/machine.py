@@ -5,10 +5,10 @@ Starts, kills and slows them; knows no request and no client.
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,8 +19,7 @@ from tests.e2e.titles import CORE, WORKER, find
 
 PORT = 5555  # of the relay, at the host's address
 INNER_PORT = 5556  # of the core, on the host's loopback
-READY = "pyllm core is ready on"
-PAUSE = 0.05  # seconds between two looks at a log
+READY = b"pyllm core is ready on"
 DEADLINE = 120.0  # seconds that a machine has to become ready, on a processor that others use
 END_DEADLINE = 30.0
 
@@ -28,7 +27,7 @@ END_DEADLINE = 30.0
 class Machine:
     """`arguments` are those of `pyllm core`, without the address. Without a `host` it is on this one, at `folder`.
 
-    `environment` is added to ours. What its processes write is in `folder/NAME.log`, and records of its crashes are in
+    `environment` is added to ours. What its processes log is in `folder/NAME.log`, and records of its crashes are in
     `folder/NAME-crashes`.
     """
 
@@ -50,20 +49,15 @@ class Machine:
         """Whether its supervisor lives."""
         return self._core is not None and self._core.poll() is None
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether its core has said so since the machine was started last."""
-        return self.log.exists() and READY in self.log.read_text(errors="replace").rpartition(_BEGINNING)[2]
-
     def start(self) -> None:
         """Start all of it, without waiting."""
         bind = self.address if self.host is None else f"tcp://127.0.0.1:{INNER_PORT}"
         with self.log.open("a") as log:
-            log.write(_BEGINNING)
+            log.write("-- the machine starts --\n")
             log.flush()
             self._core = subprocess.Popen(
                 self._on_host(sys.executable, "-m", "pyllm", "core", *self._arguments, "--bind", bind),
-                stdout=log,
+                stdout=subprocess.PIPE,  # for the one line that says that it is ready
                 stderr=log,
                 env=self._environment,
             )
@@ -74,16 +68,16 @@ class Machine:
                 self._relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
 
     def wait_until_ready(self) -> None:
-        """Block until its core is ready, after the first start.
+        """Block until its core is ready, once after a start.
 
         Raises:
             RuntimeError: it ended, or is not ready in time; the text has the end of its log.
         """
-        end = time.monotonic() + DEADLINE
-        while not self.is_ready:
-            if not self.is_started or time.monotonic() > end:
-                raise RuntimeError(f"{self.name} is not ready: {self.log.read_text()[-2000:]}")
-            time.sleep(PAUSE)
+        assert self._core is not None
+        assert self._core.stdout is not None
+        said, _, _ = select.select([self._core.stdout], [], [], DEADLINE)
+        if not said or not self._core.stdout.readline().startswith(READY):
+            raise RuntimeError(f"{self.name} is not ready: {self.log.read_text(errors='replace')[-2000:]}")
 
     def kill(self) -> None:
         """SIGKILL every process at once; the supervisor first, so that it replaces none."""
@@ -97,6 +91,8 @@ class Machine:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
             process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
         self._close_relay()
 
     def stop(self) -> int:
@@ -146,6 +142,3 @@ class Machine:
             with contextlib.suppress(BrokenPipeError):
                 self._relay.stdin.close()
         self._relay = None
-
-
-_BEGINNING = "-- the machine starts --\n"

@@ -3,27 +3,26 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from pyllm.config.process_config import SharedConfig
 from pyllm.frontend.embedded_app import EmbeddedApp
-from pyllm.frontend.shared.local_state import LocalState
-from pyllm.frontend.shared.shared_state import SharedState
 from pyllm.frontend.text.tokenizer import Tokenizer
-from tests.client.fake_core import connected
-from tests.frontend.serving import answering, state_of
+from tests.client.zmq_core import ZmqCore
+from tests.frontend.api_config import api_config
+from tests.frontend.serving import answering
 
 
 @pytest.fixture
-async def embedded(tokenizer: Tokenizer) -> AsyncIterator[EmbeddedApp]:
-    shared = LocalState(SharedState(SharedConfig(core_addresses=("memory",))))
-    client = await connected(answering(tokenizer, "hello"))
-    embedded = EmbeddedApp(state_of(client, tokenizer, shared=shared), shared)
-    yield embedded
-    embedded.close()
+async def embedded(tokenizer: Tokenizer, tmp_path: Path) -> AsyncIterator[EmbeddedApp]:
+    address = f"ipc://{tmp_path}/core"
+    async with ZmqCore(answering(tokenizer, "hello"), address):
+        embedded = await EmbeddedApp.start(api_config(tmp_path, address))
+        yield embedded
+        embedded.close()
 
 
 async def test_a_server_starts_and_ends_it(embedded: EmbeddedApp) -> None:

@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 
 from pyllm.config.process_config import CoreConfig, WorkerConfig
-from pyllm.config.rank_places import num_ranks
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.executors.fork_server_client import ForkServerClient
 from pyllm.core.executors.worker_source import PreparedRank
 from pyllm.supervision.child_process import ChildProcess

@@ -16,7 +16,7 @@ import zmq
 
 from pyllm._rust import Plan
 from pyllm.config.process_config import CoreConfig
-from pyllm.config.rank_places import num_ranks
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.executors import worker_death
 from pyllm.core.executors.forked_workers import ForkedWorkers
 from pyllm.core.executors.worker_source import PreparedRank, WorkerSource

@@ -14,7 +14,7 @@ import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.process_config import CoreConfig, WorkerConfig
-from pyllm.config.rank_places import num_ranks
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.executors.rank_actor import ActorLocation, RankActor
 from pyllm.core.executors.rank_relay import RankRelay
 from pyllm.core.executors.ray_cluster import RankResources, ReservedGroup, connect, reserve

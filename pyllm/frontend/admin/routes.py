@@ -23,10 +23,11 @@ from pyllm.frontend.requests.request_context import context_in
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.supervision.flight_recorder import CrashRecord, list_records
 from pyllm.supervision.process_samples import Samples
+from pyllm.wire.messages import MAX_REQUESTS
 
 T = TypeVar("T")
 
-Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=2000)]
+Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=MAX_REQUESTS)]
 OF_ALL = "of all cores, or of the one that `core` names"
 OF_ONE = "of the core that `core` names, or of the first that is ready"
 

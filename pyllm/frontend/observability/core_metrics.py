@@ -16,6 +16,7 @@ GAUGES = (
     (VLLM, "num_requests_running", "Requests that are being computed.", "num_running"),
     (OURS, "num_requests_held", "Requests that are held back.", "num_held"),
     (OURS, "num_requests_loading", "Requests that wait for keys and values from outside.", "num_loading"),
+    (OURS, "num_uncomputed_tokens", "Known tokens that are still to be computed.", "num_uncomputed_tokens"),
     (OURS, "num_pinned_blocks", "Blocks that pins keep from eviction.", "num_pinned_blocks"),
     (OURS, "num_suspects", "Requests that run alone or wait to, as they may end workers or cores.", "num_suspects"),
 )

@@ -4,12 +4,13 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from typing import Self
 
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import Condition
 from pyllm.config.api_keys import KeyRing
-from pyllm.config.process_config import SharedConfig
+from pyllm.config.process_config import ApiConfig, SharedConfig
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
@@ -89,6 +90,37 @@ class ServerState:
         self._running: set[Fail] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @classmethod
+    def configured(
+        cls,
+        config: ApiConfig,
+        cores: ServerCores,
+        client: EngineClient,
+        shared: Shared,
+        text: tuple[Tokenizer, ChatTemplate | None],
+        *,
+        parent_silence: Callable[[], float] = lambda: 0.0,
+        sampler: ProcessSampler | None = None,
+    ) -> Self:
+        """The state as `config` says; `text` is of the files of its checkpoint."""
+        model_name, *model_aliases = config.served_model_name
+        endpoint = config.server.otlp_traces_endpoint
+        return cls(
+            client,
+            *text,
+            model_name,
+            model_aliases=model_aliases,
+            server=config.server,
+            sampling=config.checkpoint.sampling,
+            keys=KeyRing(config.api_keys),
+            shared=shared,
+            cores=cores,
+            tracer=Tracer.to_collector(endpoint, model_name) if endpoint else None,
+            parent_silence=parent_silence,
+            sampler=sampler,
+            crash_folder=config.flight_recorder_dir,
+        )
 
     def condition(self) -> Condition:
         """Whether requests should come here, and why not. Those that come while there is no core wait for the next."""

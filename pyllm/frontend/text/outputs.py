@@ -261,15 +261,15 @@ class OutputFold:
         is_first, self._has_begun, self._num_new_tokens = not self._has_begun, True, 0
         if self._kind is not RequestOutputKind.DELTA:
             return self.snapshot()
-        news = map(self._news, self._output.outputs)
+        parts = map(self._new_part, self._output.outputs)
         return msgspec.structs.replace(
             self._output,
-            outputs=[output for output in news if output is not None],
+            outputs=[output for output in parts if output is not None],
             finished=self._unfinished == 0,
             prompt_logprobs=self._output.prompt_logprobs if is_first else None,
         )
 
-    def _news(self, whole: CompletionOutput) -> CompletionOutput | None:
+    def _new_part(self, whole: CompletionOutput) -> CompletionOutput | None:
         """The part of a sample that earlier outputs did not have; None: there is none."""
         taken, known = self._taken[whole.index], _Taken(len(whole.token_ids), len(whole.text), whole.finish_reason)
         if taken == known:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pyllm.config.engine_settings import ParallelConfig
-from pyllm.config.rank_places import place_of
+from pyllm.config.rank_coordinates import coordinates_of
 
 
 class StageLink:
@@ -21,7 +21,7 @@ class StageLink:
     """
 
     def __init__(self, rank: int, parallel: ParallelConfig) -> None:
-        stage, ranks = place_of(rank, parallel).stage, parallel.tensor_parallel_size
+        stage, ranks = coordinates_of(rank, parallel).stage, parallel.tensor_parallel_size
         self._before = rank - ranks if stage else None
         self._after = rank + ranks if stage + 1 < parallel.pipeline_parallel_size else None
         self._num_buffers = parallel.pipeline_parallel_size

@@ -12,7 +12,7 @@ from pyllm_kernels import Kernels
 from torch import Tensor
 
 from pyllm.config.engine_settings import EngineConfig
-from pyllm.config.rank_places import num_ranks
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.loaders.packed_cache import PackedCache
 

@@ -19,7 +19,7 @@
 //! assert_eq!((plan.num_tokens(), plan.num_rows()), (3, 1));
 //! scheduler.commit(plan.step, &[0, 1], &[42], 0.0, None, None)?; // the worker computed the plan and sampled token 42
 //!
-//! let deltas = scheduler.take_deltas(client).expect("there is news");
+//! let deltas = scheduler.take_deltas(client).expect("there are deltas");
 //! assert_eq!((&deltas.requests[..], &deltas.tokens[..]), (&[1][..], &[42][..]));
 //! # Ok::<(), pyllm_scheduler::Error>(())
 //! ```

@@ -24,6 +24,7 @@ STATS = dict.fromkeys(NAMES, 0) | {
     "num_used_blocks": 8,
     "num_cached_blocks": 6,
     "num_pinned_blocks": 5,
+    "num_uncomputed_tokens": 70,
     "num_host_blocks": 40,
     "num_free_host_blocks": 30,
     "num_cached_host_blocks": 7,
@@ -131,6 +132,7 @@ def test_what_vllm_does_not_count_is_named_as_ours() -> None:
         "pyllm:resubmitted_requests_total": 8,
         "pyllm:recoveries_total": 3,
         "pyllm:num_suspects": 4,
+        "pyllm:num_uncomputed_tokens": 70,
         "pyllm:quarantine_failures_total": 1,
     }
     assert expected.items() == {name: samples[name] for name in samples if name.startswith("pyllm:")}.items()

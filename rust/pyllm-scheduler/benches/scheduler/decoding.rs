@@ -39,12 +39,12 @@ impl Decoding {
         decoding
     }
 
-    /// Plans a step of all rows, commits a token for each, and takes the news.
+    /// Plans a step of all rows, commits a token for each, and takes the deltas.
     pub fn step(&mut self) {
         let plan = self.scheduler.schedule(0.0).expect("time stands still").expect("rows decode");
         self.scheduler
             .commit(plan.step, &self.starts, &self.tokens, 0.0, None, None)
             .expect("every row samples one token");
-        self.scheduler.take_deltas(ClientId(0)).expect("there is news");
+        self.scheduler.take_deltas(ClientId(0)).expect("there are deltas");
     }
 }

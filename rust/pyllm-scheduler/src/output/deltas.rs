@@ -10,7 +10,7 @@ use crate::output::logprobs::{LogprobEntries, LogprobView};
 use crate::output::start_times::{StartTime, StartTimes};
 use crate::request::Finish;
 
-/// One row per sample that has news, and one before it for news of its prompt. Row i's tokens are
+/// One row per sample with anything new, and one before it for what is new of its prompt. Row i's tokens are
 /// `tokens[token_starts[i]..token_starts[i + 1]]`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeltaColumns {
@@ -37,7 +37,7 @@ pub struct DeltaColumns {
     pub start_times: StartTimes,
 }
 
-/// One sample's news.
+/// What is new of one sample.
 pub(crate) struct Delta<'a> {
     pub(crate) request: RequestId,
     pub(crate) sample: u32,
@@ -80,13 +80,13 @@ impl Outbox {
         key
     }
 
-    /// One request fewer. The client is forgotten when it has neither requests nor news.
+    /// One request fewer. The client is forgotten when it has neither requests nor deltas.
     pub(crate) fn close(&mut self, key: Key<Client>) {
         self.clients[key].num_requests -= 1;
         self.forget_idle(key);
     }
 
-    /// Forgets a client and its news. Its requests are gone before.
+    /// Forgets a client and its deltas. Its requests are gone before.
     pub(crate) fn remove(&mut self, id: ClientId) {
         if let Some(key) = self.keys.remove(&id) {
             self.clients.remove(key);
@@ -121,7 +121,7 @@ impl Outbox {
         &self.pending
     }
 
-    /// A client's news since it last took them, one row a sample.
+    /// A client's deltas since it last took them, one row a sample.
     pub(crate) fn take(&mut self, id: ClientId) -> Option<&DeltaColumns> {
         let key = *self.keys.get(&id)?;
         let client = &mut self.clients[key];
@@ -208,7 +208,7 @@ impl DeltaColumns {
         self.start_times.clear();
     }
 
-    /// The same news with one row a sample: a sample's later tokens and finish join its first row. What is told of its
+    /// The same deltas with one row a sample: a sample's later tokens and finish join its first row. What is told of its
     /// prompt has a row of its own, which the output of one that is resumed does not follow.
     fn merged(&self) -> Self {
         let mut order: Vec<usize> = (0..self.len()).collect();
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_forgotten_with_its_last_request_and_news() {
+    fn a_client_is_forgotten_with_its_last_request_and_deltas() {
         let mut outbox = Outbox::new();
         let key = outbox.open(ClientId(1));
         outbox.push(key, &delta(1, 0, &[5], Finish::Length));

@@ -115,6 +115,7 @@ impl Scheduler {
             }
             None => State::Preempted,
         };
+        sequence.recount(&mut self.num_uncomputed_tokens);
         self.enqueue(key, state);
     }
 

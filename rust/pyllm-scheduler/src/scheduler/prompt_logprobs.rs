@@ -1,5 +1,5 @@
-//! What the worker tells of prompts: the log-probabilities of their tokens, which go out as a sample's news before its
-//! output. Knows nothing of what is sampled.
+//! What the worker tells of prompts: the log-probabilities of their tokens, which go out as a delta of a sample before
+//! its output. Knows nothing of what is sampled.
 
 use crate::ids::StepId;
 use crate::output::deltas::Delta;

@@ -37,6 +37,9 @@ stats! {
     num_paused,
     /// Waiting for keys and values from outside.
     num_loading,
+    /// Known tokens of all sequences that are still to be computed: of prompts, of what was preempted, and the last
+    /// token of each sequence that waits for its next step.
+    num_uncomputed_tokens,
     num_blocks,
     /// Blocks nothing refers to, those included that the prefix cache still knows.
     num_free_blocks,
@@ -81,6 +84,7 @@ impl Scheduler {
             num_held: self.num_held as u64,
             num_paused: self.num_paused as u64,
             num_loading: self.num_loading as u64,
+            num_uncomputed_tokens: self.num_uncomputed_tokens,
             num_blocks,
             num_free_blocks,
             num_used_blocks: num_blocks - num_free_blocks,

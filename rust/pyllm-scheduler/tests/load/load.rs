@@ -96,7 +96,7 @@ impl Load {
         let tokens: Vec<i32> = (0..num_sampled).map(|_| self.random.token()).collect();
         self.scheduler.commit(plan.step, &starts, &tokens, 0.0, None, None).expect("the step is in flight");
         for client in self.scheduler.pending_clients().to_vec() {
-            let deltas = self.scheduler.take_deltas(client).expect("there is news");
+            let deltas = self.scheduler.take_deltas(client).expect("there are deltas");
             self.num_tokens += deltas.tokens.len() as u64;
         }
         true

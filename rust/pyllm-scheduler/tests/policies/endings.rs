@@ -61,7 +61,7 @@ fn a_deadline_ends_all_samples_and_drops_what_is_in_flight() {
     let in_flight = engine.scheduler.schedule(engine.now).expect("time goes on").expect("it runs");
     assert_eq!(engine.scheduler.schedule(1.0).expect("time goes on"), None);
     engine.scheduler.commit(in_flight.step, &[0, 1, 2, 3], &[7, 7, 7], 0.0, None, None).expect("the step is due");
-    let deltas = engine.scheduler.take_deltas(CLIENT).expect("there is news");
+    let deltas = engine.scheduler.take_deltas(CLIENT).expect("there are deltas");
     assert_eq!(deltas.finishes, [Finish::Deadline as u8; 3]);
     assert!(deltas.tokens.is_empty());
 }

@@ -53,7 +53,7 @@ fn run_to_the_end(scheduler: &mut Scheduler, token: i32) -> DeltaColumns {
         let plan = plan(scheduler);
         commit(scheduler, &plan, token);
     }
-    scheduler.take_deltas(CLIENT).expect("there is news").clone()
+    scheduler.take_deltas(CLIENT).expect("there are deltas").clone()
 }
 
 #[test]

@@ -147,9 +147,10 @@ impl World {
         let unfinished = self.requests.iter().filter(|known| known.is_live());
         assert_eq!(unfinished.count(), 0, "every request comes to its end");
         self.check_prompts_told();
-        let Stats { num_requests, num_running, num_waiting, num_held, num_paused, num_loading, .. } =
-            self.scheduler.stats();
+        let stats = self.scheduler.stats();
+        let Stats { num_requests, num_running, num_waiting, num_held, num_paused, num_loading, .. } = stats;
         assert_eq!([num_requests, num_running, num_waiting, num_held, num_paused, num_loading], [0; 6]);
+        assert_eq!(stats.num_uncomputed_tokens, 0);
         assert!(self.scheduler.pending_clients().is_empty());
         for name in 0..4 {
             self.unpin(name);

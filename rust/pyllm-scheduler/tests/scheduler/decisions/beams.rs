@@ -74,7 +74,7 @@ fn the_answer_is_told_at_the_end_best_first() -> Result<(), Error> {
     let second = plan(&mut scheduler);
     let stop = &[(21, -0.1), (22, -3.5), (23, -5.0), (24, -5.0)];
     commit(&mut scheduler, &second, &[LIKELY, stop]);
-    let deltas = scheduler.take_deltas(CLIENT).expect("there is news");
+    let deltas = scheduler.take_deltas(CLIENT).expect("there are deltas");
     assert_eq!((&deltas.samples[..], &deltas.offsets[..]), (&[0, 1][..], &[0, 0][..]));
     assert_eq!((deltas.row_tokens(0), deltas.row_tokens(1)), (&[10, 11][..], &[10, 12][..]), "-1.1 / 5 and -1.2 / 5");
     assert_eq!(deltas.finishes, [Finish::Length as u8; 2], "-1.6 / 4 is worse");
@@ -96,7 +96,7 @@ fn a_search_begins_with_its_answer() -> Result<(), Error> {
         let (starts, tokens, logprobs) = result(&plan, candidates);
         scheduler.commit(plan.step, &starts, &tokens, 0.5, Some(&logprobs), None)?;
     }
-    let deltas = scheduler.take_deltas(CLIENT).expect("there is news");
+    let deltas = scheduler.take_deltas(CLIENT).expect("there are deltas");
     assert_eq!(deltas.samples, [0, 1]);
     assert_eq!(deltas.start_times, StartTimes { rows: vec![0], queue: vec![1.0], prefill: vec![1.5] });
     Ok(())
@@ -211,7 +211,7 @@ fn the_end_of_one_beam_from_outside_is_that_of_all() -> Result<(), Error> {
     commit(&mut scheduler, &first, &[&six]);
     assert!(!scheduler.abort(CLIENT, RequestId(1), Some(3)));
     assert!(scheduler.abort(CLIENT, RequestId(1), Some(1)));
-    let deltas = scheduler.take_deltas(CLIENT).expect("there is news");
+    let deltas = scheduler.take_deltas(CLIENT).expect("there are deltas");
     assert_eq!((&deltas.samples[..], &deltas.offsets[..]), (&[0, 1, 2][..], &[0; 3][..]));
     assert_eq!((&deltas.finishes[..], &deltas.tokens[..]), (&[Finish::Abort as u8; 3][..], &[][..]));
     assert_eq!(scheduler.stats().num_used_blocks, 0);
@@ -290,6 +290,6 @@ fn a_lost_device_costs_no_candidates() -> Result<(), Error> {
         assert_eq!(other.num_rows(), 1);
         commit(&mut scheduler, &other, candidates);
     }
-    assert_eq!(scheduler.take_deltas(CLIENT).expect("there is news").tokens, [10, 11, 10, 12]);
+    assert_eq!(scheduler.take_deltas(CLIENT).expect("there are deltas").tokens, [10, 11, 10, 12]);
     Ok(())
 }

@@ -32,7 +32,7 @@ fn a_prompt_comes_in_chunks_and_its_last_row_gives_the_embedding() -> Result<(),
         matches!(refused, Err(Error::Sampled { problem, .. }) if problem == "row 0 asks for an embedding and has none")
     );
     give(&mut scheduler, &last, &[0.5, 0.25])?;
-    let deltas = scheduler.take_deltas(CLIENT).expect("there is news");
+    let deltas = scheduler.take_deltas(CLIENT).expect("there are deltas");
     assert_eq!((&deltas.finishes[..], &deltas.token_starts[..]), (&[Finish::Stop as u8][..], &[0, 0][..]));
     assert_eq!(deltas.embeddings, Embeddings { starts: vec![0, 2], values: vec![0.5, 0.25] });
     assert_eq!((scheduler.stats().num_requests, scheduler.stats().num_used_blocks), (0, 0));
@@ -47,7 +47,7 @@ fn the_last_token_is_computed_even_where_all_of_the_prompt_is_cached() -> Result
         let only = plan(&mut scheduler);
         assert_eq!(only.num_tokens(), 8 - cached);
         give(&mut scheduler, &only, &[1.0])?;
-        assert_eq!(scheduler.take_deltas(CLIENT).expect("there is news").cached_tokens, [cached as i32]);
+        assert_eq!(scheduler.take_deltas(CLIENT).expect("there are deltas").cached_tokens, [cached as i32]);
     }
     Ok(())
 }
@@ -60,7 +60,7 @@ fn a_whole_prompt_is_computed_whatever_is_cached() -> Result<(), Error> {
         let only = plan(&mut scheduler);
         assert_eq!(only.num_tokens(), 8);
         give(&mut scheduler, &only, &[1.0])?;
-        assert_eq!(scheduler.take_deltas(CLIENT).expect("there is news").cached_tokens, [0]);
+        assert_eq!(scheduler.take_deltas(CLIENT).expect("there are deltas").cached_tokens, [0]);
     }
     Ok(())
 }
@@ -87,7 +87,7 @@ fn a_row_in_flight_counts_though_its_request_is_held_and_not_if_the_device_is_lo
     assert_eq!(again.num_tokens(), 5);
     scheduler.hold(CLIENT, RequestId(1), "test")?;
     give(&mut scheduler, &again, &[1.0])?;
-    assert_eq!(scheduler.take_deltas(CLIENT).expect("there is news").embeddings.values, [1.0]);
+    assert_eq!(scheduler.take_deltas(CLIENT).expect("there are deltas").embeddings.values, [1.0]);
     assert_eq!((scheduler.stats().num_held, scheduler.stats().num_requests), (0, 0));
     Ok(())
 }

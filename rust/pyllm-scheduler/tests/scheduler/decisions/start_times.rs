@@ -49,10 +49,10 @@ fn a_step_without_first_outputs_has_no_columns_of_them() -> Result<(), Error> {
     let first = plan_at(&mut scheduler, 0.0);
     commit_after(&mut scheduler, &first, 0.5);
     let begun = StartTimes { rows: vec![0], queue: vec![0.0], prefill: vec![0.5] };
-    assert_eq!(scheduler.take_deltas(CLIENT).expect("there is news").start_times, begun);
+    assert_eq!(scheduler.take_deltas(CLIENT).expect("there are deltas").start_times, begun);
     let second = plan_at(&mut scheduler, 1.0);
     commit_after(&mut scheduler, &second, 0.5);
-    assert_eq!(scheduler.take_deltas(CLIENT).expect("there is news").start_times, StartTimes::default());
+    assert_eq!(scheduler.take_deltas(CLIENT).expect("there are deltas").start_times, StartTimes::default());
     Ok(())
 }
 
@@ -125,7 +125,7 @@ fn a_request_of_several_samples_begins_once() -> Result<(), Error> {
     scheduler.add(Request { n: 3, ..request(1, [1; 5], 2) })?;
     let first = plan_at(&mut scheduler, 2.0);
     commit_after(&mut scheduler, &first, 0.5);
-    let deltas = scheduler.take_deltas(CLIENT).expect("there is news");
+    let deltas = scheduler.take_deltas(CLIENT).expect("there are deltas");
     assert_eq!((&deltas.samples[..], &deltas.start_times.rows[..]), (&[0, 1, 2][..], &[0][..]));
     Ok(())
 }
@@ -137,7 +137,7 @@ fn it_begins_with_the_first_sample_that_is_left() -> Result<(), Error> {
     scheduler.abort(CLIENT, RequestId(1), Some(0));
     let first = plan_at(&mut scheduler, 2.0);
     commit_after(&mut scheduler, &first, 0.5);
-    let deltas = scheduler.take_deltas(CLIENT).expect("there is news");
+    let deltas = scheduler.take_deltas(CLIENT).expect("there are deltas");
     assert_eq!(&deltas.samples[..], [0, 1, 2]);
     assert_eq!(deltas.start_times, StartTimes { rows: vec![1], queue: vec![2.0], prefill: vec![0.5] });
     Ok(())

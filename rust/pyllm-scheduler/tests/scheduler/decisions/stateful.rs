@@ -96,7 +96,7 @@ fn accepted_drafts_the_sampled_token_and_forced_ones_follow_one_another() -> Res
         assert_eq!(tokens(&drafts), [4, 5, 6, 7]);
         give(&mut scheduler, &drafts, given)?;
         assert_eq!(tokens(&plan(&mut scheduler)), next);
-        assert_eq!(scheduler.take_deltas(CLIENT).expect("there is news").tokens[1..], *given);
+        assert_eq!(scheduler.take_deltas(CLIENT).expect("there are deltas").tokens[1..], *given);
     }
     Ok(())
 }
@@ -109,7 +109,7 @@ fn what_is_forced_ends_where_the_sample_does() -> Result<(), Error> {
     for expected in [[4, 5, 7], [4, 5, 6]] {
         let first = plan(&mut scheduler);
         give(&mut scheduler, &first, &[&expected[..], &[8, 9]].concat())?;
-        assert_eq!(scheduler.take_deltas(CLIENT).expect("there is news").tokens, expected);
+        assert_eq!(scheduler.take_deltas(CLIENT).expect("there are deltas").tokens, expected);
     }
     assert_eq!(scheduler.stats().num_requests, 0);
     Ok(())
@@ -161,7 +161,7 @@ fn a_prompt_is_told_of_once_however_often_it_is_computed() -> Result<(), Error> 
     let rest = plan(&mut scheduler);
     assert_eq!(tokens(&rest), [16, 17, 18, 19]);
     scheduler.commit(rest.step, &[0, 1], &[7], 0.0, Some(&told(&[16, 17, 18, 19], &[7])), None)?;
-    let deltas = scheduler.take_deltas(CLIENT).expect("there is news");
+    let deltas = scheduler.take_deltas(CLIENT).expect("there are deltas");
     assert_eq!((&deltas.offsets[..], &deltas.token_starts[..]), (&[-9, 0][..], &[0, 9, 10][..]));
     assert_eq!(deltas.tokens, (11..20).chain([7]).collect::<Vec<_>>());
     assert_eq!((&deltas.logprobs.ids, &deltas.logprobs.starts), (&deltas.tokens, &(0..=10).collect()));

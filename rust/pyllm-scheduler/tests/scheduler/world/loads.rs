@@ -31,7 +31,7 @@ impl World {
         }
     }
 
-    /// To a request all of whose news has been heard.
+    /// To a request all of whose deltas have been taken.
     pub(super) fn offer(&mut self, index: usize, Offer { num_tokens, asynchronous, quarters }: Offer) {
         let (client, id) = self.name(index);
         let result = self.scheduler.offer_load(client, id, num_tokens, asynchronous);

@@ -43,7 +43,7 @@ pub(super) struct KnownSample {
 }
 
 impl Known {
-    /// Whether it is live, if all its news has been heard.
+    /// Whether it is live, if all its deltas have been taken.
     pub(super) fn is_live(&self) -> bool {
         !self.is_dropped && self.samples.iter().any(|sample| !sample.is_finished)
     }
@@ -288,7 +288,7 @@ impl World {
         }
     }
 
-    /// Of a request all of whose news has been heard.
+    /// Of a request all of whose deltas have been taken.
     pub(super) fn set_hold(&mut self, index: usize, hold: bool) {
         let known = &mut self.requests[index];
         let (client, id) = (known.request.client, known.request.id);
@@ -311,7 +311,7 @@ impl World {
         assert!(self.scheduler.take_deltas(ClientId(client)).is_none());
     }
 
-    /// One of the last requests, with all its news heard, so that the world knows whether it is live.
+    /// One of the last requests, with all its deltas taken, so that the world knows whether it is live.
     pub(super) fn pick(&mut self, pick: usize) -> Option<usize> {
         let back = 1 + pick.checked_rem(self.requests.len().min(8))?;
         let index = self.requests.len() - back;

@@ -1,4 +1,4 @@
-"""Where each rank stands: its stage of the pipeline, and its place among the tensor-parallel ranks of that stage.
+"""The coordinates of each rank: its stage of the pipeline, and its number among the tensor-parallel ranks there.
 
 The one definition of rank numbers. Knows no process and no machine.
 """
@@ -8,8 +8,8 @@ from typing import NamedTuple
 from pyllm.config.engine_settings import ParallelConfig
 
 
-class RankPlace(NamedTuple):
-    """The place of rank number `stage * tensor_parallel_size + tensor_rank`: ranks of one stage follow one another."""
+class RankCoordinates(NamedTuple):
+    """Those of rank number `stage * tensor_parallel_size + tensor_rank`: ranks of one stage follow one another."""
 
     stage: int
     tensor_rank: int
@@ -20,9 +20,9 @@ def num_ranks(parallel: ParallelConfig) -> int:
     return parallel.pipeline_parallel_size * parallel.tensor_parallel_size
 
 
-def place_of(rank: int, parallel: ParallelConfig) -> RankPlace:
-    """The place of a rank."""
-    return RankPlace(*divmod(rank, parallel.tensor_parallel_size))
+def coordinates_of(rank: int, parallel: ParallelConfig) -> RankCoordinates:
+    """The stage of a rank, and its number there."""
+    return RankCoordinates(*divmod(rank, parallel.tensor_parallel_size))
 
 
 def ranks_of_stage(stage: int, parallel: ParallelConfig) -> range:
