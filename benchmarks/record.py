@@ -25,6 +25,8 @@ class Record(TypedDict, total=False):
     streams: int
     cores: int
     placement: str
+    prefix_hash: str
+    cached: str  # where the blocks of a prompt are
     load: str
     tenants: int
     linear: float  # of `value`, as a share of what so many cores would give if each gave what one gives alone

@@ -61,9 +61,9 @@ class RoundRobin:
 class ByPrefix:
     """`Placement`, for cores numbered from 0."""
 
-    def __init__(self, num_cores: int) -> None:
+    def __init__(self, num_cores: int, prefix_hash: str = "blake3") -> None:
         self.cores = list(range(num_cores))
-        self._placement = Placement(block_size=BLOCK_SIZE)
+        self._placement = Placement(block_size=BLOCK_SIZE, prefix_hash=prefix_hash)
         for core in self.cores:
             self._placement.add_core(core)
         self.ended = self._placement.ended

@@ -148,6 +148,7 @@ impl Placement {
         for request in ended.unwrap_or_default() {
             self.index.end(request);
         }
+        self.index.trim();
         self.measure();
         Ok(())
     }
@@ -189,6 +190,7 @@ impl Placement {
         if let Some(request) = core.and_then(|core| core.note_ended(request)) {
             self.index.end(request);
         }
+        self.index.trim();
     }
 
     /// Keeps every input from now on, for `take_recording`.

@@ -109,22 +109,24 @@ impl BlockHasher {
         BlockHash(Sha256::digest(&self.message).into())
     }
 
-    /// The block after `parent`, whose tokens are in two parts.
+    /// The block after `parent`, whose tokens are in two parts. BLAKE3 takes the parent as its key, as it takes one part
+    /// of a long input to the next: so 16 tokens are one call of its compression function, and not two.
     pub(crate) fn child(&mut self, parent: BlockHash, head: &[i32], tail: &[i32]) -> BlockHash {
         if self.seed.is_some() {
             self.begin(parent);
             cbor::array(&mut self.message, head.len() + tail.len());
-            for &token in head.iter().chain(tail) {
-                cbor::unsigned(&mut self.message, token as u64);
-            }
+            cbor::tokens(&mut self.message, head);
+            cbor::tokens(&mut self.message, tail);
             cbor::null(&mut self.message);
             return BlockHash(Sha256::digest(&self.message).into());
         }
+        if tail.is_empty() {
+            return BlockHash(*blake3::keyed_hash(&parent.0, bytemuck::cast_slice(head)).as_bytes());
+        }
         self.message.clear();
-        self.message.extend_from_slice(&parent.0);
         self.message.extend_from_slice(bytemuck::cast_slice(head));
         self.message.extend_from_slice(bytemuck::cast_slice(tail));
-        BlockHash(*blake3::hash(&self.message).as_bytes())
+        BlockHash(*blake3::keyed_hash(&parent.0, &self.message).as_bytes())
     }
 
     fn begin(&mut self, parent: BlockHash) {
@@ -136,8 +138,19 @@ impl BlockHasher {
 
 /// The parts of canonical CBOR (RFC 8949) that a block's name is made of.
 mod cbor {
-    pub(super) fn unsigned(message: &mut Vec<u8>, value: u64) {
-        head(message, 0, value);
+    /// Unsigned integers. A vocabulary's are of all lengths, so that a branch for each would be guessed wrong.
+    pub(super) fn tokens(message: &mut Vec<u8>, tokens: &[i32]) {
+        let mut end = message.len();
+        message.resize(end + 8 * tokens.len(), 0);
+        for &token in tokens {
+            let value = token as u32;
+            let size = usize::from(value >= 24) + usize::from(value >= 0x100) + usize::from(value >= 0x1_0000);
+            let length = [1, 2, 3, 5][size];
+            let encoded = [0, 0x18, 0x19, 0x1a][size] << 56 | u64::from(value) << (64 - 8 * length);
+            message[end..end + 8].copy_from_slice(&encoded.to_be_bytes());
+            end += length;
+        }
+        message.truncate(end);
     }
 
     pub(super) fn bytes(message: &mut Vec<u8>, value: &[u8]) {
@@ -242,6 +255,8 @@ mod tests {
         let first: &[i32] = &[1, 2, 300, 70000];
         assert_eq!(chain(&[first]), "0bd7b58f2ebe08691f697f880e09dffc2d55c4f30d92bec1101e1ec2751812af");
         assert_eq!(chain(&[first, &numbers]), "6f477cf882739e18b6c8b77bd231908f800d57def321725e98d61e5ee4d17710");
+        let lengths: &[i32] = &[0, 23, 24, 255, 256, 65535, 65536, i32::MAX]; // at which an integer gets longer
+        assert_eq!(chain(&[lengths]), "946e7cc9f82671eb436b48a434e33c2b8bc9bd9eb03ef4b721002a2fa2fef37c");
         let salted = hex(hasher(PrefixHash::Sha256Cbor).root(&["t", "s", "a", ""]));
         assert_eq!(salted, "a8d017d0b4848d1e772c92cbad96e8f15bfcb0c8d8685c63ebc33fdf1e340072");
         let seed = "x".repeat(300);

@@ -16,8 +16,8 @@ const MAX_EXPECTED: usize = 1 << 18;
 
 pub(crate) struct PrefixIndex {
     known: HashMapByShort<CoreSet>,
-    expected: HashMapByShort<CoreSet>,
-    last_requests: HashMapByShort<u64>, // that are expected to store a hash on a core, by `at`
+    expected: HashMapByShort<Expected>,
+    last_elsewhere: HashMapByShort<u64>, // as `Expected::last` on its other cores, by `at`
     by_request: BTreeMap<u64, Request>,
     num_expected: usize, // hashes in `by_request`
     most_expected: usize,
@@ -28,12 +28,19 @@ struct Request {
     hashes: Vec<u64>,
 }
 
+/// A hash that requests will store. Few are expected on more than one core, so that one map has all of the others.
+struct Expected {
+    cores: CoreSet,
+    slot: usize, // one of them
+    last: u64,   // the last request that will store it there
+}
+
 impl PrefixIndex {
     pub(crate) fn new() -> Self {
         Self {
             known: HashMapByShort::default(),
             expected: HashMapByShort::default(),
-            last_requests: HashMapByShort::default(),
+            last_elsewhere: HashMapByShort::default(),
             by_request: BTreeMap::new(),
             num_expected: 0,
             most_expected: MAX_EXPECTED,
@@ -58,39 +65,42 @@ impl PrefixIndex {
     /// Nothing is on the core at `slot` any more, nor will be.
     pub(crate) fn forget(&mut self, slot: usize) {
         self.change(slot, &[Change::Cleared]);
-        let Self { by_request, last_requests, num_expected, .. } = self;
-        by_request.retain(|_, request| {
-            let stays = request.slot != slot;
-            if !stays {
-                *num_expected -= request.hashes.len();
-                for &hash in &request.hashes {
-                    last_requests.remove(&at(hash, slot));
-                }
+        let by_request = std::mem::take(&mut self.by_request);
+        for (id, request) in by_request {
+            if request.slot == slot {
+                self.unexpect(id, &request);
+            } else {
+                self.by_request.insert(id, request);
             }
-            stays
-        });
-        remove(&mut self.expected, CoreSet::of(slot));
+        }
     }
 
-    /// A request was placed: what of these hashes its core has not, it will have. Ids rise.
+    /// A request was placed: what of these hashes its core has not, it will have. Ids rise. What is too much is left to
+    /// the next `trim`, for requests wait for this call, but for half as much again.
     pub(crate) fn expect(&mut self, id: u64, slot: usize, hashes: impl Iterator<Item = u64>) {
         let core = CoreSet::of(slot);
         let hashes: Vec<_> =
             hashes.filter(|hash| !self.known.get(hash).is_some_and(|cores| cores.contains(slot))).collect();
         for &hash in &hashes {
-            let cores = self.expected.entry(hash).or_default();
-            *cores = cores.with(core);
-            self.last_requests.insert(at(hash, slot), id);
+            let expected = self.expected.entry(hash).or_insert(Expected { cores: core, slot, last: id });
+            expected.cores = expected.cores.with(core);
+            if expected.slot == slot {
+                expected.last = id;
+            } else {
+                self.last_elsewhere.insert(at(hash, slot), id);
+            }
         }
         if hashes.is_empty() {
             return;
         }
         self.num_expected += hashes.len();
         self.by_request.insert(id, Request { slot, hashes });
-        while self.num_expected > self.most_expected {
-            let Some((id, request)) = self.by_request.pop_first() else { break };
-            self.unexpect(id, &request);
-        }
+        self.drop_oldest(self.most_expected + self.most_expected / 2);
+    }
+
+    /// Drops what the oldest requests have too much.
+    pub(crate) fn trim(&mut self) {
+        self.drop_oldest(self.most_expected);
     }
 
     /// Hashes known on the core at `slot`.
@@ -99,12 +109,14 @@ impl PrefixIndex {
         self.known.iter().filter(|(_, cores)| cores.contains(slot)).map(|(&hash, _)| hash).collect()
     }
 
-    /// Hashes that are known anywhere, and those that are expected, by hash and by request.
+    /// Hashes that are known anywhere, and those that are expected: by hash, by hash and core, and by request.
     #[cfg(test)]
     pub(crate) fn sizes(&self) -> [usize; 4] {
         let num_by_request = self.by_request.values().map(|request| request.hashes.len()).sum();
         assert_eq!(self.num_expected, num_by_request);
-        [self.known.len(), self.expected.len(), self.last_requests.len(), num_by_request]
+        let num_by_core = self.expected.values().map(|expected| expected.cores.iter().count()).sum();
+        assert_eq!(self.expected.len() + self.last_elsewhere.len(), num_by_core);
+        [self.known.len(), self.expected.len(), num_by_core, num_by_request]
     }
 
     /// Where a request is whose hashes are expected still.
@@ -168,17 +180,35 @@ impl PrefixIndex {
         if cores.without(known).is_empty() {
             return known;
         }
-        known.with(self.expected.get(&hash).copied().unwrap_or_default())
+        self.expected.get(&hash).map_or(known, |expected| known.with(expected.cores))
+    }
+
+    fn drop_oldest(&mut self, most_expected: usize) {
+        while self.num_expected > most_expected {
+            let Some((id, request)) = self.by_request.pop_first() else { break };
+            self.unexpect(id, &request);
+        }
     }
 
     /// What a later request on the same core has as well stays.
     fn unexpect(&mut self, id: u64, request: &Request) {
         self.num_expected -= request.hashes.len();
         for &hash in &request.hashes {
-            if let Entry::Occupied(entry) = self.last_requests.entry(at(hash, request.slot)) {
-                if *entry.get() == id {
-                    entry.remove();
-                    remove_from(&mut self.expected, hash, CoreSet::of(request.slot));
+            let Entry::Occupied(mut entry) = self.expected.entry(hash) else { continue };
+            let expected = entry.get_mut();
+            if expected.slot != request.slot {
+                if let Entry::Occupied(last) = self.last_elsewhere.entry(at(hash, request.slot)) {
+                    if *last.get() == id {
+                        last.remove();
+                        expected.cores = expected.cores.without(CoreSet::of(request.slot));
+                    }
+                }
+            } else if expected.last == id {
+                expected.cores = expected.cores.without(CoreSet::of(request.slot));
+                let next = expected.cores.iter().next();
+                match next.and_then(|slot| Some((slot, self.last_elsewhere.remove(&at(hash, slot))?))) {
+                    Some((slot, last)) => (expected.slot, expected.last) = (slot, last),
+                    None => drop(entry.remove()),
                 }
             }
         }
@@ -210,7 +240,45 @@ fn remove_from(from: &mut HashMapByShort<CoreSet>, hash: u64, core: CoreSet) {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// As if each hash on each core had an entry of its own. A step is a request to expect, one that ends (before
+        /// all, or in the middle), or a core that is gone.
+        #[test]
+        fn a_hash_is_expected_on_each_core_until_its_last_request_there_ends(
+            steps in prop::collection::vec((0..8_u32, 0..3_usize, 0..6_u64, 1..5_u64), 1..60)
+        ) {
+            let (mut index, mut last, mut requests) = (PrefixIndex::new(), BTreeMap::new(), BTreeMap::new());
+            for (id, (step, slot, first, count)) in (0..).zip(steps) {
+                match step {
+                    0..4 => {
+                        index.expect(id, slot, first..first + count);
+                        last.extend((first..first + count).map(|hash| ((hash, slot), id)));
+                        requests.insert(id, slot);
+                    }
+                    4..7 => {
+                        let Some(&ended) = requests.keys().nth(requests.len() * first as usize / 6) else { continue };
+                        index.end(ended);
+                        last.retain(|_, &mut last| last != ended);
+                        requests.remove(&ended);
+                    }
+                    _ => {
+                        index.forget(slot);
+                        last.retain(|&(_, on), _| on != slot);
+                        requests.retain(|_, on| *on != slot);
+                    }
+                }
+                for (hash, slot) in (0..12).flat_map(|hash| (0..3).map(move |slot| (hash, slot))) {
+                    let found = index.cores_with(hash, CoreSet::of(slot)).contains(slot);
+                    prop_assert_eq!(found, last.contains_key(&(hash, slot)));
+                }
+                prop_assert_eq!(index.sizes()[2], last.len());
+            }
+        }
+    }
 
     fn lengths(index: &PrefixIndex, hashes: &[u64]) -> [u32; 2] {
         let mut lengths = [0; MAX_CORES];
@@ -236,8 +304,10 @@ mod tests {
         let mut index = PrefixIndex { most_expected: 5, ..PrefixIndex::new() };
         index.expect(0, 0, 0..3);
         index.expect(1, 1, 0..3);
+        assert_eq!((lengths(&index, &[0, 1, 2]), index.sizes()), ([3, 3], [0, 3, 6, 6]));
+        index.trim();
         assert_eq!((lengths(&index, &[0, 1, 2]), index.sizes()), ([0, 3], [0, 3, 3, 3]));
-        index.expect(2, 0, 0..6);
+        index.expect(2, 0, 0..8);
         assert_eq!((lengths(&index, &[0, 1, 2]), index.sizes()), ([0, 0], [0; 4]));
     }
 

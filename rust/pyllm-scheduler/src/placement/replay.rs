@@ -9,7 +9,7 @@ use crate::recorder::Entries;
 use super::{NewRequest, Placement};
 
 /// What a recording begins with. The number grows when old recordings can no longer be read.
-pub(super) const MAGIC: &[u8] = b"pyllm placement recording 1\n";
+pub(super) const MAGIC: &[u8] = b"pyllm placement recording 2\n";
 
 /// What a placement is made with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

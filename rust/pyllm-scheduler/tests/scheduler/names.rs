@@ -26,5 +26,5 @@ pub fn root(request: &Request, config: &Config) -> Name {
 
 pub fn child(parent: Name, tokens: &[i32]) -> Name {
     let tokens = tokens.iter().flat_map(|token| token.to_le_bytes());
-    *blake3::hash(&parent.into_iter().chain(tokens).collect::<Vec<_>>()).as_bytes()
+    *blake3::keyed_hash(&parent, &tokens.collect::<Vec<_>>()).as_bytes()
 }
