@@ -160,7 +160,11 @@ class SchedulerConfig(ConfigPart, frozen=True):
         ),
     ] = 1.0
     scheduler_recording: Annotated[
-        str, Meta(description="new file that records the scheduler's calls, prompts included; see pyllm replay")
+        str,
+        Meta(
+            description="new file that records the scheduler's calls, prompts included; see pyllm replay; with several "
+            "cores also FILE.core-1, ..., and FILE.placement-0, ...: where each API process places requests"
+        ),
     ] = ""
     async_scheduling: Annotated[bool, Meta(description="plan a step while the step before is computed")] = True
     num_speculative_tokens: Annotated[

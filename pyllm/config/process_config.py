@@ -94,6 +94,7 @@ class ApiConfig(_ProcessConfig, frozen=True):
     checkpoint: Checkpoint
     served_model_name: tuple[str, ...]
     placement: CorePlacement = "prefix"  # of requests, on the cores
+    placement_recording: str = ""  # path of a new file for what decides it; empty: none
     index: int = 0
     seed: int | None = None
     log: LogConfig = LogConfig()

@@ -74,8 +74,13 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     shared = await _shared_state(config, parent)
     known = await shared.follow_cores(NOTHING_KNOWN, ())
     parent.enter("waiting for the cores")
-    ready_timeout = config.server.ready_timeout
-    client = await connect_cores(known, config.placement, core_transport(config.server), ready_timeout)
+    client = await connect_cores(
+        known,
+        config.placement,
+        core_transport(config.server),
+        config.server.ready_timeout,
+        placement_recording=config.placement_recording,
+    )
     client.draw_seeds_from(config.seed, config.index)
     cores = ServerCores(client, shared, config.server, known)
     state = ServerState.configured(

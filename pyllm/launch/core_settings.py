@@ -1,4 +1,4 @@
-"""The settings of one core of several: what no two cores may share. Starts nothing.
+"""The settings of one core of several: what no two cores may share; and the like of API processes. Starts nothing.
 
 Core 0 has what was asked for; the others' addresses and files are made of these and of their index.
 """
@@ -31,6 +31,13 @@ def settings_of_core(engine: EngineConfig, index: int) -> EngineConfig:
             engine.scheduler, scheduler_recording=recording and f"{recording}.core-{index}"
         ),
     )
+
+
+def placement_recording(engine: EngineConfig, index: int) -> str:
+    """The file in which an API process records where it places requests; empty where there is nothing to choose."""
+    parallel, recording = engine.parallel, engine.scheduler.scheduler_recording
+    chooses = parallel.data_parallel_size > 1 and parallel.data_parallel_placement == "prefix"
+    return f"{recording}.placement-{index}" if recording and chooses else ""
 
 
 def address_of_core(address: str, index: int) -> str:

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
 
 import msgspec
 from setproctitle import setproctitle
@@ -18,7 +19,9 @@ from pyllm.config.process_config import ApiConfig, CoreConfig, StateConfig
 from pyllm.config.server_settings import HeadlessConfig, ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.launch import topology
+from pyllm.launch.core_settings import placement_recording
 from pyllm.launch.resolve import resolve_config, resolve_server, shared_config
+from pyllm.recording import check_recording_path
 from pyllm.supervision import line_writer
 from pyllm.supervision.log_level import set_log_level
 from pyllm.supervision.parent_link import keep_exit_codes
@@ -152,15 +155,20 @@ def _groups(
 
     groups = [
         [
-            topology.supervised_api(
-                msgspec.structs.replace(api, index=index), listener, limits, recovery, list_restarts
-            )
+            topology.supervised_api(_of_process(api, core.engine, index), listener, limits, recovery, list_restarts)
             for index in range(count)
         ],
         [topology.supervised_state(state, limits, recovery)] if count > 1 else [],
         *engine,
     ]
     return groups
+
+
+def _of_process(api: ApiConfig, engine: EngineConfig, index: int) -> ApiConfig:
+    recording = placement_recording(engine, index)
+    if recording:
+        check_recording_path(Path(recording))
+    return msgspec.structs.replace(api, index=index, placement_recording=recording)
 
 
 def _become_supervisor() -> None:

@@ -145,10 +145,26 @@ def supervised_api(
         process.on_kept = shared.keep
         return process
 
-    def configure(_: str) -> ApiConfig:
-        return msgspec.structs.replace(config, shared=shared.config)
+    next_config = successive_apis(config)
+
+    def configure(address: str) -> ApiConfig:
+        return msgspec.structs.replace(next_config(address), shared=shared.config)
 
     return SupervisedProcess(spawn, configure, limits, record)
+
+
+def successive_apis(config: ApiConfig) -> Callable[[str], ApiConfig]:
+    """Gives the configuration of an API process, and then of each that takes its place, whose recording is another."""
+    numbers = itertools.count()
+
+    def configure(_: str) -> ApiConfig:
+        number = next(numbers)
+        if not config.placement_recording or not number:
+            return config
+        recording = _next_recording(config.placement_recording, number, "API process")
+        return msgspec.structs.replace(config, placement_recording=recording)
+
+    return configure
 
 
 class SuccessiveCores:
@@ -170,7 +186,7 @@ class SuccessiveCores:
         number, config = next(self._numbers), self._config
         scheduler = config.engine.scheduler
         if scheduler.scheduler_recording and number:  # Each records its own life.
-            recording = _next_recording(scheduler.scheduler_recording, number)
+            recording = _next_recording(scheduler.scheduler_recording, number, "core")
             scheduler = msgspec.structs.replace(scheduler, scheduler_recording=recording)
         engine = msgspec.structs.replace(config.engine, scheduler=scheduler)
         kept = Kept(self._settings, tuple(self._ended), self._workers) if number else Kept()
@@ -206,14 +222,14 @@ class SuccessiveStates:
             self.config = msgspec.structs.replace(self.config, cores=kept.cores)
 
 
-def _next_recording(path: str, number: int) -> str:
-    """A file for the recording of the core of this number; empty where none can be made: a core goes on without one."""
+def _next_recording(path: str, number: int, process: str) -> str:
+    """A file for the recording of the process of this number; empty where none can be made: it goes on without one."""
     while os.path.lexists(f"{path}.{number}"):  # of an earlier run
         number += 1
     try:
         check_recording_path(Path(f"{path}.{number}"))
     except ConfigError as error:
-        logger.warning("the next core is not recorded: %s", error)
+        logger.warning("the next %s is not recorded: %s", process, error)
         return ""
     return f"{path}.{number}"
 

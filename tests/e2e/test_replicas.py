@@ -16,6 +16,7 @@ import pytest
 import zmq
 
 from pyllm import LLM, SamplingParams
+from pyllm.core.replay import replay_file
 from pyllm.frontend.observability.metrics_snapshot import Counter
 from tests.e2e.kills import Tally, kill_at_events, twins_of
 from tests.e2e.server import DEADLINE, Server, until
@@ -121,6 +122,27 @@ def busy(server: Server) -> Iterator[None]:
         is_over.set()
         for thread in threads:
             thread.join()
+
+
+def test_each_core_and_each_api_process_is_recorded_whatever_takes_its_place(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    recorded = ("--data-parallel-size", "2", "--scheduler-recording", str(path))
+    with Server("--model", model, *TINY, *recorded) as server:
+        for _ in range(3):
+            assert server.complete("The sea is", max_tokens=2).status_code == 200
+        first = Path(f"{path}.placement-0")
+        until(lambda: first.stat().st_size > 0 and replay_file(first)["num_choices"] == 3, "the recording's writer")
+        server.titled("pyllm::api-0").kill()
+        again = Path(f"{path}.placement-0.1")
+        until(again.exists, "the successor of the API process")
+        until(lambda: readiness(server)["num_ready_cores"] == 2, "its cores")
+        assert server.complete("The sea is", max_tokens=2).status_code == 200
+        server.tree = server.processes()
+    assert server.process.returncode == 0, server.log
+    assert replay_file(again)["num_choices"] == 1
+    assert not replay_file(again)["is_truncated"]
+    assert replay_file(first)["num_choices"] == 3
+    assert sum(replay_file(each)["stats"]["num_requests"] for each in (path, Path(f"{path}.core-1"))) == 0
 
 
 def test_a_server_goes_on_without_a_core_that_is_lost_for_good_and_ends_with_the_last(model: str) -> None:

@@ -2,7 +2,7 @@ import pytest
 
 from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
-from pyllm.launch.core_settings import address_of_core, settings_of_core
+from pyllm.launch.core_settings import address_of_core, placement_recording, settings_of_core
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,25 @@ def test_cores_share_nothing_that_is_written_to() -> None:
     assert other.kv_events.kv_events_endpoint == "tcp://*:5558"
     assert other.kv_events.kv_events_replay_endpoint == "tcp://*:5658"
     assert other.scheduler.scheduler_recording == "/tmp/steps.core-1"
+
+
+@pytest.mark.parametrize(
+    ("options", "path"),
+    [
+        ({"data_parallel_size": 2, "scheduler_recording": "/tmp/steps"}, "/tmp/steps.placement-3"),
+        ({"data_parallel_size": 1, "scheduler_recording": "/tmp/steps"}, ""),
+        ({"data_parallel_size": 2}, ""),
+        (
+            {
+                "data_parallel_size": 2,
+                "data_parallel_placement": "round-robin",
+                "scheduler_recording": "/tmp/steps",
+            },
+            "",
+        ),
+    ],
+)
+def test_an_api_process_that_chooses_between_cores_has_a_recording_of_its_own(
+    options: dict[str, object], path: str
+) -> None:
+    assert placement_recording(engine_config(options), 3) == path

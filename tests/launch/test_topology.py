@@ -9,6 +9,7 @@ from pyllm.config.process_config import CoreConfig, SharedConfig
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config
 from pyllm.wire.messages import MAX_ENDED, CoreEntry, CoreList, Kept, Restarts
+from tests.frontend.api_config import api_config
 from tests.tiny_model import write_tiny_model
 
 
@@ -81,6 +82,17 @@ def test_the_next_shared_state_has_the_cores_of_the_one_before() -> None:
     cores = CoreList(3, (CoreEntry(1, "ipc://1", 4),), 2)
     states.keep(Kept(cores=cores))
     assert states.config == msgspec.structs.replace(first, cores=cores)
+
+
+def test_an_api_process_that_takes_anothers_place_records_to_a_file_of_its_own(tmp_path: Path) -> None:
+    recording = tmp_path / "recording.placement-0"
+    config = api_config(tmp_path, "ipc://core", placement_recording=str(recording))
+    configure = topology.successive_apis(config)
+    assert configure("") == config
+    Path(f"{recording}.2").touch()  # of an earlier run
+    configs = [configure(""), configure("")]
+    assert [each.placement_recording for each in configs] == [f"{recording}.1", f"{recording}.3"]
+    assert topology.successive_apis(api_config(tmp_path, "ipc://core"))("").placement_recording == ""
 
 
 def test_the_next_core_has_what_the_ones_before_have_left(model: str, tmp_path: Path) -> None:

@@ -53,11 +53,19 @@ def core_transport(server: ServerConfig) -> Callable[[str], CoreConnect]:
 
 
 async def connect_cores(
-    known: CoreList, placement: CorePlacement, transport: Callable[[str], CoreConnect], ready_timeout: float
+    known: CoreList,
+    placement: CorePlacement,
+    transport: Callable[[str], CoreConnect],
+    ready_timeout: float,
+    *,
+    placement_recording: str = "",
 ) -> EngineClient:
     """A client of the cores in the list that do not leave, under their indices.
 
+    All that decides where requests go is written to the new file `placement_recording`, if one is named.
+
     Raises:
+        ConfigError: that file is there, or cannot be made.
         EngineDeadError: none of them answered within `ready_timeout` seconds, or none has the list's fingerprint.
     """
     cores = known.staying
@@ -67,6 +75,7 @@ async def connect_cores(
         addresses=[core.address for core in cores],
         indices=[core.index for core in cores],
         awaits_first=True,
+        placement_recording=Path(placement_recording) if placement_recording else None,
         transport=transport,
     )
     client.require_fingerprint(known.fingerprint)
