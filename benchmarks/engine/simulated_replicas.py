@@ -59,20 +59,27 @@ class RoundRobin:
 
 
 class ByPrefix:
-    """`Placement`, for cores numbered from 0."""
+    """`Placement`, for cores numbered from 0. With `ignores_tenants` all work counts as one tenant's."""
 
-    def __init__(self, num_cores: int, prefix_hash: str = "blake3") -> None:
+    def __init__(self, num_cores: int, prefix_hash: str = "blake3", *, ignores_tenants: bool = False) -> None:
         self.cores = list(range(num_cores))
         self._placement = Placement(block_size=BLOCK_SIZE, prefix_hash=prefix_hash)
         for core in self.cores:
             self._placement.add_core(core)
         self.ended = self._placement.ended
-        self.update_core = self._placement.update_core
+        self._ignores_tenants = ignores_tenants
 
     def add_core(self) -> None:
         """One more."""
         self.cores.append(len(self.cores))
         self._placement.add_core(self.cores[-1])
+
+    def update_core(self, core: int, last_request: int, changes: bytes, load: bytes) -> None:
+        """What a core has told."""
+        if self._ignores_tenants:
+            # The first byte says whether the core shares by tenant. Blocks go by tenant still, so that they are found.
+            load = bytes(1) + load[1:]
+        self._placement.update_core(core, last_request, changes, load)
 
     def place(self, request_id: int, request: SimulatedRequest) -> int:
         core, _ = self._placement.place(

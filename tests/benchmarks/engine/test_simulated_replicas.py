@@ -1,5 +1,6 @@
 from array import array
 
+from benchmarks.engine.replicas import serve_tenants
 from benchmarks.engine.simulated_replicas import ByPrefix, Chooser, RoundRobin, SimulatedRequest, Simulation
 
 
@@ -35,6 +36,14 @@ def test_a_placement_hears_what_cores_have_cached_and_round_robin_does_not():
             simulation.run(until=float(number + 1))
         hits.append(simulation.prefix_counts()[0])
     assert hits == [3 * 32, 0]
+
+
+def test_light_tenants_have_their_part_of_all_cores_unless_placement_ignores_tenants():
+    fair, unfair = (
+        serve_tenants(2, ByPrefix(2, ignores_tenants=ignores), (80, 20, 20), seconds=3.0) for ignores in (False, True)
+    )
+    assert min(fair) * 3 > 0.9 * sum(fair)
+    assert min(unfair) * 3 < 0.7 * sum(unfair)
 
 
 def test_a_core_that_is_added_gets_requests():
