@@ -409,8 +409,7 @@ class Scheduler:
         """Gauges and counters. Sequences (samples), not requests, run, wait and are held.
 
         Gauges: `num_requests`, `num_running`, `num_waiting` (preempted and swapped included), `num_held`,
-        `num_paused` (beams that were preempted and wait for their siblings), `num_loading`,
-        `num_uncomputed_tokens` (known tokens that are still to be computed, of all sequences); `num_blocks`,
+        `num_paused` (beams that were preempted and wait for their siblings), `num_loading`; `num_blocks`,
         `num_free_blocks` (with those that the prefix cache still knows), `num_used_blocks`, `num_cached_blocks`,
         `num_pinned_blocks`; `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`. Counters:
         `num_preemptions` and of those `num_swapped`, `num_expired` (by deadline), `prefix_queries`, `prefix_hits` and
@@ -418,6 +417,8 @@ class Scheduler:
         `num_accepted_drafts`, `num_failed_loads`, and `iteration_tokens_le_1`, `_8`, `_16`... `_16384`, `_inf`: steps
         that computed at most so many tokens, and at least one.
         """
+    def num_uncomputed_tokens(self) -> int:
+        """Known tokens of all sequences that are still to be computed. Takes time for each sequence."""
     def fragmentation(self) -> dict[str, int]:
         """`num_empty_slots` of blocks in use; `num_free_runs`: free blocks that lie together count as one;
         `longest_free_run` in blocks; and `num_empty_host_slots`, `num_free_host_runs`, `longest_free_host_run`.

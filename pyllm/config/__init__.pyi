@@ -1,7 +1,7 @@
 from .api_keys import Allowance, ApiKey, KeyRing, Role, flag_keys, new_key, read_api_keys
 from .engine_settings import (
-    DEFAULT_CPU_KV_CACHE_BYTES,
     MAX_CORES,
+    MIN_CPU_KV_CACHE_BYTES,
     CacheConfig,
     CorePlacement,
     DeviceConfig,
@@ -25,9 +25,9 @@ from .tls import tls_context
 from .vllm_flags import GROUPS, VLLM_FLAGS, VllmFlag, explain_flag
 
 __all__ = [
-    "DEFAULT_CPU_KV_CACHE_BYTES",
     "GROUPS",
     "MAX_CORES",
+    "MIN_CPU_KV_CACHE_BYTES",
     "RESERVED_TEMPLATE_VARIABLES",
     "SECRETS",
     "VLLM_FLAGS",

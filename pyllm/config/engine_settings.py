@@ -22,7 +22,7 @@ PrefixHash = Literal["blake3", "sha256_cbor"]
 CorePlacement = Literal["prefix", "round-robin"]
 
 MAX_CORES = 64  # of one server; as many as a `Placement` chooses from
-DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20  # of each rank, at least; pages take memory when they are first written
+MIN_CPU_KV_CACHE_BYTES = 512 << 20  # of each rank, unless a size is set; also the size on a Ray cluster
 
 
 class CacheConfig(ConfigPart, frozen=True):
@@ -33,7 +33,8 @@ class CacheConfig(ConfigPart, frozen=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(
             description="size of each rank's KV cache, for example 64MiB; default on a CPU: half of what memory has "
-            "left beside the model, but at least 512MiB, and no more than max_num_seqs sequences of the context need"
+            "left beside the model, but at least 512MiB, and no more than max_num_seqs sequences of the context need; on a Ray "
+            "cluster: 512MiB"
         ),
         TextForm(size_unit=1),
     ] = None

@@ -116,7 +116,8 @@ class Calls:
     def _get_stats(self, client: int) -> dict[str, int]:
         """The scheduler's gauges and counters, how its blocks lie, and the core's."""
         del client
-        return self._stats() | self._scheduler.fragmentation()
+        uncomputed = {"num_uncomputed_tokens": self._scheduler.num_uncomputed_tokens()}
+        return self._stats() | uncomputed | self._scheduler.fragmentation()
 
     def _explain(self, client: int, request: int) -> list[dict[str, Any]]:
         """Where each sample of a request of this client's stands, and why; see `Scheduler.explain`."""

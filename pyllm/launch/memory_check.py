@@ -3,10 +3,11 @@
 import logging
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pyllm.checkpoint.gguf_types import FLOAT_TYPES, REQUANTISED_TYPES
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.engine_settings import DEFAULT_CPU_KV_CACHE_BYTES, EngineConfig
+from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES, EngineConfig
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups, kv_tokens_per_layer
@@ -99,20 +100,36 @@ def table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     return (rotations + block_tables) * num_ranks(engine.parallel)
 
 
-def default_kv_cache_bytes(
-    engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[], list[Memory]] = host_memory
-) -> int:
-    """The KV cache of each rank on a CPU, unless a size is set: half of what memory has left beside the model.
+class _ModelBytes(NamedTuple):
+    """What all cores take together before there is a KV cache; each maps the same weights where they are in a file."""
+
+    weights: int
+    processes: int
+    tables: int
+    is_mapped: bool
+
+
+def _model_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> _ModelBytes:
+    cores = engine.parallel.data_parallel_size
+    context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
+    weights = weights_bytes(engine, checkpoint)
+    is_mapped = _are_mapped(engine, checkpoint, weights)
+    processes = cores * (memory_needed(engine, checkpoint) - weights)
+    tables = cores * context * table_bytes_per_token(engine, checkpoint)
+    return _ModelBytes(weights if is_mapped else cores * weights, processes, tables, is_mapped)
+
+
+def default_kv_cache_bytes(engine: EngineConfig, checkpoint: Checkpoint, available: int) -> int:
+    """The KV cache of each rank on a CPU, unless a size is set: half of what the model leaves of `available` bytes.
 
     It is no more than `max_num_seqs` sequences of the whole context need, and at least 512 MiB.
     """
-    cores, ranks = engine.parallel.data_parallel_size, num_ranks(engine.parallel)
+    needed = _model_bytes(engine, checkpoint)
+    room = available - needed.weights - needed.processes - needed.tables
     context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
-    beside = cores * (memory_needed(engine, checkpoint) + context * table_bytes_per_token(engine, checkpoint))
-    room = min((memory.available - beside for memory in read()), default=0)
     most = engine.scheduler.max_num_seqs * kv_bytes(engine, checkpoint, context)
-    size = min(room // 2 // cores, most) // ranks
-    return max(DEFAULT_CPU_KV_CACHE_BYTES, size >> 20 << 20)
+    size = min(room // 2 // engine.parallel.data_parallel_size, most) // num_ranks(engine.parallel)
+    return max(MIN_CPU_KV_CACHE_BYTES, size >> 20 << 20)
 
 
 def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[], list[Memory]] = host_memory) -> None:
@@ -128,15 +145,11 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
         return
     cores = engine.parallel.data_parallel_size
     ranks = cores * num_ranks(engine.parallel)
-    weights, of_core = weights_bytes(engine, checkpoint), memory_needed(engine, checkpoint)
-    is_mapped = _are_mapped(engine, checkpoint, weights)
-    processes = cores * (of_core - weights)
-    weights *= 1 if is_mapped else cores
+    weights, processes, tables, is_mapped = _model_bytes(engine, checkpoint)
     total = weights + processes
-    cache = (engine.cache.kv_cache_memory_bytes or DEFAULT_CPU_KV_CACHE_BYTES) * ranks
+    cache = (engine.cache.kv_cache_memory_bytes or MIN_CPU_KV_CACHE_BYTES) * ranks
     context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
     tables_per_token = cores * table_bytes_per_token(engine, checkpoint)
-    tables = context * tables_per_token
     for memory in read():
         beside = memory.available - total  # the weights and the processes
         of_cores = f" of {cores} cores" if cores > 1 else ""

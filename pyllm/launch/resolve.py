@@ -45,6 +45,7 @@ from pyllm.launch.model_overrides import with_overrides
 from pyllm.launch.probe_process import probe_model
 from pyllm.recording import check_recording_path
 from pyllm.supervision.flight_recorder import resolve_folder
+from pyllm.supervision.memory import host_memory
 from pyllm.wire.curve import client_keys
 from pyllm.workers.attention_backends import find_attention_backend
 from pyllm.workers.model_limits import check_supported
@@ -79,7 +80,8 @@ def resolve_config(
     if config.parallel.distributed_executor_backend != "ray":  # whose ranks take the memory of other machines
         check_memory(resolved, checkpoint)
         if resolved.device.device == "cpu" and resolved.cache.kv_cache_memory_bytes is None:
-            size = default_kv_cache_bytes(resolved, checkpoint)
+            available = min((memory.available for memory in host_memory()), default=0)
+            size = default_kv_cache_bytes(resolved, checkpoint, available)
             cache = msgspec.structs.replace(resolved.cache, kv_cache_memory_bytes=size)
             resolved = msgspec.structs.replace(resolved, cache=cache)
     return resolved, checkpoint

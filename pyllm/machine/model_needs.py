@@ -19,7 +19,6 @@ from pyllm.launch import (
     table_bytes_per_token,
 )
 from pyllm.launch import weights_bytes as weights_of
-from pyllm.supervision import Memory
 
 # Contexts for which the number of sequences is given, up to the model's own.
 CONTEXTS = (1024, 4096, 16384, 65536, 262144)
@@ -76,8 +75,7 @@ def needs_of_model(engine: EngineConfig, checkpoint: Checkpoint, memories: Seque
     if engine.device.device == "cpu":
         processes = memory_needed(engine, checkpoint) - weights
         room = memory - weights - processes - tables
-        of_cores = memory * engine.parallel.data_parallel_size
-        default = default_kv_cache_bytes(engine, checkpoint, lambda: [Memory(of_cores, of_cores, "the host")])
+        default = default_kv_cache_bytes(engine, checkpoint, memory * engine.parallel.data_parallel_size)
         cache = (engine.cache.kv_cache_memory_bytes or default) * ranks
     else:
         processes = 0

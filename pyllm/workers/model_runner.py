@@ -16,7 +16,7 @@ import torch
 from pyllm_kernels import AttentionShape, instruction_set
 from torch import Tensor
 
-from pyllm.config.engine_settings import DEFAULT_CPU_KV_CACHE_BYTES
+from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_coordinates import coordinates_of, num_ranks, sampling_rank
 from pyllm.errors import ConfigError, ProtocolError
@@ -50,7 +50,7 @@ from pyllm.workers.step.attention_batch import AttentionGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.forward_context import AttentionHook
 from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
-from pyllm.workers.step.page_taker import PageTaker
+from pyllm.workers.step.page_prefaulter import PagePrefaulter
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 from pyllm.workers.step.staging import HostCopy, to_device
@@ -116,7 +116,7 @@ class ModelRunner:
         self._pooler = Pooler()
         self._plans = PlanBuffer(device, num_groups=len(groups))
         self._kv_cache: KVCache | None = None
-        self._page_taker: PageTaker | None = None
+        self._prefaulter: PagePrefaulter | None = None
         self._forward: ForwardPass | None = None
         self._sampling_graphs: SamplingGraphs | None = None
         self._host_pool: HostPool | None = None
@@ -194,8 +194,8 @@ class ModelRunner:
         """
         on_gpu, samples = self._placement.device.type == "cuda", self._stage.is_last
         self._slots.apply(batch)
-        if self._page_taker is not None and len(batch.host.table_blocks):
-            self._page_taker.use(int(batch.host.table_blocks.max()))
+        if self._prefaulter is not None and len(batch.host.table_blocks):
+            self._prefaulter.use(int(batch.host.table_blocks.max()) + 1)
         if samples and not on_gpu:
             self._token_sampler.follow(batch)  # Before the forward pass: grammars compile in parallel with it.
         self._move_blocks(batch)
@@ -241,7 +241,7 @@ class ModelRunner:
         """How many KV blocks fit on this rank: in the configured bytes, or beside a full step on a GPU."""
         room = self._engine.cache.kv_cache_memory_bytes
         if room is None:
-            room = self._free_device_bytes() if self._placement.device.type == "cuda" else DEFAULT_CPU_KV_CACHE_BYTES
+            room = self._free_device_bytes() if self._placement.device.type == "cuda" else MIN_CPU_KV_CACHE_BYTES
         return max(0, room) // self._block_bytes
 
     def num_host_blocks(self) -> int:
@@ -259,8 +259,8 @@ class ModelRunner:
             self._swap_seconds = self._host_pool.time_swaps()
         self._forward = self._forward_pass(self._kv_cache)
         if self._placement.device.type == "cpu":
-            self._page_taker = PageTaker(self._kv_cache.memory)
-            self._page_taker.start()
+            self._prefaulter = PagePrefaulter(self._kv_cache.memory)
+            self._prefaulter.use(0)
         if self._placement.device.type == "cuda":
             launch_every_kernel(self._forward, self._kernels, self._kv_cache)
             if self._may_capture:

@@ -79,7 +79,7 @@ def test_the_cache_takes_half_of_what_is_left_but_no_more_than_it_can_use() -> N
     beside = memory_needed(engine, checkpoint) + 8192 * table_bytes_per_token(engine, checkpoint)
 
     def size(left: int, engine: EngineConfig = engine) -> int:
-        return default_kv_cache_bytes(engine, checkpoint, lambda: [*machine(1 << 50), *machine(beside + left)])
+        return default_kv_cache_bytes(engine, checkpoint, beside + left)
 
     assert size(8 << 30) == 4 << 30
     assert [size(left) for left in (-1, 1 << 30, 600 * MEGABYTE)] == [512 * MEGABYTE] * 3
@@ -88,7 +88,7 @@ def test_the_cache_takes_half_of_what_is_left_but_no_more_than_it_can_use() -> N
     assert size(beside + (8 << 30), msgspec.structs.replace(engine, parallel=cores)) == 2 << 30
 
 
-def test_a_cache_without_a_size_gets_one_that_no_restart_changes() -> None:
+def test_resolving_sets_the_size_of_the_cache_unless_one_is_given() -> None:
     engine, _ = resolved(dtype="float32")
     assert (engine.cache.kv_cache_memory_bytes or 0) >= 512 * MEGABYTE
     assert resolved(dtype="float32", kv_cache_memory_bytes="3MiB")[0].cache.kv_cache_memory_bytes == 3 * MEGABYTE

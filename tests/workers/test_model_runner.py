@@ -18,7 +18,7 @@ from pyllm.errors import ConfigError, ProtocolError
 from pyllm.wire.messages import Sampling, Step
 from pyllm.workers.attention_backends import AttentionBackend
 from pyllm.workers.layers.rank_group import RankGroup
-from pyllm.workers.model_runner import DEFAULT_CPU_KV_CACHE_BYTES, ModelRunner
+from pyllm.workers.model_runner import MIN_CPU_KV_CACHE_BYTES, ModelRunner
 from pyllm.workers.step.attention_batch import AttentionBatch
 from pyllm.workers.step.forward_context import ForwardContext
 from tests.plans import Planner, Row, encode
@@ -240,7 +240,7 @@ def test_loading_tells_how_far_it_is(model: str) -> None:
 
 def test_kv_caches_are_as_large_as_they_are_told(model: str) -> None:
     runner = ModelRunner(worker_config(model), RankGroup())
-    assert runner.num_blocks() == DEFAULT_CPU_KV_CACHE_BYTES // BLOCK_BYTES
+    assert runner.num_blocks() == MIN_CPU_KV_CACHE_BYTES // BLOCK_BYTES
     runner = ModelRunner(worker_config(model, kv_cache_memory_bytes="1MiB", dtype="bfloat16"), RankGroup())
     assert runner.num_blocks() == (1 << 20) // (BLOCK_BYTES // 2)
 

@@ -2,7 +2,7 @@ from .attention_batch import AttentionBatch, AttentionGroup, Chunk, Ints
 from .batch import Array, Batch, PlanBuffer, Sections, gather
 from .forward_context import AttentionHook, ForwardContext
 from .kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
-from .page_taker import PageTaker
+from .page_prefaulter import PagePrefaulter
 from .position_tables import PositionTables
 from .slots import Slots
 from .staging import HostCopy, to_device
@@ -21,7 +21,7 @@ __all__ = [
     "Ints",
     "KVCache",
     "KVCacheShape",
-    "PageTaker",
+    "PagePrefaulter",
     "PlanBuffer",
     "PositionTables",
     "Sections",

@@ -390,6 +390,10 @@ impl Scheduler {
         self.call(py, |scheduler| Ok(scheduler.stats()))?.named().into_py_dict(py)
     }
 
+    fn num_uncomputed_tokens(&self, py: Python<'_>) -> PyResult<u64> {
+        self.call(py, |scheduler| Ok(scheduler.num_uncomputed_tokens()))
+    }
+
     fn fragmentation<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.call(py, |scheduler| Ok(scheduler.fragmentation()))?.named().into_py_dict(py)
     }

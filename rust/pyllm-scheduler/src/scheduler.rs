@@ -64,7 +64,6 @@ pub struct Scheduler {
     queue: Queue<Sequence>,
     running: Vec<Key<Sequence>>, // in the order of the policy, first to be served first
     num_held: usize,
-    num_uncomputed_tokens: u64, // of all sequences together
     isolated: Option<isolation::Isolated>,
     num_paused: usize,
     cache: KvCache,
@@ -146,7 +145,6 @@ impl Scheduler {
             queue: Queue::new(),
             running: Vec::new(),
             num_held: 0,
-            num_uncomputed_tokens: 0,
             isolated: None,
             num_paused: 0,
             cache: KvCache::new(cache_limits(&config, &layout)),
@@ -364,7 +362,6 @@ impl Scheduler {
             sequence.chains.fill(Chain::default());
             sequence.written.forget();
             (sequence.num_computed, sequence.num_placed) = (0, 0);
-            sequence.recount(&mut self.num_uncomputed_tokens);
             sequence.num_in_flight = 0;
             sequence.awaits_commit = false;
             sequence.may_share = false;
@@ -452,7 +449,6 @@ impl Scheduler {
             ..Sequence::default()
         });
         live.samples[sample as usize] = Sample::Live(key);
-        self.sequences[key].recount(&mut self.num_uncomputed_tokens);
         self.enqueue(key, State::Waiting);
     }
 
@@ -569,9 +565,7 @@ impl Scheduler {
             State::Paused => self.num_paused -= 1,
             State::Loading | State::Running(_) => {}
         }
-        if let Some(sequence) = self.sequences.remove(key) {
-            self.num_uncomputed_tokens -= u64::from(sequence.num_counted);
-        }
+        self.sequences.remove(key);
     }
 
     fn remove_request(&mut self, key: Key<LiveRequest>, finish: Finish) {

@@ -154,8 +154,6 @@ pub(crate) struct Sequence {
     /// The last step that has a row of it, and that row's tokens.
     pub(crate) last_step: StepId,
     pub(crate) last_share: u32,
-    /// Its part of `Scheduler::num_uncomputed_tokens`.
-    pub(crate) num_counted: u32,
     /// Whether none is planned before the rows in flight are committed: one verifies `drafts`, or all come to nothing.
     pub(crate) awaits_commit: bool,
     pub(crate) is_stateful: bool,
@@ -234,13 +232,6 @@ impl Sequence {
     /// Known tokens that are still to be computed.
     pub(crate) fn num_uncomputed(&self) -> u32 {
         self.num_known().saturating_sub(self.num_computed)
-    }
-
-    /// Its known tokens, or those that are computed, are other ones now: `total`, to which it belongs, changes with it.
-    pub(crate) fn recount(&mut self, total: &mut u64) {
-        let num_uncomputed = self.num_uncomputed();
-        *total = *total + u64::from(num_uncomputed) - u64::from(self.num_counted);
-        self.num_counted = num_uncomputed;
     }
 
     /// Output tokens that it is expected to get still: at least one, however long it has become.

@@ -181,7 +181,6 @@ impl Scheduler {
         sequence.note_placed(self.config.block_size);
         self.take_loaded(key, planning);
         let sequence = &mut self.sequences[key];
-        sequence.recount(&mut self.num_uncomputed_tokens);
         for (group, chain) in (0..).zip(&sequence.chains) {
             for (index, &block) in (chain.first..).zip(&chain.blocks) {
                 self.draft.change_table(group, slot, index, block);

@@ -108,7 +108,6 @@ impl Scheduler {
     fn extend_beam(&mut self, key: Key<Sequence>, token: i32) {
         let sequence = &mut self.sequences[key];
         sequence.output.push(token);
-        sequence.recount(&mut self.num_uncomputed_tokens);
         sequence.last_token_at = self.now;
         sequence.service += OUTPUT_COST;
         let is_paused = sequence.state == State::Paused;

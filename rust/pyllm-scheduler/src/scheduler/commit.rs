@@ -127,7 +127,6 @@ impl Scheduler {
     fn sample_again(&mut self, key: Key<Sequence>) -> bool {
         let sequence = &mut self.sequences[key];
         sequence.num_computed = sequence.num_computed.min(sequence.num_known() - 1);
-        sequence.recount(&mut self.num_uncomputed_tokens);
         self.drop_rows(key);
         false
     }
@@ -167,7 +166,6 @@ impl Scheduler {
                 break;
             }
         }
-        sequence.recount(&mut self.num_uncomputed_tokens);
         sequence.last_token_at = self.now;
         sequence.drafts.clear(); // they followed the token before these
         let delta = Delta {

@@ -323,7 +323,7 @@ impl Scheduler {
 
     /// Plans the next `num_tokens` tokens of a running sequence. The blocks for them are free.
     pub(super) fn plan_row(&mut self, key: Key<Sequence>, num_tokens: u32, planning: &mut Planning) {
-        let Self { config, layout, cache, copied, draft, sequences, requests, num_uncomputed_tokens, .. } = self;
+        let Self { config, layout, cache, copied, draft, sequences, requests, .. } = self;
         let sequence = &mut sequences[key];
         let slot = sequence.slot().expect("the sequence is running");
         let block_size = config.block_size;
@@ -397,7 +397,6 @@ impl Scheduler {
             planning.prefill_room = planning.prefill_room.saturating_sub(num_tokens);
         }
         sequence.num_computed = end;
-        sequence.recount(num_uncomputed_tokens);
         sequence.num_in_flight += u32::from(num_samples > 0);
         sequence.awaits_commit = num_drafts > 0;
         if sequence.awaits_commit {

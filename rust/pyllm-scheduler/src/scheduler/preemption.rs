@@ -115,7 +115,6 @@ impl Scheduler {
             }
             None => State::Preempted,
         };
-        sequence.recount(&mut self.num_uncomputed_tokens);
         self.enqueue(key, state);
     }
 

@@ -172,7 +172,6 @@ impl Scheduler {
                 chain.host_first = 0;
             }
             sequence.num_computed = 0;
-            sequence.recount(&mut self.num_uncomputed_tokens);
             sequence.output_hashes.clear();
             if sequence.state == State::Swapped {
                 sequence.state = State::Preempted;

@@ -37,9 +37,6 @@ stats! {
     num_paused,
     /// Waiting for keys and values from outside.
     num_loading,
-    /// Known tokens of all sequences that are still to be computed: of prompts, of what was preempted, and the last
-    /// token of each sequence that waits for its next step.
-    num_uncomputed_tokens,
     num_blocks,
     /// Blocks nothing refers to, those included that the prefix cache still knows.
     num_free_blocks,
@@ -84,7 +81,6 @@ impl Scheduler {
             num_held: self.num_held as u64,
             num_paused: self.num_paused as u64,
             num_loading: self.num_loading as u64,
-            num_uncomputed_tokens: self.num_uncomputed_tokens,
             num_blocks,
             num_free_blocks,
             num_used_blocks: num_blocks - num_free_blocks,
@@ -96,10 +92,14 @@ impl Scheduler {
             ..self.counters
         }
     }
-}
 
-impl Scheduler {
-    /// Takes time for each block, so it is for who asks now and then.
+    /// Known tokens of all sequences that are still to be computed: of prompts, of what was preempted, and the last
+    /// token of each sequence that waits for its next step. Takes time for each sequence.
+    pub fn num_uncomputed_tokens(&self) -> u64 {
+        self.sequences.iter().map(|(_, one)| u64::from(one.num_uncomputed())).sum()
+    }
+
+    /// How the KV blocks lie, on the device and on the host. Takes some 2 ns a block.
     pub fn fragmentation(&self) -> Fragmentation {
         let block_size = self.config.block_size;
         let chains =

@@ -150,7 +150,7 @@ impl World {
         let stats = self.scheduler.stats();
         let Stats { num_requests, num_running, num_waiting, num_held, num_paused, num_loading, .. } = stats;
         assert_eq!([num_requests, num_running, num_waiting, num_held, num_paused, num_loading], [0; 6]);
-        assert_eq!(stats.num_uncomputed_tokens, 0);
+        assert_eq!(self.scheduler.num_uncomputed_tokens(), 0);
         assert!(self.scheduler.pending_clients().is_empty());
         for name in 0..4 {
             self.unpin(name);

@@ -1,14 +1,13 @@
-"""A cache's pages are taken ahead of the blocks in use, and nothing in it changes."""
+"""A cache's pages are prefaulted ahead of the blocks in use, and nothing in it changes."""
 
 import ctypes
 import mmap
-import threading
 
 import torch
 
 from pyllm.supervision.memory import Memory
 from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
-from pyllm.workers.step.page_taker import PageTaker
+from pyllm.workers.step.page_prefaulter import PagePrefaulter
 
 # Of 12,000 blocks 197 MB: more than the heap has in one piece of what was used and freed, so that the kernel gives it.
 SHAPE = KVCacheShape(num_layers=2, block_size=16, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
@@ -19,41 +18,46 @@ def untouched() -> KVCache:
     return KVCache(SHAPE, 12_000, torch.device("cpu"))
 
 
-def test_pages_are_taken_and_nothing_is_changed() -> None:
+def prefault(prefaulter: PagePrefaulter, num_blocks: int) -> None:
+    prefaulter.use(num_blocks)
+    prefaulter.join()
+
+
+def test_pages_are_there_and_nothing_is_changed() -> None:
     cache = untouched()
     cache.layers[1].keys[500].fill_(3)
     before = share_in_memory(cache)
-    PageTaker(cache.memory, cache.memory.nbytes).run()
+    prefault(PagePrefaulter(cache.memory, cache.memory.nbytes), 0)
     assert (before < 0.5, share_in_memory(cache)) == (True, 1)
     assert float(cache.memory.sum()) == 3 * cache.layers[1].keys[500].numel()
 
 
-def test_they_are_taken_as_blocks_come_into_use() -> None:
-    cache, asked = untouched(), threading.Semaphore(0)
+def test_they_come_as_blocks_come_into_use() -> None:
+    cache, asked = untouched(), []
 
     def read() -> list[Memory]:
-        asked.release()
+        asked.append(True)
         return PLENTY
 
-    taker = PageTaker(cache.memory, cache.memory.nbytes // 10, read)
-    thread = threading.Thread(target=taker.run)
-    thread.start()
-    # A tenth and what is beyond it of huge pages, which the kernel gives whole; four planes have a tenth each.
-    for _ in range(4 * 3):
-        assert asked.acquire(timeout=60)
-    assert share_in_memory(cache) < 0.5
-    taker.use(100)
-    assert thread.is_alive(), "most of what is ahead is taken still"
-    taker.use(11_999)
-    thread.join(60)
-    assert not thread.is_alive()
+    prefaulter = PagePrefaulter(cache.memory, cache.memory.nbytes // 10, read)
+    prefault(prefaulter, 0)
+    first = len(asked)
+    assert share_in_memory(cache) < 0.5  # A tenth, and what is beyond it of huge pages, which the kernel gives whole.
+    prefault(prefaulter, 600)
+    assert len(asked) == first, "half of what is ahead is there still"
+    prefault(prefaulter, 601)
+    assert len(asked) > first
+    prefault(prefaulter, 12_000)
     assert share_in_memory(cache) == 1
+    last = len(asked)
+    prefault(prefaulter, 12_000)
+    assert len(asked) == last
 
 
 def test_pages_that_memory_is_short_of_are_left_to_who_needs_them() -> None:
     cache = untouched()
     memories = [*PLENTY, Memory(cache.memory.nbytes, 1 << 30, "a container")]
-    PageTaker(cache.memory, cache.memory.nbytes, lambda: memories).run()
+    prefault(PagePrefaulter(cache.memory, cache.memory.nbytes, lambda: memories), 0)
     assert share_in_memory(cache) < 0.5
 
 

@@ -1,0 +1,77 @@
+"""Prefaults the pages of a CPU's KV cache before steps write to them. Knows no sequence and no plan."""
+
+import ctypes
+import mmap
+import threading
+from collections.abc import Callable
+
+from torch import Tensor
+
+from pyllm.supervision.memory import Memory, host_memory
+
+PREFAULTED_AHEAD = 512 << 20  # bytes
+_HUGE_PAGE = 2 << 20  # bytes
+_MADV_POPULATE_WRITE = 23
+
+
+class PagePrefaulter:
+    """Of `memory` [layers, 2, num_blocks, ...] on a CPU, whose blocks are used from the first on.
+
+    The first touch of a huge page delays a step by up to 4 ms, so a thread touches what comes next: `ahead` bytes
+    beyond the last block in use, so that a cache that is not filled does not take the memory of others. It changes
+    nothing in the cache, so steps may run meanwhile. It stops for good when less than twice as much as it would take
+    is free: a cache must not get this process killed. Kernels before 5.14 cannot do it.
+    """
+
+    def __init__(
+        self, memory: Tensor, ahead: int = PREFAULTED_AHEAD, read: Callable[[], list[Memory]] = host_memory
+    ) -> None:
+        self._planes = memory.flatten(0, 1)
+        self._num_blocks = memory.shape[2]
+        self._read = read
+        self._ahead = max(1, ahead * self._num_blocks // memory.nbytes)  # blocks
+        self._end = 0  # of the blocks that are prefaulted
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+
+    def use(self, num_blocks: int) -> None:
+        """Note that steps write to the first `num_blocks`; where little is prefaulted beyond them, prefault more."""
+        if self._is_over or num_blocks + self._ahead // 2 <= self._end:
+            return
+        if self._thread is None or not self._thread.is_alive():
+            end = min(self._num_blocks, num_blocks + self._ahead)
+            # Neither a start nor a recovery waits for it.
+            self._thread = threading.Thread(target=self._prefault, args=(end,), name="prefault-kv", daemon=True)
+            self._thread.start()
+
+    def join(self) -> None:
+        """Wait until what was begun is done."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _prefault(self, end: int) -> None:
+        ranges = [_pages(plane[self._end : end]) for plane in self._planes]
+        self._is_over = not self._populate(ranges) or end == self._num_blocks
+        self._end = end
+
+    def _populate(self, ranges: list[tuple[int, int]]) -> bool:
+        """False: memory is short, or the kernel cannot do it."""
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        left = sum(last - first for first, last in ranges)
+        # In small steps: other threads that map memory wait for the end of a call.
+        for first, last in ranges:
+            for start in range(first, last, _HUGE_PAGE):
+                size = min(_HUGE_PAGE, last - start)
+                if any(memory.available < 2 * left for memory in self._read()):
+                    return False
+                if madvise(start, size, _MADV_POPULATE_WRITE):
+                    return False
+                left -= size
+        return True
+
+
+def _pages(blocks: Tensor) -> tuple[int, int]:
+    """The page-aligned range of contiguous blocks: from the page of the first byte to before that of the last."""
+    begin, end = blocks.data_ptr(), blocks.data_ptr() + blocks.nbytes
+    return begin // mmap.PAGESIZE * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
