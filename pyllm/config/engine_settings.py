@@ -33,8 +33,8 @@ class CacheConfig(ConfigPart, frozen=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(
             description="size of each rank's KV cache, for example 64MiB; default on a CPU: half of what memory has "
-            "left beside the model, but at least 512MiB, and no more than max_num_seqs sequences of the context need; on a Ray "
-            "cluster: 512MiB"
+            "left beside the model, but at least 512MiB, and no more than max_num_seqs sequences of the context need; "
+            "on a Ray cluster: 512MiB"
         ),
         TextForm(size_unit=1),
     ] = None
