@@ -93,7 +93,7 @@ class Core:
 
     def take_report(self, report: LoadReport, now: float) -> bool:
         """What it says of itself; gives whether it is reserved from now on."""
-        self.num_reported_unsuspected = report.num_requests - report.num_suspects
+        self.num_reported_unsuspected = report.num_requests - report.num_lost_before
         return self.reservation.take(report.reserved_for, now, is_free=not self.has_unsuspected_requests)
 
     def begin(self, probation_until: float) -> None:
@@ -276,10 +276,10 @@ class Cores:
         )
 
     def to_reserve(self, waiting: Iterable[Stream]) -> Iterable[Core]:
-        """The cores to send `Reserve` to: those whose reservation our suspects still need, and one for suspects that
-        have waited too long.
+        """The cores to send `Reserve` to.
 
-        A core that is reserved already comes first, whoever asked for it; then the least busy one.
+        They are those whose reservation our suspects still need, and one for suspects that have waited too long. A core
+        that is reserved already comes first, whoever asked for it; then the least busy one.
         """
         now = self._clock()
         asked = {core.index: core for core in self.all() if core.clear_suspects() and core.reservation.is_active(now)}

@@ -15,6 +15,7 @@ from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.faults.quarantine import Quarantine, RequestKey
 from pyllm.core.load_reports import LoadReporter
+from pyllm.core.lost_requests import LostRequests
 from pyllm.core.policy_plugins import facts, policy_key
 from pyllm.core.reservation import Reservation
 from pyllm.core.stage import Stage
@@ -47,6 +48,7 @@ class Inbox:
         stage: Stage,
         load_reporter: LoadReporter,
         reservation: Reservation,
+        lost_requests: LostRequests,
         ready: Ready,
         clock: Callable[[], float],
         sampling_plugins: Collection[str],
@@ -59,6 +61,7 @@ class Inbox:
         self._stage = stage
         self._load_reporter = load_reporter
         self._reservation = reservation
+        self._lost_requests = lost_requests
         self._ready = ready
         self._clock = clock
         self._sampling_plugins = sampling_plugins
@@ -84,7 +87,7 @@ class Inbox:
             case Call(epoch, number, method, args) if epoch == self._ready.epoch:
                 self._call(client, number, method, args)
             case Reserve(epoch) if epoch == self._ready.epoch:
-                if self._reservation.ask():
+                if self._reservation.begin_or_extend():
                     self._load_reporter.send(at_once=True)
                 return False
             case _:
@@ -149,8 +152,9 @@ class Inbox:
             )
             key = RequestKey(client, submit.request)
             self._quarantine.admit(key, submit.num_losses)
+            # Only load reports count them, and forget those that have ended.
             if submit.num_losses and self._load_reporter.has_listeners:
-                self._reservation.admit(key, submit)
+                self._lost_requests.admit(key, submit)
         except NeverFitsError as error:
             self._clients.post(client, Rejected(submit.request, "too_large", str(error)))
         except ValueError as error:

@@ -24,7 +24,7 @@ from pyllm.supervision.burst_logger import BurstLogger
 from pyllm.supervision.parent_link import ParentLink, attach
 from pyllm.supervision.process_samples import ProcessSampler, load_nvml
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
-from pyllm.wire.messages import Kept
+from pyllm.wire.supervision_messages import Kept
 
 if TYPE_CHECKING:
     from pyllm.client.client import EngineClient

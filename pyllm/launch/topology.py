@@ -24,7 +24,8 @@ from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.flight_recorder import FlightRecorder, config_json
 from pyllm.supervision.restart_counts import all_restarted
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
-from pyllm.wire.messages import MAX_ENDED, Kept, Restarts
+from pyllm.wire.messages import Restarts
+from pyllm.wire.supervision_messages import MAX_ENDED, Kept
 
 # What workers are made of: a function that imports it all, and gives what each of them runs.
 WORKER_ENTRY = "pyllm.workers.worker_process:prepare"

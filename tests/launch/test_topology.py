@@ -8,7 +8,8 @@ from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig, SharedConfig, StateConfig
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config
-from pyllm.wire.messages import MAX_ENDED, CoreEntry, CoreList, Kept, Restarts
+from pyllm.wire.messages import Restarts
+from pyllm.wire.supervision_messages import MAX_ENDED, CoreEntry, CoreList, Kept
 from tests.frontend.api_config import api_config
 from tests.tiny_model import write_tiny_model
 

@@ -21,8 +21,8 @@ from pyllm.frontend.http.failure import UnknownCoreError
 from pyllm.frontend.shared.messages import CoreRefusal
 from pyllm.frontend.shared.remote_state import Shared
 from pyllm.wire.curve import client_keys
-from pyllm.wire.messages import CoreEntry, CoreList
 from pyllm.wire.sockets import is_core_address
+from pyllm.wire.supervision_messages import CoreEntry, CoreList
 
 ADD_TIMEOUT = 10.0  # seconds that a core has to answer before it is not added
 RETRY = 2.0  # seconds until a core that another API process has added is tried again
