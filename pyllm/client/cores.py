@@ -13,6 +13,7 @@ from pyllm.client.core_connection import Condition, ConnectionCounts, CoreConnec
 from pyllm.client.core_reservation import CoreReservation
 from pyllm.client.placers import Placer
 from pyllm.client.streams import Stream
+from pyllm.client.submission import has_room
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.wire.messages import LoadReport, ModelInfo
 
@@ -43,6 +44,7 @@ class CoreReport(msgspec.Struct, frozen=True):
     model: str
     fingerprint: str
     condition: Condition
+    max_num_seqs: int
     num_requests: int
     is_leaving: bool
     has_unsuspected_requests: bool
@@ -119,6 +121,7 @@ class Core:
             connection.model.name if has_answered else "",
             connection.fingerprint,
             Condition(False, reason=str(self.failure)) if self.failure else connection.condition(),
+            connection.model.max_num_seqs if has_answered else 0,
             self.num_requests,
             self.is_leaving,
             self.has_unsuspected_requests,
@@ -191,6 +194,8 @@ class Cores:
         """
         connection = core.connection
         others = [each for each in self._cores.values() if each.is_open and each is not core]
+        if (same := next((each for each in others if each.connection.epoch == connection.epoch), None)) is not None:
+            return EngineDeadError(f"the core at {core.address} is core {same.index} already, by another address")
         required = self._required or (others[0].connection.fingerprint if others else connection.fingerprint)
         if connection.fingerprint != required:
             return self.fingerprint_error(core, required)
@@ -243,9 +248,12 @@ class Cores:
             same = [core for core in usable if loss.is_of(core.index, core.connection.epoch)]
             if same:
                 return same
+        is_successor_awaited = self._awaits_successor()
         apart = [core for core in usable if core.takes_suspects(now)]
+        if is_successor_awaited and len(usable) == 1:  # What comes now has nowhere else to go: it is not free for long.
+            apart = [core for core in apart if now < core.probation_until or core.reservation.takes_suspects(now)]
         waits_since = now if stream.waits_since is None else stream.waits_since
-        patience = SUCCESSOR_PATIENCE if self._awaits_successor() else SUSPECT_PATIENCE
+        patience = SUCCESSOR_PATIENCE if is_successor_awaited else SUSPECT_PATIENCE
         stream.is_to_run_alone = not apart and now - waits_since >= patience
         return usable if stream.is_to_run_alone else apart
 
@@ -267,13 +275,18 @@ class Cores:
             core.emptied.set()
         self.placer.ended(stream.wire_id)
 
-    def can_never_take(self, stream: Stream) -> bool:
-        """Whether a request that has begun can go on on none of the cores, which are all there."""
-        return stream.journal.is_begun and all(
-            core.connection.is_ready and core.connection.fingerprint != stream.fingerprint
-            for core in self._cores.values()
-            if not core.is_leaving and core.failure is None
-        )
+    def why_none_fits(self, stream: Stream) -> str:
+        """Why none of the cores, which are all there, can ever take a request; else empty."""
+        cores = [core for core in self._cores.values() if not core.is_leaving and core.failure is None]
+        if not cores or any(not core.connection.is_ready or self._fits(core, stream) for core in cores):
+            return ""
+        first, fingerprint = stream.journal.first, stream.fingerprint
+        if any(core.connection.fingerprint == fingerprint or not stream.journal.is_begun for core in cores):
+            num_tokens = len(first.prompt) // 4 + first.max_tokens
+            text = f"no other core has room for its {num_tokens} tokens in {first.n} sequences"
+            return f"{text}; start each with the same --max-model-len, and with enough KV cache and --max-num-seqs"
+        advice = "start one with the same model, dtype, number of ranks and kind of processor"
+        return f"no core has that one's fingerprint {fingerprint[:8]}; {advice}"
 
     def to_reserve(self, waiting: Iterable[Stream]) -> Iterable[Core]:
         """The cores to send `Reserve` to.
@@ -352,7 +365,9 @@ class Cores:
         return [core for core in fits if core.connection.condition().ready] or fits
 
     def _fits(self, core: Core, stream: Stream) -> bool:
-        return not stream.journal.is_begun or core.connection.fingerprint == stream.fingerprint
+        if stream.journal.is_begun and core.connection.fingerprint != stream.fingerprint:
+            return False
+        return has_room(core.connection.model, stream.journal.first)
 
 
 def _first_reserved(usable: Sequence[Core], now: float) -> Core | None:

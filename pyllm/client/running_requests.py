@@ -185,10 +185,9 @@ class RunningRequests:
                 logger.exception("request %d cannot be sent", stream.request)
                 self._streams.fail(stream, PyllmError(f"this request cannot be sent to the engine: {error}"))
                 continue
-            if not is_sent and self._cores.can_never_take(stream):
-                text = f"its core was lost, and no core has that one's fingerprint {stream.fingerprint[:8]}"
-                advice = "start one with the same model, dtype, number of ranks and kind of processor"
-                self._streams.fail(stream, EngineDeadError(f"this request cannot go on: {text}; {advice}"))
+            if not is_sent and (reason := self._cores.why_none_fits(stream)):
+                text = f"this request cannot go on: its core was lost, and {reason}"
+                self._streams.fail(stream, EngineDeadError(text))
 
     def _send(self, stream: Stream, now: float) -> bool:
         """Send a request that no core has, if there is one that may take it. True, too, if it has ended instead."""

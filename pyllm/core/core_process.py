@@ -167,8 +167,9 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
     instruction_sets = sorted(set(await executor.collective("instruction_set")))
     precision = (model.dtype, model.quantization, model.kv_cache_dtype)
     implementation = "" if spec.transformers is None else f"transformers {spec.transformers.version}"
-    weights = config.checkpoint.fingerprint
-    numerics = (weights, precision, model.tensor_parallel_size, instruction_sets, implementation)
+    # A config.json alone changes the tokens, too.
+    described = (config.checkpoint.fingerprint, spec)
+    numerics = (described, precision, model.tensor_parallel_size, instruction_sets, implementation)
     fingerprint = hashlib.blake2b(msgspec.json.encode(numerics), digest_size=16).hexdigest()
     return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint), policy, token_seconds)
 

@@ -227,8 +227,8 @@ class Reserve(Message, frozen=True):
 class Ready(Message, frozen=True):
     """The core accepts requests.
 
-    `fingerprint` is a hash of all that decides a token's logits: the weights (`Checkpoint.fingerprint`), dtype,
-    instruction set and number of ranks.
+    `fingerprint` is a hash of all that decides a token's logits: the weights (`Checkpoint.fingerprint`), the spec,
+    dtype, instruction set and number of ranks.
     """
 
     version: int

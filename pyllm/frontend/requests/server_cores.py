@@ -142,6 +142,9 @@ class ServerCores:
                 found[entry.index] = CoreStatus(entry.index, entry.address, "", "", False, reason, 0, entry.is_leaving)
         return [found[index] for index in sorted(found)]
 
+    def _max_num_seqs(self, index: int) -> int:
+        return next(core.max_num_seqs for core in self.client.cores if core.index == index)
+
     async def add(self, address: str) -> int:
         """Have all API processes use a core that is bound to this address; gives its index.
 
@@ -159,7 +162,7 @@ class ServerCores:
             except EngineDeadError as error:
                 raise RequestError(str(error), "address") from None
             try:
-                entry = CoreEntry(index, address, self.client.model.max_num_seqs)
+                entry = CoreEntry(index, address, self._max_num_seqs(index))
                 self._take(await self._shared.add_core(self._list_with_fingerprint, entry))
             except BaseException:
                 await self.client.remove_core(index, 0.0)
