@@ -1,0 +1,3 @@
+from .store import KVStore, Retention, StoreStats
+
+__all__ = ["KVStore", "Retention", "StoreStats"]
