@@ -69,8 +69,6 @@ class DiskStore:
     def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
         """See `KVStore.load`. Each block is one read into its buffer, without a copy."""
         start = time.perf_counter()
-        if not all(key in self._index for key in keys):
-            self._look_again()
         loaded = [self._load_one(key, buffer) for key, buffer in zip(keys, into, strict=True)]
         with self._counting:
             self._load_seconds += time.perf_counter() - start
@@ -115,10 +113,19 @@ class DiskStore:
             self._folder.close()
 
     def _load_one(self, key: bytes, into: memoryview) -> bool:
+        is_loaded = self._try_to_load(key, into)
+        if is_loaded is None:  # Another process may have carried it on.
+            self._look_again()
+            is_loaded = self._try_to_load(key, into)
+        if is_loaded is None:
+            self._count("num_misses")
+        return bool(is_loaded)
+
+    def _try_to_load(self, key: bytes, into: memoryview) -> bool | None:
+        """None where the block is not in its place, or has none."""
         borrowed = self._index.borrow(key)
         if borrowed is None:
-            self._count("num_misses")
-            return False
+            return None
         shelf, place = borrowed
         try:
             return self._read(shelf, place, into)
@@ -129,15 +136,13 @@ class DiskStore:
         finally:
             self._index.give_back(shelf)
 
-    def _read(self, shelf: Shelf, place: Place, into: memoryview) -> bool:
+    def _read(self, shelf: Shelf, place: Place, into: memoryview) -> bool | None:
         if place.value_bytes != len(into):
-            self._count("num_misses")
-            return False
+            return None
         header = shelf.segment.read(place, into)
         if header is None or header.state & DEAD:
             self._index.forget(shelf, place)
-            self._count("num_misses")
-            return False
+            return None
         is_whole = checksum(into) == header.checksum
         if is_whole:
             self._count("num_loaded")

@@ -1,0 +1,192 @@
+"""The disk store on real files: what it keeps, for whom, and what it tells."""
+
+import os
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pyllm.errors import ConfigError
+from pyllm.kv_transfer.stores import DiskStore
+from tests.kv_transfer.stores.blocks import BLOCK_BYTES, key_of, load, lookup, save, value_of
+
+CAPACITY = 64 << 10  # 8 segments of 9 blocks each
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "made" / "by the store"
+
+
+@pytest.fixture
+def store(folder: Path) -> Generator[DiskStore, None, None]:
+    store = DiskStore(folder, CAPACITY)
+    yield store
+    store.close()
+
+
+def num_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.segment"))
+
+
+def test_blocks_survive_a_restart(folder: Path) -> None:
+    for _ in range(3):
+        store = DiskStore(folder, CAPACITY)
+        save(store, range(25))
+        assert load(store, range(25)) == list(range(25))
+        store.close()
+    assert store.stats().num_saved == 0
+    assert len(list(folder.glob("*.segment"))) == 3  # A process goes on where the one before has stopped.
+
+
+def test_two_processes_share_what_they_save(folder: Path, store: DiskStore) -> None:
+    other = DiskStore(folder, CAPACITY)
+    save(store, range(15))
+    assert lookup(other, range(20)) == list(range(15))
+    assert save(other, range(20)) == [True] * 20
+    assert other.stats().num_saved == 5
+    assert load(store, range(20)) == list(range(20))
+    other.close()
+
+
+def test_the_bound_holds_and_the_oldest_blocks_go(folder: Path, store: DiskStore) -> None:
+    for number in range(200):
+        assert save(store, [number]) == [True]
+        assert num_bytes(folder) <= CAPACITY
+    kept = lookup(store, range(200))
+    assert kept == list(range(kept[0], 200))
+    assert len(kept) >= 54
+    assert store.stats().num_evicted == 200 - len(kept)
+
+
+def test_blocks_that_are_loaded_stay(folder: Path, store: DiskStore) -> None:
+    """Also where another process has loaded them."""
+    other = DiskStore(folder, CAPACITY)
+    save(store, range(3))
+    for number in range(100, 400):
+        save(store, [number])
+        assert load(other, [1]) == [1]
+    assert lookup(store, range(3)) == [1]
+    other.close()
+
+
+def test_a_long_retention_outlives_the_default(store: DiskStore) -> None:
+    save(store, range(3), "default")
+    save(store, range(3, 6), "long")
+    assert save(store, range(6, 9), "none") == [False] * 3
+    save(store, range(100, 200))
+    assert lookup(store, range(9)) == [3, 4, 5]
+    for start in range(200, 1000, 10):
+        save(store, range(start, start + 10))
+    assert lookup(store, range(9)) == []
+
+
+def test_used_blocks_never_take_all_of_the_store(store: DiskStore) -> None:
+    save(store, range(70))
+    for number in range(1000, 1100):
+        load(store, range(70))
+        assert save(store, [number]) == [True]
+    assert lookup(store, range(1090, 1100)) == list(range(1090, 1100))
+
+
+def test_a_segment_of_dead_blocks_is_compacted_before_the_oldest_goes(folder: Path) -> None:
+    """Two processes that saved the same blocks at once, of which each has its own."""
+    store, other = DiskStore(folder, CAPACITY), DiskStore(folder, CAPACITY)
+    save(store, range(9))
+    hidden = [path.rename(path.with_suffix(".hidden")) for path in folder.glob("*.segment")]
+    blind = DiskStore(folder, CAPACITY)
+    save(blind, range(8))  # What the other has saved meanwhile does not show.
+    for path in hidden:
+        path.rename(path.with_suffix(".segment"))
+    blind.close()
+    store.close()
+    other.close()
+    store = DiskStore(folder, CAPACITY)
+    save(store, range(100, 110))
+    before = store.stats()
+    save(store, range(110, 150))
+    after = store.stats()
+    assert before.largest_free_run > 7 * BLOCK_BYTES
+    assert after.num_compactions == 1
+    assert after.largest_free_run == 0
+    assert lookup(store, range(9)) == list(range(9))
+    store.close()
+
+
+def test_fragmentation_is_told(folder: Path, store: DiskStore) -> None:
+    save(store, range(9))
+    (path,) = folder.glob("*.segment")
+    content = bytearray(path.read_bytes())
+    size = len(content) // 9
+    for number in (2, 3, 6):
+        content[(number + 1) * size - 1] ^= 1
+    path.write_bytes(content)
+    assert load(store, range(9)) == [0, 1, 4, 5, 7, 8]
+    stats = store.stats()
+    assert (stats.num_blocks, stats.num_corrupt) == (6, 3)
+    assert (stats.used_bytes, stats.live_bytes) == (9 * size, 6 * size)
+    assert (stats.num_free_runs, stats.largest_free_run) == (2, 2 * size)
+
+
+def test_a_lower_bound_holds_from_the_start(folder: Path) -> None:
+    store = DiskStore(folder, CAPACITY)
+    save(store, range(70))
+    store.close()
+    smaller = DiskStore(folder, CAPACITY // 4)
+    assert num_bytes(folder) <= CAPACITY // 4
+    assert save(smaller, [100]) == [True]
+    assert lookup(smaller, [69, 100]) == [69, 100]
+    smaller.close()
+
+
+def test_a_block_of_another_size_is_not_found(store: DiskStore) -> None:
+    save(store, [1])
+    assert store.load([key_of(1)], [memoryview(bytearray(BLOCK_BYTES - 1))]) == [False]
+    assert load(store, [1]) == [1]
+
+
+def test_a_block_that_is_too_large_is_not_kept(store: DiskStore) -> None:
+    assert store.save([key_of(1), b"k" * 256], [memoryview(bytes(8000)), memoryview(b"value")]) == [False, False]
+    assert store.stats().num_failed_saves == 2
+
+
+def test_a_folder_that_cannot_be_used_is_a_wrong_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file of the KV store cannot be used: .*File exists"):
+        DiskStore(tmp_path / "file", CAPACITY)
+
+
+def test_threads_save_and_load_at_once(folder: Path, store: DiskStore) -> None:
+    other = DiskStore(folder, CAPACITY)
+
+    def work(number: int) -> int:
+        mine = (store, other)[number % 2]
+        save(mine, range(number, number + 5))
+        return len(load(mine, range(number + 10)))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(work, range(150))) > 150
+    assert num_bytes(folder) <= CAPACITY
+    other.close()
+
+
+def test_no_file_stays_open(folder: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    store, other = DiskStore(folder, CAPACITY), DiskStore(folder, CAPACITY)
+    for start in range(0, 400, 10):
+        save(store, range(start, start + 10))
+        load(other, range(400))
+    store.close()
+    other.close()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_stats_count_bytes(store: DiskStore) -> None:
+    save(store, range(4))
+    load(store, range(6))
+    stats = store.stats()
+    assert stats.medium == "disk"
+    assert (stats.num_saved, stats.saved_bytes) == (4, 4 * len(value_of(0)))
+    assert (stats.num_loaded, stats.loaded_bytes, stats.num_misses) == (4, 4 * len(value_of(0)), 2)
+    assert (stats.capacity_bytes, stats.num_blocks) == (CAPACITY, 4)
