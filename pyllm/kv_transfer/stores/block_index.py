@@ -66,9 +66,11 @@ class BlockIndex:
             shelf.num_readers -= 1
             self._close_if_unread(shelf)
 
-    def enter(self, shelf: Shelf, places: Iterable[Place]) -> None:
-        """Blocks that were found in a segment."""
+    def enter(self, shelf: Shelf, places: Iterable[Place], *, replaces: bool = False) -> None:
+        """Blocks that were found in a segment; `replaces`: all that are there."""
         with self._lock:
+            if replaces:
+                self._drop_all(shelf)
             for place in places:
                 known = self._by_key.get(place.key)
                 if known is None or known.segment.sequence <= shelf.segment.sequence:
@@ -84,11 +86,6 @@ class BlockIndex:
         with self._lock:
             if shelf.places.get(place.key) == place:
                 self._drop(shelf, place)
-
-    def clear(self, shelf: Shelf) -> None:
-        """All blocks of a segment that is to be read anew."""
-        with self._lock:
-            self._drop_all(shelf)
 
     def remove(self, segment: Segment) -> None:
         """A segment that is gone; its file is closed now, or by the last reader."""

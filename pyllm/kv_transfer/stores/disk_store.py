@@ -206,8 +206,7 @@ class DiskStore:
                 continue
             shelf = self._index.shelf_of(segment)
             try:
-                self._index.clear(shelf)
-                self._index.enter(shelf, segment.scan_anew())
+                self._index.enter(shelf, segment.scan_anew(), replaces=True)
                 if not segment.is_sealed:
                     segment.cut()
                     if segment.has_room(header):
@@ -279,13 +278,16 @@ class DiskStore:
     def _refresh(self, *, lists_anew: bool = False) -> None:
         """Find what others have saved and removed. Raises OSError where the folder cannot be read."""
         for segment in self._folder.refresh(lists_anew=lists_anew):
+            if self._writer is not None and segment is self._writer.segment:
+                self._writer = None  # Somebody has deleted the file by hand.
             self._index.remove(segment)
         for segment in self._folder.segments.values():
             shelf = self._index.shelf_of(segment)
             if segment.is_sealed or shelf is self._writer:
                 continue
             try:
-                self._index.enter(shelf, segment.scan())
+                places = segment.scan()
+                self._index.enter(shelf, places, replaces=segment.is_sealed)
             except OSError as error:
                 _log.debug("%s could not be read: %s", segment.path, error)
 

@@ -61,27 +61,33 @@ class Segment:
         self._list_bytes = _SEAL.size  # what the list takes once it is written
 
     def scan(self) -> list[Place]:
-        """The blocks that were appended since the last scan, by whichever process. Raises OSError."""
+        """The blocks that were appended since the last scan, by whichever process; all of them once it is sealed.
+
+        Raises OSError; then the next scan finds the same.
+        """
         size = self._files.size(self.fd)
         if self.is_sealed or size <= self.end:
             return []
         if self.end == 0 and (listed := self._read_list(size)) is not None:
             return listed
-        found: list[Place] = []
-        while self.end < size:
-            header = self.header_at(self.end)
-            if header is None or self.end + header.num_bytes > size:
-                listed = self._read_list(size)
-                return found if listed is None else listed
-            if not header.state & DEAD:
-                found.append(Place(header.key, self.end, header.value_bytes))
-            self._advance(header)
-        return found
+        before = (self.end, self._list_bytes)
+        try:
+            found = self._walk(size)
+            listed = self._read_list(size) if self.end < size else None
+        except OSError:
+            self.end, self._list_bytes = before
+            raise
+        return found if listed is None else listed
 
     def scan_anew(self) -> list[Place]:
         """All blocks, as this process has never read it: others may have cut it and gone on. Raises OSError."""
-        self.end, self.is_sealed, self._list_bytes = 0, False, _SEAL.size
-        return self.scan()
+        before = (self.end, self._list_bytes, self.is_sealed)
+        self.end, self._list_bytes, self.is_sealed = 0, _SEAL.size, False
+        try:
+            return self.scan()
+        except OSError:
+            self.end, self._list_bytes, self.is_sealed = before
+            raise
 
     def header_at(self, offset: int) -> RecordHeader | None:
         """The header of the record there; None where there is none, or the file ends. Raises OSError."""
@@ -130,6 +136,18 @@ class Segment:
         write_fully(self._files, self.fd, [memoryview(entries), memoryview(seal)], self.end)
         self._files.sync(self.fd)
         self.is_sealed = True
+
+    def _walk(self, size: int) -> list[Place]:
+        """The blocks from the end that is known on, up to the first record that is not whole in a file of that size."""
+        found = []
+        while self.end < size:
+            header = self.header_at(self.end)
+            if header is None or self.end + header.num_bytes > size:
+                break
+            if not header.state & DEAD:
+                found.append(Place(header.key, self.end, header.value_bytes))
+            self._advance(header)
+        return found
 
     def _advance(self, header: RecordHeader) -> None:
         self.end += header.num_bytes

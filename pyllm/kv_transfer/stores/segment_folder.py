@@ -87,7 +87,8 @@ class SegmentFolder:
         self._max_bytes[name] = max_bytes
         segment = Segment(self._files, path, self._files.open(path, is_new=True), sequence, max_bytes)
         self.segments[name] = segment
-        self._files.lock(segment.fd)
+        if not self._files.lock(segment.fd):
+            raise FolderBusyError(f"another process holds {path}")
         self._count_up()
         return segment
 

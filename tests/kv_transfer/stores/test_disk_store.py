@@ -140,6 +140,18 @@ def test_a_lower_bound_holds_from_the_start(folder: Path) -> None:
     smaller.close()
 
 
+def test_files_that_somebody_deletes_are_missed(folder: Path, store: DiskStore) -> None:
+    other = DiskStore(folder, CAPACITY)
+    save(store, range(20))
+    for path in folder.glob("*.segment"):
+        path.unlink()
+    save(other, range(100, 110))
+    assert lookup(store, range(20)) == []
+    assert save(store, range(20)) == [True] * 20
+    assert load(other, range(20)) == list(range(20))
+    other.close()
+
+
 def test_a_block_of_another_size_is_not_found(store: DiskStore) -> None:
     save(store, [1])
     assert store.load([key_of(1)], [memoryview(bytearray(BLOCK_BYTES - 1))]) == [False]
