@@ -41,9 +41,6 @@ class Files(Protocol):
     def truncate(self, fd: int, size: int) -> None:
         """Cut a file, whose bytes behind `size` are free at once, whoever has it open."""
 
-    def sync(self, fd: int) -> None:
-        """Wait until a file's content survives a power loss."""
-
     def sync_folder(self, folder: Path) -> None:
         """Wait until the names in a folder survive a power loss."""
 
@@ -83,9 +80,6 @@ class SystemFiles:
 
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
-
-    def sync(self, fd: int) -> None:
-        os.fdatasync(fd)
 
     def sync_folder(self, folder: Path) -> None:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
 """A disk that lies in memory and fails as asked: short reads and writes, flipped bits, ENOSPC, EIO, locks that are held
 for too long, processes that die before any operation or within a write, and power losses.
 
-A power loss keeps what was synced. Of the rest, each name and each sector is as before or as after; a new sector may be
-zero.
+A power loss keeps the names that were synced, and what an earlier one has kept. Of the rest, each name and each sector
+is as before or as after; a new sector may be zero.
 """
 
 import errno
@@ -176,12 +176,6 @@ class SimulatedFiles:
         content = self.open_files[fd].content
         del content[size:]
         content.extend(bytes(size - len(content)))
-
-    def sync(self, fd: int) -> None:
-        self._begin()
-        self._may_fail()
-        inode = self.open_files[fd]
-        inode.durable = bytes(inode.content)
 
     def sync_folder(self, folder: Path) -> None:
         self._begin()
