@@ -21,22 +21,30 @@ ROUNDS = 5
 
 def run() -> Iterator[Record]:
     for block_bytes in BLOCK_BYTES:
-        keys = [os.urandom(KEY_BYTES) for _ in range(TOTAL_BYTES // block_bytes)]
-        blocks = [memoryview(os.urandom(block_bytes)) for _ in range(BATCH)]
-        into = [memoryview(bytearray(block_bytes)) for _ in range(BATCH)]
-        saves, loads, lookups = [], [], []
-        for _ in range(ROUNDS):
-            with tempfile.TemporaryDirectory() as folder:
-                store = DiskStore(Path(folder), 2 * TOTAL_BYTES)
-                saves.append(_seconds(keys, lambda batch, store=store: store.save(batch, blocks)))
-                loads.append(_seconds(keys, lambda batch, store=store: store.load(batch, into)))
-                lookups.append(_seconds(keys, store.lookup))
-                store.close()
-        for name, seconds in (("save", saves), ("load", loads)):
-            value = round(TOTAL_BYTES / min(seconds) / 1e9, 2)
+        rounds = [_round(block_bytes) for _ in range(ROUNDS)]
+        saving, loading, looking_up = (min(seconds) for seconds in zip(*rounds, strict=True))
+        for name, seconds in (("save", saving), ("load", loading)):
+            value = round(TOTAL_BYTES / seconds / 1e9, 2)
             yield {"name": f"kv_store.{name}", "value": value, "unit": "GB/s", "kilobytes": block_bytes / 1024}
-        value = round(len(keys) / min(lookups))
+        value = round(TOTAL_BYTES / block_bytes / looking_up)
         yield {"name": "kv_store.lookup", "value": value, "unit": "blocks/s", "kilobytes": block_bytes / 1024}
+
+
+def _round(block_bytes: int) -> tuple[float, float, float]:
+    """Seconds to save, load and look up all blocks of a new store."""
+    keys = [os.urandom(KEY_BYTES) for _ in range(TOTAL_BYTES // block_bytes)]
+    blocks = [memoryview(os.urandom(block_bytes)) for _ in range(BATCH)]
+    into = [memoryview(bytearray(block_bytes)) for _ in range(BATCH)]
+    with tempfile.TemporaryDirectory() as folder:
+        store = DiskStore(Path(folder), 2 * TOTAL_BYTES)
+        try:
+            return (
+                _seconds(keys, lambda batch: store.save(batch, blocks)),
+                _seconds(keys, lambda batch: store.load(batch, into)),
+                _seconds(keys, store.lookup),
+            )
+        finally:
+            store.close()
 
 
 def _seconds(keys: Sequence[bytes], ask: Callable[[Sequence[bytes]], list[bool]]) -> float:

@@ -109,27 +109,25 @@ class SystemFiles:
 
 def read_fully(files: Files, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
     """Fill the buffers as far as the file goes; returns the bytes read, fewer than asked for only at its end."""
-    total = 0
-    rest = list(buffers)
-    while rest:
-        count = files.read(fd, rest, offset + total)
+    wanted = sum(map(len, buffers))
+    total = files.read(fd, buffers, offset)
+    while total < wanted:
+        count = files.read(fd, _behind(buffers, total), offset + total)
         if count == 0:
             break
         total += count
-        rest = _behind(rest, count)
     return total
 
 
 def write_fully(files: Files, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
     """Write all of the buffers; raises OSError where the medium takes no more, and some may be written then."""
-    total = 0
-    rest = list(buffers)
-    while rest:
-        count = files.write(fd, rest, offset + total)
+    wanted = sum(map(len, buffers))
+    total = files.write(fd, buffers, offset)
+    while total < wanted:
+        count = files.write(fd, _behind(buffers, total), offset + total)
         if count == 0:
             raise OSError(errno.EIO, f"nothing was written at {offset + total}")
         total += count
-        rest = _behind(rest, count)
 
 
 def _behind(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
