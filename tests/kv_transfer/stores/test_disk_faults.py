@@ -101,7 +101,7 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32), faults=faults, actions=st.lists(actions, min_size=10, max_size=60))
 def test_no_wrong_block_and_no_byte_too_many(seed: int, faults: Faults, actions: list[tuple]) -> None:
     machine = Machine(seed, faults)
@@ -110,7 +110,7 @@ def test_no_wrong_block_and_no_byte_too_many(seed: int, faults: Faults, actions:
     is_usable(machine)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(share=st.floats(0, 1, exclude_max=True), loses_power=st.booleans())
 def test_a_process_may_die_at_each_of_its_operations(share: float, loses_power: bool) -> None:
     """As it fills the store, evicts and carries on; another one goes on with what it leaves."""
@@ -166,12 +166,15 @@ def test_a_flipped_bit_is_a_miss_for_every_process() -> None:
     assert machine.stores[0].stats().num_corrupt == 0  # The first one to see it has told.
 
 
-def test_a_power_loss_takes_blocks_and_leaves_the_others() -> None:
-    machine = Machine(0, Faults())
-    machine.run(0, range(30), "default")
-    machine.lose_power()
-    machine.run(0, range(30), None)
-    assert 30 < machine.num_loaded < 60
-    machine.run(1, range(30), "default")
-    machine.run(0, range(30), None)
-    assert machine.num_loaded > 60 + 30
+def test_a_power_loss_takes_some_blocks_and_leaves_others() -> None:
+    num_left = []
+    for seed in range(5):
+        machine = Machine(seed, Faults())
+        machine.run(0, range(15), "default")
+        machine.lose_power()
+        machine.run(0, range(15), None)
+        num_left.append(machine.num_loaded - 15)
+        machine.run(1, range(15), "default")
+        machine.run(0, range(15), None)
+        assert machine.num_loaded - num_left[-1] == 3 * 15
+    assert 0 < sum(num_left) < 5 * 15

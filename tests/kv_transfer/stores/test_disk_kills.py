@@ -13,7 +13,7 @@ from tests.kv_transfer.stores.blocks import load, lookup, save
 from tests.kv_transfer.stores.mortal_files import MortalFiles
 
 CAPACITY = 64 << 10
-NUM_KILLS = 24  # in pairs that run at once
+NUM_KILLS = 12  # in pairs that run at once
 NUM_BLOCKS = 150
 
 
@@ -47,7 +47,7 @@ def test_kills(tmp_path: Path, num_kills: int) -> None:
             assert os.WTERMSIG(status) == signal.SIGKILL
         num_loaded += len(load(survivor, range(NUM_BLOCKS)))
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= CAPACITY + 8
-    assert num_loaded > 100
+    assert num_loaded > 50
     # What the dead have left is taken over: new blocks fill the store, and each is found.
     assert save(survivor, range(1000, 1500)) == [True] * 500
     found = lookup(survivor, range(1000, 1500))
