@@ -149,8 +149,9 @@ class DiskStore:
             self._count("loaded_bytes", len(into))
         else:
             self._index.forget(shelf, place)
-            self._count("num_corrupt")
-            _log.warning("a KV block in %s is corrupt: it is dropped", shelf.segment.path)
+            is_first = self._count("num_corrupt") == 1
+            level = logging.WARNING if is_first else logging.DEBUG  # After a power loss there may be thousands.
+            _log.log(level, "a KV block in %s is corrupt and dropped; num_corrupt counts them", shelf.segment.path)
         state = header.state | (USED if is_whole else DEAD)
         if state != header.state:
             try:
@@ -291,6 +292,8 @@ class DiskStore:
             except OSError as error:
                 _log.debug("%s could not be read: %s", segment.path, error)
 
-    def _count(self, figure: str, number: int = 1) -> None:
+    def _count(self, figure: str, number: int = 1) -> int:
+        """Add to a figure; returns the sum."""
         with self._counting:
             self._counts[figure] += number
+            return self._counts[figure]
