@@ -5,7 +5,6 @@ Its caller passes the executor, so this file knows nothing of workers. Does not 
 
 import asyncio
 import gc
-import hashlib
 import logging
 import os
 import secrets
@@ -16,7 +15,6 @@ from mmap import mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import uvloop
 import zmq
 
@@ -27,6 +25,7 @@ from pyllm.config.rank_coordinates import ranks_of_stage
 from pyllm.core.calls import live_settings
 from pyllm.core.event_publisher import EventPublisher
 from pyllm.core.executors.executor import Executor
+from pyllm.core.fingerprints import fingerprints
 from pyllm.core.loop import EngineCore
 from pyllm.core.policy_plugins import Policy, load_policy
 from pyllm.errors import ConfigError, StartError
@@ -103,6 +102,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         logger.info("rank %d of core %d holds %s", rank, config.index, megabytes)
     groups = kv_groups(spec, max_model_len, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
     epoch = secrets.randbits(63)
+    numerics, cache_namespace = fingerprints(config, groups, await executor.collective("instruction_set"))
     swap_block_seconds = max(await executor.collective("swap_seconds"))
     token_seconds = _through_all_stages(await executor.collective("token_seconds"), engine.parallel)
     try:
@@ -119,6 +119,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
             max_pinned_blocks=engine.cache.max_pinned_blocks,
             prefix_hash=engine.cache.prefix_hash,
             prefix_hash_seed=engine.cache.prefix_hash_seed,
+            cache_namespace=cache_namespace,
             enable_kv_cache_events=engine.cache.enable_kv_cache_events,
             incarnation=epoch,
             num_speculative_tokens=engine.scheduler.num_speculative_tokens or 0,
@@ -160,16 +161,11 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         model_impl="native" if spec.transformers is None else "transformers",
         prefix_hash=engine.cache.prefix_hash,
         prefix_hash_seed=engine.cache.prefix_hash_seed,
+        cache_namespace=cache_namespace,
         batch_invariant=spec.transformers is None
         and (engine.device.batch_invariant or is_rust(engine.device, engine.device.device, dtypes)),
     )
-    instruction_sets = sorted(set(await executor.collective("instruction_set")))
-    precision = (model.dtype, model.quantization, model.kv_cache_dtype)
-    implementation = "" if spec.transformers is None else f"transformers {spec.transformers.version}"
-    weights = config.checkpoint.fingerprint
-    numerics = (weights, precision, model.tensor_parallel_size, instruction_sets, implementation)
-    fingerprint = hashlib.blake2b(msgspec.json.encode(numerics), digest_size=16).hexdigest()
-    return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint), policy, token_seconds)
+    return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, numerics), policy, token_seconds)
 
 
 def make_core(

@@ -148,6 +148,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prefix_hash: str = "blake3"
     prefix_hash_seed: str = ""
     pipeline_parallel_size: int = 1
+    cache_namespace: str = ""  # with blake3, a part of the name of every KV block
 
 
 # Client to core.

@@ -79,7 +79,7 @@ mod prompt_lookup;
 pub use config::{Config, KvGroup, PolicyName, PrefixHash};
 pub use error::{Error, Result};
 pub use estimates::step_sizes::StepSizes;
-pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, Slot, StepId};
+pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, SaveId, Slot, StepId};
 pub use kv_cache::event_batch::{BatchFormat, EventBatch};
 pub use kv_cache::events::{Events, KvEvent, Snapshot, Tier};
 pub use kv_cache::fragmentation::{Fragmentation, TierFragmentation};
@@ -95,5 +95,5 @@ pub use recorder::Input;
 pub use replay::{Replay, replay};
 pub use request::{Finish, Output, Pooling, Request};
 pub use scheduler::{
-    BlockOwners, Decision, Explanation, Load, LoadReport, Reason, RequestReport, Scheduler, Stats, TenantService,
+    BlockOwners, Decision, Explanation, Load, LoadReport, Reason, RequestReport, Save, Scheduler, Stats, TenantService,
 };

@@ -46,7 +46,7 @@ pub struct BlockOwners {
     pub tenants: BTreeMap<String, u32>,
     /// In use by nobody, but kept by pins.
     pub pinned: u32,
-    /// Copies that end with the steps in flight, and what a load writes to.
+    /// Copies that end with the steps in flight, what a load writes to, and what a save reads.
     pub in_transit: u32,
     /// In use by nobody: with contents that the prefix cache knows, or empty.
     pub free: u32,
