@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from pyllm.config.kv_transfer_settings import KVTransferSettings
 from pyllm.config.model_settings import ModelConfig
 from pyllm.config.option_fields import ConfigPart, TextForm
 from pyllm.config.option_texts import parse_weights
@@ -304,6 +305,7 @@ class EngineConfig(ConfigPart, frozen=True):
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     kv_events: KVEventsConfig = KVEventsConfig()
+    kv_transfer: KVTransferSettings = KVTransferSettings()
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
     device: DeviceConfig = DeviceConfig()

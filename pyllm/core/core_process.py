@@ -21,7 +21,7 @@ import zmq
 from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.engine_settings import EngineConfig, ParallelConfig, is_rust
 from pyllm.config.process_config import CoreConfig
-from pyllm.config.rank_coordinates import ranks_of_stage
+from pyllm.config.rank_coordinates import num_ranks, ranks_of_stage
 from pyllm.core.calls import live_settings
 from pyllm.core.event_publisher import EventPublisher
 from pyllm.core.executors.executor import Executor
@@ -30,6 +30,7 @@ from pyllm.core.loop import EngineCore
 from pyllm.core.policy_plugins import Policy, load_policy
 from pyllm.errors import ConfigError, StartError
 from pyllm.families.kv_layout import kv_groups
+from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, make_scheduler_connector
 from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
 from pyllm.recording import Recording
 from pyllm.supervision.burst_logger import BurstLogger
@@ -43,6 +44,8 @@ from pyllm.wire.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, Ke
 
 # Seconds that clients have to read the last messages of a core.
 CLOSE_LINGER = 2.0
+# One of so many KV blocks may wait to be copied for the KV connector.
+_SAVING_SHARE = 16
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +77,7 @@ class CoreParts(NamedTuple):
     ready: Ready
     policy: Policy | None
     token_seconds: float
+    connector: SchedulerConnector | None = None
 
 
 async def start(config: CoreConfig, executor: Executor) -> CoreParts:
@@ -117,6 +121,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
             swap_block_seconds=swap_block_seconds,
             enable_prefix_caching=engine.cache.enable_prefix_caching,
             max_pinned_blocks=engine.cache.max_pinned_blocks,
+            max_saving_blocks=_max_saving_blocks(engine, num_blocks),
             prefix_hash=engine.cache.prefix_hash,
             prefix_hash_seed=engine.cache.prefix_hash_seed,
             cache_namespace=cache_namespace,
@@ -165,7 +170,8 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         batch_invariant=spec.transformers is None
         and (engine.device.batch_invariant or is_rust(engine.device, engine.device.device, dtypes)),
     )
-    return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, numerics), policy, token_seconds)
+    connector = await _connect(engine, executor, model)
+    return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, numerics), policy, token_seconds, connector)
 
 
 def make_core(
@@ -207,10 +213,33 @@ def make_core(
         clock=time.monotonic,
         depth=_depth(config.engine),
         policy=parts.policy,
+        connector=parts.connector,
         recording=recording,
         sampling_plugins=offered_names(LOGITS_PROCESSORS) | offered_names(SAMPLERS),
         token_seconds=parts.token_seconds,
     )
+
+
+def _max_saving_blocks(engine: EngineConfig, num_blocks: int) -> int:
+    """Blocks that wait to be copied for the KV connector, which nobody else can have meanwhile."""
+    transfer = engine.kv_transfer.kv_transfer_config
+    return max(1, num_blocks // _SAVING_SHARE) if transfer is not None and transfer.saves else 0
+
+
+async def _connect(engine: EngineConfig, executor: Executor, model: ModelInfo) -> SchedulerConnector | None:
+    """Make both halves of the KV connector, if there is to be one. Raises ConfigError."""
+    transfer = engine.kv_transfer.kv_transfer_config
+    if transfer is None:
+        return None
+    context = ConnectorContext(
+        namespace=bytes.fromhex(model.cache_namespace),
+        block_size=model.block_size,
+        num_ranks=num_ranks(engine.parallel),
+        windows=model.kv_windows,
+    )
+    connector = make_scheduler_connector(transfer, context)
+    await executor.collective("register_kv_caches", model.cache_namespace)
+    return connector
 
 
 def _depth(engine: EngineConfig) -> int:

@@ -14,6 +14,7 @@ from pyllm._rust import NeverFitsError, Scheduler
 from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.faults.quarantine import Quarantine, RequestKey
+from pyllm.core.kv_transfers import KVTransfers
 from pyllm.core.load_reports import LoadReporter
 from pyllm.core.policy_plugins import facts, policy_key
 from pyllm.core.reservation import Reservation
@@ -47,6 +48,7 @@ class Inbox:
         stage: Stage,
         load_reporter: LoadReporter,
         reservation: Reservation,
+        transfers: KVTransfers,
         ready: Ready,
         clock: Callable[[], float],
         sampling_plugins: Collection[str],
@@ -59,6 +61,7 @@ class Inbox:
         self._stage = stage
         self._load_reporter = load_reporter
         self._reservation = reservation
+        self._transfers = transfers
         self._ready = ready
         self._clock = clock
         self._sampling_plugins = sampling_plugins
@@ -151,6 +154,7 @@ class Inbox:
             self._quarantine.admit(key, submit.num_losses)
             if submit.num_losses and self._load_reporter.has_listeners:
                 self._reservation.admit(key, submit)
+            self._transfers.add(client, submit.request)
         except NeverFitsError as error:
             self._clients.post(client, Rejected(submit.request, "too_large", str(error)))
         except ValueError as error:

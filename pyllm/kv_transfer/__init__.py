@@ -2,3 +2,7 @@
 
 Knows bytes and hashes; no tensors, no scheduler, no worker.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

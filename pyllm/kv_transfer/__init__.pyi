@@ -1,0 +1,25 @@
+from .connector_factory import KVConnector, make_scheduler_connector, make_worker_connector
+from .scheduler_connector import (
+    BlockLoad,
+    BlockSave,
+    ConnectorContext,
+    SchedulerConnector,
+    SchedulerOutput,
+    TransferRequest,
+)
+from .worker_connector import KVBlocks, WorkerConnector, works_by_layer
+
+__all__ = [
+    "BlockLoad",
+    "BlockSave",
+    "ConnectorContext",
+    "KVBlocks",
+    "KVConnector",
+    "SchedulerConnector",
+    "SchedulerOutput",
+    "TransferRequest",
+    "WorkerConnector",
+    "make_scheduler_connector",
+    "make_worker_connector",
+    "works_by_layer",
+]
