@@ -24,6 +24,8 @@ from pyllm.wire.messages import TransferStats
 CHUNK_BYTES = 8 << 20
 # Loads of a rank that wait for a thread; what comes beyond them is computed.
 MAX_LOADS = 256
+# Blocks of a rank that wait to be written.
+MAX_STAGED = 4096
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class StoreTransfer(WorkerConnector):
     def register_kv_caches(self, kv_caches: KVBlocks) -> None:
         self._blocks = kv_caches
         size = kv_caches.block_bytes
-        num_staged = max(1, self._settings.staging_bytes // size)
+        num_staged = max(1, min(self._settings.staging_bytes // size, MAX_STAGED))
         memory = memoryview(bytearray(num_staged * size)) if self.config.saves else memoryview(b"")
         self._staging = [memory[at : at + size] for at in range(0, len(memory), size)]
 
@@ -118,8 +120,9 @@ class StoreTransfer(WorkerConnector):
     def shutdown(self) -> None:
         for load in self._loads:
             load.give_up()
-        for threads in (self._readers, self._copier, self._writer):
-            threads.shutdown(wait=True, cancel_futures=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)  # What is stuck there reaches the cache no more.
+        self._copier.shutdown(wait=True, cancel_futures=True)
+        self._writer.shutdown(wait=True)  # What was copied is saved: it is bounded.
         self._store.close()
 
     def _read(self, begun: "_Load") -> None:
@@ -169,13 +172,13 @@ class StoreTransfer(WorkerConnector):
             self._saved.update(save.id for save in saves)
 
     def _write(self, saves: Sequence[BlockSave], buffers: Sequence[memoryview]) -> None:
-        keys = [block_key(self.context, save.block_hash, save.group, self.context.rank) for save in saves]
         started = self._clock()
         try:
+            keys = [block_key(self.context, save.block_hash, save.group, self.context.rank) for save in saves]
             kept = self._store.save(keys, buffers, self._settings.retention)
         except Exception:
             logger.exception("a save of KV blocks failed")
-            kept = [False] * len(keys)
+            kept = [False] * len(saves)
         with self._lock:
             self._save_seconds += self._clock() - started
             self._saved_bytes += sum(kept) * self._blocks.block_bytes

@@ -52,6 +52,8 @@ from .messages import (
     Started,
     Step,
     Submit,
+    TransferResults,
+    TransferStats,
     WorkerInput,
     WorkerOutput,
 )
@@ -139,6 +141,8 @@ __all__ = [
     "Started",
     "Step",
     "Submit",
+    "TransferResults",
+    "TransferStats",
     "WorkerInput",
     "WorkerOutput",
     "bind_listener",

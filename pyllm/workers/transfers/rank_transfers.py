@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from pyllm.kv_transfer import KVBlocks, WorkerConnector, works_by_layer
 from pyllm.wire.messages import TransferResults
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pyllm.workers.step.forward_context import ForwardContext
 
 
@@ -64,7 +64,7 @@ class LayerHook:
         """See `AttentionHook.before_attention`."""
         self._connector.wait_for_layer_load(str(layer))
 
-    def after_attention(self, layer: int, output: Tensor, context: "ForwardContext") -> Tensor:
+    def after_attention(self, layer: int, output: "Tensor", context: "ForwardContext") -> "Tensor":
         """See `AttentionHook.after_attention`."""
         cached = context.kv_cache.layers[layer]
         self._connector.save_kv_layer(str(layer), (cached.keys, cached.values), context.attention[cached.group])

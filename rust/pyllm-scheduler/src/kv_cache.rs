@@ -21,10 +21,9 @@ use crate::kv_cache::hash::{BlockHash, Content, GroupHash};
 use crate::kv_cache::pending_swaps::PendingSwaps;
 use crate::kv_cache::pins::Pins;
 use crate::kv_cache::prefix::Name;
-use crate::kv_cache::saves::{Candidate, Saves};
+use crate::kv_cache::saves::{Candidate, Save, Saves};
 use crate::kv_cache::tier_cache::{Evicted, TierCache};
 use crate::kv_layout::GroupLayout;
-use crate::scheduler::Save;
 
 pub(crate) use crate::kv_cache::pending_swaps::Swap;
 

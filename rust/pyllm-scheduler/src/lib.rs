@@ -84,6 +84,7 @@ pub use kv_cache::event_batch::{BatchFormat, EventBatch};
 pub use kv_cache::events::{Events, KvEvent, Snapshot, Tier};
 pub use kv_cache::fragmentation::{Fragmentation, TierFragmentation};
 pub use kv_cache::hash::BlockHash;
+pub use kv_cache::saves::Save;
 pub use output::deltas::DeltaColumns;
 pub use output::embeddings::Embeddings;
 pub use output::logprobs::{LogprobEntries, Logprobs};
@@ -95,5 +96,5 @@ pub use recorder::Input;
 pub use replay::{Replay, replay};
 pub use request::{Finish, Output, Pooling, Request};
 pub use scheduler::{
-    BlockOwners, Decision, Explanation, Load, LoadReport, Reason, RequestReport, Save, Scheduler, Stats, TenantService,
+    BlockOwners, Decision, Explanation, Load, LoadReport, Reason, RequestReport, Scheduler, Stats, TenantService,
 };

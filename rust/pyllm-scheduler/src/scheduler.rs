@@ -20,7 +20,6 @@ mod request_reports;
 mod saves;
 mod settings;
 mod speculation;
-mod starts;
 mod stats;
 mod step_scope;
 
@@ -50,7 +49,6 @@ pub use explain::{Decision, Explanation, Reason};
 pub use load_report::LoadReport;
 pub use loads::Load;
 pub use request_reports::{BlockOwners, RequestReport};
-pub use saves::Save;
 pub use stats::{Stats, TenantService};
 
 /// Decides what every step computes. See the crate's page for the rules.

@@ -5,7 +5,22 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::ids::{BlockId, SaveId, StepId};
-use crate::kv_cache::hash::GroupHash;
+use crate::kv_cache::hash::{BlockHash, GroupHash};
+
+/// A block to save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Save {
+    /// Its name in `Scheduler::finish_save`.
+    pub id: SaveId,
+    /// The name of its contents, which are the keys and values of one group of layers.
+    pub hash: BlockHash,
+    /// The group.
+    pub group: u32,
+    /// Which block of its chain it is.
+    pub index: u32,
+    /// Where the contents are.
+    pub block: BlockId,
+}
 
 #[derive(Clone, Copy)]
 pub(crate) struct Candidate {

@@ -3,26 +3,12 @@
 //! that costs a later hit, and nothing else.
 
 use crate::error::{Error, Result};
-use crate::ids::{BlockId, ClientId, RequestId, SaveId};
+use crate::ids::{ClientId, RequestId, SaveId};
 use crate::kv_cache::hash::BlockHash;
+use crate::kv_cache::saves::Save;
 use crate::recorder::Input;
 
 use super::Scheduler;
-
-/// A block to save.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Save {
-    /// Its name in `Scheduler::finish_save`.
-    pub id: SaveId,
-    /// The name of its contents, which are the keys and values of one group of layers.
-    pub hash: BlockHash,
-    /// The group.
-    pub group: u32,
-    /// Which block of its chain it is.
-    pub index: u32,
-    /// Where the contents are.
-    pub block: BlockId,
-}
 
 impl Scheduler {
     /// The blocks to save that committed steps have filled, as far as there is room for them. Each is kept, and written
