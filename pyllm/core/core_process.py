@@ -30,7 +30,7 @@ from pyllm.core.loop import EngineCore
 from pyllm.core.policy_plugins import Policy, load_policy
 from pyllm.errors import ConfigError, StartError
 from pyllm.families.kv_layout import kv_groups
-from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, make_scheduler_connector
+from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, find_connector, make_scheduler_connector
 from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
 from pyllm.recording import Recording
 from pyllm.supervision.burst_logger import BurstLogger
@@ -90,8 +90,10 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         ConfigError: not even one block fits, or fewer than may be pinned, or the policy cannot be imported.
     """
     engine, spec = config.engine, config.checkpoint.spec
-    # A policy that cannot be imported must fail before the model is loaded.
+    # A policy or connector that cannot be imported must fail before the model is loaded.
     policy = load_policy(engine.scheduler.scheduling_policy)
+    if engine.kv_transfer.kv_transfer_config is not None:
+        find_connector(engine.kv_transfer.kv_transfer_config)
     await executor.start()
     num_blocks = engine.cache.num_gpu_blocks_override or min(await executor.collective("num_blocks"))
     block_size = engine.cache.block_size
@@ -236,6 +238,7 @@ async def _connect(engine: EngineConfig, executor: Executor, model: ModelInfo) -
         block_size=model.block_size,
         num_ranks=num_ranks(engine.parallel),
         windows=model.kv_windows,
+        cache=engine.cache,
     )
     connector = make_scheduler_connector(transfer, context)
     await executor.collective("register_kv_caches", model.cache_namespace)

@@ -1,4 +1,4 @@
-from .connector_factory import KVConnector, make_scheduler_connector, make_worker_connector
+from .connector_factory import KVConnector, find_connector, make_scheduler_connector, make_worker_connector
 from .scheduler_connector import (
     BlockLoad,
     BlockSave,
@@ -19,6 +19,7 @@ __all__ = [
     "SchedulerOutput",
     "TransferRequest",
     "WorkerConnector",
+    "find_connector",
     "make_scheduler_connector",
     "make_worker_connector",
     "works_by_layer",

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from pyllm.config.engine_settings import CacheConfig
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.wire.messages import TransferResults
 
@@ -21,6 +22,7 @@ class ConnectorContext(msgspec.Struct, frozen=True, kw_only=True):
       number formats, arithmetic and layout. What other namespaces hold means nothing here.
     - `windows`: of each group of layers with blocks of its own, how far back it reads; None: to the first token.
     - `rank`: of the worker; -1 in the scheduler's half.
+    - `cache`: the engine's settings of its KV cache, with those of the stores on disk and in Redis.
     """
 
     namespace: bytes
@@ -28,6 +30,7 @@ class ConnectorContext(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int
     windows: tuple[int | None, ...] = (None,)
     rank: int = -1
+    cache: CacheConfig = CacheConfig()
 
 
 class TransferRequest(msgspec.Struct, frozen=True):

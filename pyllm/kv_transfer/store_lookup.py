@@ -57,7 +57,7 @@ class StoreLookup(SchedulerConnector):
     ) -> None:
         super().__init__(config, context)
         self._settings = read_store_settings(config)
-        self._store = open_store(self._settings) if store is None else store
+        self._store = open_store(self._settings, context.cache) if store is None else store
         self._clock = clock
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv-lookup")
         self._lookups: dict[str, tuple[float, Future[int]]] = {}

@@ -292,6 +292,7 @@ class ModelRunner:
             num_ranks=num_ranks(engine.parallel),
             windows=tuple(group.window for group in self._groups),
             rank=self._rank,
+            cache=engine.cache,
         )
         blocks = GpuBlocks(cache) if self._placement.device.type == "cuda" else CpuBlocks(cache)
         self._transfers = RankTransfers(make_worker_connector(config, context), blocks)
