@@ -103,9 +103,9 @@ class Scheduler:
         `num_host_blocks` are swap space and second level of the prefix cache; moving a block there and back takes
         `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `prefix_hash` is blake3 or sha256_cbor,
         which gives blocks the names that vLLM gives them with `prefix_hash_seed` as PYTHONHASHSEED; with blake3
-        `cache_namespace` is a part of each name. `max_saving_blocks` bounds what `take_saves` keeps. `incarnation` names
-        this run in its events. A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to 16) by
-        prompt lookup. With several stages (`pipeline_parallel_size`) a sequence waits for its token before it is
+        `cache_namespace` is a part of each name. `max_saving_blocks` bounds what `take_saves` keeps. `incarnation`
+        names this run in its events. A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to
+        16) by prompt lookup. With several stages (`pipeline_parallel_size`) a sequence waits for its token before it is
         planned again, and each step takes its share of what runs: keep as many steps in flight. The others are
         explained at `reconfigure`.
 
@@ -430,14 +430,15 @@ class Scheduler:
     def stats(self) -> dict[str, int]:
         """Gauges and counters. Sequences (samples), not requests, run, wait and are held.
 
-        Gauges: `num_requests`, `num_running`, `num_waiting` (preempted and swapped included), `num_held`,
-        `num_paused` (beams that were preempted and wait for their siblings), `num_loading`; `num_blocks`,
-        `num_free_blocks` (with those that the prefix cache still knows), `num_used_blocks`, `num_cached_blocks`,
-        `num_pinned_blocks`, `num_saving_blocks`; `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`. Counters:
+        Gauges: `num_requests`, `num_running`, `num_waiting` (preempted and swapped included), `num_held`, `num_paused`
+        (beams that were preempted and wait for their siblings), `num_loading`; `num_blocks`, `num_free_blocks` (with
+        those that the prefix cache still knows), `num_used_blocks`, `num_cached_blocks`, `num_pinned_blocks`,
+        `num_saving_blocks`; `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`. Counters:
         `num_preemptions` and of those `num_swapped`, `num_expired` (by deadline), `prefix_queries`, `prefix_hits` and
         of those `host_prefix_hits` (tokens, at first admission), `num_computed_tokens`, `num_steps`, `num_drafts`,
-        `num_accepted_drafts`, `num_failed_loads`, `num_saves` and `num_dropped_saves` (blocks), and `iteration_tokens_le_1`, `_8`, `_16`... `_16384`, `_inf`: steps
-        that computed at most so many tokens, and at least one.
+        `num_accepted_drafts`, `num_failed_loads`, `num_saves` and `num_dropped_saves` (blocks), and
+        `iteration_tokens_le_1`, `_8`, `_16`... `_16384`, `_inf`: steps that computed at most so many tokens, and at
+        least one.
         """
     def num_uncomputed_tokens(self) -> int:
         """Known tokens of all sequences that are still to be computed. Takes time for each sequence."""

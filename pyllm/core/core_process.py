@@ -350,6 +350,7 @@ async def _run(core: EngineCore, stop: asyncio.Event, parent: ParentLink, shutdo
             core.abandon("the engine was shut down before this request had finished")
     finally:
         running.cancel()
+        await core.finish_transfers()
         beating.cancel()
         core.close()
 

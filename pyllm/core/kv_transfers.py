@@ -8,6 +8,7 @@ but `wait`, while no step is in flight.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +23,8 @@ from pyllm.wire.messages import TransferResults
 HOLDER = "kv_lookup"
 # Seconds between two looks at transfers while no step is in flight.
 _PAUSE = 0.001
+# Seconds that ranks have at an orderly end to write what they have copied.
+_FINISH_SECONDS = 2.0
 # Weight of the newest measurement, and how many hits that seem not to be worth a load are computed before one is loaded
 # all the same: loads may have become faster.
 _NEWEST, _SKIPPED_HITS = 0.25, 16
@@ -98,7 +101,7 @@ class KVTransfers:
         num_computed, hashes = self._scheduler.known_prefix(client, request)
         if not hashes:
             return
-        known = TransferRequest(f"{client}/{request}", len(hashes), tuple(hashes))
+        known = TransferRequest(f"{client}/{request}", tuple(hashes))
         self._counts["num_kv_lookups"] += 1
         if not self._look_up((client, request), known, num_computed):
             self._scheduler.hold(client, request, HOLDER)
@@ -172,7 +175,7 @@ class KVTransfers:
         for report in reports:
             key = report["client"], report["request"]
             self._looked_up.pop(key, None)
-            request = self._offered.pop(key, None) or TransferRequest(f"{key[0]}/{key[1]}", 0, ())
+            request = self._offered.pop(key, None) or TransferRequest(f"{key[0]}/{key[1]}", ())
             self._connector.request_finished(request, ())
 
     def lose(self) -> None:
@@ -181,6 +184,14 @@ class KVTransfers:
             call.cancel()
         for pending in (self._calls, self._loads, self._saves, self._ranks_ended, self._error_blocks):
             pending.clear()
+
+    async def finish(self) -> None:
+        """Have the ranks write what they have copied, for a short while: no step follows."""
+        if self._connector is None or self._executor.death is not None:
+            return
+        with suppress(TimeoutError, EngineDeadError):
+            async with asyncio.timeout(_FINISH_SECONDS):
+                await self._executor.collective("finish_transfers")
 
     def close(self) -> None:
         """Give up what the connector holds outside."""

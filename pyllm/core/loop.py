@@ -42,15 +42,15 @@ class EngineCore:
     """One inbox, one scheduler, one executor.
 
     `depth` is the number of steps in flight: with 2, step k+1 is planned before step k's tokens are known; a pipeline
-    of stages has one for each, of other sequences. `config` has
-    the settings of the scheduler, `policy` is a scheduling policy of another package, `recording` keeps the scheduler's
-    calls, `connector` moves KV blocks to and from outside, and `sampling_plugins` names the logits processors and samplers that workers can load. `token_seconds` is
-    the measured upper bound per token in a step, 0 if none was measured. `on_crash` is called when workers die, with a
-    name and a report: contents by file name. `on_alone(True)` is called when a step runs one suspect alone, so that a
-    crash of this process is its doing, and `on_alone(False)` when that ends. `memory`, `step_trace.size` zero bytes,
-    keeps a trace of the last steps after this process ends. `publish` is called before each step. `earlier` is what the
-    core before has left, and `keep` is called with what the next one is to have. `set_log_level` is None in a process
-    that is not the core's own.
+    of stages has one for each, of other sequences. `config` has the settings of the scheduler, `policy` is a scheduling
+    policy of another package, `recording` keeps the scheduler's calls, `connector` moves KV blocks to and from outside,
+    and `sampling_plugins` names the logits processors and samplers that workers can load. `token_seconds` is the
+    measured upper bound per token in a step, 0 if none was measured. `on_crash` is called when workers die, with a name
+    and a report: contents by file name. `on_alone(True)` is called when a step runs one suspect alone, so that a crash
+    of this process is its doing, and `on_alone(False)` when that ends. `memory`, `step_trace.size` zero bytes, keeps a
+    trace of the last steps after this process ends. `publish` is called before each step. `earlier` is what the core
+    before has left, and `keep` is called with what the next one is to have. `set_log_level` is None in a process that
+    is not the core's own.
     """
 
     def __init__(
@@ -287,6 +287,10 @@ class EngineCore:
     def abandon(self, reason: str) -> None:
         """Tell every client that its requests end here."""
         self._clients.post_all(Rejected(None, "engine_dead", reason))
+
+    async def finish_transfers(self) -> None:
+        """Have KV blocks written that are on their way out of the ranks; no step may follow."""
+        await self._transfers.finish()
 
     def close(self) -> None:
         """Finish the recording, and give up what the connector holds; may be called twice."""

@@ -44,7 +44,8 @@ def find_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | Non
         raise ConfigError(f"KV connector {name!r} ({value}) cannot be imported: {error}") from error
     if not isinstance(connector, KVConnector):
         raise ConfigError(
-            f"KV connector {name!r} ({value}) must be a pyllm.kv_transfer.KVConnector of two classes, not {connector!r:.80}"
+            f"KV connector {name!r} ({value}) must be a pyllm.kv_transfer.KVConnector of two classes, "
+            f"not {connector!r:.80}"
         )
     return connector
 
@@ -75,5 +76,3 @@ def _made(config: KVTransferConfig, context: ConnectorContext, half: type[Half])
     except Exception as error:
         text = f"KV connector {config.kv_connector!r} did not start: {type(error).__name__}: {error}"
         raise ConfigError(text) from error
-
-

@@ -4,7 +4,6 @@ Runs in the core, on its event loop: no method may wait. Names are vLLM's `KVCon
 the hash of their contents, not by request. Knows neither the scheduler nor how a step is sent.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +36,6 @@ class TransferRequest(msgspec.Struct, frozen=True):
     """A request: `block_hashes` name its full blocks, from the first on, by all tokens up to and with each."""
 
     request_id: str
-    num_tokens: int  # prompt, and output that is known
     block_hashes: tuple[bytes, ...]
 
 
@@ -57,7 +55,7 @@ class BlockLoad(msgspec.Struct, frozen=True):
 
 
 class BlockSave(msgspec.Struct, frozen=True, array_like=True):
-    """A block that is full and committed: which one of its chain it is, and in which block it lies until it is saved."""
+    """A block that is full and committed: which one of its chain it is, and in which block it lies meanwhile."""
 
     id: int
     block_hash: bytes
@@ -73,8 +71,8 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
     saves: Sequence[BlockSave] = ()
 
 
-class SchedulerConnector(ABC):
-    """The base of all connectors' halves in the core.
+class SchedulerConnector:
+    """The base of all connectors' halves in the core; what raises here must be there.
 
     A save and a load are under way until every worker's half has named it in `get_finished`: meanwhile its blocks are
     kept, and no step writes them.
@@ -84,25 +82,25 @@ class SchedulerConnector(ABC):
         self.config = config
         self.context = context
 
-    @abstractmethod
     def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens after the first `num_computed_tokens` can be loaded, and whether the request waits for them.
 
         None: not known yet. The request is kept from running, and this is called again.
         """
+        raise NotImplementedError
 
     def update_state_after_alloc(
         self, request: TransferRequest, blocks: Sequence[Sequence[int]], num_external_tokens: int
     ) -> None:
         """So many tokens of a request will be loaded, into these blocks of each group."""
 
-    @abstractmethod
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> bytes:
         """What the workers' halves are told with a step, for `bind_connector_metadata`; empty: nothing.
 
         It is called for each step, and without one where there are loads or saves. What of these it does not tell of
         must be finished all the same.
         """
+        raise NotImplementedError
 
     def update_connector_output(self, connector_output: TransferResults) -> None:
         """What one rank has finished."""

@@ -64,10 +64,8 @@ class StoreLookup(SchedulerConnector):
         self._encoder = msgspec.msgpack.Encoder()
 
     def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
-        if not self.config.loads:
-            return 0, True
         num_computed = num_computed_tokens // self.context.block_size
-        if num_computed >= len(request.block_hashes):
+        if not self.config.loads or num_computed >= len(request.block_hashes):
             return 0, True
         if request.request_id not in self._lookups:
             if len(self._lookups) >= MAX_LOOKUPS:
@@ -78,22 +76,15 @@ class StoreLookup(SchedulerConnector):
         if not lookup.done() and self._clock() < deadline:
             return None, True
         del self._lookups[request.request_id]
-        if not lookup.done():
-            lookup.cancel()
-            return 0, True
-        if (error := lookup.exception()) is not None:
-            logger.error("the store of KV blocks failed in a look-up: %s", error)
-            return 0, True
-        return max(0, lookup.result() - num_computed) * self.context.block_size, True
+        num_found = _found(lookup)
+        return max(0, num_found - num_computed) * self.context.block_size, True
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> bytes:
         loads = tuple(self._load(load) for load in scheduler_output.loads)
         saves = tuple(scheduler_output.saves)
         return self._encoder.encode(StoreMetadata(loads, saves)) if loads or saves else b""
 
-    def request_finished(
-        self, request: TransferRequest, block_ids: Sequence[Sequence[int]]
-    ) -> tuple[bool, None]:
+    def request_finished(self, request: TransferRequest, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:
         _, lookup = self._lookups.pop(request.request_id, (0.0, None))
         if lookup is not None:
             lookup.cancel()
@@ -127,9 +118,7 @@ class StoreLookup(SchedulerConnector):
         keys = [block_key(self.context, hashes[index], group, rank) for index, group in places for rank in ranks]
         found = self._store.lookup(keys)
         num_ranks = len(ranks)
-        known = {
-            place: all(found[at * num_ranks : (at + 1) * num_ranks]) for at, place in enumerate(places)
-        }
+        known = {place: all(found[at * num_ranks : (at + 1) * num_ranks]) for at, place in enumerate(places)}
         length = len(hashes)
         for group in (group for group, window in enumerate(windows) if window is None):
             missing = (index for index in range(num_computed, length) if not known[index, group])
@@ -150,3 +139,14 @@ class StoreLookup(SchedulerConnector):
     def _first_read(self, length: int, window: int) -> int:
         """The first block of which the token after so many blocks reads anything."""
         return max(0, length * self.context.block_size + 1 - window) // self.context.block_size
+
+
+def _found(lookup: Future[int]) -> int:
+    """The blocks that a look-up has found; 0 if it failed, or is not done by now."""
+    if not lookup.done():
+        lookup.cancel()
+        return 0
+    if (error := lookup.exception()) is not None:
+        logger.error("the store of KV blocks failed in a look-up: %s", error)
+        return 0
+    return lookup.result()

@@ -78,8 +78,6 @@ def open_store(settings: StoreSettings, cache: CacheConfig) -> KVStore:
         raise ConfigError(f"the store {settings.store!r} cannot be opened: {error}; write module:name") from error
 
 
-
-
 def block_key(context: ConnectorContext, block_hash: bytes, group: int, rank: int) -> bytes:
     """The key of one block of one group of layers of one rank."""
     return context.namespace + block_hash + group.to_bytes(4, "little") + rank.to_bytes(4, "little")

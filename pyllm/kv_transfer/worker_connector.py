@@ -4,7 +4,6 @@ Runs on the thread that runs the steps: only `start_load_kv`, `wait_for_layer_lo
 what waits delays the step. Knows no tensor: a rank's cache is its `KVBlocks`. Names are vLLM's `KVConnectorBase_V1`.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -33,27 +32,27 @@ class KVBlocks(Protocol):
         """Copy blocks from the host. Returns when they are there."""
 
 
-class WorkerConnector(ABC):
-    """The base of all connectors' halves in workers."""
+class WorkerConnector:
+    """The base of all connectors' halves in workers; what raises here must be there."""
 
     def __init__(self, config: KVTransferConfig, context: ConnectorContext) -> None:
         self.config = config
         self.context = context
 
-    @abstractmethod
     def register_kv_caches(self, kv_caches: KVBlocks) -> None:
         """The rank's cache, before the first step."""
+        raise NotImplementedError
 
-    @abstractmethod
     def bind_connector_metadata(self, connector_metadata: bytes) -> None:
         """What the scheduler's half tells with the next step."""
+        raise NotImplementedError
 
-    @abstractmethod
     def start_load_kv(self) -> None:
         """Begin the loads and saves of the bound metadata; a load that the step reads ends before this returns.
 
         It is called before the step is computed, and after blocks were swapped and copied for it.
         """
+        raise NotImplementedError
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """The layer is about to read the cache. A connector that has this method, or the next one, runs without
@@ -68,16 +67,16 @@ class WorkerConnector(ABC):
     def clear_connector_metadata(self) -> None:
         """The step is over."""
 
-    @abstractmethod
     def get_finished(self) -> tuple[set[int], set[int]]:
         """The saves and the loads that have ended since the last call, by their ids, each named once.
 
         From then on this rank neither reads nor writes their blocks for them.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def get_block_ids_with_load_errors(self) -> set[int]:
         """The blocks of loads that have not got their contents, since the last call; they are computed."""
+        raise NotImplementedError
 
     def get_kv_connector_stats(self) -> TransferStats | None:
         """What was moved since the last call; None: nothing."""

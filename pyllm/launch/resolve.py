@@ -129,15 +129,13 @@ def resolve_settings(
         raise ConfigError(f"the uni executor runs one rank, not {ranks}: use distributed_executor_backend mp")
     longest = spec.max_position_embeddings
     _check_cache(config.cache)
-    transfer = _transfer(config)
     _check_events(config)
     find_policy(config.scheduler.scheduling_policy)
     find_attention_backend(config.device.attention_backend)
     if config.device.batch_invariant:
         _check_batch_invariant(config, spec.dtype, device)
-    recording = config.scheduler.scheduler_recording and str(Path(config.scheduler.scheduler_recording).absolute())
-    log_file = config.log.log_config_file and str(Path(config.log.log_config_file).absolute())
-    cache_folder = config.cache.kv_cache_dir and str(Path(config.cache.kv_cache_dir).expanduser().absolute())
+    recording = _absolute(config.scheduler.scheduler_recording)
+    log_file = _absolute(config.log.log_config_file)
     crashes = resolve_folder(config.recovery.flight_recorder_dir)
     max_model_len = config.model.max_model_len or longest
     if max_model_len > longest:
@@ -157,8 +155,10 @@ def resolve_settings(
             max_model_len=max_model_len,
             hf_token="",  # Nobody needs it any more, and crashes are recorded with the configuration.
         ),
-        cache=msgspec.structs.replace(config.cache, kv_cache_dtype=kv_cache_dtype, kv_cache_dir=cache_folder),
-        kv_transfer=msgspec.structs.replace(config.kv_transfer, kv_transfer_config=transfer),
+        cache=msgspec.structs.replace(
+            config.cache, kv_cache_dtype=kv_cache_dtype, kv_cache_dir=_absolute(config.cache.kv_cache_dir)
+        ),
+        kv_transfer=msgspec.structs.replace(config.kv_transfer, kv_transfer_config=_transfer(config)),
         scheduler=msgspec.structs.replace(
             config.scheduler,
             scheduler_recording=recording,
@@ -173,6 +173,11 @@ def resolve_settings(
         if path := settings_of_core(resolved, index).scheduler.scheduler_recording:
             check_recording_path(Path(path))
     return resolved, checkpoint
+
+
+def _absolute(path: str) -> str:
+    """The path for processes elsewhere; an empty one stays so."""
+    return path and str(Path(path).expanduser().absolute())
 
 
 def _check_ray() -> None:

@@ -22,8 +22,8 @@ from pyllm.config.rank_coordinates import coordinates_of, num_ranks, sampling_ra
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.families.stage_layout import split_into_stages
-from pyllm.supervision.memory import is_out_of_memory
 from pyllm.kv_transfer import ConnectorContext, make_worker_connector
+from pyllm.supervision.memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
 from pyllm.wire.profiles import RankProfile
 from pyllm.workers.attention_backends import check_layers, load_attention_backend
@@ -130,6 +130,7 @@ class ModelRunner:
             "allocate": self.allocate,
             "register_kv_caches": self.register_kv_caches,
             "transfer": self.transfer,
+            "finish_transfers": self.finish_transfers,
             "swap_seconds": self.swap_seconds,
             "token_seconds": self.token_seconds,
             "statistics": self.statistics,
@@ -195,8 +196,8 @@ class ModelRunner:
         """Run one step: update slots and cache, run the model, sample, and start to copy the tokens to the host.
 
         A plan relies on this order: slot copies, slot initialisations, block-table changes, swaps to the
-        host, swaps from it, block copies, then the forward pass, beside which the KV connector does its `transfers`. A stage before the last one hands on what it computed
-        and knows nothing of sampling.
+        host, swaps from it, block copies, then the forward pass, beside which the KV connector does its `transfers`. A
+        stage before the last one hands on what it computed and knows nothing of sampling.
         """
         on_gpu, samples = self._placement.device.type == "cuda", self._stage.is_last
         self._slots.apply(batch)
@@ -306,6 +307,12 @@ class ModelRunner:
         self._transfers.begin(metadata)
         self._transfers.end(metadata)
         return msgspec.msgpack.encode(self._transfers.results())
+
+    def finish_transfers(self) -> None:
+        """Have the KV connector write what it has copied, and give up what it holds; no step follows."""
+        if self._transfers is not None:
+            self._transfers.close()
+            self._transfers = None
 
     @torch.inference_mode()
     def capture(self, capture: Capture, sample: DeviceSampler = sample_on_device) -> None:

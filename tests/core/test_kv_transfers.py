@@ -1,16 +1,21 @@
 """Loads and saves through the core, with a model that reads what its blocks hold and a store that fails."""
 
+import asyncio
 import random
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
+from pyllm._rust import Scheduler
 from pyllm.config.kv_transfer_settings import KVTransferConfig
-from pyllm.kv_transfer import ConnectorContext
+from pyllm.core.kv_transfers import KVTransfers
+from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, SchedulerOutput, TransferRequest
 from pyllm.kv_transfer.store_lookup import StoreLookup
 from pyllm.kv_transfer.store_transfer import StoreTransfer
 from pyllm.kv_transfer.stores import KVStore
-from pyllm.wire.messages import FinishCode, Rejected
+from pyllm.wire.messages import FinishCode, Rejected, TransferResults
 from tests.core.raw_engine import Engine
 from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor
 from tests.core.transferring_executor import TransferringExecutor
@@ -100,7 +105,7 @@ async def test_a_producer_only_saves_and_a_consumer_only_loads(role: str, num_sa
     await stored.run(2, list(range(30)), max_tokens=1)
     stored.close()
     assert len(DictStore("role").blocks) == num_saved
-    assert stored.engine.core.stats() .get("num_kv_loaded_tokens", 0) == num_loaded
+    assert stored.engine.core.stats().get("num_kv_loaded_tokens", 0) == num_loaded
 
 
 async def test_a_failed_load_ends_its_request_where_the_policy_says_so() -> None:
@@ -142,10 +147,99 @@ async def test_a_load_that_comes_too_late_writes_nothing() -> None:
     second.close()
 
 
+class Offering(SchedulerConnector):
+    """Has every prompt whole, and tells of loads by their ids."""
+
+    def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int, bool]:
+        return len(request.block_hashes) * BLOCK_SIZE - num_computed_tokens, False
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> bytes:
+        self.told = scheduler_output
+        return b"told"
+
+
+class Ranks:
+    """Two ranks that end loads when they are told to, with the blocks that failed."""
+
+    death = None
+
+    def __init__(self) -> None:
+        self.results: list[list[TransferResults | None]] = []
+
+    async def collective(self, method: str, *args: Any) -> list[bytes]:
+        return [msgspec.msgpack.encode(results) for results in self.results.pop(0)]
+
+
+def offered(now: float) -> tuple[KVTransfers, Scheduler, Offering, Ranks, list[float]]:
+    """Transfers of a request of 4 blocks, for two ranks, whose clock shows what the list holds."""
+    scheduler = Scheduler(
+        block_size=BLOCK_SIZE, num_blocks=32, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, vocab_size=99
+    )
+    clock = [now]
+    connector, ranks = Offering(transfer_config(), CONTEXT), Ranks()
+    transfers = KVTransfers(
+        scheduler,
+        ranks,  # type: ignore[arg-type]  # All of an executor that is called.
+        connector,
+        config=transfer_config(),
+        namespace="",
+        num_ranks=2,
+        clock=lambda: clock[0],
+        sleep=asyncio.sleep,
+        fail=lambda client, request, reason: None,
+    )
+    return transfers, scheduler, connector, ranks, clock
+
+
+async def test_a_load_ends_when_every_rank_has_ended_it_with_what_all_have_got() -> None:
+    transfers, scheduler, connector, ranks, _ = offered(0.0)
+    scheduler.add(0, 1, bytes(4 * 17), seed=0, max_tokens=1)
+    transfers.add(0, 1)
+    assert scheduler.schedule(0.0) is None
+    ranks.results = [[TransferResults(loads=(0,)), None]]
+    transfers.flush()
+    (load,) = connector.told.loads
+    assert (load.num_tokens, load.step) == (16, None), "of several ranks every load is waited for"
+    await transfers.wait()
+    assert scheduler.stats()["num_loading"] == 1
+    ranks.results = [[None, TransferResults(loads=(0,), error_blocks=(load.blocks[0][2],))]]
+    await transfers.wait()
+    assert (scheduler.stats()["num_loading"], scheduler.stats()["num_failed_loads"]) == (0, 1)
+    assert transfers.stats()["num_kv_loaded_tokens"] == 8
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    assert plan.num_tokens == 9, "what comes after the first block that failed is computed"
+    assert not transfers.is_busy
+
+
+async def test_a_hit_is_loaded_where_that_has_been_faster_than_to_compute_it_and_now_and_then_else() -> None:
+    transfers, scheduler, _, ranks, clock = offered(0.0)
+    speeds = []
+    for request in range(40):
+        prompt = np.full(17, request, "<i4").tobytes()
+        scheduler.add(0, request, prompt, seed=0, max_tokens=1)
+        transfers.add(0, request)
+        plan = scheduler.schedule(clock[0])
+        if plan is None:
+            speeds.append(request)
+            ranks.results = [2 * [TransferResults(loads=(len(speeds) - 1,))]]
+            transfers.flush()
+            clock[0] += 16.0  # a second a token
+            await transfers.wait()
+            plan = scheduler.schedule(clock[0])
+        assert plan is not None
+        starts, tokens = np.array([0, 1], "<i4"), np.array([7], "<i4")
+        scheduler.commit(plan.step, starts, tokens, plan.num_tokens * 0.5)
+    assert speeds == [0, 16, 32], "one of 16"
+    stats = transfers.stats()
+    assert (stats["kv_load_tokens_per_second"], stats["prefill_tokens_per_second"]) == (1, 2)
+    assert stats["num_kv_skipped_hits"] == 37
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_no_fault_of_a_store_gives_a_wrong_token(seed: int) -> None:
     """Requests of few prefixes, aborts, deaths and restarts, and a store of which every third call fails."""
-    chance = random.Random(seed)  # noqa: S311 - of a test
+    chance = random.Random(seed)
     answers: dict[tuple[int, ...], list[int]] = {}
     store = FaultyStore(DictStore(f"faulty {seed}"), seed, rate=0.3)
     stored = Stored(store, num_blocks=chance.choice([24, 40]), depth=chance.choice([1, 2]))
@@ -155,7 +249,8 @@ async def test_no_fault_of_a_store_gives_a_wrong_token(seed: int) -> None:
         match chance.choices(("submit", "step", "abort", "die", "restart", "let go"), (20, 70, 3, 1, 0.5, 5))[0]:
             case "submit" if len(asked) - len(stored.engine.outputs()) < 6:
                 number += 1
-                prompt = [chance.randrange(3)] * chance.randrange(1, 30) + [chance.randrange(2)] * chance.randrange(1, 20)
+                first, second = [chance.randrange(3)], [chance.randrange(2)]
+                prompt = first * chance.randrange(1, 30) + second * chance.randrange(1, 20)
                 asked[number] = tuple(prompt)
                 stored.engine.submit(number, prompt, max_tokens=5)
             case "step":

@@ -13,7 +13,7 @@ class FaultyStore:
 
     def __init__(self, store: KVStore, seed: int, rate: float) -> None:
         self._store = store
-        self._random = random.Random(seed)  # noqa: S311 - of a test
+        self._random = random.Random(seed)
         self._rate = rate
         self._lock = threading.Lock()
         self._gate = threading.Event()
