@@ -150,8 +150,8 @@ class StoreTransfer(WorkerConnector):
                     self._load_seconds += seconds
                 if len(there) < len(blocks):
                     return  # What comes after it would be of no use.
-        except Exception:  # A store of another package may raise what it likes.
-            logger.exception("a load of KV blocks failed; they are computed")
+        except Exception as error:  # noqa: BLE001 - a store of another package may raise what it likes
+            logger.error("a load of KV blocks failed, they are computed: %s: %s", type(error).__name__, error)
         finally:
             begun.end()
 
@@ -165,8 +165,8 @@ class StoreTransfer(WorkerConnector):
         try:
             self._blocks.read([save.block for save in staged], buffers)
             self._writer.submit(self._write, staged, buffers)
-        except Exception:
-            logger.exception("KV blocks could not be copied from the cache; they are not saved")
+        except Exception as error:  # noqa: BLE001 - the same
+            logger.error("KV blocks could not be copied, they are not saved: %s: %s", type(error).__name__, error)
             self._give_back(buffers)
         with self._lock:
             self._saved.update(save.id for save in saves)
@@ -176,8 +176,8 @@ class StoreTransfer(WorkerConnector):
         try:
             keys = [block_key(self.context, save.block_hash, save.group, self.context.rank) for save in saves]
             kept = self._store.save(keys, buffers, self._settings.retention)
-        except Exception:
-            logger.exception("a save of KV blocks failed")
+        except Exception as error:  # noqa: BLE001 - the same
+            logger.error("a save of KV blocks failed: %s: %s", type(error).__name__, error)
             kept = [False] * len(saves)
         with self._lock:
             self._save_seconds += self._clock() - started
