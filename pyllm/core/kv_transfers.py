@@ -186,11 +186,15 @@ class KVTransfers:
             pending.clear()
 
     async def finish(self) -> None:
-        """Have the ranks write what they have copied, for a short while: no step follows."""
+        """Have the ranks copy and write what is to be saved, for a short while: no step follows."""
         if self._connector is None or self._executor.death is not None:
             return
         with suppress(TimeoutError, EngineDeadError):
             async with asyncio.timeout(_FINISH_SECONDS):
+                self.flush()
+                while self._saves and self._executor.death is None:
+                    await self.wait()
+                    self.flush()
                 await self._executor.collective("finish_transfers")
 
     def close(self) -> None:
