@@ -6,6 +6,7 @@ mod loads;
 mod pooling;
 mod preemption;
 mod reasons;
+mod saves;
 mod start_times;
 mod stateful;
 mod windows;
