@@ -4,7 +4,18 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks.engine import captured_steps, grammar, memory, pipeline, placement, replicas, sampling, scheduler, step
+from benchmarks.engine import (
+    captured_steps,
+    grammar,
+    kv_stores,
+    memory,
+    pipeline,
+    placement,
+    replicas,
+    sampling,
+    scheduler,
+    step,
+)
 from benchmarks.frontend import encoding, idle_streams, long_prompts, stop_strings, token_costs, unknown_fields
 from benchmarks.peers import transformers_backend
 from benchmarks.record import Record
@@ -14,6 +25,7 @@ from benchmarks.servers import added_core, bench_client, recovery, startup, surv
 PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     **scheduler.FIGURES,
     **memory.FIGURES,
+    "kv_store": kv_stores.run,
     "placement.place_us": placement.run,
     **replicas.FIGURES,
     "sampling": sampling.run,

@@ -80,6 +80,8 @@ class Scheduler:
         max_pinned_blocks: int = 0,
         prefix_hash: str = "blake3",
         prefix_hash_seed: str = "",
+        cache_namespace: str = "",
+        max_saving_blocks: int = 0,
         enable_kv_cache_events: bool = False,
         incarnation: int = 0,
         swap_block_seconds: float = 0.0,
@@ -100,9 +102,10 @@ class Scheduler:
 
         `num_host_blocks` are swap space and second level of the prefix cache; moving a block there and back takes
         `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `prefix_hash` is blake3 or sha256_cbor,
-        which gives blocks the names that vLLM gives them with `prefix_hash_seed` as PYTHONHASHSEED. `incarnation` names
-        this run in its events. A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to 16) by
-        prompt lookup. With several stages (`pipeline_parallel_size`) a sequence waits for its token before it is
+        which gives blocks the names that vLLM gives them with `prefix_hash_seed` as PYTHONHASHSEED; with blake3
+        `cache_namespace` is a part of each name. `max_saving_blocks` bounds what `take_saves` keeps. `incarnation`
+        names this run in its events. A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to
+        16) by prompt lookup. With several stages (`pipeline_parallel_size`) a sequence waits for its token before it is
         planned again, and each step takes its share of what runs: keep as many steps in flight. The others are
         explained at `reconfigure`.
 
@@ -194,21 +197,23 @@ class Scheduler:
 
         False: there is no such sample, or it has finished. Never an error, since a client may be late or wrong.
         """
-    def hold(self, client: int, request: int, reason: str) -> None:
-        """Keep a request from running until `release`; what runs of it is preempted.
+    def hold(self, client: int, request: int, holder: str) -> None:
+        """Keep a request from running until the same holder's `release`; what runs of it is preempted.
 
-        Raises `SchedulerError` if there is no such request, or it is held already.
+        Several holders may hold it at once. Raises `SchedulerError` if there is no such request, or this holder holds
+        it already.
         """
-    def release(self, client: int, request: int) -> None:
-        """Put a held request back where it was in the queue.
+    def release(self, client: int, request: int, holder: str) -> None:
+        """End a holder's hold; the last one puts the request back where it was in the queue.
 
-        Raises `SchedulerError` if there is no such request, or it is not held.
+        Raises `SchedulerError` if there is no such request, or this holder does not hold it.
         """
     def isolate(self, client: int, request: int) -> None:
         """Have steps either rows of this request or of others, in turns while both have work.
 
-        It is over when each of its live samples has one more token, or it has ended or is held; a lost device does not
-        end it. Raises `SchedulerError` if there is no such request, it is held, or one is isolated already.
+        It is over when each of its live samples has one more token, or it has ended, or somebody holds it from now on;
+        a lost device does not end it. Where it is held already, that begins when it is not. Raises `SchedulerError` if
+        there is no such request, or one is isolated already.
         """
     def isolated(self) -> tuple[int, int] | None:
         """Client and request of the one that is isolated."""
@@ -314,6 +319,22 @@ class Scheduler:
 
         Raises `SchedulerError` if it is not under way.
         """
+    def take_saves(self) -> list[tuple[int, bytes, int, int, int]]:
+        """Full blocks of committed steps to keep outside, too: id, hash (32 bytes), group, index in its chain, block.
+
+        Each is kept, and no step writes it, until `finish_save`; there are at most `max_saving_blocks` at once. What
+        is evicted before, or needed by requests, is not saved.
+        """
+    def finish_save(self, save: int) -> None:
+        """A save has ended, whether or not it succeeded. Raises `SchedulerError` if it is not under way."""
+    def known_prefix(self, client: int, request: int) -> tuple[int, list[bytes]]:
+        """The tokens of a request that the prefix cache has now, and the hashes of its full blocks from the first on.
+
+        The blocks are those that could be loaded: of the prompt, and of the output where one sample goes on. Raises
+        `SchedulerError` if there is no such request.
+        """
+    def prefill_seconds(self, num_tokens: int) -> float | None:
+        """Seconds that computing so many tokens of a prompt takes; None before any was measured."""
     def pin(self, name: int, prompt: bytes, *, tenant: str = "", cache_salt: str = "", adapter: str = "") -> int:
         """Keep the full blocks of a prefix (packed int32) from eviction, now and once computed; gives their number.
 
@@ -365,6 +386,7 @@ class Scheduler:
     def explain(self, client: int, request: int) -> list[dict[str, Any]]:
         """Where each sample of a request stands: sample, state, reason, hold, num_tokens, num_computed, num_known.
 
+        `hold` has the names of those who hold it, by commas, or None.
         `num_tokens` is its share of the last step; if that is 0, `reason` says why. Raises `SchedulerError` if there is
         no such request.
         """
@@ -408,14 +430,15 @@ class Scheduler:
     def stats(self) -> dict[str, int]:
         """Gauges and counters. Sequences (samples), not requests, run, wait and are held.
 
-        Gauges: `num_requests`, `num_running`, `num_waiting` (preempted and swapped included), `num_held`,
-        `num_paused` (beams that were preempted and wait for their siblings), `num_loading`; `num_blocks`,
-        `num_free_blocks` (with those that the prefix cache still knows), `num_used_blocks`, `num_cached_blocks`,
-        `num_pinned_blocks`; `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`. Counters:
+        Gauges: `num_requests`, `num_running`, `num_waiting` (preempted and swapped included), `num_held`, `num_paused`
+        (beams that were preempted and wait for their siblings), `num_loading`; `num_blocks`, `num_free_blocks` (with
+        those that the prefix cache still knows), `num_used_blocks`, `num_cached_blocks`, `num_pinned_blocks`,
+        `num_saving_blocks`; `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`. Counters:
         `num_preemptions` and of those `num_swapped`, `num_expired` (by deadline), `prefix_queries`, `prefix_hits` and
         of those `host_prefix_hits` (tokens, at first admission), `num_computed_tokens`, `num_steps`, `num_drafts`,
-        `num_accepted_drafts`, `num_failed_loads`, and `iteration_tokens_le_1`, `_8`, `_16`... `_16384`, `_inf`: steps
-        that computed at most so many tokens, and at least one.
+        `num_accepted_drafts`, `num_failed_loads`, `num_saves` and `num_dropped_saves` (blocks), and
+        `iteration_tokens_le_1`, `_8`, `_16`... `_16384`, `_inf`: steps that computed at most so many tokens, and at
+        least one.
         """
     def num_uncomputed_tokens(self) -> int:
         """Known tokens of all sequences that are still to be computed. Takes time for each sequence."""
@@ -440,7 +463,9 @@ class Placement:
     and changes nothing.
     """
 
-    def __new__(cls, *, block_size: int, prefix_hash: str = "blake3", prefix_hash_seed: str = "") -> Self:
+    def __new__(
+        cls, *, block_size: int, prefix_hash: str = "blake3", prefix_hash_seed: str = "", cache_namespace: str = ""
+    ) -> Self:
         """The settings are the cores' own. Raises `ValueError` for one that no core could have."""
     def add_core(self, core: int) -> None:
         """A core. Until its first load report its cache is empty, it is idle and as fast as the others.

@@ -180,6 +180,7 @@ class LLMEngine:
         to_core: MemoryEndpoint[CoreMessage, ClientMessage] = MemoryEndpoint()
         self._core = core_process.make_core(config, parts, self._executor, to_client)
         self._at_close.callback(self._core.close)
+        self._at_close.callback(lambda: self._loop.run_until_complete(self._core.finish_transfers()))  # comes first
 
         def connect(
             on_message: MessageHandler[CoreMessage], *handlers: object

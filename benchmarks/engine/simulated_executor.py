@@ -97,7 +97,7 @@ class SimulatedExecutor:
     async def start(self) -> None:
         """Nothing has to be loaded."""
 
-    def submit(self, plan: Plan) -> Awaitable[Sampled]:
+    def submit(self, plan: Plan, transfers: bytes = b"") -> Awaitable[Sampled]:
         self._busy_until = max(self._busy_until, self.clock()) + self._cost.seconds(plan)
         tokens = (section(plan, "uniforms").astype(np.float64) * self._vocab_size).astype("<i4")
         starts = section(plan, "sampled_starts")

@@ -101,10 +101,10 @@ class TimedExecutor:
     def death(self) -> WorkerDeadError | None:
         return self._executor.death
 
-    def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
+    def submit(self, plan: Plan, transfers: bytes = b"") -> asyncio.Future[Sampled]:
         if plan.num_rows == plan.num_tokens == ROWS:
             self._times.append(time.perf_counter())
-        return self._executor.submit(plan)
+        return self._executor.submit(plan, transfers)
 
     async def close(self) -> None:
         self._path.write_bytes(self._times.tobytes())

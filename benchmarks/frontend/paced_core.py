@@ -42,8 +42,8 @@ class PacedExecutor:
     def death(self) -> WorkerDeadError | None:
         return self._executor.death
 
-    def submit(self, plan: Plan) -> Awaitable[Sampled]:
-        return self._answer(self._executor.submit(plan))
+    def submit(self, plan: Plan, transfers: bytes = b"") -> Awaitable[Sampled]:
+        return self._answer(self._executor.submit(plan, transfers))
 
     async def _answer(self, sampled: Awaitable[Sampled]) -> Sampled:
         now = time.monotonic()

@@ -81,7 +81,10 @@ class PrefixPlacer:
 
     def __init__(self, model: ModelInfo, recording: Path | None = None) -> None:
         self._placement = Placement(
-            block_size=model.block_size, prefix_hash=model.prefix_hash, prefix_hash_seed=model.prefix_hash_seed
+            block_size=model.block_size,
+            prefix_hash=model.prefix_hash,
+            prefix_hash_seed=model.prefix_hash_seed,
+            cache_namespace=model.cache_namespace,
         )
         self._cores: set[int] = set()
         self._recording = None

@@ -14,6 +14,7 @@ from .engine_settings import (
     SchedulerConfig,
     is_rust,
 )
+from .kv_transfer_settings import KVTransferConfig
 from .model_settings import Dtype, ModelConfig, Quantization
 from .option_fields import ConfigPart, Option, TextForm, options_of
 from .option_reading import SECRETS, config_part, engine_config, option_names
@@ -45,6 +46,7 @@ __all__ = [
     "HeadlessConfig",
     "KVCacheDtype",
     "KVEventsConfig",
+    "KVTransferConfig",
     "KeyRing",
     "LogConfig",
     "ModelConfig",

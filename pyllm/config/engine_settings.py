@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from pyllm.config.kv_transfer_settings import KVTransferSettings
 from pyllm.config.model_settings import ModelConfig
 from pyllm.config.option_fields import ConfigPart, TextForm
 from pyllm.config.option_texts import parse_weights
@@ -23,6 +24,7 @@ CorePlacement = Literal["prefix", "round-robin"]
 
 MAX_CORES = 64  # of one server; as many as a `Placement` chooses from
 MIN_CPU_KV_CACHE_BYTES = 512 << 20  # of each rank, unless a size is set; also the size on a Ray cluster
+DEFAULT_DISK_KV_CACHE_BYTES = 16 << 30  # of one folder
 
 
 class CacheConfig(ConfigPart, frozen=True):
@@ -64,6 +66,28 @@ class CacheConfig(ConfigPart, frozen=True):
         ),
         TextForm(size_unit=1 << 30),
     ] = 0  # Bytes here, whatever the unit was.
+    kv_cache_dir: Annotated[
+        str,
+        Meta(
+            description="folder on this machine that keeps KV blocks for the next start and for other servers, which "
+            "may have it open at once; empty: none does"
+        ),
+        TextForm(metavar="FOLDER"),
+    ] = ""
+    kv_cache_disk_size: Annotated[
+        int,
+        Meta(description="most bytes that kv_cache_dir takes, of all servers together: 100GiB", ge=1 << 20),
+        TextForm(size_unit=1),
+    ] = DEFAULT_DISK_KV_CACHE_BYTES
+    kv_cache_redis_url: Annotated[
+        str,
+        Meta(
+            description="Redis that keeps KV blocks for several engines: redis://, rediss:// (TLS) or unix://; needs "
+            "pyllm[redis]. Others on this machine can see a password on the command line: write it into the file of "
+            "--config"
+        ),
+        TextForm(metavar="URL", is_secret=True),
+    ] = ""
     max_pinned_blocks: Annotated[
         int, Meta(description="most KV blocks that pins keep from eviction", ge=0, le=(1 << 31) - 1)
     ] = 0
@@ -281,6 +305,7 @@ class EngineConfig(ConfigPart, frozen=True):
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     kv_events: KVEventsConfig = KVEventsConfig()
+    kv_transfer: KVTransferSettings = KVTransferSettings()
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
     device: DeviceConfig = DeviceConfig()

@@ -229,7 +229,10 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
             "structured-outputs-config",
             "llguidance compiles every constraint, whatever the backend; reasoning_parser is --reasoning-parser",
         ),
-        _refused("kv-transfer-config", "KV blocks do not come from other servers yet"),
+        _ours(
+            "kv-transfer-config",
+            "the same keys; connectors are StoreConnector and entry points of the group pyllm.kv_connectors",
+        ),
         _ours(
             "kv-events-config",
             "its endpoint is --kv-events-endpoint, and so on; without one events are published on the loopback alone",

@@ -5,7 +5,6 @@ Its caller passes the executor, so this file knows nothing of workers. Does not 
 
 import asyncio
 import gc
-import hashlib
 import logging
 import os
 import secrets
@@ -16,21 +15,22 @@ from mmap import mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import uvloop
 import zmq
 
 from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.engine_settings import EngineConfig, ParallelConfig, is_rust
 from pyllm.config.process_config import CoreConfig
-from pyllm.config.rank_coordinates import ranks_of_stage
+from pyllm.config.rank_coordinates import num_ranks, ranks_of_stage
 from pyllm.core.calls import live_settings
 from pyllm.core.event_publisher import EventPublisher
 from pyllm.core.executors.executor import Executor
+from pyllm.core.fingerprints import fingerprints
 from pyllm.core.loop import EngineCore
 from pyllm.core.policy_plugins import Policy, load_policy
 from pyllm.errors import ConfigError, StartError
 from pyllm.families.kv_layout import kv_groups
+from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, find_connector, make_scheduler_connector
 from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
 from pyllm.recording import Recording
 from pyllm.supervision.burst_logger import BurstLogger
@@ -45,6 +45,8 @@ from pyllm.wire.supervision_messages import Kept
 
 # Seconds that clients have to read the last messages of a core.
 CLOSE_LINGER = 2.0
+# One of so many KV blocks may wait to be copied for the KV connector.
+_SAVING_SHARE = 16
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +78,7 @@ class CoreParts(NamedTuple):
     ready: Ready
     policy: Policy | None
     token_seconds: float
+    connector: SchedulerConnector | None = None
 
 
 async def start(config: CoreConfig, executor: Executor) -> CoreParts:
@@ -88,8 +91,10 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         ConfigError: not even one block fits, or fewer than may be pinned, or the policy cannot be imported.
     """
     engine, spec = config.engine, config.checkpoint.spec
-    # A policy that cannot be imported must fail before the model is loaded.
+    # A policy or connector that cannot be imported must fail before the model is loaded.
     policy = load_policy(engine.scheduler.scheduling_policy)
+    if engine.kv_transfer.kv_transfer_config is not None:
+        find_connector(engine.kv_transfer.kv_transfer_config)
     await executor.start()
     num_blocks = engine.cache.num_gpu_blocks_override or min(await executor.collective("num_blocks"))
     block_size = engine.cache.block_size
@@ -104,6 +109,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         logger.info("rank %d of core %d holds %s", rank, config.index, megabytes)
     groups = kv_groups(spec, max_model_len, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
     epoch = secrets.randbits(63)
+    numerics, cache_namespace = fingerprints(config, groups, await executor.collective("instruction_set"))
     swap_block_seconds = max(await executor.collective("swap_seconds"))
     token_seconds = _through_all_stages(await executor.collective("token_seconds"), engine.parallel)
     try:
@@ -118,8 +124,10 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
             swap_block_seconds=swap_block_seconds,
             enable_prefix_caching=engine.cache.enable_prefix_caching,
             max_pinned_blocks=engine.cache.max_pinned_blocks,
+            max_saving_blocks=_max_saving_blocks(engine, num_blocks),
             prefix_hash=engine.cache.prefix_hash,
             prefix_hash_seed=engine.cache.prefix_hash_seed,
+            cache_namespace=cache_namespace,
             enable_kv_cache_events=engine.cache.enable_kv_cache_events,
             incarnation=epoch,
             num_speculative_tokens=engine.scheduler.num_speculative_tokens or 0,
@@ -161,17 +169,12 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         model_impl="native" if spec.transformers is None else "transformers",
         prefix_hash=engine.cache.prefix_hash,
         prefix_hash_seed=engine.cache.prefix_hash_seed,
+        cache_namespace=cache_namespace,
         batch_invariant=spec.transformers is None
         and (engine.device.batch_invariant or is_rust(engine.device, engine.device.device, dtypes)),
     )
-    instruction_sets = sorted(set(await executor.collective("instruction_set")))
-    precision = (model.dtype, model.quantization, model.kv_cache_dtype)
-    implementation = "" if spec.transformers is None else f"transformers {spec.transformers.version}"
-    # A config.json alone changes the tokens, too.
-    described = (config.checkpoint.fingerprint, spec)
-    numerics = (described, precision, model.tensor_parallel_size, instruction_sets, implementation)
-    fingerprint = hashlib.blake2b(msgspec.json.encode(numerics), digest_size=16).hexdigest()
-    return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint), policy, token_seconds)
+    connector = await _connect(engine, executor, model)
+    return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, numerics), policy, token_seconds, connector)
 
 
 def make_core(
@@ -213,10 +216,34 @@ def make_core(
         clock=time.monotonic,
         depth=_depth(config.engine),
         policy=parts.policy,
+        connector=parts.connector,
         recording=recording,
         sampling_plugins=offered_names(LOGITS_PROCESSORS) | offered_names(SAMPLERS),
         token_seconds=parts.token_seconds,
     )
+
+
+def _max_saving_blocks(engine: EngineConfig, num_blocks: int) -> int:
+    """Blocks that wait to be copied for the KV connector, which nobody else can have meanwhile."""
+    transfer = engine.kv_transfer.kv_transfer_config
+    return max(1, num_blocks // _SAVING_SHARE) if transfer is not None and transfer.saves else 0
+
+
+async def _connect(engine: EngineConfig, executor: Executor, model: ModelInfo) -> SchedulerConnector | None:
+    """Make both halves of the KV connector, if there is to be one. Raises ConfigError."""
+    transfer = engine.kv_transfer.kv_transfer_config
+    if transfer is None:
+        return None
+    context = ConnectorContext(
+        namespace=bytes.fromhex(model.cache_namespace),
+        block_size=model.block_size,
+        num_ranks=num_ranks(engine.parallel),
+        windows=model.kv_windows,
+        cache=engine.cache,
+    )
+    connector = make_scheduler_connector(transfer, context)
+    await executor.collective("register_kv_caches", model.cache_namespace)
+    return connector
 
 
 def _depth(engine: EngineConfig) -> int:
@@ -324,6 +351,7 @@ async def _run(core: EngineCore, stop: asyncio.Event, parent: ParentLink, shutdo
             core.abandon("the engine was shut down before this request had finished")
     finally:
         running.cancel()
+        await core.finish_transfers()
         beating.cancel()
         core.close()
 

@@ -14,6 +14,7 @@ from pyllm._rust import NeverFitsError, Scheduler
 from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.faults.quarantine import Quarantine, RequestKey
+from pyllm.core.kv_transfers import KVTransfers
 from pyllm.core.load_reports import LoadReporter
 from pyllm.core.lost_requests import LostRequests
 from pyllm.core.policy_plugins import facts, policy_key
@@ -49,6 +50,7 @@ class Inbox:
         load_reporter: LoadReporter,
         reservation: Reservation,
         lost_requests: LostRequests,
+        transfers: KVTransfers,
         ready: Ready,
         clock: Callable[[], float],
         sampling_plugins: Collection[str],
@@ -62,6 +64,7 @@ class Inbox:
         self._load_reporter = load_reporter
         self._reservation = reservation
         self._lost_requests = lost_requests
+        self._transfers = transfers
         self._ready = ready
         self._clock = clock
         self._sampling_plugins = sampling_plugins
@@ -155,6 +158,7 @@ class Inbox:
             # Only load reports count them, and forget those that have ended.
             if submit.num_losses and self._load_reporter.has_listeners:
                 self._lost_requests.admit(key, submit)
+            self._transfers.add(client, submit.request)
         except NeverFitsError as error:
             self._clients.post(client, Rejected(submit.request, "too_large", str(error)))
         except ValueError as error:

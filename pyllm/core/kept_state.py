@@ -31,13 +31,14 @@ class KeptState:
         self._settings = self._settings | changes
         self._keep(Kept(settings=self._settings))
 
-    def gather(self) -> None:
-        """Keep reports of the requests that have ended since the last call."""
+    def gather(self) -> list[dict[str, Any]]:
+        """Keep reports of the requests that have ended since the last call, and give them."""
         if ended := self._scheduler.take_ended():
             self._num_ended += len(ended)
             while self._ended_before and len(self._ended_before) + self._num_ended > MAX_ENDED:
                 self._ended_before.popleft()
             self._keep(Kept(ended=tuple(ended)))
+        return ended
 
     def ended_before(self, name: str | None) -> list[dict[str, Any]]:
         """Reports of requests that ended in the cores before, latest first; with a `name` of those that have it.

@@ -11,6 +11,7 @@ import msgspec
 
 from pyllm._rust import Plan, Scheduler
 from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.executors.executor import Executor
@@ -19,6 +20,7 @@ from pyllm.core.faults.isolation_reporter import IsolationReporter
 from pyllm.core.faults.recovery import Recovery
 from pyllm.core.inbox import Inbox
 from pyllm.core.kept_state import KeptState
+from pyllm.core.kv_transfers import KVTransfers
 from pyllm.core.load_reports import LoadReporter
 from pyllm.core.lost_requests import LostRequests
 from pyllm.core.policy_plugins import Policy
@@ -27,6 +29,7 @@ from pyllm.core.reservation import Reservation
 from pyllm.core.stage import Stage
 from pyllm.core.steps_in_flight import StepsInFlight
 from pyllm.errors import WorkerDeadError
+from pyllm.kv_transfer import SchedulerConnector
 from pyllm.recording import Recording
 from pyllm.supervision import step_trace
 from pyllm.supervision.restart_budget import RestartBudget
@@ -41,15 +44,15 @@ class EngineCore:
     """One inbox, one scheduler, one executor.
 
     `depth` is the number of steps in flight: with 2, step k+1 is planned before step k's tokens are known; a pipeline
-    of stages has one for each, of other sequences. `config` has
-    the settings of the scheduler, `policy` is a scheduling policy of another package, `recording` keeps the scheduler's
-    calls, and `sampling_plugins` names the logits processors and samplers that workers can load. `token_seconds` is
-    the measured upper bound per token in a step, 0 if none was measured. `on_crash` is called when workers die, with a
-    name and a report: contents by file name. `on_alone(True)` is called when a step runs one suspect alone, so that a
-    crash of this process is its doing, and `on_alone(False)` when that ends. `memory`, `step_trace.size` zero bytes,
-    keeps a trace of the last steps after this process ends. `publish` is called before each step. `earlier` is what the
-    core before has left, and `keep` is called with what the next one is to have. `set_log_level` is None in a process
-    that is not the core's own.
+    of stages has one for each, of other sequences. `config` has the settings of the scheduler, `policy` is a scheduling
+    policy of another package, `recording` keeps the scheduler's calls, `connector` moves KV blocks to and from outside,
+    and `sampling_plugins` names the logits processors and samplers that workers can load. `token_seconds` is the
+    measured upper bound per token in a step, 0 if none was measured. `on_crash` is called when workers die, with a name
+    and a report: contents by file name. `on_alone(True)` is called when a step runs one suspect alone, so that a crash
+    of this process is its doing, and `on_alone(False)` when that ends. `memory`, `step_trace.size` zero bytes, keeps a
+    trace of the last steps after this process ends. `publish` is called before each step. `earlier` is what the core
+    before has left, and `keep` is called with what the next one is to have. `set_log_level` is None in a process that
+    is not the core's own.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class EngineCore:
         depth: int = 1,
         policy: Policy | None = None,
         recording: Recording | None = None,
+        connector: SchedulerConnector | None = None,
         sampling_plugins: Collection[str] = (),
         token_seconds: float = 0.0,
         on_crash: Callable[[str, Mapping[str, bytes]], object] = lambda name, parts: None,
@@ -87,6 +91,17 @@ class EngineCore:
         self._clients = Clients(sender, self._take_deltas, scheduler.drop_client)
         self._profiling = Profiling(executor, lambda: len(self._in_flight), clock=clock, sleep=sleep)
         self._kept = KeptState(scheduler, earlier, keep)
+        self._transfers = KVTransfers(
+            scheduler,
+            executor,
+            connector,
+            config=config.kv_transfer.kv_transfer_config,
+            namespace=ready.model.cache_namespace,
+            num_ranks=num_ranks(config.parallel),
+            clock=clock,
+            sleep=sleep,
+            fail=lambda client, request, reason: self._fail(client, request, Rejected(request, "error", reason)),
+        )
         self._calls = Calls(
             scheduler,
             config,
@@ -103,7 +118,9 @@ class EngineCore:
         )
         budget = RestartBudget(config.recovery.max_restarts)
         shrink = self._calls.halve_budget
-        self._recovery = Recovery(scheduler, executor, budget, shrink=shrink, clock=clock, sleep=sleep)
+        self._recovery = Recovery(
+            scheduler, executor, budget, shrink=shrink, connect=self._transfers.connect, clock=clock, sleep=sleep
+        )
         self._quarantine = self._recovery.quarantine
         self._isolation = IsolationReporter(self._quarantine, scheduler, ready.epoch, self._clients.post, on_alone)
         self._stage = Stage(self._clients, self._recovery, self._in_flight)
@@ -120,6 +137,7 @@ class EngineCore:
             load_reporter=self._load_reporter,
             reservation=reservation,
             lost_requests=lost_requests,
+            transfers=self._transfers,
             ready=ready,
             clock=clock,
             sampling_plugins=sampling_plugins,
@@ -150,9 +168,11 @@ class EngineCore:
             GivenUpError: the workers died too often.
         """
         self._isolation.advance()
+        self._transfers.advance()
         self._publish()
         while (plan := self._schedule()) is not None:
             self._submit(plan)
+        self._transfers.flush()
         if not self._in_flight:
             return await self._idle()
         try:
@@ -173,10 +193,11 @@ class EngineCore:
     def _submit(self, plan: Plan) -> None:
         """Send a plan to the workers, without waiting for them."""
         self._isolation.announce()
-        self._in_flight.submit(plan)
+        self._in_flight.submit(plan, self._transfers.take(with_step=True))
 
     def _commit(self, step: int, sampled: Sampled, seconds: float) -> None:
         """Commit a step's tokens to the scheduler, and deliver its output to the clients."""
+        self._transfers.receive(sampled.transfers)  # First: a load that the step has read may have failed.
         self._end_failed(step, sampled)
         logprobs = None if sampled.logprobs is None else msgspec.structs.astuple(sampled.logprobs)
         embeddings = None if sampled.embeddings is None else msgspec.structs.astuple(sampled.embeddings)
@@ -196,6 +217,9 @@ class EngineCore:
         self._clients.deliver(self._scheduler.pending_clients())
         self._load_reporter.send(at_once=True)
         self._gather()
+        if self._transfers.is_busy:
+            await self._transfers.wait()
+            return True
         return self._quarantine.is_next_due  # When a suspect has just ended, the next one can run.
 
     async def _recover(self, death: WorkerDeadError) -> None:
@@ -205,6 +229,7 @@ class EngineCore:
         self._on_crash(f"worker-{death.cause}", crash_report(crash, self._scheduler, self.stats(), self._config))
         self._isolation.workers_lost()
         self._profiling.interrupt(str(death))
+        self._transfers.lose()
         verdict = self._recovery.begin(crash)
         self._stage.send_changes()
         if verdict is not None:
@@ -250,6 +275,7 @@ class EngineCore:
             "num_suspects": len(self._quarantine),
             "num_quarantine_failures": self._quarantine.num_failures,
             "num_degradations": self._recovery.num_degradations,
+            **self._transfers.stats(),
         }
 
     @property
@@ -267,8 +293,13 @@ class EngineCore:
         """Tell every client that its requests end here."""
         self._clients.post_all(Rejected(None, "engine_dead", reason))
 
+    async def finish_transfers(self) -> None:
+        """Have KV blocks written that are on their way out of the ranks; no step may follow."""
+        await self._transfers.finish()
+
     def close(self) -> None:
-        """Finish the recording; may be called twice."""
+        """Finish the recording, and give up what the connector holds; may be called twice."""
+        self._transfers.close()
         if self._recording is not None:
             self._recording.close()
 
@@ -289,7 +320,7 @@ class EngineCore:
         return self._scheduler.stats()["num_requests"] > 0
 
     def _gather(self) -> None:
-        self._kept.gather()
+        self._transfers.ended(self._kept.gather())
         if self._recording is not None:
             self._recording.gather()
 

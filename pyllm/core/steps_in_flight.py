@@ -45,10 +45,10 @@ class StepsInFlight:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def submit(self, plan: Plan) -> None:
-        """Give a plan to the executor, without waiting for it."""
+    def submit(self, plan: Plan, transfers: bytes = b"") -> None:
+        """Give a plan to the executor, with what the KV connector tells the ranks, without waiting for it."""
         self._scheduler.note_step(plan, self._trace.note(plan.step))
-        self._steps.append(_Step(plan.step, plan.num_tokens, self._clock(), self._executor.submit(plan)))
+        self._steps.append(_Step(plan.step, plan.num_tokens, self._clock(), self._executor.submit(plan, transfers)))
 
     async def wait_oldest(self) -> tuple[int, Sampled, float]:
         """Wait for the oldest step; returns its number, its samples and its duration in seconds.

@@ -102,7 +102,7 @@ def _reading(option: Option, theirs: VllmFlag | None) -> dict[str, Any]:
         return {"choices": get_args(hint), "type": lambda text: words.get(text, text)}
     if form.size_unit:
         return {"metavar": "SIZE"}
-    if hint is str or get_origin(hint) in {dict, tuple}:
+    if hint is str or get_origin(hint) in {dict, tuple} or form.parse is not None:
         several = {"action": _Append} if form.is_repeated else {"nargs": form.num_words}
         return {"type": lambda text: words.get(text, text), "metavar": form.metavar, **several}
     if hint is float:

@@ -28,6 +28,7 @@ from pyllm.config.engine_settings import (
     SchedulerConfig,
     is_rust,
 )
+from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.config.model_settings import Dtype, ModelConfig, Quantization
 from pyllm.config.process_config import SharedConfig
 from pyllm.config.rank_coordinates import num_ranks
@@ -133,8 +134,8 @@ def resolve_settings(
     find_attention_backend(config.device.attention_backend)
     if config.device.batch_invariant:
         _check_batch_invariant(config, spec.dtype, device)
-    recording = config.scheduler.scheduler_recording and str(Path(config.scheduler.scheduler_recording).absolute())
-    log_file = config.log.log_config_file and str(Path(config.log.log_config_file).absolute())
+    recording = _absolute(config.scheduler.scheduler_recording)
+    log_file = _absolute(config.log.log_config_file)
     crashes = resolve_folder(config.recovery.flight_recorder_dir)
     max_model_len = config.model.max_model_len or longest
     if max_model_len > longest:
@@ -154,7 +155,10 @@ def resolve_settings(
             max_model_len=max_model_len,
             hf_token="",  # Nobody needs it any more, and crashes are recorded with the configuration.
         ),
-        cache=msgspec.structs.replace(config.cache, kv_cache_dtype=kv_cache_dtype),
+        cache=msgspec.structs.replace(
+            config.cache, kv_cache_dtype=kv_cache_dtype, kv_cache_dir=_absolute(config.cache.kv_cache_dir)
+        ),
+        kv_transfer=msgspec.structs.replace(config.kv_transfer, kv_transfer_config=_transfer(config)),
         scheduler=msgspec.structs.replace(
             config.scheduler,
             scheduler_recording=recording,
@@ -169,6 +173,11 @@ def resolve_settings(
         if path := settings_of_core(resolved, index).scheduler.scheduler_recording:
             check_recording_path(Path(path))
     return resolved, checkpoint
+
+
+def _absolute(path: str) -> str:
+    """The path for processes elsewhere; an empty one stays so."""
+    return path and str(Path(path).expanduser().absolute())
 
 
 def _check_ray() -> None:
@@ -256,6 +265,23 @@ def _check_cache(cache: CacheConfig) -> None:
         raise ConfigError(
             "max_pinned_blocks and enable_kv_cache_events are about the prefix cache: enable_prefix_caching"
         )
+
+
+def _transfer(config: EngineConfig) -> KVTransferConfig | None:
+    """The connector of the settings: where a store is given and no connector, that of stores.
+
+    Raises:
+        ConfigError: there is no prefix cache, whose blocks it moves.
+    """
+    cache, transfer = config.cache, config.kv_transfer.kv_transfer_config
+    if transfer is None and (cache.kv_cache_dir or cache.kv_cache_redis_url):
+        transfer = KVTransferConfig(kv_connector="StoreConnector")
+    if transfer is not None and not cache.enable_prefix_caching:
+        raise ConfigError(
+            "kv_transfer_config, kv_cache_dir and kv_cache_redis_url are about blocks of the prefix cache: "
+            "enable_prefix_caching"
+        )
+    return transfer
 
 
 def _check_events(config: EngineConfig) -> None:

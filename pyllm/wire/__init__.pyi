@@ -45,6 +45,8 @@ from .messages import (
     Signal,
     Step,
     Submit,
+    TransferResults,
+    TransferStats,
     WorkerInput,
     WorkerOutput,
 )
@@ -133,6 +135,8 @@ __all__ = [
     "Started",
     "Step",
     "Submit",
+    "TransferResults",
+    "TransferStats",
     "WorkerInput",
     "WorkerOutput",
     "bind_listener",

@@ -149,6 +149,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prefix_hash: str = "blake3"
     prefix_hash_seed: str = ""
     pipeline_parallel_size: int = 1
+    cache_namespace: str = ""  # with blake3, a part of the name of every KV block
 
 
 # Client to core.
@@ -323,10 +324,14 @@ class Isolated(Message, frozen=True):
 
 
 class Step(Message, frozen=True):
-    """One scheduler step. The second frame holds the plan: section i has `counts[i]` elements, see `PLAN_SECTIONS`."""
+    """One scheduler step. The second frame holds the plan: section i has `counts[i]` elements, see `PLAN_SECTIONS`.
+
+    `transfers` is what the scheduler's half of the KV connector tells the workers' halves; empty: nothing.
+    """
 
     step: int
     counts: tuple[int, ...]
+    transfers: bytes = b""
 
 
 class Control(Message, frozen=True):
@@ -340,6 +345,25 @@ class Control(Message, frozen=True):
 # Workers to core.
 
 
+class TransferStats(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """What a rank's KV connector has moved since it was asked last: bytes, and the seconds of threads in the store."""
+
+    loaded_bytes: int = 0
+    load_seconds: float = 0.0
+    saved_bytes: int = 0
+    save_seconds: float = 0.0
+    num_dropped_saves: int = 0  # blocks that were not saved for want of room, or as the store failed
+
+
+class TransferResults(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """The saves and loads that a rank's KV connector has ended, and the blocks of loads that are without contents."""
+
+    saves: tuple[int, ...] = ()
+    loads: tuple[int, ...] = ()
+    error_blocks: tuple[int, ...] = ()
+    stats: TransferStats | None = None
+
+
 class Sampled(Message, frozen=True):
     """The tokens of one step, ragged: row i of the plan sampled `tokens[starts[i]:starts[i + 1]]`.
 
@@ -347,7 +371,7 @@ class Sampled(Message, frozen=True):
     again, or more than it was planned for, where its grammar forces what follows. `failures` has rows whose request
     cannot go on, and why; their tokens mean nothing. `faults` are those of them where the request is not to blame,
     `parameters` the fields at fault where it is. What a row that pools has sampled means nothing either; `embeddings`
-    is None where there is none in the step.
+    is None where there is none in the step. `transfers` are those of this rank's KV connector, None if nothing ended.
     """
 
     step: int
@@ -358,6 +382,7 @@ class Sampled(Message, frozen=True):
     faults: tuple[int, ...] = ()
     parameters: dict[int, str] = {}
     embeddings: Embeddings | None = None
+    transfers: TransferResults | None = None
 
 
 # Both ways, and from every child to its parent.

@@ -22,6 +22,7 @@ from pyllm.config.rank_coordinates import coordinates_of, num_ranks, sampling_ra
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.families.stage_layout import split_into_stages
+from pyllm.kv_transfer import ConnectorContext, make_worker_connector
 from pyllm.supervision.memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
 from pyllm.wire.profiles import RankProfile
@@ -55,6 +56,7 @@ from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 from pyllm.workers.step.staging import HostCopy, to_device
 from pyllm.workers.step.swap_stream import staging_bytes
+from pyllm.workers.transfers import CpuBlocks, GpuBlocks, RankTransfers
 from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
 
 
@@ -121,10 +123,14 @@ class ModelRunner:
         self._sampling_graphs: SamplingGraphs | None = None
         self._host_pool: HostPool | None = None
         self._swap_seconds = 0.0
+        self._transfers: RankTransfers | None = None
         self._methods: dict[str, Callable[..., Any]] = {
             "num_blocks": self.num_blocks,
             "num_host_blocks": self.num_host_blocks,
             "allocate": self.allocate,
+            "register_kv_caches": self.register_kv_caches,
+            "transfer": self.transfer,
+            "finish_transfers": self.finish_transfers,
             "swap_seconds": self.swap_seconds,
             "token_seconds": self.token_seconds,
             "statistics": self.statistics,
@@ -179,18 +185,19 @@ class ModelRunner:
         return self._begin(step, frame)
 
     def _begin(self, step: Step, frame: bytes | memoryview) -> "RunningStep":
-        running = RunningStep(self.execute(step.step, self._plans.load(step.counts, frame)), self._token_sampler)
+        draw = self.execute(step.step, self._plans.load(step.counts, frame), step.transfers)
+        running = RunningStep(draw, self._token_sampler, self._transfers, step.transfers, gives_results=self._samples)
         if self._placement.device.type != "cuda":
             running.answer()  # The next plan overwrites this one.
         return running
 
     @torch.inference_mode()
-    def execute(self, step: int, batch: Batch) -> Draw:
+    def execute(self, step: int, batch: Batch, transfers: bytes = b"") -> Draw:
         """Run one step: update slots and cache, run the model, sample, and start to copy the tokens to the host.
 
         A plan relies on this order: slot copies, slot initialisations, block-table changes, swaps to the
-        host, swaps from it, block copies, then the forward pass. A stage before the last one hands on what it computed
-        and knows nothing of sampling.
+        host, swaps from it, block copies, then the forward pass, beside which the KV connector does its `transfers`. A
+        stage before the last one hands on what it computed and knows nothing of sampling.
         """
         on_gpu, samples = self._placement.device.type == "cuda", self._stage.is_last
         self._slots.apply(batch)
@@ -199,6 +206,8 @@ class ModelRunner:
         if samples and not on_gpu:
             self._token_sampler.follow(batch)  # Before the forward pass: grammars compile in parallel with it.
         self._move_blocks(batch)
+        if self._transfers is not None:
+            self._transfers.begin(transfers)
         hidden = self.forward(batch) if batch.num_tokens else None
         if not samples:
             if hidden is not None:
@@ -267,6 +276,43 @@ class ModelRunner:
                 self.capture(CudaCapture())
         elif self._may_capture and self._is_rust_only():
             self._forward.capture_step()
+
+    def register_kv_caches(self, namespace: str) -> None:
+        """Make this rank's half of the KV connector, whose blocks are of this namespace (hexadecimal digits).
+
+        Raises:
+            ConfigError: there is no such connector, or it refuses its settings.
+        """
+        engine, cache = self._engine, self._kv_cache
+        config = engine.kv_transfer.kv_transfer_config
+        if config is None or cache is None:
+            raise ProtocolError("a KV connector needs kv_transfer_config, and the KV cache before it")
+        context = ConnectorContext(
+            namespace=bytes.fromhex(namespace),
+            block_size=cache.block_size,
+            num_ranks=num_ranks(engine.parallel),
+            windows=tuple(group.window for group in self._groups),
+            rank=self._rank,
+            cache=engine.cache,
+        )
+        blocks = GpuBlocks(cache) if self._placement.device.type == "cuda" else CpuBlocks(cache)
+        self._transfers = RankTransfers(make_worker_connector(config, context), blocks)
+        if (hook := self._transfers.hook) is not None:
+            self.add_attention_hook(hook)
+
+    def transfer(self, metadata: bytes) -> bytes:
+        """Do what a step without rows would do for the KV connector; gives its `TransferResults` as MessagePack."""
+        if self._transfers is None:
+            raise ProtocolError("there is no KV connector: register_kv_caches comes before")
+        self._transfers.begin(metadata)
+        self._transfers.end(metadata)
+        return msgspec.msgpack.encode(self._transfers.results())
+
+    def finish_transfers(self) -> None:
+        """Have the KV connector write what it has copied, and give up what it holds; no step follows."""
+        if self._transfers is not None:
+            self._transfers.close()
+            self._transfers = None
 
     @torch.inference_mode()
     def capture(self, capture: Capture, sample: DeviceSampler = sample_on_device) -> None:
@@ -482,14 +528,33 @@ class ModelRunner:
 class RunningStep:
     """A step that has begun; its tokens are on their way to the host."""
 
-    def __init__(self, draw: Draw, sampler: TokenSampler) -> None:
+    def __init__(
+        self,
+        draw: Draw,
+        sampler: TokenSampler,
+        transfers: RankTransfers | None = None,
+        metadata: bytes = b"",
+        *,
+        gives_results: bool = True,
+    ) -> None:
         self._draw = draw
         self._sampler = sampler
+        self._transfers = transfers
+        self._metadata = metadata
+        self._gives_results = gives_results
+        self._sampled: Sampled | None = None
 
     def is_done(self) -> bool:
         """Whether `answer` would not wait."""
         return self._draw.is_done()
 
     def answer(self) -> Sampled:
-        """Wait for the tokens."""
-        return self._sampler.finish(self._draw)
+        """Wait for the tokens; gives them with what the KV connector has ended."""
+        if self._sampled is None:
+            sampled = self._sampler.finish(self._draw)
+            if self._transfers is not None:
+                self._transfers.end(self._metadata)
+                if self._gives_results and (results := self._transfers.results()) is not None:
+                    sampled = msgspec.structs.replace(sampled, transfers=results)
+            self._sampled = sampled
+        return self._sampled

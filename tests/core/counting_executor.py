@@ -34,7 +34,7 @@ class CountingExecutor:
     async def start(self) -> None:
         pass
 
-    def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
+    def submit(self, plan: Plan, transfers: bytes = b"") -> asyncio.Future[Sampled]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Sampled] = loop.create_future()
         if self.death is None and self.dies_with(plan):

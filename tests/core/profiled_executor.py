@@ -21,9 +21,9 @@ class ProfiledExecutor(CountingExecutor):
         self._refuses = refuses
         self._event_bytes = event_bytes
 
-    def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
+    def submit(self, plan: Plan, transfers: bytes = b"") -> asyncio.Future[Sampled]:
         self.calls.append(plan.step)
-        return super().submit(plan)
+        return super().submit(plan, transfers)
 
     async def collective(self, method: str, *args: Any) -> list[Any]:
         if method not in ("start_profile", "stop_profile"):

@@ -12,6 +12,7 @@ from pyllm.config.option_reading import engine_config
 from pyllm.core.calls import live_settings
 from pyllm.core.loop import NOTHING_KEPT, EngineCore
 from pyllm.core.policy_plugins import Policy
+from pyllm.kv_transfer import SchedulerConnector
 from pyllm.recording import Recording
 from pyllm.wire.messages import (
     PROTOCOL_VERSION,
@@ -70,6 +71,8 @@ class Engine:
         earlier: Kept = NOTHING_KEPT,
         keep: Callable[[Kept], object] = lambda kept: None,
         set_log_level: Callable[[str], None] | None = None,
+        connector: SchedulerConnector | None = None,
+        max_saving_blocks: int = 0,
         **options: Any,
     ) -> None:
         config = engine_config(OPTIONS | options)
@@ -82,6 +85,7 @@ class Engine:
             max_model_len=128,
             vocab_size=1000,
             max_pinned_blocks=config.cache.max_pinned_blocks,
+            max_saving_blocks=max_saving_blocks,
             enable_kv_cache_events=config.cache.enable_kv_cache_events,
             incarnation=epoch,
             **live_settings(config.scheduler),
@@ -110,6 +114,7 @@ class Engine:
             earlier=earlier,
             keep=keep,
             set_log_level=set_log_level,
+            connector=connector,
             sleep=self.sleep,
         )
         self.receive(Hello(PROTOCOL_VERSION))

@@ -40,7 +40,7 @@ class RememberingExecutor:
     async def start(self) -> None:
         """Nothing is to be loaded."""
 
-    def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
+    def submit(self, plan: Plan, transfers: bytes = b"") -> asyncio.Future[Sampled]:
         assert self.death is None
         future: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
         sampled = self._sample(plan)

@@ -464,7 +464,7 @@ class TimedExecutor(CountingExecutor):
         self.answers = answers
         self.engine: Engine
 
-    def submit(self, plan: Plan) -> Any:
+    def submit(self, plan: Plan, transfers: bytes = b"") -> Any:
         async def answer() -> Sampled:
             self.engine.now = self.answers[plan.step]
             return sampled

@@ -50,7 +50,7 @@ async def eventful(path: Path, policy: str = "priority") -> Engine:
     for _ in range(5):
         engine.now += 0.25
         await engine.core.step()
-    engine.scheduler.release(0, 6)
+    engine.scheduler.release(0, 6, "compiling a grammar")
     engine.call("reconfigure", {"scheduling_policy": "shortest"})
     engine.call("reset_prefix_cache")
     await engine.run_dry()

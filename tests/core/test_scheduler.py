@@ -331,7 +331,7 @@ def test_a_held_request_neither_runs_nor_blocks_the_queue():
     scheduler.hold(0, 1, "compiling a grammar")
     assert run_step(scheduler)["tokens"] == [2, 2]
     assert scheduler.schedule(0.0) is None
-    scheduler.release(0, 1)
+    scheduler.release(0, 1, "compiling a grammar")
     assert run_step(scheduler)["tokens"] == [1, 1]
 
 

@@ -87,8 +87,8 @@ class KillingExecutor(ProcessExecutor):
         super().__init__(*arguments)
         self._trigger = trigger
 
-    def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
-        answer = super().submit(plan)
+    def submit(self, plan: Plan, transfers: bytes = b"") -> asyncio.Future[Sampled]:
+        answer = super().submit(plan, transfers)
         self._trigger.count()
         return answer
 

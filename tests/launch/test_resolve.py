@@ -125,6 +125,7 @@ def test_what_was_asked_for_stays(model: str) -> None:
         ({"pipeline_parallel_size": 3}, "pipeline_parallel_size 3 is more than the model's 2 layers"),
         ({"max_pinned_blocks": 1, "enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"enable_kv_cache_events": True, "enable_prefix_caching": False}, "enable_prefix_caching"),
+        ({"kv_cache_dir": "/tmp/kv", "enable_prefix_caching": False}, "blocks of the prefix cache"),
         ({"kv_events_endpoint": "tcp://*:5557"}, "enable_kv_cache_events"),
         ({"kv_events_replay_endpoint": "tcp://*:5558", "enable_kv_cache_events": True}, "kv_events_endpoint"),
         ({"kv_cache_dtype": "fp8"}, "fp8 is for GPUs, and the device is cpu: use bfloat16, or auto"),
@@ -161,6 +162,18 @@ def test_the_folder_for_crashes_is_absolute_and_tried_where_it_was_given(
     assert config.recovery.flight_recorder_dir == str(tmp_path / "mine")
     with pytest.raises(ConfigError, match="flight_recorder_dir"):
         resolve_config(engine_config({"model": model, "device": "cpu", "flight_recorder_dir": f"{__file__}/x"}))
+
+
+def test_a_store_chooses_its_connector_unless_one_is_given(model: str, tmp_path: Path) -> None:
+    def resolved(**options: Any) -> Any:
+        config, _ = resolve_config(engine_config({"model": model, "device": "cpu", **options}))
+        return config.kv_transfer.kv_transfer_config
+
+    assert resolved() is None
+    assert resolved(kv_cache_dir=str(tmp_path)).kv_connector == "StoreConnector"
+    assert resolved(kv_cache_redis_url="redis://localhost").kv_connector == "StoreConnector"
+    own = '{"kv_connector": "Mine", "kv_role": "kv_consumer"}'
+    assert resolved(kv_cache_dir=str(tmp_path), kv_transfer_config=own).kv_connector == "Mine"
 
 
 def test_a_model_may_have_several_names_each_once(model: str) -> None:

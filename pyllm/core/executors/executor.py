@@ -18,8 +18,11 @@ class Executor(Protocol):
     async def start(self) -> None:
         """Start the ranks and load the model. Raises StartError with the stage that failed."""
 
-    def submit(self, plan: Plan) -> Awaitable[Sampled]:
-        """Begin a step without waiting for it. The result raises WorkerDeadError when a rank is gone."""
+    def submit(self, plan: Plan, transfers: bytes = b"") -> Awaitable[Sampled]:
+        """Begin a step without waiting for it, with what the KV connector tells the ranks.
+
+        The result raises WorkerDeadError when a rank is gone.
+        """
 
     def kill(self, cause: Cause) -> None:
         """End stuck ranks at once; steps in flight fail with `cause`."""

@@ -53,7 +53,7 @@ class InlineExecutor:
         except Exception as error:
             raise StartError(f"the model could not be loaded: {error}") from error
 
-    def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
+    def submit(self, plan: Plan, transfers: bytes = b"") -> asyncio.Future[Sampled]:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Sampled] = loop.create_future()
         if self._death is not None:
@@ -61,7 +61,7 @@ class InlineExecutor:
             return answer
         assert self._rank is not None, "submit before start"
         self._running.append(answer)
-        begin = partial(self._rank.begin, Step(plan.step, tuple(plan.counts)), memoryview(plan))
+        begin = partial(self._rank.begin, Step(plan.step, tuple(plan.counts), transfers), memoryview(plan))
         step = asyncio.wrap_future(self._thread.step(begin))
         step.add_done_callback(lambda step: self._end(plan.step, step, answer))
         return answer

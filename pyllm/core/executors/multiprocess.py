@@ -82,13 +82,13 @@ class ProcessExecutor:
                 raise StartError(str(death)) from None  # Name the rank that died first.
             raise
 
-    def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
+    def submit(self, plan: Plan, transfers: bytes = b"") -> asyncio.Future[Sampled]:
         future: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
         if self._death is not None:
             future.set_exception(self._death)
             return future
         self._steps.append((plan.step, future))
-        header = Step(plan.step, tuple(plan.counts))
+        header = Step(plan.step, tuple(plan.counts), transfers)
         self._send(header, plan)
         return future
 

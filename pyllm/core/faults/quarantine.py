@@ -143,7 +143,7 @@ class Quarantine:
         while self._held and self._alone is None:
             suspect = self._held.popleft()
             try:
-                self._scheduler.release(*suspect.key)
+                self._scheduler.release(*suspect.key, HOLD)
             except SchedulerError:
                 continue  # It has ended.
             if is_wary or not suspect.is_new:

@@ -22,7 +22,8 @@ logger = logging.getLogger(__name__)
 class Recovery:
     """`reason` says why there are no workers, and is empty while there are.
 
-    `shrink` makes later steps take less memory, and returns whether that was possible.
+    `shrink` makes later steps take less memory, and returns whether that was possible. `connect` is called when new
+    ranks have their KV caches.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Recovery:
         budget: RestartBudget,
         *,
         shrink: Callable[[], bool],
+        connect: Callable[[], Awaitable[None]],
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
@@ -46,6 +48,7 @@ class Recovery:
         self._executor = executor
         self._budget = budget
         self._shrink = shrink
+        self._connect = connect
         self._clock = clock
         self._sleep = sleep
 
@@ -89,6 +92,7 @@ class Recovery:
             try:
                 await self._executor.restart()
                 await self._allocate()
+                await self._connect()
             except EngineDeadError as error:
                 failure = error
                 self.reason = str(error)

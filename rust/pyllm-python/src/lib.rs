@@ -11,7 +11,7 @@ mod reports;
 
 use std::sync::{Mutex, PoisonError};
 
-use pyllm_scheduler::{BatchFormat, ClientId, Config, Error, LoadId, Output, Request, RequestId, StepId};
+use pyllm_scheduler::{BatchFormat, ClientId, Config, Error, LoadId, Output, Request, RequestId, SaveId, StepId};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -92,14 +92,14 @@ impl Scheduler {
         self.call(py, |scheduler| Ok(scheduler.abort(client, request, sample)))
     }
 
-    fn hold(&self, py: Python<'_>, client: Number<u32>, request: Number<u64>, reason: &str) -> PyResult<()> {
+    fn hold(&self, py: Python<'_>, client: Number<u32>, request: Number<u64>, holder: &str) -> PyResult<()> {
         let (client, request) = request_key(client, request)?;
-        self.call(py, |scheduler| scheduler.hold(client, request, reason))
+        self.call(py, |scheduler| scheduler.hold(client, request, holder))
     }
 
-    fn release(&self, py: Python<'_>, client: Number<u32>, request: Number<u64>) -> PyResult<()> {
+    fn release(&self, py: Python<'_>, client: Number<u32>, request: Number<u64>, holder: &str) -> PyResult<()> {
         let (client, request) = request_key(client, request)?;
-        self.call(py, |scheduler| scheduler.release(client, request))
+        self.call(py, |scheduler| scheduler.release(client, request, holder))
     }
 
     fn isolate(&self, py: Python<'_>, client: Number<u32>, request: Number<u64>) -> PyResult<()> {
@@ -247,6 +247,32 @@ impl Scheduler {
     fn finish_load(&self, py: Python<'_>, load: Number<u64>, num_tokens: Number<u32>) -> PyResult<()> {
         let (load, num_tokens) = (LoadId(load.named("load")?), num_tokens.named("num_tokens")?);
         self.call(py, |scheduler| scheduler.finish_load(load, num_tokens))
+    }
+
+    fn take_saves<'py>(&self, py: Python<'py>) -> PyResult<Vec<reports::Save<'py>>> {
+        let saves = self.call(py, |scheduler| Ok(scheduler.take_saves()))?;
+        Ok(saves.iter().map(|save| reports::save(py, save)).collect())
+    }
+
+    fn finish_save(&self, py: Python<'_>, save: Number<u64>) -> PyResult<()> {
+        let save = SaveId(save.named("save")?);
+        self.call(py, |scheduler| scheduler.finish_save(save))
+    }
+
+    fn known_prefix<'py>(
+        &self,
+        py: Python<'py>,
+        client: Number<u32>,
+        request: Number<u64>,
+    ) -> PyResult<(u32, Vec<Bound<'py, PyBytes>>)> {
+        let (client, request) = request_key(client, request)?;
+        let (num_tokens, hashes) = self.call(py, |scheduler| scheduler.known_prefix(client, request))?;
+        Ok((num_tokens, hashes.iter().map(|hash| PyBytes::new(py, hash.as_bytes())).collect()))
+    }
+
+    fn prefill_seconds(&self, py: Python<'_>, num_tokens: Number<u32>) -> PyResult<Option<f64>> {
+        let num_tokens = num_tokens.named("num_tokens")?;
+        self.call(py, |scheduler| Ok(scheduler.prefill_seconds(num_tokens)))
     }
 
     #[pyo3(signature = (name, prompt, *, tenant = "", cache_salt = "", adapter = ""))]

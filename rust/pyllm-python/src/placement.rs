@@ -17,13 +17,19 @@ pub(crate) struct Placement(Mutex<pyllm_scheduler::Placement>);
 #[pymethods]
 impl Placement {
     #[new]
-    #[pyo3(signature = (*, block_size, prefix_hash = "blake3", prefix_hash_seed = ""))]
-    fn new(py: Python<'_>, block_size: Number<u32>, prefix_hash: &str, prefix_hash_seed: &str) -> PyResult<Self> {
+    #[pyo3(signature = (*, block_size, prefix_hash = "blake3", prefix_hash_seed = "", cache_namespace = ""))]
+    fn new(
+        py: Python<'_>,
+        block_size: Number<u32>,
+        prefix_hash: &str,
+        prefix_hash_seed: &str,
+        cache_namespace: &str,
+    ) -> PyResult<Self> {
         // A core's settings of the same names, by the same rules.
         let names = [("prefix_hash", prefix_hash), ("prefix_hash_seed", prefix_hash_seed)].into_py_dict(py)?;
         let Config { prefix_hash, prefix_hash_seed, .. } = keywords::read(&names)?;
-        let placement =
-            pyllm_scheduler::Placement::new(block_size.named("block_size")?, prefix_hash, &prefix_hash_seed);
+        let block_size = block_size.named("block_size")?;
+        let placement = pyllm_scheduler::Placement::new(block_size, prefix_hash, &prefix_hash_seed, cache_namespace);
         placement.map(|placement| Self(Mutex::new(placement))).map_err(|error| value_error(&error))
     }
 

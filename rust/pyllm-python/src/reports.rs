@@ -94,6 +94,12 @@ pub(crate) fn block_owners<'py>(py: Python<'py>, owners: &BlockOwners) -> PyResu
     Ok(report)
 }
 
+pub(crate) type Save<'py> = (u64, Bound<'py, PyBytes>, u32, u32, u32);
+
+pub(crate) fn save<'py>(py: Python<'py>, save: &pyllm_scheduler::Save) -> Save<'py> {
+    (save.id.0, PyBytes::new(py, save.hash.as_bytes()), save.group, save.index, save.block.0)
+}
+
 pub(crate) fn decision<'py>(py: Python<'py>, decision: &Decision) -> PyResult<Bound<'py, PyDict>> {
     let numbers = [
         ("num_rows", decision.num_rows),

@@ -34,6 +34,11 @@ pub struct Config {
     pub prefix_hash: PrefixHash,
     /// With `PrefixHash::Sha256Cbor`, what the first block's parent is the digest of.
     pub prefix_hash_seed: String,
+    /// Which model's keys and values the blocks hold, as text: with BLAKE3 it is a part of every name. Names of
+    /// `PrefixHash::Sha256Cbor` are vLLM's, which has none.
+    pub cache_namespace: String,
+    /// Blocks that are kept at once until they are saved outside. 0: nothing is saved.
+    pub max_saving_blocks: u32,
     /// Whether `events` and `snapshot` tell what the prefix cache holds.
     pub enable_kv_cache_events: bool,
     /// The name of this run in its events; a subscriber that sees another starts anew.
@@ -115,6 +120,8 @@ impl Default for Config {
             max_pinned_blocks: 0,
             prefix_hash: PrefixHash::Blake3,
             prefix_hash_seed: String::new(),
+            cache_namespace: String::new(),
+            max_saving_blocks: 0,
             enable_kv_cache_events: false,
             incarnation: 0,
             swap_block_seconds: 0.0,
@@ -153,6 +160,7 @@ impl Config {
             in_range("a window", window, 1, most)?;
         }
         in_range("max_pinned_blocks", self.max_pinned_blocks, 0, self.num_blocks - 1)?;
+        in_range("max_saving_blocks", self.max_saving_blocks, 0, self.num_blocks)?;
         for &weight in self.tenant_weights.values() {
             in_range("a tenant's weight", weight, 1, Self::MAX_TENANT_WEIGHT)?;
         }
@@ -210,6 +218,8 @@ impl Config {
             max_pinned_blocks,
             prefix_hash,
             prefix_hash_seed,
+            cache_namespace,
+            max_saving_blocks,
             enable_kv_cache_events,
             incarnation,
             swap_block_seconds,
@@ -236,6 +246,8 @@ impl Config {
             ("max_pinned_blocks", *max_pinned_blocks == other.max_pinned_blocks),
             ("prefix_hash", *prefix_hash == other.prefix_hash),
             ("prefix_hash_seed", *prefix_hash_seed == other.prefix_hash_seed),
+            ("cache_namespace", *cache_namespace == other.cache_namespace),
+            ("max_saving_blocks", *max_saving_blocks == other.max_saving_blocks),
             ("enable_kv_cache_events", *enable_kv_cache_events == other.enable_kv_cache_events),
             ("incarnation", *incarnation == other.incarnation),
             ("swap_block_seconds", swap_block_seconds.to_bits() == other.swap_block_seconds.to_bits()),

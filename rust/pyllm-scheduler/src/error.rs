@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::ids::{ClientId, LoadId, RequestId, StepId};
+use crate::ids::{ClientId, LoadId, RequestId, SaveId, StepId};
 
 /// `std::result::Result` with this crate's error.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -54,12 +54,12 @@ pub enum Error {
         /// The id.
         request: RequestId,
     },
-    /// The request is held already, for this reason.
+    /// The holder holds the request already.
     AlreadyHeld {
         /// The request.
         request: RequestId,
-        /// Why it is held.
-        reason: String,
+        /// Who holds it.
+        holder: String,
     },
     /// A request is by itself already.
     AlreadyIsolated {
@@ -68,10 +68,12 @@ pub enum Error {
         /// The request.
         request: RequestId,
     },
-    /// The request is not held.
+    /// The holder does not hold the request.
     NotHeld {
         /// The request.
         request: RequestId,
+        /// Who does not hold it.
+        holder: String,
     },
     /// The sample is not live, or not in a state that allows the call.
     Sample {
@@ -91,6 +93,11 @@ pub enum Error {
     UnknownLoad {
         /// The load.
         load: LoadId,
+    },
+    /// No such save is under way.
+    UnknownSave {
+        /// The save.
+        save: SaveId,
     },
     /// The pin of this name is there already.
     DuplicatePin {
@@ -206,13 +213,15 @@ impl fmt::Display for Error {
             Self::UnknownRequest { client, request } => {
                 write!(formatter, "client {client} has no live request {request}; it has finished or was never added")
             }
-            Self::AlreadyHeld { request, reason } => {
-                write!(formatter, "request {request} is held already ({reason}); release it first")
+            Self::AlreadyHeld { request, holder } => {
+                write!(formatter, "request {request} is held by {holder} already; release it first")
             }
             Self::AlreadyIsolated { client, request } => {
                 write!(formatter, "request {request} of client {client} is isolated already; wait until it is not")
             }
-            Self::NotHeld { request } => write!(formatter, "request {request} is not held; hold it first"),
+            Self::NotHeld { request, holder } => {
+                write!(formatter, "request {request} is not held by {holder}; hold it first")
+            }
             Self::Sample { request, sample, problem } => {
                 write!(formatter, "sample {sample} of request {request} {problem}")
             }
@@ -221,6 +230,9 @@ impl fmt::Display for Error {
             }
             Self::UnknownLoad { load } => {
                 write!(formatter, "load {load} is not under way: it was finished, or lost with the device")
+            }
+            Self::UnknownSave { save } => {
+                write!(formatter, "save {save} is not under way: it was finished, or lost with the device")
             }
             Self::DuplicatePin { name } => write!(formatter, "pin {name} exists; unpin it first"),
             Self::PinQuota { asked, pinned, num_pins, quota } => write!(

@@ -48,6 +48,11 @@ id! {
     LoadId(u64)
 }
 
+id! {
+    /// A save of one block's keys and values, counted from 0.
+    SaveId(u64)
+}
+
 /// A block of the device or of the host, so that one kind of pool serves both.
 pub(crate) trait Block: Copy + PartialEq + fmt::Display {
     fn new(number: u32) -> Self;

@@ -11,15 +11,17 @@ pub(crate) mod hash;
 pub(crate) mod pending_swaps;
 pub(crate) mod pins;
 pub(crate) mod prefix;
+pub(crate) mod saves;
 pub(crate) mod tier_cache;
 
-use crate::ids::{BlockId, HostBlockId, StepId};
+use crate::ids::{BlockId, HostBlockId, SaveId, StepId};
 use crate::kv_cache::changes::{Change, ChangeLog};
 use crate::kv_cache::events::{EventLog, Events, KvEvent, Snapshot, Tier};
 use crate::kv_cache::hash::{BlockHash, Content, GroupHash};
 use crate::kv_cache::pending_swaps::PendingSwaps;
 use crate::kv_cache::pins::Pins;
 use crate::kv_cache::prefix::Name;
+use crate::kv_cache::saves::{Candidate, Save, Saves};
 use crate::kv_cache::tier_cache::{Evicted, TierCache};
 use crate::kv_layout::GroupLayout;
 
@@ -32,6 +34,7 @@ pub(crate) struct CacheLimits {
     pub(crate) num_blocks: u32,
     pub(crate) num_host_blocks: u32,
     pub(crate) max_pinned_blocks: u32,
+    pub(crate) max_saving_blocks: u32,
     pub(crate) enable_prefix_caching: bool,
     pub(crate) enable_events: bool,
     pub(crate) incarnation: u64,
@@ -73,6 +76,7 @@ pub(crate) struct KvCache {
     host: TierCache<HostBlockId>,
     pins: Pins,
     swaps: PendingSwaps,
+    saves: Saves,
     log: EventLog,
     changes: ChangeLog,
 }
@@ -84,6 +88,7 @@ impl KvCache {
             host: TierCache::new(limits.num_host_blocks),
             pins: Pins::new(limits.max_pinned_blocks),
             swaps: PendingSwaps::default(),
+            saves: Saves::new(limits.num_blocks, limits.max_saving_blocks),
             log: EventLog::new(limits.enable_events, limits.incarnation),
             changes: ChangeLog::new(),
             limits,
@@ -201,18 +206,72 @@ impl KvCache {
         }
     }
 
-    /// Names a block in use by its contents for a group, which step `filled` writes. Of two blocks with equal contents the first
-    /// stays.
-    pub(crate) fn store(&mut self, block: BlockId, group: u32, content: Content<'_>, filled: StepId) {
+    /// Names a block in use by its contents for a group, which step `filled` writes. Of two blocks with equal contents
+    /// the first stays; false: there was one.
+    pub(crate) fn store(&mut self, block: BlockId, group: u32, content: Content<'_>, filled: StepId) -> bool {
         let Content { hash, index, tokens: (head, tail), .. } = content;
         let key = hash.of(group);
         debug_assert_eq!(head.len() + tail.len(), self.limits.block_size as usize, "full blocks alone have names");
         if !self.limits.enable_prefix_caching || !self.device.store(block, Name { key, index, filled }) {
-            return;
+            return false;
         }
         self.log.stored(group, &content);
         self.changes.push(Change::Stored(key.short()));
         self.hold_if_pinned(block, key);
+        true
+    }
+
+    /// `store`, of what is to be saved once it is there.
+    pub(crate) fn store_and_save(&mut self, block: BlockId, group: u32, content: Content<'_>, filled: StepId) {
+        if self.store(block, group, content, filled) {
+            let (key, index) = (content.hash.of(group), content.index);
+            self.saves.propose(Candidate { block, key, index, filled });
+        }
+    }
+
+    /// A block that may have a name is written again.
+    pub(crate) fn withdraw_save(&mut self, block: BlockId) {
+        self.saves.withdraw(block);
+    }
+
+    /// Whether `take_saves` has anything to look at.
+    pub(crate) fn has_saves(&self, committed: StepId) -> bool {
+        self.saves.has_next(committed)
+    }
+
+    /// What steps before `committed` have filled and is to be saved. Blocks that nothing else refers to are kept only
+    /// while there are more of them than all saves may take.
+    pub(crate) fn take_saves(&mut self, committed: StepId) -> Vec<Save> {
+        let mut taken = Vec::new();
+        while let Some(Candidate { block, key, index, .. }) = self.saves.next(committed) {
+            let name = self.device.name(block).filter(|name| name.key == key && name.filled < committed);
+            let is_scarce = self.num_available() <= i64::from(self.limits.max_saving_blocks);
+            if name.is_none() || (self.references(block) == 0 && is_scarce) {
+                self.saves.num_dropped += 1;
+                continue;
+            }
+            self.device.hold(block);
+            let id = self.saves.begin(block);
+            taken.push(Save { id, hash: key.hash, group: key.group, index, block });
+        }
+        taken
+    }
+
+    /// False: there is no such save.
+    pub(crate) fn finish_save(&mut self, save: SaveId) -> bool {
+        let Some(block) = self.saves.finish(save) else { return false };
+        self.device.free(block);
+        true
+    }
+
+    /// Saves under way, and candidates that came to nothing.
+    pub(crate) fn num_saving(&self) -> (usize, u64) {
+        (self.saves.num_under_way(), self.saves.num_dropped)
+    }
+
+    /// References to a block that saves have.
+    pub(crate) fn saving_references(&self, block: BlockId) -> u32 {
+        self.saves.references(block)
     }
 
     pub(crate) fn num_host_blocks(&self) -> u32 {
@@ -328,6 +387,7 @@ impl KvCache {
     pub(crate) fn forget(&mut self) {
         self.device.forget();
         self.host.forget();
+        self.saves.forget();
         for block in self.pins.release() {
             self.device.free(block);
         }
@@ -341,6 +401,7 @@ impl KvCache {
         self.device = TierCache::new(self.limits.num_blocks);
         self.host = TierCache::new(self.limits.num_host_blocks);
         self.swaps = PendingSwaps::default();
+        self.saves.clear();
         self.pins.release();
         self.log.cleared();
         self.changes.push(Change::Cleared);

@@ -80,19 +80,29 @@ impl Placement {
     /// For cores that hash the blocks of their prefix caches in this way.
     ///
     /// Errors: `Placement` for a block without tokens.
-    pub fn new(block_size: u32, prefix_hash: PrefixHash, prefix_hash_seed: &str) -> Result<Self> {
+    pub fn new(
+        block_size: u32,
+        prefix_hash: PrefixHash,
+        prefix_hash_seed: &str,
+        cache_namespace: &str,
+    ) -> Result<Self> {
         if block_size == 0 {
             return refuse("block_size is 0; give the cores' own");
         }
         Ok(Self {
-            settings: Settings { block_size, prefix_hash, prefix_hash_seed: prefix_hash_seed.to_owned() },
+            settings: Settings {
+                block_size,
+                prefix_hash,
+                prefix_hash_seed: prefix_hash_seed.to_owned(),
+                cache_namespace: cache_namespace.to_owned(),
+            },
             cores: Vec::new(),
             index: PrefixIndex::new(),
             speeds: Speeds::default(),
             last_request: None,
             num_inputs: 0,
             recorder: None,
-            hasher: BlockHasher::by(prefix_hash, prefix_hash_seed),
+            hasher: BlockHasher::by(prefix_hash, prefix_hash_seed, cache_namespace),
             hashes: Vec::new(),
             candidates: Vec::new(),
         })

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::ids::{ClientId, LoadId, RequestId, StepId};
+use crate::ids::{ClientId, LoadId, RequestId, SaveId, StepId};
 use crate::output::logprobs::Logprobs;
 use crate::plan::Plan;
 use crate::request::{Finish, Request};
 
 /// What a recording begins with. The number grows when old recordings can no longer be read.
-pub(crate) const MAGIC: &[u8] = b"pyllm scheduler recording 11\n";
+pub(crate) const MAGIC: &[u8] = b"pyllm scheduler recording 12\n";
 
 /// One call that changed a scheduler. Of log-probabilities those are kept by which beams go on, and no embeddings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,8 +20,8 @@ pub(crate) const MAGIC: &[u8] = b"pyllm scheduler recording 11\n";
 pub enum Input {
     Add(Box<Request>),
     Abort { client: ClientId, request: RequestId, sample: Option<u32> },
-    Hold { client: ClientId, request: RequestId, reason: String },
-    Release { client: ClientId, request: RequestId },
+    Hold { client: ClientId, request: RequestId, holder: String },
+    Release { client: ClientId, request: RequestId, holder: String },
     Isolate { client: ClientId, request: RequestId },
     DropClient { client: ClientId },
     Schedule { now: f64 },
@@ -31,6 +31,8 @@ pub enum Input {
     Propose { client: ClientId, request: RequestId, sample: u32, drafts: Vec<i32> },
     OfferLoad { client: ClientId, request: RequestId, num_tokens: u32, asynchronous: bool },
     FinishLoad { load: LoadId, num_tokens: u32 },
+    TakeSaves,
+    FinishSave { save: SaveId },
     Reconfigure(Box<Config>),
     ResetPrefixCache,
     Pin { name: u64, of: Box<Request> },

@@ -51,8 +51,8 @@ fn apply(scheduler: &mut Scheduler, input: Input) -> Result<()> {
     match input {
         Input::Add(request) => scheduler.add(*request)?,
         Input::Abort { client, request, sample } => drop(scheduler.abort(client, request, sample)),
-        Input::Hold { client, request, reason } => scheduler.hold(client, request, &reason)?,
-        Input::Release { client, request } => scheduler.release(client, request)?,
+        Input::Hold { client, request, holder } => scheduler.hold(client, request, &holder)?,
+        Input::Release { client, request, holder } => scheduler.release(client, request, &holder)?,
         Input::Isolate { client, request } => scheduler.isolate(client, request)?,
         Input::DropClient { client } => scheduler.drop_client(client),
         Input::Schedule { now } => drop(scheduler.schedule(now)?),
@@ -66,6 +66,8 @@ fn apply(scheduler: &mut Scheduler, input: Input) -> Result<()> {
             scheduler.offer_load(client, request, num_tokens, asynchronous)?;
         }
         Input::FinishLoad { load, num_tokens } => scheduler.finish_load(load, num_tokens)?,
+        Input::TakeSaves => drop(scheduler.take_saves()),
+        Input::FinishSave { save } => scheduler.finish_save(save)?,
         Input::Reconfigure(config) => scheduler.reconfigure(*config)?,
         Input::ResetPrefixCache => scheduler.reset_prefix_cache(),
         Input::Pin { name, of } => drop(scheduler.pin(name, &of)?),

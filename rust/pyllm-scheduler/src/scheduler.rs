@@ -17,9 +17,9 @@ mod preemption;
 mod prompt_logprobs;
 mod ranking;
 mod request_reports;
+mod saves;
 mod settings;
 mod speculation;
-mod starts;
 mod stats;
 mod step_scope;
 
@@ -225,7 +225,7 @@ impl Scheduler {
             prompt_hashes,
             samples,
             num_unfinished,
-            hold: None,
+            holders: Vec::new(),
             offer: None,
             search,
             expected_output,
@@ -603,6 +603,7 @@ fn cache_limits(config: &Config, layout: &KvLayout) -> CacheLimits {
         num_blocks: config.num_blocks,
         num_host_blocks: config.num_host_blocks,
         max_pinned_blocks: config.max_pinned_blocks,
+        max_saving_blocks: config.max_saving_blocks,
         enable_prefix_caching: config.enable_prefix_caching,
         enable_events: config.enable_kv_cache_events,
         incarnation: config.incarnation,

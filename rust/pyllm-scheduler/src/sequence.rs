@@ -22,7 +22,7 @@ pub(crate) struct LiveRequest {
     pub(crate) prompt_hashes: Vec<BlockHash>, // of the prompt's full blocks
     pub(crate) samples: Vec<Sample>,
     pub(crate) num_unfinished: u32,
-    pub(crate) hold: Option<String>, // the reason
+    pub(crate) holders: Vec<String>, // in the order in which they came
     pub(crate) offer: Option<Offer>,
     pub(crate) search: Option<BeamSearch>,
     /// Output tokens that were expected of it when it came.
@@ -52,6 +52,11 @@ impl LiveRequest {
     /// Whether blocks that others have computed serve it.
     pub(crate) fn shares_prefix(&self, config: &Config) -> bool {
         config.enable_prefix_caching && !self.request.needs_whole_prompt()
+    }
+
+    /// Who keeps it from running, as text; none: nobody.
+    pub(crate) fn hold(&self) -> Option<String> {
+        (!self.holders.is_empty()).then(|| self.holders.join(", "))
     }
 
     /// All that sets its cached blocks apart.
@@ -151,6 +156,7 @@ pub(crate) struct Sequence {
     pub(crate) output: Vec<i32>,
     pub(crate) chains: Box<[Chain]>, // one a group
     pub(crate) num_stored: u32,      // blocks that the prefix cache has seen
+    pub(crate) num_loaded: u32,      // blocks of which some came from outside within a step, and need not go there
     /// The last step that has a row of it, and that row's tokens.
     pub(crate) last_step: StepId,
     pub(crate) last_share: u32,

@@ -72,9 +72,9 @@ class StuckExecutor(CountingExecutor):
         self.stuck_at = stuck_at
         self.stuck: list[asyncio.Future[Sampled]] = []
 
-    def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
+    def submit(self, plan: Plan, transfers: bytes = b"") -> asyncio.Future[Sampled]:
         if plan.step != self.stuck_at:
-            return super().submit(plan)
+            return super().submit(plan, transfers)
         self._sampled = self.sample(plan)
         self.stuck.append(asyncio.get_running_loop().create_future())
         return self.stuck[-1]

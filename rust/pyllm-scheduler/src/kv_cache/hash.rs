@@ -13,7 +13,7 @@ pub(crate) type HashMapByDigest<T> = std::collections::HashMap<GroupHash, T, Bui
 /// The same, keyed by `GroupHash::short`.
 pub(crate) type HashMapByShort<T> = std::collections::HashMap<u64, T, BuildHasherDefault<FirstBytes>>;
 
-const ROOT_CONTEXT: &str = "pyllm 2025 prefix cache root: extra keys";
+const ROOT_CONTEXT: &str = "pyllm 2026 prefix cache root: namespace, extra keys";
 
 /// Names the contents of a full block: its tokens, all before them, and what sets its prefix cache apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,29 +69,30 @@ impl BlockHash {
 /// Makes the names of blocks, by one algorithm.
 pub(crate) struct BlockHasher {
     seed: Option<BlockHash>, // the root of vLLM's chains; none: BLAKE3
+    namespace: String,       // of BLAKE3's chains
     message: Vec<u8>,
 }
 
 impl BlockHasher {
     pub(crate) fn new(config: &Config) -> Self {
-        Self::by(config.prefix_hash, &config.prefix_hash_seed)
+        Self::by(config.prefix_hash, &config.prefix_hash_seed, &config.cache_namespace)
     }
 
-    pub(crate) fn by(prefix_hash: PrefixHash, prefix_hash_seed: &str) -> Self {
+    pub(crate) fn by(prefix_hash: PrefixHash, prefix_hash_seed: &str, namespace: &str) -> Self {
         let mut message = Vec::new();
         let seed = (prefix_hash == PrefixHash::Sha256Cbor).then(|| {
             cbor::text(&mut message, prefix_hash_seed);
             BlockHash(Sha256::digest(&message).into())
         });
-        Self { seed, message }
+        Self { seed, namespace: namespace.to_owned(), message }
     }
 
-    /// The parent of a sequence's first block. Each key is preceded by its length, so that no two lists read the same.
+    /// The parent of a sequence's first block: with BLAKE3 of the namespace and these keys. Each key is preceded by its length, so that no two lists read the same.
     /// vLLM has no such keys: where all are empty, the chain is the one that vLLM computes.
     pub(crate) fn root(&mut self, extra_keys: &[&str]) -> BlockHash {
         let Some(seed) = self.seed else {
             let mut hasher = blake3::Hasher::new_derive_key(ROOT_CONTEXT);
-            for key in extra_keys {
+            for key in [&&self.namespace[..]].into_iter().chain(extra_keys) {
                 hasher.update(&(key.len() as u64).to_le_bytes());
                 hasher.update(key.as_bytes());
             }
@@ -270,6 +271,17 @@ mod tests {
         assert_eq!(chain(&["", ""], &[&[1, 2], &[3, 4]]), chain(&["", ""], &[&[1, 2], &[3, 4]]));
         assert_ne!(chain(&["", ""], &[&[1, 2], &[3, 4]]), chain(&["", ""], &[&[1, 9], &[3, 4]]));
         assert_ne!(chain(&["", ""], &[&[1, 2]]), chain(&["", ""], &[&[3, 4], &[1, 2]]));
+    }
+
+    #[test]
+    fn a_namespace_sets_chains_apart_but_for_those_that_are_named_as_vllm_does() {
+        let root = |prefix_hash, namespace: &str| {
+            let config = Config { prefix_hash, cache_namespace: namespace.to_owned(), ..Config::default() };
+            BlockHasher::new(&config).root(&["a", ""])
+        };
+        assert_ne!(root(PrefixHash::Blake3, "one"), root(PrefixHash::Blake3, "two"));
+        assert_ne!(root(PrefixHash::Blake3, "a"), root(PrefixHash::Blake3, ""));
+        assert_eq!(root(PrefixHash::Sha256Cbor, "one"), root(PrefixHash::Sha256Cbor, "two"));
     }
 
     #[test]

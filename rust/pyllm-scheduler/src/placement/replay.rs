@@ -17,6 +17,7 @@ pub(super) struct Settings {
     pub(super) block_size: u32,
     pub(super) prefix_hash: PrefixHash,
     pub(super) prefix_hash_seed: String,
+    pub(super) cache_namespace: String,
 }
 
 /// One call that changed a placement.
@@ -47,7 +48,8 @@ impl Placement {
     /// Errors: `Replay` with the first entry that cannot be decoded, is refused, or chooses another core.
     pub fn replay(recording: &[u8]) -> Result<PlacementReplay> {
         let (settings, mut entries) = Entries::open::<Settings>(MAGIC, recording)?;
-        let mut placement = Self::new(settings.block_size, settings.prefix_hash, &settings.prefix_hash_seed)?;
+        let Settings { block_size, prefix_hash, prefix_hash_seed, cache_namespace } = settings;
+        let mut placement = Self::new(block_size, prefix_hash, &prefix_hash_seed, &cache_namespace)?;
         placement.start_recording()?;
         let mut num_choices = 0;
         entries.replay(|input| {

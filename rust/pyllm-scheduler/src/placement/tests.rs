@@ -132,7 +132,7 @@ impl Book {
 
 impl World {
     fn new() -> Self {
-        let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "").unwrap();
+        let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "", "").unwrap();
         placement.start_recording().unwrap();
         Self { placement, cores: BTreeMap::new(), next_request: 0, recording: Vec::new() }
     }
@@ -264,7 +264,7 @@ impl World {
 }
 
 fn hashes(prompt: &[i32]) -> Vec<u64> {
-    let mut hasher = BlockHasher::by(PrefixHash::Blake3, "");
+    let mut hasher = BlockHasher::by(PrefixHash::Blake3, "", "");
     let mut parent = hasher.root(&["", "", "", ""]);
     let short = prompt.chunks_exact(BLOCK_SIZE as usize).map(|tokens| {
         parent = hasher.child(parent, tokens, &[]);
@@ -292,7 +292,7 @@ proptest! {
 
 #[test]
 fn a_burst_with_one_prefix_finds_it_before_any_report() {
-    let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "").unwrap();
+    let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "", "").unwrap();
     for core in 0..2 {
         placement.add_core(core).unwrap();
     }
@@ -309,7 +309,7 @@ fn a_burst_with_one_prefix_finds_it_before_any_report() {
 
 #[test]
 fn all_layers_are_expected_to_have_what_a_request_will_store() {
-    let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "").unwrap();
+    let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "", "").unwrap();
     for core in 0..4 {
         placement.add_core(core).unwrap();
         let windows = vec![None, Some(9), Some(30), Some(5)];
@@ -327,7 +327,7 @@ fn all_layers_are_expected_to_have_what_a_request_will_store() {
 
 #[test]
 fn what_was_never_computed_is_expected_no_longer_than_its_requests_live() {
-    let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "").unwrap();
+    let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "", "").unwrap();
     placement.add_core(0).unwrap();
     let place = |placement: &mut Placement, id| {
         let request = NewRequest { id, prompt: prompt(0, 40), max_tokens: 1, ..NewRequest::default() };

@@ -77,7 +77,9 @@ impl Scheduler {
         let distinct: BTreeSet<_> = free.iter().copied().collect();
         ensure(distinct.len() == free.len(), || "a block is free twice".to_owned())?;
         for block in (0..self.config.num_blocks).map(BlockId) {
-            let expected = references.get(&block).copied().unwrap_or(0) + self.cache.pinned_references(block);
+            let expected = references.get(&block).copied().unwrap_or(0)
+                + self.cache.pinned_references(block)
+                + self.cache.saving_references(block);
             let counted = self.cache.references(block);
             ensure(counted == expected, || format!("block {block} counts {counted} references of {expected}"))?;
             ensure(distinct.contains(&block) == (counted == 0), || format!("block {block} is in two places or none"))?;
@@ -137,7 +139,7 @@ impl Scheduler {
                 let belongs = sequence.is_some_and(|one| one.request == key && one.sample as usize == index);
                 ensure(belongs, || format!("sample {index} of {name:?} has no sequence of its own"))?;
                 let held = sequence.is_some_and(|one| one.state == State::Held);
-                ensure(held == live.hold.is_some(), || format!("sample {index} of {name:?} is not held with it"))?;
+                ensure(held != live.holders.is_empty(), || format!("sample {index} of {name:?} is not held with it"))?;
             }
         }
         self.audit_beams()?;

@@ -127,6 +127,13 @@ impl Scheduler {
     fn sample_again(&mut self, key: Key<Sequence>) -> bool {
         let sequence = &mut self.sequences[key];
         sequence.num_computed = sequence.num_computed.min(sequence.num_known() - 1);
+        // What is computed once more is written once more, while a save might read it.
+        let written = sequence.num_computed / self.config.block_size;
+        if written < sequence.num_stored {
+            for block in sequence.chains.iter().filter_map(|chain| chain.get(written)) {
+                self.cache.withdraw_save(block);
+            }
+        }
         self.drop_rows(key);
         false
     }
@@ -274,7 +281,7 @@ impl Scheduler {
             let earlier = self.slot_copies.iter().find(|copy| copy.1 == source);
             self.slot_copies.push((earlier.map_or(source, |copy| copy.0), slot));
         }
-        let is_held = self.requests[request].hold.is_some();
+        let is_held = !self.requests[request].holders.is_empty();
         let is_running = slots.is_some();
         let key = self.sequences.insert(sequence);
         self.requests[request].samples[sample as usize] = Sample::Live(key);

@@ -91,7 +91,7 @@ pub struct Explanation {
     pub state: &'static str,
     /// Why it got no tokens in the last step; none if it got some or has finished.
     pub reason: Option<Reason>,
-    /// The caller's reason, if it is held.
+    /// Who holds it, if it is held: their names, by commas.
     pub hold: Option<String>,
     /// Tokens that the last step computed of it: its share.
     pub num_tokens: u32,
@@ -189,7 +189,7 @@ impl Scheduler {
         let key = match place {
             Sample::Finished => return finished,
             Sample::Unforked => {
-                let hold = live.hold.clone();
+                let hold = live.hold();
                 return Explanation { state: "waiting", reason: Some(Reason::Forking), hold, ..finished };
             }
             Sample::Live(key) => key,
@@ -208,7 +208,7 @@ impl Scheduler {
                 State::Running(_) => "running",
             },
             reason: (!had_share).then(|| self.reason(key)),
-            hold: live.hold.clone(),
+            hold: live.hold(),
             num_tokens: if had_share { sequence.last_share } else { 0 },
             num_computed: sequence.num_computed,
             num_known: sequence.num_known(),

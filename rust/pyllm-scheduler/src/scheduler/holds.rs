@@ -1,4 +1,5 @@
-//! Holds: the caller keeps a request from running for as long as it wants.
+//! Holds: callers keep a request from running for as long as they want. Each holder has a name and releases its own
+//! hold; the request runs when the last one has.
 
 use crate::arena::Key;
 use crate::error::{Error, Result};
@@ -9,33 +10,43 @@ use crate::sequence::{Sequence, State};
 use super::{Scheduler, live_sequences};
 
 impl Scheduler {
-    /// Keeps a request from running until `release`: it leaves the queue, and what runs of it is preempted.
+    /// Keeps a request from running until the same holder's `release`: it leaves the queue, and what runs of it is
+    /// preempted.
     ///
-    /// Errors: `UnknownRequest`, `AlreadyHeld`.
-    pub fn hold(&mut self, client: ClientId, request: RequestId, reason: &str) -> Result<()> {
+    /// Errors: `UnknownRequest`, `AlreadyHeld` by this holder.
+    pub fn hold(&mut self, client: ClientId, request: RequestId, holder: &str) -> Result<()> {
         let key = self.find(client, request)?;
-        let live = &mut self.requests[key];
-        if let Some(reason) = &live.hold {
-            return Err(Error::AlreadyHeld { request, reason: reason.clone() });
+        let holders = &mut self.requests[key].holders;
+        if holders.iter().any(|one| one == holder) {
+            return Err(Error::AlreadyHeld { request, holder: holder.to_owned() });
         }
-        live.hold = Some(reason.to_owned());
-        self.record(|| Input::Hold { client, request, reason: reason.to_owned() });
+        let is_first = holders.is_empty();
+        holders.push(holder.to_owned());
+        self.record(|| Input::Hold { client, request, holder: holder.to_owned() });
         self.end_isolation_of(key);
-        for key in live_sequences(&self.requests[key]) {
-            self.set_aside(key);
+        if is_first {
+            for key in live_sequences(&self.requests[key]) {
+                self.set_aside(key);
+            }
         }
         Ok(())
     }
 
-    /// Puts a held request back to where it was in the queue.
+    /// Ends a holder's hold. Without others the request goes back to where it was in the queue.
     ///
-    /// Errors: `UnknownRequest`, `NotHeld`.
-    pub fn release(&mut self, client: ClientId, request: RequestId) -> Result<()> {
+    /// Errors: `UnknownRequest`, `NotHeld` by this holder.
+    pub fn release(&mut self, client: ClientId, request: RequestId, holder: &str) -> Result<()> {
         let key = self.find(client, request)?;
-        if self.requests[key].hold.take().is_none() {
-            return Err(Error::NotHeld { request });
+        let holders = &mut self.requests[key].holders;
+        let Some(place) = holders.iter().position(|one| one == holder) else {
+            return Err(Error::NotHeld { request, holder: holder.to_owned() });
+        };
+        holders.remove(place);
+        let is_free = holders.is_empty();
+        self.record(|| Input::Release { client, request, holder: holder.to_owned() });
+        if !is_free {
+            return Ok(());
         }
-        self.record(|| Input::Release { client, request });
         for key in live_sequences(&self.requests[key]) {
             self.num_held -= 1;
             let state = if self.sequences[key].is_on_host() { State::Swapped } else { State::Waiting };

@@ -25,15 +25,12 @@ pub(super) struct Isolated {
 
 impl Scheduler {
     /// Has steps from now on either rows of this request or of others, until each of its live samples has one more
-    /// token, or it ends or is held.
+    /// token, or it ends, or somebody holds it from now on. Where it is held already, that begins when it is not.
     ///
-    /// Errors: `UnknownRequest`, `AlreadyHeld`, `AlreadyIsolated` where it or another is by itself.
+    /// Errors: `UnknownRequest`, `AlreadyIsolated` where it or another is by itself.
     pub fn isolate(&mut self, client: ClientId, request: RequestId) -> Result<()> {
         let key = self.find(client, request)?;
         let live = &self.requests[key];
-        if let Some(reason) = &live.hold {
-            return Err(Error::AlreadyHeld { request, reason: reason.clone() });
-        }
         if let Some((client, request)) = self.isolated() {
             return Err(Error::AlreadyIsolated { client, request });
         }

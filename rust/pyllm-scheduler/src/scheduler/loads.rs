@@ -103,7 +103,7 @@ impl Scheduler {
                 sequence.load = None;
             }
             if is_read && failed {
-                sequence.valid_from = self.next_step;
+                (sequence.valid_from, sequence.num_loaded) = (self.next_step, 0);
                 if sequence.slot().is_some() {
                     self.running.retain(|&running| running != key);
                     self.preempt(key);
@@ -186,6 +186,7 @@ impl Scheduler {
         let loading = Loading { sequence: key, chains, before, range, step, is_stale: false };
         let load = self.load(loading);
         self.sequences[key].load = Some(load);
+        self.sequences[key].num_loaded = num_offered;
         planning.loads.push(load);
     }
 

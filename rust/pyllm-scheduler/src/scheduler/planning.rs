@@ -432,7 +432,11 @@ impl Scheduler {
             let content = sequence.content(live, index, block_size);
             for (group, chain) in (0..).zip(&sequence.chains) {
                 if let Some(block) = chain.get(index) {
-                    self.cache.store(block, group, content, sequence.last_step);
+                    if index < sequence.num_loaded {
+                        self.cache.store(block, group, content, sequence.last_step);
+                    } else {
+                        self.cache.store_and_save(block, group, content, sequence.last_step);
+                    }
                 }
             }
         }

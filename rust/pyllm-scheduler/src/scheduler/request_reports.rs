@@ -1,10 +1,12 @@
-//! All requests at once, those included that ended not long ago, and whose the blocks are: for whoever looks at the
-//! whole engine. Nothing here is part of a decision.
+//! What is told of requests: all of them at once, those included that ended not long ago, and whose the blocks are; and
+//! when each began, how long it waited for its first step and that for its first output. No decision comes of it.
 
 use std::collections::BTreeMap;
-use std::mem::take;
+use std::mem::{replace, take};
 
+use crate::arena::Key;
 use crate::ids::{BlockId, ClientId, RequestId};
+use crate::output::start_times::StartTime;
 use crate::request::Finish;
 use crate::sequence::{LiveRequest, Sample};
 
@@ -46,7 +48,7 @@ pub struct BlockOwners {
     pub tenants: BTreeMap<String, u32>,
     /// In use by nobody, but kept by pins.
     pub pinned: u32,
-    /// Copies that end with the steps in flight, and what a load writes to.
+    /// Copies that end with the steps in flight, what a load writes to, and what a save reads.
     pub in_transit: u32,
     /// In use by nobody: with contents that the prefix cache knows, or empty.
     pub free: u32,
@@ -77,7 +79,7 @@ impl Scheduler {
         for (_, live) in self.requests.iter() {
             let blocks = super::live_sequences(live).into_iter().flat_map(|key| &self.sequences[key].chains);
             let blocks = blocks.flat_map(|chain| &chain.blocks);
-            let num_own = blocks.filter(|block| !std::mem::replace(&mut seen[block.0 as usize], true)).count();
+            let num_own = blocks.filter(|block| !replace(&mut seen[block.0 as usize], true)).count();
             if num_own > 0 {
                 *owners.tenants.entry(live.request.tenant.clone()).or_default() += num_own as u32;
             }
@@ -104,6 +106,31 @@ impl Scheduler {
         let (name, tenant) = (take(&mut live.request.name), take(&mut live.request.tenant));
         self.ended.push_back(RequestReport { name, tenant, ended, ..RequestReport::of_ended_samples(&live) });
         self.num_ended_untaken = MAX_ENDED.min(self.num_ended_untaken + 1);
+    }
+
+    /// A step computes some of this request, for the first time or again.
+    pub(super) fn note_scheduled(&mut self, key: Key<LiveRequest>) {
+        self.requests[key].scheduled_at.get_or_insert(self.now);
+    }
+
+    /// A step that was planned at `planned_at` is being committed. It ran from then or from the end of the one before,
+    /// for as long as its caller measured.
+    pub(super) fn note_committed(&mut self, planned_at: f64, seconds: f64) {
+        let seconds = if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
+        self.committed_at = self.now.max(self.committed_at.max(planned_at) + seconds);
+    }
+
+    /// The row that was pushed last is output of this request; if it is the first, its times go with it. One that is
+    /// resumed has told them, with its first core.
+    pub(super) fn tell_start(&mut self, key: Key<LiveRequest>) {
+        let live = &mut self.requests[key];
+        if replace(&mut live.has_output, true) {
+            return;
+        }
+        let Some(scheduled_at) = live.scheduled_at else { return };
+        let queue = (scheduled_at - live.request.arrival).max(0.0) as f32;
+        let prefill = (self.committed_at - scheduled_at).max(0.0) as f32;
+        self.outbox.tell_start(live.client, StartTime { queue, prefill });
     }
 
     fn report(&self, live: &LiveRequest) -> RequestReport {

@@ -67,6 +67,11 @@ stats! {
     num_accepted_drafts,
     /// Loads from outside that did not bring all they should.
     num_failed_loads,
+    /// Blocks that are kept until they are saved outside.
+    num_saving_blocks,
+    /// Blocks handed over to be saved, and those that were not: evicted before, or too many.
+    num_saves,
+    num_dropped_saves,
 }
 
 impl Scheduler {
@@ -74,6 +79,7 @@ impl Scheduler {
     pub fn stats(&self) -> Stats {
         let num_blocks = u64::from(self.config.num_blocks);
         let num_free_blocks = u64::from(self.cache.num_free());
+        let (num_saving, num_dropped_saves) = self.cache.num_saving();
         Stats {
             num_requests: self.requests.len() as u64,
             num_running: self.running.len() as u64,
@@ -89,6 +95,8 @@ impl Scheduler {
             num_host_blocks: u64::from(self.config.num_host_blocks),
             num_free_host_blocks: u64::from(self.cache.num_host_free()),
             num_cached_host_blocks: self.cache.num_host_cached() as u64,
+            num_saving_blocks: num_saving as u64,
+            num_dropped_saves,
             ..self.counters
         }
     }

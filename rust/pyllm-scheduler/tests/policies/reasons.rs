@@ -43,7 +43,7 @@ fn new_is_what_was_released_since_the_last_step() {
     engine.add(request(1, 4, 8));
     engine.step();
     engine.scheduler.hold(CLIENT, RequestId(1), "grammar").expect("it is there");
-    engine.scheduler.release(CLIENT, RequestId(1)).expect("it is held");
+    engine.scheduler.release(CLIENT, RequestId(1), "grammar").expect("it is held");
     assert_eq!((engine.state(1), engine.reason(1)), ("waiting", Some(Reason::New)));
 }
 
@@ -109,7 +109,7 @@ fn in_flight_is_what_was_taken_back_with_a_token_on_its_way() {
     engine.add(request(1, 4, 8));
     let _first = schedule(&mut engine);
     engine.scheduler.hold(CLIENT, RequestId(1), "grammar").expect("it is there");
-    engine.scheduler.release(CLIENT, RequestId(1)).expect("it is held");
+    engine.scheduler.release(CLIENT, RequestId(1), "grammar").expect("it is held");
     assert_eq!(engine.scheduler.schedule(0.0), Ok(None));
     assert_eq!((engine.state(1), engine.reason(1)), ("waiting", Some(Reason::InFlight)));
 }

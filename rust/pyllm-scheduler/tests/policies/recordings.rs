@@ -87,7 +87,7 @@ fn make(engine: &mut Engine, call: &Call) {
         Call::Steps(count) => engine.steps(count),
         Call::Abort(id) => drop(engine.scheduler.abort(CLIENT, RequestId(id), None)),
         Call::Hold(id) => drop(engine.scheduler.hold(CLIENT, RequestId(id), "test")),
-        Call::Release(id) => drop(engine.scheduler.release(CLIENT, RequestId(id))),
+        Call::Release(id) => drop(engine.scheduler.release(CLIENT, RequestId(id), "test")),
         Call::Propose(id) => drop(engine.scheduler.propose(CLIENT, RequestId(id), 0, &[1, 2])),
         Call::Offer { pick, asynchronous } => {
             drop(engine.scheduler.offer_load(CLIENT, RequestId(pick), 8, asynchronous));

@@ -39,8 +39,8 @@ pub enum Call {
     Commit { seconds: f64, positions: Positions },
     Take { client: u32 },
     Abort { pick: usize, sample: Option<u32> },
-    Hold { pick: usize },
-    Release { pick: usize },
+    Hold { pick: usize, holder: &'static str },
+    Release { pick: usize, holder: &'static str },
     Isolate { pick: usize },
     Expire { after: f64 },
     DropClient { client: u32 },
@@ -49,6 +49,8 @@ pub enum Call {
     Propose { pick: usize, sample: usize, drafts: Drafts },
     OfferLoad { pick: usize, offer: Offer },
     FinishLoad { pick: usize },
+    TakeSaves,
+    FinishSave { pick: usize },
     Pin { name: u64, prompt: Prompt },
     Unpin { name: u64 },
     ResetPrefixCache,
@@ -135,12 +137,14 @@ pub fn case() -> impl Strategy<Value = Case> {
 
 fn config() -> impl Strategy<Value = Config> {
     let sizes = (1..=8_u32, 4..=24_u32, 0..=16_u32, 1..=6_u32, 8..=64_u32, 0..12_u32);
-    let features = (weighted(0.8), weighted(0.8), any::<u64>(), select(&[0.0, 1e-3, 1e9][..]), 0..=16_u32, stages());
+    let outside = (select(&["", "model"][..]), prop_oneof![Just(0_u32), 1..=6_u32]);
+    let features =
+        (weighted(0.8), weighted(0.8), any::<u64>(), select(&[0.0, 1e-3, 1e9][..]), 0..=16_u32, stages(), outside);
     (sizes, features, vec(change::change(), 12), kv_groups()).prop_map(|(sizes, features, changes, kv_groups)| {
         let num_groups = kv_groups.len() as u32;
         let (block_size, num_blocks, num_host_blocks, max_num_seqs, max_model_len, max_pinned_blocks) = sizes;
         let (enable_prefix_caching, enable_kv_cache_events, incarnation, ..) = features;
-        let (.., swap_block_seconds, num_speculative_tokens, pipeline_parallel_size) = features;
+        let (.., swap_block_seconds, num_speculative_tokens, pipeline_parallel_size, outside) = features;
         let mut config = Config {
             block_size,
             num_blocks: num_blocks * num_groups,
@@ -151,6 +155,8 @@ fn config() -> impl Strategy<Value = Config> {
             vocab_size: VOCABULARY,
             enable_prefix_caching,
             max_pinned_blocks: max_pinned_blocks.min(num_blocks * num_groups / 2),
+            cache_namespace: outside.0.to_owned(),
+            max_saving_blocks: outside.1.min(num_blocks),
             enable_kv_cache_events,
             incarnation,
             swap_block_seconds,
@@ -190,8 +196,8 @@ fn call() -> impl Strategy<Value = Call> {
         32 => (seconds(), positions()).prop_map(|(seconds, positions)| Call::Commit { seconds, positions }),
         6 => (0..3_u32).prop_map(|client| Call::Take { client }),
         4 => (pick(), option::of(0..5_u32)).prop_map(|(pick, sample)| Call::Abort { pick, sample }),
-        4 => pick().prop_map(|pick| Call::Hold { pick }),
-        4 => pick().prop_map(|pick| Call::Release { pick }),
+        4 => (pick(), holder()).prop_map(|(pick, holder)| Call::Hold { pick, holder }),
+        6 => (pick(), holder()).prop_map(|(pick, holder)| Call::Release { pick, holder }),
         4 => pick().prop_map(|pick| Call::Isolate { pick }),
         1 => select(&[0.0, 0.5][..]).prop_map(|after| Call::Expire { after }),
         1 => (0..3_u32).prop_map(|client| Call::DropClient { client }),
@@ -200,11 +206,17 @@ fn call() -> impl Strategy<Value = Call> {
         8 => (pick(), pick(), drafts).prop_map(|(pick, sample, drafts)| Call::Propose { pick, sample, drafts }),
         3 => (pick(), offer()).prop_map(|(pick, offer)| Call::OfferLoad { pick, offer }),
         3 => pick().prop_map(|pick| Call::FinishLoad { pick }),
+        6 => Just(Call::TakeSaves),
+        8 => pick().prop_map(|pick| Call::FinishSave { pick }),
         3 => (0..4_u64, prompt()).prop_map(|(name, prompt)| Call::Pin { name, prompt }),
         2 => (0..4_u64).prop_map(|name| Call::Unpin { name }),
         1 => Just(Call::ResetPrefixCache),
         6 => wrong::wrong().prop_map(Call::Wrong),
     ]
+}
+
+fn holder() -> impl Strategy<Value = &'static str> {
+    select(&["test", "another"][..])
 }
 
 fn add() -> impl Strategy<Value = Add> {

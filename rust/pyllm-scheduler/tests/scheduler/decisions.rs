@@ -6,6 +6,7 @@ mod loads;
 mod pooling;
 mod preemption;
 mod reasons;
+mod saves;
 mod start_times;
 mod stateful;
 mod windows;
@@ -181,7 +182,7 @@ fn held_requests_run_only_after_their_release() -> Result<(), Error> {
     assert_eq!(scheduler.schedule(0.0)?, None);
     let Stats { num_held, num_used_blocks, num_preemptions, .. } = scheduler.stats();
     assert_eq!((num_held, num_used_blocks, num_preemptions), (1, 0, 1));
-    scheduler.release(CLIENT, RequestId(1))?;
+    scheduler.release(CLIENT, RequestId(1), "compiling")?;
     assert_eq!(run_to_the_end(&mut scheduler, 7).tokens, [7, 7]);
     Ok(())
 }

@@ -6,14 +6,14 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use pyllm_scheduler::{Config, KvGroup, LoadId};
+use pyllm_scheduler::{BlockId, Config, KvGroup, LoadId};
 
 use crate::oracle::Prefix;
 use crate::sections::Sections;
 
 /// What a place in the KV cache holds.
-#[derive(Clone, Debug)]
-struct Content {
+#[derive(Clone, Debug, PartialEq)]
+pub struct Content {
     group: usize,
     position: usize,
     tokens: Rc<[i32]>, // up to this one, itself included
@@ -22,7 +22,7 @@ struct Content {
     spoilt: Option<LoadId>,
 }
 
-type Block = Vec<Option<Content>>;
+pub type Block = Vec<Option<Content>>;
 
 #[derive(Clone, Default)]
 struct Slot {
@@ -128,6 +128,22 @@ impl Device {
             slot.tell(row, model);
         }
         rows
+    }
+
+    pub fn block(&self, block: BlockId) -> &Block {
+        &self.blocks[block.0 as usize]
+    }
+
+    /// A block that holds, whole, block `index` of a sequence for a group: all tokens up to its end, what was computed
+    /// from them, and whether a load has failed to bring any of it.
+    pub fn contents(&self, block: BlockId, group: usize, index: usize) -> (Rc<[i32]>, Prefix, bool) {
+        let held = self.block(block).iter().map(|content| content.as_ref().expect("the block is full"));
+        let held: Vec<_> = held.collect();
+        let positions = held.iter().map(|content| (content.group, content.position));
+        assert!(positions.eq((0..self.block_size).map(|offset| (group, index * self.block_size + offset))));
+        let last = held.last().expect("a block has a token");
+        assert!(held.iter().all(|content| last.tokens.starts_with(&content.tokens)));
+        (Rc::clone(&last.tokens), last.prefix, held.iter().any(|content| content.spoilt.is_some()))
     }
 
     pub fn load(&mut self, load: &Loaded) {

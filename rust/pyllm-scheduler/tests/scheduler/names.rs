@@ -16,8 +16,10 @@ pub fn chain(request: &Request, config: &Config) -> Vec<Name> {
 
 /// The parent of a first block.
 pub fn root(request: &Request, config: &Config) -> Name {
-    let mut hasher = blake3::Hasher::new_derive_key("pyllm 2025 prefix cache root: extra keys");
-    for key in [&request.tenant, &request.cache_salt, &request.adapter, &config.weights_version] {
+    let mut hasher = blake3::Hasher::new_derive_key("pyllm 2026 prefix cache root: namespace, extra keys");
+    for key in
+        [&config.cache_namespace, &request.tenant, &request.cache_salt, &request.adapter, &config.weights_version]
+    {
         hasher.update(&(key.len() as u64).to_le_bytes());
         hasher.update(key.as_bytes());
     }

@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use crate::calls::{Case, case, searching_case};
 use crate::world;
 
-const CORNERS: [&str; 85] = [
+const CORNERS: [&str; 90] = [
     "aborts with tokens in flight",
     "accepted drafts",
     "block copies",
@@ -22,6 +22,7 @@ const CORNERS: [&str; 85] = [
     "deadlines of what loads",
     "deadlines of what runs",
     "deadlines of what waits",
+    "dropped saves",
     "embeddings",
     "embeddings of a whole context",
     "ends under custom",
@@ -42,6 +43,7 @@ const CORNERS: [&str; 85] = [
     "loads that requests wait for",
     "loads within a step",
     "losses while something is pinned",
+    "losses while something is saved",
     "losses while something loads",
     "losses while the host is in use",
     "merged deltas",
@@ -61,6 +63,7 @@ const CORNERS: [&str; 85] = [
     "prefix hits on the host",
     "prompts told of in pieces",
     "refused calls",
+    "releases by one of several holders",
     "rejected drafts",
     "replays",
     "rows on failed loads",
@@ -71,6 +74,8 @@ const CORNERS: [&str; 85] = [
     "rows of a pipeline",
     "rows with drafts that are not ready",
     "rows with drafts that force",
+    "saves",
+    "saves that end",
     "slot copies",
     "steps beside what is isolated",
     "steps of what is isolated",

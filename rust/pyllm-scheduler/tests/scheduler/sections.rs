@@ -57,6 +57,13 @@ impl Sections {
         swaps.map(|swap| Swap { from_host: swap[0] == 1, block: swap[1] as usize, host: swap[2] as usize }).collect()
     }
 
+    /// The blocks that it writes to: tokens, copies, and what comes from the host.
+    pub fn written_blocks(&self, block_size: u32) -> impl Iterator<Item = usize> {
+        let places = self.ints("slot_mapping").iter().map(move |&place| (place as u32 / block_size) as usize);
+        let copies = self.pairs("block_copies").into_iter().map(|copy| copy.1);
+        places.chain(copies).chain(self.swaps().into_iter().filter(|swap| swap.from_host).map(|swap| swap.block))
+    }
+
     /// The initialised slots, each with its request's sampling bytes.
     pub fn slot_inits(&self) -> Vec<(usize, &[u8])> {
         let ranges = self.ranges("sampling_starts").into_iter();

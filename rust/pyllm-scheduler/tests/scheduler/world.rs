@@ -12,13 +12,14 @@ mod reasons;
 mod recording;
 mod refusals;
 mod requests;
+mod saves;
 mod settings;
 mod steps;
 mod subscriber;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use pyllm_scheduler::{Config, LoadId, PolicyName, Scheduler, Stats};
+use pyllm_scheduler::{Config, LoadId, PolicyName, SaveId, Scheduler, Stats};
 
 use crate::calls::{Call, Case, Positions};
 use crate::device::Device;
@@ -26,6 +27,7 @@ use crate::names::Name;
 use isolation::Alone;
 use loads::Pending;
 use requests::Known;
+use saves::Saving;
 use steps::InFlight;
 use subscriber::Subscriber;
 
@@ -40,6 +42,7 @@ pub struct World {
     requests: Vec<Known>,
     alone: Option<Alone>,
     loads: BTreeMap<LoadId, Pending>,
+    saves: BTreeMap<SaveId, Saving>,
     pins: BTreeMap<u64, Vec<(Name, u32)>>, // with the group
     subscriber: Subscriber,
     recording: Option<Vec<u8>>,
@@ -80,6 +83,7 @@ impl World {
             requests: Vec::new(),
             alone: None,
             loads: BTreeMap::new(),
+            saves: BTreeMap::new(),
             pins: BTreeMap::new(),
             subscriber: Subscriber::new(&config),
             recording: case.is_recorded.then(Vec::new),
@@ -99,8 +103,8 @@ impl World {
             Call::Commit { seconds, positions } => self.commit(*seconds, *positions),
             Call::Take { client } => self.take(*client),
             Call::Abort { pick, sample } => self.abort(*pick, *sample),
-            Call::Hold { pick } => self.hold(*pick),
-            Call::Release { pick } => self.release(*pick),
+            Call::Hold { pick, holder } => self.hold(*pick, holder),
+            Call::Release { pick, holder } => self.release(*pick, holder),
             Call::Isolate { pick } => self.isolate(*pick),
             Call::Expire { after } => self.expire_only(*after),
             Call::DropClient { client } => self.drop_client(*client),
@@ -109,6 +113,8 @@ impl World {
             Call::Propose { pick, sample, drafts } => self.propose(*pick, *sample, *drafts),
             Call::OfferLoad { pick, offer } => self.offer_load(*pick, *offer),
             Call::FinishLoad { pick } => self.finish_load(*pick),
+            Call::TakeSaves => self.take_saves(),
+            Call::FinishSave { pick } => self.finish_save(*pick),
             Call::Pin { name, prompt } => self.pin(*name, *prompt),
             Call::Unpin { name } => self.unpin(*name),
             Call::ResetPrefixCache => self.reset_prefix_cache(),
@@ -123,8 +129,8 @@ impl World {
             self.take(client);
         }
         for index in 0..self.requests.len() {
-            if self.requests[index].is_held {
-                self.set_hold(index, false);
+            for holder in self.requests[index].holders.clone() {
+                self.set_hold(index, holder, false);
             }
         }
         for _ in 0..20_000 {
@@ -135,6 +141,10 @@ impl World {
                 self.schedule(0.5);
             }
             self.finish_load(0);
+            self.take_saves();
+            for save in self.saves.keys().copied().collect::<Vec<_>>() {
+                self.end_save(save);
+            }
             self.commit(0.0, Positions::All);
             self.audit();
         }
@@ -154,6 +164,10 @@ impl World {
         assert!(self.scheduler.pending_clients().is_empty());
         for name in 0..4 {
             self.unpin(name);
+        }
+        self.take_saves();
+        for save in self.saves.keys().copied().collect::<Vec<_>>() {
+            self.end_save(save);
         }
         self.audit();
         let stats = self.scheduler.stats();
@@ -175,6 +189,7 @@ impl World {
         self.saw("accepted drafts", stats.num_accepted_drafts);
         self.saw("rejected drafts", stats.num_drafts - stats.num_accepted_drafts);
         self.saw("failed loads", stats.num_failed_loads);
+        self.saw("dropped saves", stats.num_dropped_saves);
     }
 
     fn saw(&mut self, what: &'static str, times: u64) {
@@ -193,6 +208,7 @@ impl World {
         assert!(device.longest_free_run <= stats.num_free_blocks && device.num_free_runs <= stats.num_free_blocks);
         let num_awaited = self.loads.values().filter(|pending| pending.step.is_none()).count();
         assert_eq!(stats.num_loading, num_awaited as u64);
+        assert_eq!(stats.num_saving_blocks, self.saves.len() as u64);
         let waiting: u64 = self.scheduler.tenants().iter().map(|tenant| tenant.num_waiting).sum();
         assert_eq!(waiting, stats.num_waiting);
         let owners = self.scheduler.block_owners();

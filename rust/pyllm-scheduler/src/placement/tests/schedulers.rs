@@ -154,7 +154,7 @@ proptest! {
     ) {
         let mut core = Core::new(small(num_host_blocks, &windows));
         core.scheduler.limit_changes(100, max_told);
-        let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "").unwrap();
+        let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "", "").unwrap();
         placement.add_core(3).unwrap();
         for (id, act) in (0..).zip(acts) {
             match act {
@@ -175,7 +175,7 @@ proptest! {
         while core.step() {}
         core.tell(&mut placement, 3);
         prop_assert_eq!(placement.index.known(0), core.known());
-        let mut fresh = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "").unwrap();
+        let mut fresh = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "", "").unwrap();
         fresh.add_core(0).unwrap();
         core.number = -1;
         core.tell(&mut fresh, 0);
@@ -248,7 +248,7 @@ fn serve(num_cores: u32, tenants: &[(&str, usize)], weights: &[(&str, u32)]) -> 
         ..Config::default()
     };
     let mut cores: Vec<_> = (0..num_cores).map(|_| Core::new(config.clone())).collect();
-    let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "").unwrap();
+    let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "", "").unwrap();
     for core in 0..num_cores {
         placement.add_core(core).unwrap();
     }

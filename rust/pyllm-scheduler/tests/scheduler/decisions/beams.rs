@@ -131,7 +131,7 @@ fn a_beam_that_is_preempted_keeps_its_candidates() -> Result<(), Error> {
     let second = plan(&mut scheduler);
     commit(&mut scheduler, &second, &[LIKELY]);
     scheduler.hold(CLIENT, RequestId(1), "test")?;
-    scheduler.release(CLIENT, RequestId(1))?;
+    scheduler.release(CLIENT, RequestId(1), "test")?;
     let explained = scheduler.explain(CLIENT, RequestId(1))?;
     assert_eq!((explained[0].state, explained[0].reason), ("paused", Some(Reason::Siblings)));
     assert_eq!(scheduler.stats().num_paused, 1);

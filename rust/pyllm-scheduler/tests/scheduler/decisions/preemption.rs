@@ -15,7 +15,7 @@ fn a_token_that_fills_a_block_of_a_swapped_sequence_is_taken() -> Result<(), Err
     assert_eq!(scheduler.stats().num_swapped, 1);
     commit(&mut scheduler, &first, 7);
     commit(&mut scheduler, &second, 8);
-    scheduler.release(CLIENT, RequestId(1))?;
+    scheduler.release(CLIENT, RequestId(1), "test")?;
     let third = plan(&mut scheduler);
     assert_eq!(Sections::new(&third).ints("tokens"), [8]);
     commit(&mut scheduler, &third, 9);
@@ -51,7 +51,7 @@ fn the_blocks_of_dropped_drafts_are_not_brought_back() -> Result<(), Error> {
     commit(&mut scheduler, &drafts, 9); // four blocks are on the host, and tokens for two
     scheduler.add(request(2, [2; 7], 2))?;
     let other = plan(&mut scheduler);
-    scheduler.release(CLIENT, RequestId(1))?;
+    scheduler.release(CLIENT, RequestId(1), "test")?;
     let both = plan(&mut scheduler);
     let ins = Sections::new(&both).swaps().iter().filter(|swap| swap.from_host).count();
     assert_eq!((both.num_rows(), ins), (2, 1));

@@ -102,7 +102,7 @@ fn what_is_taken_back_has_left_the_queue_with_its_first_step() -> Result<(), Err
     commit_after(&mut scheduler, &chunk, 0.5);
     scheduler.hold(CLIENT, RequestId(1), "test")?;
     assert_eq!(scheduler.stats().num_preemptions, 1);
-    scheduler.release(CLIENT, RequestId(1))?;
+    scheduler.release(CLIENT, RequestId(1), "test")?;
     scheduler.lose_device();
     for now in [4.0, 5.0] {
         let chunk = plan_at(&mut scheduler, now);

@@ -154,7 +154,7 @@ fn a_prompt_is_told_of_once_however_often_it_is_computed() -> Result<(), Error> 
     assert!(matches!(wrong, Err(Error::Sampled { .. })));
     scheduler.commit(first.step, &[0, 0], &[], 0.0, Some(&told(&early, &[])), None)?;
     scheduler.hold(CLIENT, RequestId(2), "preempted")?;
-    scheduler.release(CLIENT, RequestId(2))?;
+    scheduler.release(CLIENT, RequestId(2), "preempted")?;
 
     let again = plan(&mut scheduler);
     scheduler.commit(again.step, &[0, 0], &[], 0.0, Some(&told(&early[..5], &[])), None)?;

@@ -16,19 +16,22 @@ impl World {
     pub(super) fn isolate(&mut self, pick: usize) {
         let Some(index) = self.pick(pick) else { return };
         let (client, id) = self.name(index);
-        let is_held = self.requests[index].is_held;
         match self.scheduler.isolate(client, id) {
             Ok(()) => {
-                assert!(self.alone.is_none() && !is_held && self.requests[index].is_live());
+                assert!(self.alone.is_none() && self.requests[index].is_live());
                 let samples = self.scheduler.explain(client, id).expect("it is live");
                 self.alone = Some(Alone { index, lengths: samples.iter().map(|one| one.num_known).collect() });
                 self.saw("isolations", 1);
             }
             Err(Error::UnknownRequest { .. }) => assert!(!self.requests[index].is_live()),
-            Err(Error::AlreadyHeld { .. }) => assert!(is_held),
             Err(Error::AlreadyIsolated { .. }) => assert_eq!(self.scheduler.isolated(), self.alone_name()),
             Err(other) => panic!("{other}"),
         }
+    }
+
+    /// Somebody holds this request now.
+    pub(super) fn end_isolation_of(&mut self, index: usize) {
+        self.alone = self.alone.take().filter(|alone| alone.index != index);
     }
 
     /// Deadlines pass, and nothing is planned.
@@ -45,8 +48,7 @@ impl World {
     pub(super) fn check_isolation(&mut self) {
         let is_over = self.alone.as_ref().is_some_and(|alone| {
             let (client, id) = self.name(alone.index);
-            self.requests[alone.index].is_held
-                || self.scheduler.explain(client, id).map_or(true, |samples| has_gone_on(&samples, &alone.lengths))
+            self.scheduler.explain(client, id).map_or(true, |samples| has_gone_on(&samples, &alone.lengths))
         });
         if is_over {
             self.alone = None;

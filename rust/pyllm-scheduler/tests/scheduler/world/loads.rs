@@ -52,7 +52,7 @@ impl World {
     pub(super) fn take_loads(&mut self) {
         for load in self.scheduler.take_loads() {
             let known = &self.requests[load.request.0 as usize];
-            assert!(known.request.client == load.client && !known.is_held && !known.is_dropped);
+            assert!(known.request.client == load.client && !known.is_held() && !known.is_dropped);
             let live = known.samples.iter().find(|sample| !sample.is_finished).expect("it goes on");
             let end = (load.first_token + load.num_tokens) as usize;
             let tokens = known.request.prompt.iter().chain(&live.expected).take(end);

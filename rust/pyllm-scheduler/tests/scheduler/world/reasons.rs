@@ -61,7 +61,7 @@ impl World {
             return;
         }
         assert!((one.num_tokens > 0) != one.reason.is_some(), "a share or a reason: {one:?}");
-        assert_eq!(one.hold.is_some(), known.is_held);
+        assert_eq!(one.hold.is_some(), known.is_held());
         let is_in = |states: &[&str]| assert!(states.contains(&one.state), "{one:?}");
         let queued = ["waiting", "preempted", "swapped"];
         let stats = self.scheduler.stats();

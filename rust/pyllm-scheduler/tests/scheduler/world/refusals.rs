@@ -5,6 +5,7 @@ use pyllm_scheduler::{
 };
 
 use super::World;
+use super::requests::Known;
 use super::steps::InFlight;
 use crate::calls::{Positions, Wrong};
 
@@ -141,15 +142,15 @@ impl World {
     }
 
     fn hold_twice(&mut self, pick: usize) -> Option<Refused> {
-        let index = self.pick(pick).filter(|&index| self.requests[index].is_held)?;
-        let request = &self.requests[index].request;
-        Some(self.scheduler.hold(request.client, request.id, "again"))
+        let index = self.pick(pick).filter(|&index| self.requests[index].is_held())?;
+        let Known { request, holders, .. } = &self.requests[index];
+        Some(self.scheduler.hold(request.client, request.id, holders.first()?))
     }
 
     fn release_not_held(&mut self, pick: usize) -> Option<Refused> {
-        let index = self.pick(pick).filter(|&index| !self.requests[index].is_held)?;
+        let index = self.pick(pick).filter(|&index| self.requests[index].is_live())?;
         let request = &self.requests[index].request;
-        Some(self.scheduler.release(request.client, request.id))
+        Some(self.scheduler.release(request.client, request.id, "nobody"))
     }
 
     fn unknown_request(&mut self, kind: usize) -> Refused {
@@ -159,7 +160,7 @@ impl World {
         assert!(self.scheduler.take_deltas(client).is_none());
         let result = match kind {
             0 => self.scheduler.hold(client, request, "unknown"),
-            1 => self.scheduler.release(client, request),
+            1 => self.scheduler.release(client, request, "unknown"),
             2 => self.scheduler.propose(client, request, 0, &[1]),
             3 => self.scheduler.explain(client, request).map(drop),
             _ if self.config.enable_prefix_caching => self.scheduler.offer_load(client, request, 1, true),

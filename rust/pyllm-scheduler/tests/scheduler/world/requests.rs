@@ -1,7 +1,7 @@
 //! Requests as their clients know them: how they come, what is heard of them, and how they go.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pyllm_scheduler::{ClientId, Config, DeltaColumns, Error, Finish, Output, Pooling, Request, RequestId};
 
@@ -13,7 +13,7 @@ use crate::oracle::{self, VOCABULARY};
 
 pub(super) struct Known {
     pub(super) request: Request,
-    pub(super) is_held: bool,
+    pub(super) holders: BTreeSet<&'static str>,
     pub(super) is_dropped: bool,
     pub(super) samples: Vec<KnownSample>,
     /// Calls of `schedule` before it came.
@@ -46,6 +46,10 @@ impl Known {
     /// Whether it is live, if all its deltas have been taken.
     pub(super) fn is_live(&self) -> bool {
         !self.is_dropped && self.samples.iter().any(|sample| !sample.is_finished)
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        !self.holders.is_empty()
     }
 
     /// Ends a sample, or all. False: it has ended before.
@@ -103,7 +107,7 @@ impl World {
                 let tells_ahead = add.prompt_logprobs.filter(|_| request.prompt_logprobs);
                 self.requests.push(Known {
                     request,
-                    is_held: false,
+                    holders: BTreeSet::new(),
                     is_dropped: false,
                     samples,
                     num_schedules,
@@ -254,7 +258,7 @@ impl World {
                 self.note_deadline(index);
                 let known = &mut self.requests[index];
                 num_expired += u64::from(known.is_live() && known.end(None, Finish::Deadline));
-                known.is_held = false;
+                known.holders.clear();
             }
         }
         num_expired
@@ -276,29 +280,39 @@ impl World {
         }
     }
 
-    pub(super) fn hold(&mut self, pick: usize) {
+    pub(super) fn hold(&mut self, pick: usize, holder: &'static str) {
         if let Some(index) = self.pick(pick) {
-            self.set_hold(index, true);
+            self.set_hold(index, holder, true);
         }
     }
 
-    pub(super) fn release(&mut self, pick: usize) {
+    pub(super) fn release(&mut self, pick: usize, holder: &'static str) {
         if let Some(index) = self.pick(pick) {
-            self.set_hold(index, false);
+            self.set_hold(index, holder, false);
         }
     }
 
     /// Of a request all of whose deltas have been taken.
-    pub(super) fn set_hold(&mut self, index: usize, hold: bool) {
+    pub(super) fn set_hold(&mut self, index: usize, holder: &'static str, hold: bool) {
         let known = &mut self.requests[index];
         let (client, id) = (known.request.client, known.request.id);
-        let result = if hold { self.scheduler.hold(client, id, "test") } else { self.scheduler.release(client, id) };
-        if known.is_live() && known.is_held != hold {
+        let result =
+            if hold { self.scheduler.hold(client, id, holder) } else { self.scheduler.release(client, id, holder) };
+        if known.is_live() && known.holders.contains(holder) != hold {
             assert_eq!(result, Ok(()));
-            known.is_held = hold;
+            if hold {
+                known.holders.insert(holder);
+                self.end_isolation_of(index);
+            } else {
+                known.holders.remove(holder);
+            }
+            let is_left = !hold && self.requests[index].is_held();
+            self.saw("releases by one of several holders", u64::from(is_left));
         } else {
             assert!(result.is_err());
-            known.is_held &= known.is_live();
+            if !known.is_live() {
+                known.holders.clear();
+            }
         }
     }
 
@@ -306,7 +320,7 @@ impl World {
         self.scheduler.drop_client(ClientId(client));
         for known in self.requests.iter_mut().filter(|known| known.request.client == ClientId(client)) {
             known.is_dropped = true;
-            known.is_held = false;
+            known.holders.clear();
         }
         assert!(self.scheduler.take_deltas(ClientId(client)).is_none());
     }

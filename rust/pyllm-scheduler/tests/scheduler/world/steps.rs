@@ -93,7 +93,7 @@ impl World {
         if let Some(plan) = &plan {
             self.execute(plan, &before);
         } else {
-            let may_run = stats.num_running + stats.num_waiting > 0 && self.loads.is_empty();
+            let may_run = stats.num_running + stats.num_waiting > 0 && self.loads.is_empty() && self.saves.is_empty();
             assert!(!self.in_flight.is_empty() || !may_run, "nothing is in flight, and yet nothing runs");
         }
         self.begin_loads();
@@ -109,6 +109,8 @@ impl World {
             weights_version: &self.config.weights_version,
             mood: mix(self.moods ^ plan.step.0),
         };
+        let saved: BTreeSet<_> = self.saves.values().map(|saving| saving.block.0 as usize).collect();
+        assert!(sections.written_blocks(self.config.block_size).all(|block| !saved.contains(&block)));
         let rows = self.device.execute(&sections, &loads, &model);
         for row in rows.iter().filter(|row| !row.is_stale) {
             self.check_row(row);
@@ -147,7 +149,7 @@ impl World {
             return;
         }
         let known = known(&self.requests, &row.request);
-        assert!(!known.is_held && !known.is_dropped);
+        assert!(!known.is_held() && !known.is_dropped);
         if known.request.beam_width > 0 {
             check_beam(row, known);
             return;
@@ -310,6 +312,7 @@ impl World {
         self.saw("losses while something loads", u64::from(before.num_loading > 0));
         self.saw("losses while the host is in use", u64::from(before.num_free_host_blocks < before.num_host_blocks));
         self.saw("losses while something is pinned", u64::from(before.num_pinned_blocks > 0));
+        self.lose_saves();
         self.device = Device::new(&self.config);
         let after = self.scheduler.stats();
         let known = after.num_cached_blocks + after.num_cached_host_blocks;

@@ -1,0 +1,334 @@
+"""KV blocks from and for outside, in the core: the scheduler's loads and saves become metadata of steps, and what ranks
+have ended becomes inputs of the scheduler.
+
+Knows the scheduler, the executor and the connector's half; not what a connector does. Nothing here waits for outside
+but `wait`, while no step is in flight.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pyllm._rust import Scheduler, SchedulerError
+from pyllm.config.kv_transfer_settings import KVTransferConfig
+from pyllm.core.executors.executor import Executor
+from pyllm.errors import EngineDeadError, WorkerDeadError
+from pyllm.kv_transfer import BlockLoad, BlockSave, SchedulerConnector, SchedulerOutput, TransferRequest
+from pyllm.wire.messages import TransferResults
+
+HOLDER = "kv_lookup"
+# Seconds between two looks at transfers while no step is in flight.
+_PAUSE = 0.001
+# Seconds that ranks have at an orderly end to write what they have copied.
+_FINISH_SECONDS = 2.0
+# Weight of the newest measurement, and how many hits that seem not to be worth a load are computed before one is loaded
+# all the same: loads may have become faster.
+_NEWEST, _SKIPPED_HITS = 0.25, 16
+
+Key = tuple[int, int]  # client and request
+_RESULTS = msgspec.msgpack.Decoder(TransferResults | None)
+
+logger = logging.getLogger(__name__)
+
+
+class _Load(NamedTuple):
+    load: BlockLoad
+    key: Key
+    submitted: float
+
+
+class KVTransfers:
+    """`connector` is None where there is none: then every method returns at once.
+
+    `namespace` has the hexadecimal digits that the ranks' halves get. `fail` ends a request whose load has failed,
+    where `kv_load_failure_policy` says so.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        connector: SchedulerConnector | None,
+        *,
+        config: KVTransferConfig | None,
+        namespace: str,
+        num_ranks: int,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+        fail: Callable[[int, int, str], object],
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._connector = connector
+        self._config = config
+        self._namespace = namespace
+        self._num_ranks = num_ranks
+        self._clock = clock
+        self._sleep = sleep
+        self._fail = fail
+        self._looked_up: dict[Key, TransferRequest] = {}  # requests that are held meanwhile
+        self._offered: dict[Key, TransferRequest] = {}
+        self._loads: dict[int, _Load] = {}
+        self._saves: set[int] = set()
+        self._ranks_ended: dict[tuple[str, int], int] = {}
+        self._error_blocks: set[int] = set()
+        self._calls: set[asyncio.Task[None]] = set()
+        self._load_speed = _LoadSpeed()
+        self._counts = dict.fromkeys(
+            ("num_kv_lookups", "num_kv_matched_tokens", "num_kv_loaded_tokens", "num_kv_skipped_hits"), 0
+        )
+        self._moved = dict.fromkeys(("loaded_bytes", "saved_bytes", "num_dropped_saves"), 0)
+        self._load_seconds = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is under way that no step brings to its end."""
+        return bool(self._looked_up or self._loads or self._saves)
+
+    async def connect(self) -> None:
+        """Make the ranks' halves, once their KV caches are there."""
+        if self._connector is not None:
+            await self._executor.collective("register_kv_caches", self._namespace)
+
+    def add(self, client: int, request: int) -> None:
+        """A request has come. What is outside of it is offered to the scheduler, or looked for while it is held."""
+        if self._connector is None or not self._asks():
+            return
+        num_computed, hashes = self._scheduler.known_prefix(client, request)
+        if not hashes:
+            return
+        known = TransferRequest(f"{client}/{request}", tuple(hashes))
+        self._counts["num_kv_lookups"] += 1
+        if not self._look_up((client, request), known, num_computed):
+            self._scheduler.hold(client, request, HOLDER)
+            self._looked_up[client, request] = known
+
+    def advance(self) -> None:
+        """Look at the requests that are held; before each plan."""
+        for key, request in list(self._looked_up.items()):
+            try:
+                num_computed, hashes = self._scheduler.known_prefix(*key)
+                # With other weights its blocks have other names.
+                if tuple(hashes[:1]) == request.block_hashes[:1] and not self._look_up(key, request, num_computed):
+                    continue
+                self._scheduler.release(*key, HOLDER)
+            except SchedulerError:
+                pass  # It has ended.
+            del self._looked_up[key]
+
+    def take(self, *, with_step: bool) -> bytes:
+        """What the ranks are told with a step that was just planned, or without one."""
+        if self._connector is None:
+            return b""
+        loads = [self._begun(load) for load in self._scheduler.take_loads()]
+        saves = [BlockSave(*save) for save in self._scheduler.take_saves()]
+        self._saves.update(save.id for save in saves)
+        if not with_step and not loads and not saves:
+            return b""
+        return self._connector.build_connector_meta(SchedulerOutput(loads, saves))
+
+    def flush(self) -> None:
+        """Tell the ranks what is new though no step was planned, and ask those that answer no step."""
+        if self._connector is None or self._executor.death is not None:
+            return
+        metadata = self.take(with_step=False)
+        is_unanswered = self._num_ranks > 1 and bool(self._loads or self._saves)
+        if metadata or (is_unanswered and not self._calls):
+            self._call(metadata)
+
+    async def wait(self) -> None:
+        """Let some time pass, as no step is in flight, and hear what the ranks have ended meanwhile."""
+        if (self._loads or self._saves) and not self._calls:
+            self._call(b"")
+        if self._calls:
+            await asyncio.wait(self._calls)
+        if self.is_busy:
+            await self._sleep(_PAUSE)
+
+    def receive(self, results: TransferResults | None) -> None:
+        """What a rank has ended."""
+        if results is None or self._connector is None:
+            return
+        self._error_blocks.update(results.error_blocks)
+        if (stats := results.stats) is not None:
+            self._moved["loaded_bytes"] += stats.loaded_bytes
+            self._moved["saved_bytes"] += stats.saved_bytes
+            self._moved["num_dropped_saves"] += stats.num_dropped_saves
+            self._load_seconds += stats.load_seconds
+        for load in results.loads:
+            if self._has_ended("load", load):
+                self._end_load(load)
+        for save in results.saves:
+            if self._has_ended("save", save) and save in self._saves:
+                self._saves.remove(save)
+                self._scheduler.finish_save(save)
+        self._connector.update_connector_output(results)
+
+    def ended(self, reports: list[dict[str, Any]]) -> None:
+        """Requests have ended, as `Scheduler.take_ended` tells of them."""
+        if self._connector is None:
+            return
+        for report in reports:
+            key = report["client"], report["request"]
+            self._looked_up.pop(key, None)
+            request = self._offered.pop(key, None) or TransferRequest(f"{key[0]}/{key[1]}", ())
+            self._connector.request_finished(request, ())
+
+    def lose(self) -> None:
+        """The ranks are gone, and with them all that was under way."""
+        for call in self._calls:
+            call.cancel()
+        for pending in (self._calls, self._loads, self._saves, self._ranks_ended, self._error_blocks):
+            pending.clear()
+
+    async def finish(self) -> None:
+        """Have the ranks copy and write what is to be saved, for a short while: no step follows."""
+        if self._connector is None or self._executor.death is not None:
+            return
+        with suppress(TimeoutError, EngineDeadError):
+            async with asyncio.timeout(_FINISH_SECONDS):
+                self.flush()
+                while self._saves and self._executor.death is None:
+                    await self.wait()
+                    self.flush()
+                await self._executor.collective("finish_transfers")
+
+    def close(self) -> None:
+        """Give up what the connector holds outside."""
+        if self._connector is not None:
+            self._connector.shutdown()
+            self._connector = None
+
+    def stats(self) -> dict[str, int]:
+        """Counters, and the speeds by which a load is chosen: tokens in a second, 0 before any was measured."""
+        if self._connector is None:
+            return {}
+        prefill = self._scheduler.prefill_seconds(1)
+        seconds = self._load_seconds
+        return {
+            **self._counts,
+            "num_kv_loads": len(self._loads),
+            "kv_loaded_bytes": self._moved["loaded_bytes"],
+            "kv_saved_bytes": self._moved["saved_bytes"],
+            "num_kv_unsaved_blocks": self._moved["num_dropped_saves"],
+            "kv_load_bytes_per_second": round(self._moved["loaded_bytes"] / seconds) if seconds else 0,
+            "kv_load_tokens_per_second": self._load_speed.tokens_per_second,
+            "prefill_tokens_per_second": round(1 / prefill) if prefill else 0,
+        }
+
+    def _asks(self) -> bool:
+        return self._config is not None and self._config.loads
+
+    def _look_up(self, key: Key, request: TransferRequest, num_computed: int) -> bool:
+        """Ask the connector for what it has of a request; False: it does not know yet."""
+        assert self._connector is not None
+        num_tokens, is_asynchronous = self._connector.get_num_new_matched_tokens(request, num_computed)
+        if num_tokens is None:
+            return False
+        if num_tokens <= 0:
+            return True
+        self._counts["num_kv_matched_tokens"] += num_tokens
+        if not self._load_speed.is_worth(num_tokens, self._scheduler.prefill_seconds(num_tokens)):
+            self._counts["num_kv_skipped_hits"] += 1
+            return True
+        try:
+            # One rank alone hears in time what a load within a step has failed to bring.
+            is_asynchronous = is_asynchronous or self._num_ranks > 1
+            self._scheduler.offer_load(*key, num_computed + num_tokens, asynchronous=is_asynchronous)
+        except SchedulerError:
+            return True  # It has ended, or runs already.
+        self._offered[key] = request
+        return True
+
+    def _begun(self, taken: dict[str, Any]) -> BlockLoad:
+        assert self._connector is not None
+        key = taken["client"], taken["request"]
+        request = self._offered[key]
+        blocks = tuple(tuple(memoryview(group).cast("i").tolist()) for group in taken["blocks"])
+        load = BlockLoad(taken["id"], request, taken["first_token"], taken["num_tokens"], blocks, taken["step"])
+        self._loads[load.id] = _Load(load, key, self._clock())
+        self._connector.update_state_after_alloc(request, blocks, load.num_tokens)
+        return load
+
+    def _has_ended(self, kind: str, number: int) -> bool:
+        """Whether every rank has told of its end."""
+        num_ended = self._ranks_ended.pop((kind, number), 0) + 1
+        if num_ended < self._num_ranks:
+            self._ranks_ended[kind, number] = num_ended
+            return False
+        return True
+
+    def _end_load(self, number: int) -> None:
+        begun = self._loads.pop(number, None)
+        if begun is None:
+            return
+        load, size = begun.load, self._block_size(begun.load)
+        num_blocks = load.num_tokens // size
+        num_right = num_blocks
+        for blocks in load.blocks:
+            first = num_blocks - len(blocks)
+            failed = (first + place for place, block in enumerate(blocks) if block in self._error_blocks)
+            num_right = min(num_right, next(failed, num_blocks))
+            self._error_blocks.difference_update(blocks)
+        if num_right == num_blocks:
+            self._load_speed.measure(load.num_tokens, self._clock() - begun.submitted)
+        self._counts["num_kv_loaded_tokens"] += num_right * size
+        try:
+            self._scheduler.finish_load(load.id, num_right * size)
+        except SchedulerError:
+            return  # The step that read it is committed.
+        if num_right < num_blocks and self._config is not None and self._config.kv_load_failure_policy == "fail":
+            missing = load.num_tokens - num_right * size
+            self._fail(*begun.key, f"{missing} of {load.num_tokens} tokens to load from outside did not come")
+
+    def _block_size(self, load: BlockLoad) -> int:
+        assert self._connector is not None
+        return self._connector.context.block_size
+
+    def _call(self, metadata: bytes) -> None:
+        call = asyncio.ensure_future(self._transfer(metadata))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _transfer(self, metadata: bytes) -> None:
+        try:
+            answers = await self._executor.collective("transfer", metadata)
+        except WorkerDeadError:
+            return  # The loop hears it from the executor.
+        except EngineDeadError as error:
+            # What was under way will not come to its end on all ranks.
+            logger.error("KV blocks could not be moved, so all ranks are started anew: %s", error)
+            self._executor.kill("crashed")
+            return
+        for answer in answers:
+            self.receive(_RESULTS.decode(answer))
+
+
+class _LoadSpeed:
+    """How long a token takes to come, from the moment when it was asked for; and whether that is worth it."""
+
+    def __init__(self) -> None:
+        self._seconds: float | None = None  # a token
+        self._num_skipped = 0
+
+    @property
+    def tokens_per_second(self) -> int:
+        """0 before any load was measured."""
+        return round(1 / self._seconds) if self._seconds else 0
+
+    def measure(self, num_tokens: int, seconds: float) -> None:
+        """A load of so many tokens has succeeded."""
+        newest = seconds / num_tokens
+        self._seconds = newest if self._seconds is None else self._seconds + _NEWEST * (newest - self._seconds)
+
+    def is_worth(self, num_tokens: int, prefill_seconds: float | None) -> bool:
+        """Whether to load so many tokens rather than to compute them in so many seconds."""
+        if self._seconds is None or prefill_seconds is None or self._seconds * num_tokens < prefill_seconds:
+            self._num_skipped = 0
+            return True
+        self._num_skipped = (self._num_skipped + 1) % _SKIPPED_HITS
+        return self._num_skipped == 0

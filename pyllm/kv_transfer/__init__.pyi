@@ -1,0 +1,26 @@
+from .connector_factory import KVConnector, find_connector, make_scheduler_connector, make_worker_connector
+from .scheduler_connector import (
+    BlockLoad,
+    BlockSave,
+    ConnectorContext,
+    SchedulerConnector,
+    SchedulerOutput,
+    TransferRequest,
+)
+from .worker_connector import KVBlocks, WorkerConnector, works_by_layer
+
+__all__ = [
+    "BlockLoad",
+    "BlockSave",
+    "ConnectorContext",
+    "KVBlocks",
+    "KVConnector",
+    "SchedulerConnector",
+    "SchedulerOutput",
+    "TransferRequest",
+    "WorkerConnector",
+    "find_connector",
+    "make_scheduler_connector",
+    "make_worker_connector",
+    "works_by_layer",
+]

@@ -1,0 +1,78 @@
+"""Finds a KV connector by the setting, and makes its halves. Knows no connector but our own, by name."""
+
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint
+from typing import Any, NamedTuple, TypeVar
+
+from pyllm.config.kv_transfer_settings import KVTransferConfig
+from pyllm.errors import ConfigError
+from pyllm.kv_transfer.scheduler_connector import ConnectorContext, SchedulerConnector
+from pyllm.kv_transfer.worker_connector import WorkerConnector
+from pyllm.plugins import find_entry_point
+
+KV_CONNECTORS = "pyllm.kv_connectors"
+Half = TypeVar("Half", SchedulerConnector, WorkerConnector)
+
+BUILT_IN = {"StoreConnector": "pyllm.kv_transfer.store_connector"}
+
+
+class KVConnector(NamedTuple):
+    """A connector: the classes of its two halves. A module's attribute, or an entry point of `KV_CONNECTORS`."""
+
+    scheduler: type[SchedulerConnector]
+    worker: type[WorkerConnector]
+
+
+def find_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | None = None) -> KVConnector:
+    """The classes that the setting names.
+
+    Raises:
+        ConfigError: there is no such connector, or it cannot be imported, or is something else.
+    """
+    name = config.kv_connector
+    module = config.kv_connector_module_path or BUILT_IN.get(name)
+    if module is not None:
+        value = f"{module}:{name}"
+        entry = EntryPoint(name, value, KV_CONNECTORS)
+    else:
+        found = find_entry_point("KV connector", name, KV_CONNECTORS, (), offered)
+        assert found is not None, "none of its names is built in"
+        entry, value = found, found.value
+    try:
+        connector: Any = entry.load()
+    except Exception as error:
+        raise ConfigError(f"KV connector {name!r} ({value}) cannot be imported: {error}") from error
+    if not isinstance(connector, KVConnector):
+        raise ConfigError(
+            f"KV connector {name!r} ({value}) must be a pyllm.kv_transfer.KVConnector of two classes, "
+            f"not {connector!r:.80}"
+        )
+    return connector
+
+
+def make_scheduler_connector(config: KVTransferConfig, context: ConnectorContext) -> SchedulerConnector:
+    """The half of the core.
+
+    Raises:
+        ConfigError: there is no such connector, or it refuses its settings.
+    """
+    return _made(config, context, find_connector(config).scheduler)
+
+
+def make_worker_connector(config: KVTransferConfig, context: ConnectorContext) -> WorkerConnector:
+    """The half of a rank.
+
+    Raises:
+        ConfigError: there is no such connector, or it refuses its settings.
+    """
+    return _made(config, context, find_connector(config).worker)
+
+
+def _made(config: KVTransferConfig, context: ConnectorContext, half: type[Half]) -> Half:
+    try:
+        return half(config, context)
+    except ConfigError:
+        raise
+    except Exception as error:
+        text = f"KV connector {config.kv_connector!r} did not start: {type(error).__name__}: {error}"
+        raise ConfigError(text) from error

@@ -1,0 +1,152 @@
+"""The store connector's half in the core: what the store has of a request, asked on a thread of its own.
+
+Knows hashes and block numbers. Moves nothing: `store_transfer.py` does, in each rank.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import msgspec
+
+from pyllm.config.kv_transfer_settings import KVTransferConfig
+from pyllm.kv_transfer.scheduler_connector import (
+    BlockLoad,
+    BlockSave,
+    ConnectorContext,
+    SchedulerConnector,
+    SchedulerOutput,
+    TransferRequest,
+)
+from pyllm.kv_transfer.store_settings import block_key, open_store, read_store_settings
+from pyllm.kv_transfer.stores import KVStore
+
+# Requests whose blocks are looked up at once; what comes beyond them is computed.
+MAX_LOOKUPS = 1024
+
+logger = logging.getLogger(__name__)
+
+
+class StoreLoad(msgspec.Struct, frozen=True, array_like=True):
+    """A load for a rank: for each block its hash, its group and its number, the first tokens first."""
+
+    id: int
+    hashes: tuple[bytes, ...]
+    groups: tuple[int, ...]
+    blocks: tuple[int, ...]
+    is_awaited: bool  # by the step that it comes with
+
+
+class StoreMetadata(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What the workers' halves are told with a step."""
+
+    loads: tuple[StoreLoad, ...] = ()
+    saves: tuple[BlockSave, ...] = ()
+
+
+class StoreLookup(SchedulerConnector):
+    """A request's blocks are looked up once, when it comes, and waits for the answer `lookup_timeout` at most."""
+
+    def __init__(
+        self,
+        config: KVTransferConfig,
+        context: ConnectorContext,
+        store: KVStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(config, context)
+        self._settings = read_store_settings(config)
+        self._store = open_store(self._settings, context.cache) if store is None else store
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv-lookup")
+        self._lookups: dict[str, tuple[float, Future[int]]] = {}
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
+        num_computed = num_computed_tokens // self.context.block_size
+        if not self.config.loads or num_computed >= len(request.block_hashes):
+            return 0, True
+        if request.request_id not in self._lookups:
+            if len(self._lookups) >= MAX_LOOKUPS:
+                return 0, True
+            lookup = self._threads.submit(self._look_up, request.block_hashes, num_computed)
+            self._lookups[request.request_id] = (self._clock() + self._settings.lookup_timeout, lookup)
+        deadline, lookup = self._lookups[request.request_id]
+        if not lookup.done() and self._clock() < deadline:
+            return None, True
+        del self._lookups[request.request_id]
+        num_found = _found(lookup)
+        return max(0, num_found - num_computed) * self.context.block_size, True
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> bytes:
+        loads = tuple(self._load(load) for load in scheduler_output.loads)
+        saves = tuple(scheduler_output.saves)
+        return self._encoder.encode(StoreMetadata(loads, saves)) if loads or saves else b""
+
+    def request_finished(self, request: TransferRequest, block_ids: Sequence[Sequence[int]]) -> tuple[bool, None]:
+        _, lookup = self._lookups.pop(request.request_id, (0.0, None))
+        if lookup is not None:
+            lookup.cancel()
+        return False, None
+
+    def shutdown(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._store.close()
+
+    def _load(self, load: BlockLoad) -> StoreLoad:
+        size = self.context.block_size
+        end = (load.first_token + load.num_tokens) // size
+        # Of each group the last blocks; those that all requests after it need come first.
+        places = sorted(
+            (end - len(blocks) + place, group, block)
+            for group, blocks in enumerate(load.blocks)
+            for place, block in enumerate(blocks)
+        )
+        return StoreLoad(
+            load.id,
+            tuple(load.request.block_hashes[index] for index, _, _ in places),
+            tuple(group for _, group, _ in places),
+            tuple(block for _, _, block in places),
+            load.step is not None,
+        )
+
+    def _look_up(self, hashes: Sequence[bytes], num_computed: int) -> int:
+        """How many of the first blocks are in the store or computed, so that what comes after them can go on."""
+        windows, ranks = self.context.windows, range(self.context.num_ranks)
+        places = [(index, group) for index in range(num_computed, len(hashes)) for group in range(len(windows))]
+        keys = [block_key(self.context, hashes[index], group, rank) for index, group in places for rank in ranks]
+        found = self._store.lookup(keys)
+        num_ranks = len(ranks)
+        known = {place: all(found[at * num_ranks : (at + 1) * num_ranks]) for at, place in enumerate(places)}
+        length = len(hashes)
+        for group in (group for group, window in enumerate(windows) if window is None):
+            missing = (index for index in range(num_computed, length) if not known[index, group])
+            length = next(missing, length)
+        while length > num_computed:
+            missing_at = [
+                index
+                for group, window in enumerate(windows)
+                if window is not None
+                for index in range(max(num_computed, self._first_read(length, window)), length)
+                if not known[index, group]
+            ]
+            if not missing_at:
+                return length
+            length = max(missing_at)
+        return length
+
+    def _first_read(self, length: int, window: int) -> int:
+        """The first block of which the token after so many blocks reads anything."""
+        return max(0, length * self.context.block_size + 1 - window) // self.context.block_size
+
+
+def _found(lookup: Future[int]) -> int:
+    """The blocks that a look-up has found; 0 if it failed, or is not done by now."""
+    if not lookup.done():
+        lookup.cancel()
+        return 0
+    if (error := lookup.exception()) is not None:
+        logger.error("the store of KV blocks failed in a look-up: %s", error)
+        return 0
+    return lookup.result()

@@ -1,0 +1,233 @@
+"""The store connector's half in a rank: copies blocks to and from the store, on threads of its own.
+
+Nothing of the store reaches the cache but what it has given whole and in time: what fails, comes late or is not there
+is named as an error, and is computed. Knows neither requests nor steps.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import msgspec
+
+from pyllm.config.kv_transfer_settings import KVTransferConfig
+from pyllm.kv_transfer.scheduler_connector import BlockSave, ConnectorContext
+from pyllm.kv_transfer.store_lookup import StoreLoad, StoreMetadata
+from pyllm.kv_transfer.store_settings import block_key, open_store, read_store_settings
+from pyllm.kv_transfer.stores import KVStore
+from pyllm.kv_transfer.worker_connector import KVBlocks, WorkerConnector
+from pyllm.wire.messages import TransferStats
+
+# Bytes of a load that are read at once: the copy into the cache follows while the next ones are read.
+CHUNK_BYTES = 8 << 20
+# Loads of a rank that wait for a thread; what comes beyond them is computed.
+MAX_LOADS = 256
+# Blocks of a rank that wait to be written.
+MAX_STAGED = 4096
+
+logger = logging.getLogger(__name__)
+
+
+class StoreTransfer(WorkerConnector):
+    """Loads are read by `io_threads` threads, in chunks; saves are copied by one more, and written by another one."""
+
+    def __init__(
+        self,
+        config: KVTransferConfig,
+        context: ConnectorContext,
+        store: KVStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(config, context)
+        self._settings = settings = read_store_settings(config)
+        self._store = open_store(settings, context.cache) if store is None else store
+        self._clock = clock
+        self._decoder = msgspec.msgpack.Decoder(StoreMetadata)
+        self._readers = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="kv-load")
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-save")
+        self._metadata = StoreMetadata()
+        self._loads: list[_Load] = []
+        self._lock = threading.Lock()  # of all that follows
+        self._staging: list[memoryview] = []
+        self._saved: set[int] = set()
+        self._loaded_bytes = self._saved_bytes = self._num_dropped_saves = 0
+        self._load_seconds = self._save_seconds = 0.0
+        self._errors: set[int] = set()
+
+    def register_kv_caches(self, kv_caches: KVBlocks) -> None:
+        self._blocks = kv_caches
+        size = kv_caches.block_bytes
+        num_staged = max(1, min(self._settings.staging_bytes // size, MAX_STAGED))
+        memory = memoryview(bytearray(num_staged * size)) if self.config.saves else memoryview(b"")
+        self._staging = [memory[at : at + size] for at in range(0, len(memory), size)]
+
+    def bind_connector_metadata(self, connector_metadata: bytes) -> None:
+        self._metadata = self._decoder.decode(connector_metadata)
+
+    def start_load_kv(self) -> None:
+        loads, saves = self._metadata.loads, self._metadata.saves
+        if not loads and not saves:
+            return
+        self._blocks.begin()
+        if saves:
+            self._copier.submit(self._copy_out, saves)
+        awaited = []
+        for load in loads:
+            begun = _Load(load, self._clock() + self._settings.load_timeout)
+            self._loads.append(begun)
+            if len(self._loads) > MAX_LOADS:
+                begun.give_up()
+                continue
+            begun.future = self._readers.submit(self._read, begun)
+            if load.is_awaited:
+                awaited.append(begun)
+        for begun in awaited:
+            begun.wait(max(0.0, begun.deadline - self._clock()))
+
+    def clear_connector_metadata(self) -> None:
+        self._metadata = StoreMetadata()
+
+    def get_finished(self) -> tuple[set[int], set[int]]:
+        now = self._clock()
+        for load in self._loads:
+            if now >= load.deadline:
+                load.give_up()
+        ended = [load for load in self._loads if load.has_ended]
+        self._loads = [load for load in self._loads if not load.has_ended]
+        with self._lock:
+            for load in ended:
+                self._errors.update(load.missing)
+            saved, self._saved = self._saved, set()
+        return saved, {load.load.id for load in ended}
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        with self._lock:
+            errors, self._errors = self._errors, set()
+        return errors
+
+    def get_kv_connector_stats(self) -> TransferStats | None:
+        with self._lock:
+            stats = TransferStats(
+                self._loaded_bytes, self._load_seconds, self._saved_bytes, self._save_seconds, self._num_dropped_saves
+            )
+            self._loaded_bytes = self._saved_bytes = self._num_dropped_saves = 0
+            self._load_seconds = self._save_seconds = 0.0
+        return None if stats == TransferStats() else stats
+
+    def shutdown(self) -> None:
+        for load in self._loads:
+            load.give_up()
+        self._readers.shutdown(wait=False, cancel_futures=True)  # What is stuck there reaches the cache no more.
+        self._copier.shutdown(wait=True, cancel_futures=True)
+        self._writer.shutdown(wait=True)  # What was copied is saved: it is bounded.
+        self._store.close()
+
+    def _read(self, begun: "_Load") -> None:
+        """Read a load chunk by chunk, until something is missing."""
+        load, size = begun.load, self._blocks.block_bytes
+        num_chunk = max(1, CHUNK_BYTES // size)
+        memory = memoryview(bytearray(min(num_chunk, len(load.blocks)) * size))
+        try:
+            for start in range(0, len(load.blocks), num_chunk):
+                part = slice(start, start + num_chunk)
+                hashes, groups, blocks = load.hashes[part], load.groups[part], load.blocks[part]
+                keys = [
+                    block_key(self.context, name, group, self.context.rank)
+                    for name, group in zip(hashes, groups, strict=True)
+                ]
+                buffers = [memory[at * size : (at + 1) * size] for at in range(len(blocks))]
+                started = self._clock()
+                found = self._store.load(keys, buffers)
+                seconds = self._clock() - started
+                there = [at for at, is_there in enumerate(found) if is_there]
+                if not begun.put(self._blocks, [blocks[at] for at in there], [buffers[at] for at in there]):
+                    return
+                with self._lock:
+                    self._loaded_bytes += len(there) * size
+                    self._load_seconds += seconds
+                if len(there) < len(blocks):
+                    return  # What comes after it would be of no use.
+        except Exception as error:  # noqa: BLE001 - a store of another package may raise what it likes
+            logger.error("a load of KV blocks failed, they are computed: %s: %s", type(error).__name__, error)
+        finally:
+            begun.end()
+
+    def _copy_out(self, saves: Sequence[BlockSave]) -> None:
+        """Copy blocks to the host, as many as there is room for; whatever comes of it, they are free then."""
+        with self._lock:
+            num_staged = min(len(saves), len(self._staging)) if self.config.saves else 0
+            buffers = [self._staging.pop() for _ in range(num_staged)]
+            self._num_dropped_saves += len(saves) - num_staged
+        staged = list(saves[:num_staged])
+        try:
+            self._blocks.read([save.block for save in staged], buffers)
+            self._writer.submit(self._write, staged, buffers)
+        except Exception as error:  # noqa: BLE001 - the same
+            logger.error("KV blocks could not be copied, they are not saved: %s: %s", type(error).__name__, error)
+            self._give_back(buffers)
+        with self._lock:
+            self._saved.update(save.id for save in saves)
+
+    def _write(self, saves: Sequence[BlockSave], buffers: Sequence[memoryview]) -> None:
+        started = self._clock()
+        try:
+            keys = [block_key(self.context, save.block_hash, save.group, self.context.rank) for save in saves]
+            kept = self._store.save(keys, buffers, self._settings.retention)
+        except Exception as error:  # noqa: BLE001 - the same
+            logger.error("a save of KV blocks failed: %s: %s", type(error).__name__, error)
+            kept = [False] * len(saves)
+        with self._lock:
+            self._save_seconds += self._clock() - started
+            self._saved_bytes += sum(kept) * self._blocks.block_bytes
+            self._num_dropped_saves += len(kept) - sum(kept)
+        self._give_back(buffers)
+
+    def _give_back(self, buffers: Sequence[memoryview]) -> None:
+        with self._lock:
+            self._staging.extend(buffers)
+
+
+class _Load:
+    """A load under way. Once it was given up, nothing of it reaches the cache."""
+
+    def __init__(self, load: StoreLoad, deadline: float) -> None:
+        self.load = load
+        self.deadline = deadline
+        self.future: Future[None] | None = None
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._missing = set(load.blocks)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._is_over.is_set()
+
+    @property
+    def missing(self) -> set[int]:
+        """The blocks that are without their contents. It has ended."""
+        return self._missing
+
+    def put(self, cache: KVBlocks, blocks: Sequence[int], buffers: Sequence[memoryview]) -> bool:
+        """Copy blocks into the cache; False if it is too late for that."""
+        with self._lock:
+            if self._is_over.is_set():
+                return False
+            if blocks:
+                cache.write(blocks, buffers)
+                self._missing.difference_update(blocks)
+            return True
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        with self._lock:
+            self._is_over.set()
+
+    give_up = end
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the end, and give up after so long."""
+        if not self._is_over.wait(seconds):
+            self.give_up()

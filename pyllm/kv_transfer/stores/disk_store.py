@@ -1,0 +1,299 @@
+"""The store on disk: segments in one folder that several processes read and write, within a number of bytes.
+
+Blocks are appended; the oldest segment goes when room is needed, and its blocks that were loaded are carried on. Knows
+no layout of bytes, and nothing of requests.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyllm.errors import ConfigError
+from pyllm.kv_transfer.stores.block_index import BlockIndex, Shelf
+from pyllm.kv_transfer.stores.block_record import (
+    DEAD,
+    MAX_KEY_BYTES,
+    USED,
+    RecordHeader,
+    checksum,
+    new_header,
+)
+from pyllm.kv_transfer.stores.file_layer import Files, SystemFiles
+from pyllm.kv_transfer.stores.segment import Place
+from pyllm.kv_transfer.stores.segment_folder import SegmentFolder
+from pyllm.kv_transfer.stores.store import Retention, StoreStats
+
+MAX_SEGMENT_BYTES = 64 << 20  # unless the bound is so high that there would be too many files
+MIN_SEGMENTS = 8  # that the bound has room for
+MAX_SEGMENTS = 256  # each is an open file
+SPARSE = 0.5  # A segment with a smaller share of live bytes is compacted before the oldest one goes.
+
+_log = logging.getLogger(__name__)
+
+
+class DiskStore:
+    """Blocks in `folder`, of all processes that open it together at most `capacity` bytes.
+
+    Whatever is lost in a crash, a block is served as it was saved or not at all, and the bound holds.
+
+    Raises:
+        ConfigError: the folder cannot be made or read.
+    """
+
+    def __init__(self, folder: Path, capacity: int, files: Files | None = None) -> None:
+        files = SystemFiles() if files is None else files
+        self._capacity = capacity
+        self._segment_bytes = max(min(MAX_SEGMENT_BYTES, capacity // MIN_SEGMENTS), capacity // MAX_SEGMENTS)
+        self._writing = threading.Lock()  # of the folder and the writer; loads do without
+        self._index = BlockIndex(files)
+        self._writer: Shelf | None = None
+        self._counting = threading.Lock()
+        self._counts: Counter[str] = Counter()  # fields of `StoreStats`
+        self._load_seconds = self._save_seconds = 0.0
+        try:
+            files.make_folder(folder)
+            self._folder = SegmentFolder(files, folder)
+            self._refresh()
+        except OSError as error:
+            raise ConfigError(f"the folder {folder} of the KV store cannot be used: {error}") from None
+        self._keep_bound()
+
+    def lookup(self, keys: Sequence[bytes]) -> list[bool]:
+        """See `KVStore.lookup`. It looks for what others have saved unless a thread does so now."""
+        self._look_again()
+        return [key in self._index for key in keys]
+
+    def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
+        """See `KVStore.load`. Each block is one read into its buffer, without a copy."""
+        start = time.perf_counter()
+        loaded = [self._load_one(key, buffer) for key, buffer in zip(keys, into, strict=True)]
+        with self._counting:
+            self._load_seconds += time.perf_counter() - start
+        return loaded
+
+    def save(self, keys: Sequence[bytes], blocks: Sequence[memoryview], retention: Retention = "default") -> list[bool]:
+        """See `KVStore.save`. A block that takes more than half a segment is not kept."""
+        if retention == "none":
+            return [False] * len(keys)
+        start = time.perf_counter()
+        self._look_again()
+        headers = [
+            None if key in self._index else new_header(key, len(block), checksum(block), retention)
+            for key, block in zip(keys, blocks, strict=True)
+        ]
+        with self._writing:
+            saved = [
+                header is None or header.key in self._index or self._save_one(header, block)
+                for header, block in zip(headers, blocks, strict=True)
+            ]
+        with self._counting:
+            self._save_seconds += time.perf_counter() - start
+        return saved
+
+    def stats(self) -> StoreStats:
+        """See `KVStore.stats`."""
+        with self._counting:
+            return StoreStats(
+                medium="disk",
+                capacity_bytes=self._capacity,
+                load_seconds=self._load_seconds,
+                save_seconds=self._save_seconds,
+                **self._counts,
+                **self._index.figures(),
+            )
+
+    def close(self) -> None:
+        """See `KVStore.close`. Whoever saves next, in any process, goes on with this one's segment."""
+        with self._writing:
+            self._writer = None
+            self._index.close()
+            self._folder.close()
+
+    def _load_one(self, key: bytes, into: memoryview) -> bool:
+        is_loaded = self._try_to_load(key, into)
+        if is_loaded is None:  # Another process may have carried it on.
+            self._look_again()
+            is_loaded = self._try_to_load(key, into)
+        if is_loaded is None:
+            self._count("num_misses")
+        return bool(is_loaded)
+
+    def _try_to_load(self, key: bytes, into: memoryview) -> bool | None:
+        """None where the block is not in its place, or has none."""
+        borrowed = self._index.borrow(key)
+        if borrowed is None:
+            return None
+        shelf, place = borrowed
+        try:
+            return self._read(shelf, place, into)
+        except OSError as error:
+            self._count("num_failed_loads")
+            _log.debug("a KV block could not be read from %s: %s", shelf.segment.path, error)
+            return False
+        finally:
+            self._index.give_back(shelf)
+
+    def _read(self, shelf: Shelf, place: Place, into: memoryview) -> bool | None:
+        if place.value_bytes != len(into):
+            return None
+        header = shelf.segment.read(place, into)
+        if header is None or header.state & DEAD:
+            self._index.forget(shelf, place)
+            return None
+        is_whole = checksum(into) == header.checksum
+        if is_whole:
+            self._count("num_loaded")
+            self._count("loaded_bytes", len(into))
+        else:
+            self._index.forget(shelf, place)
+            is_first = self._count("num_corrupt") == 1
+            level = logging.WARNING if is_first else logging.DEBUG  # After a power loss there may be thousands.
+            _log.log(level, "a KV block in %s is corrupt and dropped; num_corrupt counts them", shelf.segment.path)
+        state = header.state | (USED if is_whole else DEAD)
+        if state != header.state:
+            try:
+                shelf.segment.mark(place, state)
+            except OSError as error:
+                _log.debug("a KV block could not be marked in %s: %s", shelf.segment.path, error)
+        return is_whole
+
+    def _save_one(self, header: RecordHeader, block: memoryview) -> bool:
+        is_saved = False
+        if len(header.key) <= MAX_KEY_BYTES and header.num_bytes <= self._segment_bytes // 2:
+            try:
+                if self._writer is None or not self._writer.segment.has_room(header):
+                    self._next_writer(header)
+                is_saved = self._writer is not None and self._append(self._writer, header, block)
+            except OSError as error:
+                _log.debug("a KV block was not saved: %s", error)
+        self._count("num_saved" if is_saved else "num_failed_saves")
+        self._count("saved_bytes", len(block) if is_saved else 0)
+        return is_saved
+
+    def _append(self, shelf: Shelf, header: RecordHeader, block: memoryview) -> bool:
+        if not shelf.segment.has_room(header):
+            return False
+        self._index.enter(shelf, [shelf.segment.append(header, block)])
+        return True
+
+    def _next_writer(self, header: RecordHeader) -> None:
+        """Find a segment with room for the record: one whose writer is gone, else a new one. There may be none."""
+        full, self._writer = self._writer, None
+        if full is not None:
+            try:
+                full.segment.seal(full.in_order())
+            finally:
+                self._folder.release(full.segment)
+        with self._folder.locked():
+            self._refresh(lists_anew=True)
+            self._make_room(self._capacity)
+            self._writer = self._take_over(header)
+            if self._writer is not None:
+                return
+            self._make_room(self._capacity - self._segment_bytes)
+            if self._folder.taken_bytes() + self._segment_bytes > self._capacity:
+                return  # Others write all of it.
+            self._writer = self._index.shelf_of(self._folder.create(self._segment_bytes))
+            # From here on the room of one segment is kept free, so that the next one is there before an old one goes.
+            self._make_room(self._capacity - self._segment_bytes, carry_into=self._writer)
+
+    def _take_over(self, header: RecordHeader) -> Shelf | None:
+        """A segment with room for the record whose writer is gone; those without room are sealed."""
+        for segment in list(self._folder.segments.values()):
+            if segment.is_sealed or not self._folder.take_over(segment):
+                continue
+            shelf = self._index.shelf_of(segment)
+            try:
+                self._index.enter(shelf, segment.scan_anew(), replaces=True)
+                if not segment.is_sealed:
+                    segment.cut()
+                    if segment.has_room(header):
+                        return shelf
+                    segment.seal(shelf.in_order())
+            except OSError as error:  # It goes as the oldest one some time.
+                _log.debug("a segment of the KV store could not be taken over: %s", error)
+            self._folder.release(segment)
+        return None
+
+    def _make_room(self, max_bytes: int, carry_into: Shelf | None = None) -> None:
+        """Remove segments until all take so many bytes at most: those with few live ones first, then the oldest.
+
+        Blocks of up to half a segment are carried on into a newer one. A segment that another process writes stays.
+        """
+        shelves = [self._index.shelf_of(segment) for segment in self._folder.segments.values()]
+        sparse = [shelf for shelf in shelves if shelf.segment.is_sealed and shelf.live_share < SPARSE]
+        others = [shelf for shelf in shelves if shelf not in sparse and shelf is not self._writer]
+        budget = self._segment_bytes // 2
+        for shelf in sorted(sparse, key=lambda shelf: shelf.live_share) + others:
+            if self._folder.taken_bytes() <= max_bytes:
+                return
+            if carry_into is not None:
+                budget -= self._carry_on(shelf, carry_into, budget, keeps_all=shelf in sparse)
+            num_blocks = len(shelf.places)
+            if self._folder.remove(shelf.segment):
+                self._index.remove(shelf.segment)
+                self._count("num_evicted", num_blocks)
+                self._count("num_compactions", shelf in sparse)
+
+    def _carry_on(self, old: Shelf, new: Shelf, budget: int, *, keeps_all: bool) -> int:
+        """Copy blocks into a newer segment: all of them, or those that were used. Returns the bytes that this took."""
+        start = new.segment.end
+        for place in old.in_order():
+            if new.segment.end - start + place.num_bytes > budget:
+                break
+            value = memoryview(bytearray(place.value_bytes))
+            try:
+                header = old.segment.read(place, value)
+                if header is None or header.state & DEAD or checksum(value) != header.checksum:
+                    continue
+                carried = header if keeps_all else header.carried_on()
+                if carried is not None and not self._append(new, carried, value):
+                    break
+            except OSError as error:
+                _log.debug("a KV block could not be carried on from %s: %s", old.segment.path, error)
+        return new.segment.end - start
+
+    def _keep_bound(self) -> None:
+        """Remove what is too much: the bound may be lower than it was when the folder was filled."""
+        try:
+            with self._folder.locked():
+                self._refresh(lists_anew=True)
+                self._make_room(self._capacity)
+        except OSError as error:
+            _log.warning(
+                "the KV store could not be cut to %d bytes, which a save tries again: %s", self._capacity, error
+            )
+
+    def _look_again(self) -> None:
+        if self._writing.acquire(blocking=False):
+            try:
+                self._refresh()
+            except OSError as error:
+                _log.debug("the folder of the KV store could not be read: %s", error)
+            finally:
+                self._writing.release()
+
+    def _refresh(self, *, lists_anew: bool = False) -> None:
+        """Find what others have saved and removed. Raises OSError where the folder cannot be read."""
+        for segment in self._folder.refresh(lists_anew=lists_anew):
+            if self._writer is not None and segment is self._writer.segment:
+                self._writer = None  # Somebody has deleted the file by hand.
+            self._index.remove(segment)
+        for segment in self._folder.segments.values():
+            shelf = self._index.shelf_of(segment)
+            if segment.is_sealed or shelf is self._writer:
+                continue
+            try:
+                places = segment.scan()
+                self._index.enter(shelf, places, replaces=segment.is_sealed)
+            except OSError as error:
+                _log.debug("%s could not be read: %s", segment.path, error)
+
+    def _count(self, figure: str, number: int = 1) -> int:
+        """Add to a figure; returns the sum."""
+        with self._counting:
+            self._counts[figure] += number
+            return self._counts[figure]

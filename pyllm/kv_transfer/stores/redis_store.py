@@ -1,0 +1,238 @@
+"""The store in Redis, which engines on several machines share. Its server bounds and evicts what is in it.
+
+Each batch has a deadline; a server that is gone or too slow is left alone for a while. The caller never waits longer:
+threads of the store's own talk to the server, in buffers of their own. Knows no disk.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from pyllm.errors import ConfigError
+from pyllm.kv_transfer.stores.block_record import MAX_KEY_BYTES, checksum, new_header, read_header
+from pyllm.kv_transfer.stores.store import Retention, StoreStats
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+KEY_PREFIX = b"pyllm:kv:"
+MAX_MESSAGE_BYTES = 8 << 20  # of blocks in one command's answer, or in one pipeline
+NUM_THREADS = 8  # that talk to the server at once
+DEADLINE = 1.0  # seconds for a batch
+PAUSE = 5.0  # seconds in which a server that failed is not asked
+# Seconds after which Redis forgets a block, by its retention, whether it was loaded or not.
+EXPIRY: dict[Retention, int] = {"default": 24 * 3600, "long": 7 * 24 * 3600}
+
+_log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+
+class RedisStore:
+    """Blocks at `url`: `redis://`, `rediss://` (TLS) or `unix://`, as redis-py reads it, with user and password in it.
+
+    Args:
+        url: No message shows it.
+        deadline: Seconds after which a batch is given up.
+        pause: Seconds after that in which the server is not asked. While it is full, nothing is saved for as long.
+        clock: Seconds, from any start.
+
+    Raises:
+        ConfigError: redis-py is missing, or the URL does not read. A server that is not there is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        deadline: float = DEADLINE,
+        pause: float = PAUSE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = _connect(url, deadline)
+        self._server = _without_secrets(url)
+        self._deadline = deadline
+        self._pause = pause
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "kv-redis")
+        self._lock = threading.Lock()
+        self._paused_until = self._full_until = float("-inf")
+        self._counts: Counter[str] = Counter()  # fields of `StoreStats`
+        self._load_seconds = self._save_seconds = 0.0
+
+    def lookup(self, keys: Sequence[bytes]) -> list[bool]:
+        """See `KVStore.lookup`. One message to the server."""
+        found = self._ask(lambda: self._exist(keys), self._clock() + self._deadline)
+        return [False] * len(keys) if found is None else found
+
+    def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
+        """See `KVStore.load`."""
+        start = time.perf_counter()
+        sizes = [len(buffer) for buffer in into]
+        values = self._ask(lambda: self._get(keys, sizes), self._clock() + self._deadline)
+        if values is None:
+            self._count("num_failed_loads", len(keys))
+            return [False] * len(keys)
+        loaded = [self._take(*each) for each in zip(keys, values, into, strict=True)]
+        with self._lock:
+            self._load_seconds += time.perf_counter() - start
+        return loaded
+
+    def save(self, keys: Sequence[bytes], blocks: Sequence[memoryview], retention: Retention = "default") -> list[bool]:
+        """See `KVStore.save`. The blocks are copied before they go."""
+        if retention == "none":
+            return [False] * len(keys)
+        start = time.perf_counter()
+        until = self._clock() + self._deadline
+        found = None if self._clock() < self._full_until else self._ask(lambda: self._exist(keys), until)
+        saved = [False] * len(keys) if found is None else found
+        missing = [] if found is None else [index for index, is_there in enumerate(found) if not is_there]
+        for part in _parts(missing, [len(block) for block in blocks]):
+            values = [_pack(keys[index], blocks[index], retention) for index in part]
+            answers = self._ask(self._setting([keys[index] for index in part], values, EXPIRY[retention]), until)
+            for index, is_set in zip(part, answers or [False] * len(part), strict=True):
+                saved[index] = is_set
+                self._count("num_saved", is_set)
+                self._count("saved_bytes", len(blocks[index]) * is_set)
+        self._count("num_failed_saves", saved.count(False))
+        with self._lock:
+            self._save_seconds += time.perf_counter() - start
+        return saved
+
+    def stats(self) -> StoreStats:
+        """See `KVStore.stats`. What is in Redis, its own metrics tell."""
+        with self._lock:
+            return StoreStats(
+                medium="redis", load_seconds=self._load_seconds, save_seconds=self._save_seconds, **self._counts
+            )
+
+    def close(self) -> None:
+        """See `KVStore.close`."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+    def _ask(self, question: Callable[[], Answer], until: float) -> Answer | None:
+        """The server's answer; None where it is left alone, fails or has none by then."""
+        from redis.exceptions import RedisError
+
+        if self._clock() < self._paused_until:
+            return None
+        future = self._threads.submit(question)
+        try:
+            return future.result(max(0.0, until - self._clock()))
+        except FutureTimeoutError:
+            future.cancel()
+            self._leave_alone(f"did not answer within {self._deadline:g} s")
+        except (RedisError, OSError) as error:
+            self._leave_alone(f"cannot be used ({type(error).__name__}: {error})")
+        return None
+
+    def _leave_alone(self, reason: str) -> None:
+        with self._lock:
+            is_new = self._clock() >= self._paused_until
+            if is_new:
+                self._paused_until = self._clock() + self._pause
+                self._counts["num_pauses"] += 1
+        if is_new:
+            _log.warning("Redis at %s %s: the KV store does without it for %g s", self._server, reason, self._pause)
+
+    def _exist(self, keys: Sequence[bytes]) -> list[bool]:
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.exists(KEY_PREFIX + key)
+        return [bool(count) for count in pipeline.execute()]
+
+    def _get(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[bytes | None]:
+        values: list[bytes | None] = []
+        for part in _parts(range(len(keys)), sizes):
+            answers = self._client.mget([KEY_PREFIX + keys[index] for index in part])
+            values += [answer if isinstance(answer, bytes) else None for answer in answers]
+        return values
+
+    def _setting(self, keys: Sequence[bytes], values: Sequence[bytes], expiry: int) -> Callable[[], list[bool]]:
+        def set_all() -> list[bool]:
+            pipeline = self._client.pipeline(transaction=False)
+            for key, value in zip(keys, values, strict=True):
+                pipeline.set(KEY_PREFIX + key, value, ex=expiry)
+            return [self._is_set(answer) for answer in pipeline.execute(raise_on_error=False)]
+
+        return set_all
+
+    def _is_set(self, answer: Any) -> bool:
+        from redis.exceptions import OutOfMemoryError
+
+        if isinstance(answer, OutOfMemoryError):
+            self._full_until = self._clock() + self._pause
+        elif isinstance(answer, Exception):
+            raise answer
+        return answer is True
+
+    def _take(self, key: bytes, value: bytes | None, into: memoryview) -> bool:
+        """Copy a block from its record into the buffer, if it is what was saved. Else Redis is to forget it."""
+        header = None if value is None else read_header(memoryview(value))
+        if value is None or (header is not None and header.value_bytes != len(into)):
+            self._count("num_misses")
+            return False
+        is_whole = header is not None and header.key == key and header.num_bytes == len(value)
+        if header is not None and is_whole:
+            into[:] = memoryview(value)[-len(into) :]
+            is_whole = checksum(into) == header.checksum
+        if not is_whole:
+            self._count("num_corrupt")
+            self._ask(lambda: self._client.unlink(KEY_PREFIX + key), self._clock() + self._deadline)
+            return False
+        self._count("num_loaded")
+        self._count("loaded_bytes", len(into))
+        return True
+
+    def _count(self, figure: str, number: int = 1) -> None:
+        with self._lock:
+            self._counts[figure] += number
+
+
+def _connect(url: str, deadline: float) -> "Redis":
+    try:
+        from redis import Redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+    except ImportError:
+        raise ConfigError('a KV store in Redis needs redis-py: pip install "pyllm[redis]"') from None
+    try:
+        return Redis.from_url(
+            url, socket_timeout=deadline, socket_connect_timeout=deadline, retry=Retry(NoBackoff(), 0), protocol=2
+        )
+    except (ValueError, TypeError):  # Their texts may hold parts of the URL.
+        raise ConfigError(
+            "the URL of the KV store in Redis does not read: write redis://[user:password@]host[:port][/db], or "
+            "rediss:// for TLS"
+        ) from None
+
+
+def _without_secrets(url: str) -> str:
+    """Scheme, host and port; of a socket its path."""
+    parts = urlsplit(url)
+    host = parts.hostname or ("" if parts.scheme == "unix" else "localhost")
+    return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+
+def _pack(key: bytes, block: memoryview, retention: Retention) -> bytes:
+    return b"".join((new_header(key, len(block), checksum(block), retention).pack(), block))
+
+
+def _parts(indices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+    """The indices in runs of so many bytes as one message may have, or of one."""
+    part: list[int] = []
+    num_bytes = 0
+    for index in indices:
+        if part and num_bytes + sizes[index] > MAX_MESSAGE_BYTES:
+            yield part
+            part, num_bytes = [], 0
+        part.append(index)
+        num_bytes += sizes[index] + MAX_KEY_BYTES
+    if part:
+        yield part

@@ -1,0 +1,75 @@
+"""What every store of KV blocks does, and its figures. Knows no medium and no model.
+
+A key is `namespace || block hash || group (u32) || rank (u32)`: the namespace is a digest of all that a block's bits
+depend on, so another model's block is never found. A value is one block of one group of layers of one rank.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+# How long a block is kept. `none`: not at all. `default`: while it is among those used last. `long`: longer than those.
+Retention = Literal["none", "default", "long"]
+
+
+class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a store. Counts and seconds are of this process since it opened the store.
+
+    Sizes are of what all processes have in the store together, as this process last saw it; 0 where it cannot tell.
+    A block that was asked for is loaded, missed (`num_misses`) or failed: `num_corrupt` did not have the bytes that
+    were saved, `num_failed_loads` could not be read.
+    """
+
+    medium: str  # of the tier in metrics: disk, redis
+    num_loaded: int = 0  # blocks
+    num_misses: int = 0
+    num_corrupt: int = 0
+    num_failed_loads: int = 0
+    num_saved: int = 0  # blocks that were written; one that is there already counts in none of these
+    num_failed_saves: int = 0
+    num_evicted: int = 0  # blocks that this process evicted
+    loaded_bytes: int = 0
+    saved_bytes: int = 0
+    load_seconds: float = 0.0  # within `load`, of all threads together
+    save_seconds: float = 0.0
+    capacity_bytes: int = 0  # 0: the store has no bound of its own
+    used_bytes: int = 0  # taken from the medium, whatever they hold
+    live_bytes: int = 0  # of blocks that can be found
+    num_blocks: int = 0
+    num_free_runs: int = 0  # stretches of used bytes that hold nothing which can be found
+    largest_free_run: int = 0  # bytes
+    num_compactions: int = 0
+    num_pauses: int = 0  # times that the store was left alone for a while, as it was slow or gone
+
+
+class KVStore(Protocol):
+    """A store of blocks by key. Blocking, batched and thread-safe; several processes may open the same one.
+
+    Whatever fails is a miss or a block that is not kept: no method raises because of the medium. Buffers are
+    contiguous views of bytes; they are borrowed for the call.
+    """
+
+    def lookup(self, keys: Sequence[bytes]) -> list[bool]:
+        """Whether each block is there. A promise for a moment: it may be evicted before it is loaded."""
+
+    def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
+        """Read each block into the buffer of its size.
+
+        Returns:
+            Whether the buffer holds the block as it was saved. Else it is absent, of another size or corrupt, or could
+            not be read; then the buffer's content is undefined.
+        """
+
+    def save(self, keys: Sequence[bytes], blocks: Sequence[memoryview], retention: Retention = "default") -> list[bool]:
+        """Keep each block; one that is there already is not written again.
+
+        Returns:
+            Whether it is kept now: False where the store is full or failed, and for the retention `none`.
+        """
+
+    def stats(self) -> StoreStats:
+        """The figures so far; it asks no other machine."""
+
+    def close(self) -> None:
+        """Give up files and connections. Blocks stay. The store is not to be used again."""

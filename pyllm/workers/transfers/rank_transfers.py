@@ -1,0 +1,71 @@
+"""A rank's half of the KV connector in its steps: told what to move, asked what has ended. Knows no scheduler."""
+
+from typing import TYPE_CHECKING
+
+from pyllm.kv_transfer import KVBlocks, WorkerConnector, works_by_layer
+from pyllm.wire.messages import TransferResults
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pyllm.workers.step.forward_context import ForwardContext
+
+
+class RankTransfers:
+    """Call `begin` once a step's blocks are swapped and copied, and `end` when it is computed.
+
+    What `results` has given is not given again: the rank that answers a step asks for them with it, the others are
+    asked by a call.
+    """
+
+    def __init__(self, connector: WorkerConnector, blocks: KVBlocks) -> None:
+        self._connector = connector
+        connector.register_kv_caches(blocks)
+
+    @property
+    def hook(self) -> "LayerHook | None":
+        """What each layer is to call; None: the connector does nothing for single layers, and graphs stay on."""
+        return LayerHook(self._connector) if works_by_layer(self._connector) else None
+
+    def begin(self, metadata: bytes) -> None:
+        """Begin what the metadata of a step asks for; what the step reads has ended then."""
+        if metadata:
+            self._connector.bind_connector_metadata(metadata)
+            self._connector.start_load_kv()
+
+    def end(self, metadata: bytes) -> None:
+        """The step with this metadata is computed."""
+        if metadata:
+            self._connector.wait_for_save()
+            self._connector.clear_connector_metadata()
+
+    def results(self) -> TransferResults | None:
+        """What has ended since the last call; None if nothing has."""
+        saves, loads = self._connector.get_finished()
+        # After what has ended, so that no error of a load comes later than its end.
+        errors = self._connector.get_block_ids_with_load_errors()
+        stats = self._connector.get_kv_connector_stats()
+        if not saves and not loads and not errors and stats is None:
+            return None
+        return TransferResults(tuple(sorted(saves)), tuple(sorted(loads)), tuple(sorted(errors)), stats)
+
+    def close(self) -> None:
+        """Give up what the connector holds outside."""
+        self._connector.shutdown()
+
+
+class LayerHook:
+    """An `AttentionHook` that passes each layer on to the connector, by its number as the name."""
+
+    def __init__(self, connector: WorkerConnector) -> None:
+        self._connector = connector
+
+    def before_attention(self, layer: int, context: "ForwardContext") -> None:
+        """See `AttentionHook.before_attention`."""
+        self._connector.wait_for_layer_load(str(layer))
+
+    def after_attention(self, layer: int, output: "Tensor", context: "ForwardContext") -> "Tensor":
+        """See `AttentionHook.after_attention`."""
+        cached = context.kv_cache.layers[layer]
+        self._connector.save_kv_layer(str(layer), (cached.keys, cached.values), context.attention[cached.group])
+        return output

@@ -1,0 +1,66 @@
+//! Keys and values for outside: handed over by name, kept as they are, and let go of.
+
+use pyllm_scheduler::{BlockId, Error, Save, SaveId};
+
+use super::World;
+use crate::device::Block;
+use crate::names;
+use crate::oracle::Prefix;
+
+/// A save under way, with what the block held when it was handed over.
+pub(super) struct Saving {
+    pub(super) block: BlockId,
+    held: Block,
+}
+
+impl World {
+    pub(super) fn take_saves(&mut self) {
+        let saves = self.scheduler.take_saves();
+        for save in &saves {
+            self.check_save(save);
+            let held = self.device.block(save.block).clone();
+            self.saves.insert(save.id, Saving { block: save.block, held });
+        }
+        assert!(self.saves.len() <= self.config.max_saving_blocks as usize, "saves are bounded");
+        self.saw("saves", saves.len() as u64);
+    }
+
+    /// The block holds, whole, what its name says, computed by these weights.
+    fn check_save(&self, save: &Save) {
+        let (tokens, prefix, spoilt) = self.device.contents(save.block, save.group as usize, save.index as usize);
+        assert!(!spoilt, "what a load did not bring is not saved");
+        let fits = |root: Prefix| tokens.iter().fold(root, |prefix, &token| prefix.then(token)) == prefix;
+        let weights = &self.config.weights_version;
+        let mut owners = self
+            .requests
+            .iter()
+            .filter(|known| fits(Prefix::empty(&known.request, weights)))
+            .map(|known| &known.request);
+        let owner = owners.next().expect("somebody's prefix, by the weights that there are");
+        let blocks = tokens.chunks_exact(self.config.block_size as usize);
+        let name = blocks.fold(names::root(owner, &self.config), names::child);
+        assert_eq!(&name, save.hash.as_bytes(), "the name is that of the contents");
+    }
+
+    pub(super) fn finish_save(&mut self, pick: usize) {
+        let Some(place) = pick.checked_rem(self.saves.len()) else { return };
+        let save = *self.saves.keys().nth(place).expect("there are as many");
+        self.end_save(save);
+    }
+
+    pub(super) fn end_save(&mut self, save: SaveId) {
+        let Some(Saving { block, held }) = self.saves.remove(&save) else { return };
+        assert_eq!(self.device.block(block), &held, "a block that is saved is not written");
+        assert_eq!(self.scheduler.finish_save(save), Ok(()));
+        assert_eq!(self.scheduler.finish_save(save), Err(Error::UnknownSave { save }));
+        self.saw("saves that end", 1);
+    }
+
+    /// The device is lost, and its saves with it.
+    pub(super) fn lose_saves(&mut self) {
+        self.saw("losses while something is saved", u64::from(!self.saves.is_empty()));
+        for (save, _) in std::mem::take(&mut self.saves) {
+            assert_eq!(self.scheduler.finish_save(save), Err(Error::UnknownSave { save }));
+        }
+    }
+}

@@ -1,0 +1,294 @@
+"""Loads and saves through the core, with a model that reads what its blocks hold and a store that fails."""
+
+import asyncio
+import random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from pyllm._rust import Scheduler
+from pyllm.config.kv_transfer_settings import KVTransferConfig
+from pyllm.core.kv_transfers import KVTransfers
+from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, SchedulerOutput, TransferRequest
+from pyllm.kv_transfer.store_lookup import StoreLookup
+from pyllm.kv_transfer.store_transfer import StoreTransfer
+from pyllm.kv_transfer.stores import KVStore
+from pyllm.wire.messages import FinishCode, Rejected, TransferResults
+from tests.core.raw_engine import Engine
+from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor
+from tests.core.transferring_executor import TransferringExecutor
+from tests.kv_transfer.dict_store import DictStore, forget_all
+from tests.kv_transfer.faulty_store import FaultyStore
+
+CONTEXT = ConnectorContext(namespace=bytes(32), block_size=BLOCK_SIZE, num_ranks=1, rank=0)
+LOAD_TIMEOUT = 5.0
+
+
+@pytest.fixture(autouse=True)
+def empty_stores() -> None:
+    forget_all()
+
+
+def transfer_config(**keys: Any) -> KVTransferConfig:
+    extra = {"store": "unused:here", "load_timeout": LOAD_TIMEOUT, "lookup_timeout": 2.0, "staging_bytes": 1024}
+    return KVTransferConfig(kv_connector="StoreConnector", kv_connector_extra_config=extra, **keys)
+
+
+class Stored:
+    """An engine with a store connector; `store` outlives it."""
+
+    def __init__(self, store: KVStore, num_blocks: int = 64, depth: int = 2, **keys: Any) -> None:
+        config = transfer_config(**keys)
+        self.executor = TransferringExecutor(
+            lambda: StoreTransfer(config, CONTEXT, store, clock=lambda: self.engine.now), num_blocks
+        )
+        self.connector = StoreLookup(config, CONTEXT, store, clock=lambda: self.engine.now)
+        self.engine = Engine(
+            self.executor,
+            depth=depth,
+            connector=self.connector,
+            max_saving_blocks=8,
+            kv_transfer_config={"kv_connector": "StoreConnector", **keys},
+        )
+
+    async def run(self, request: int, prompt: list[int], **fields: Any) -> list[int]:
+        await self.start()
+        self.engine.submit(request, prompt, **fields)
+        await self.engine.run_dry()
+        tokens, _ = self.engine.outputs()[request]
+        return tokens
+
+    async def start(self) -> None:
+        """Once, before the first step."""
+        if self.executor._transfers is None:
+            await self.executor.collective("register_kv_caches", "")
+
+    def close(self) -> None:
+        self.executor.close_transfers()
+        self.engine.core.close()
+
+
+async def expected(prompt: list[int], **fields: Any) -> list[int]:
+    """The answer of an engine without a connector."""
+    engine = Engine(RememberingExecutor())
+    engine.submit(1, prompt, **fields)
+    await engine.run_dry()
+    return engine.outputs()[1][0]
+
+
+async def test_what_one_engine_saved_another_loads_and_answers_alike() -> None:
+    prompt = list(range(30))
+    first = Stored(DictStore("a"))
+    answer = await first.run(1, prompt, max_tokens=6)
+    first.close()
+    assert answer == await expected(prompt, max_tokens=6)
+    num_full = (len(prompt) + 6 - 1) // BLOCK_SIZE
+    assert len(DictStore("a").blocks) == num_full
+    second = Stored(DictStore("a"))
+    assert await second.run(1, prompt, max_tokens=6) == answer
+    stats = second.engine.core.stats()
+    assert stats["num_kv_loaded_tokens"] == 28
+    computed = [len(context) for contexts in second.executor.contexts for context in contexts]
+    assert computed[0] == len(prompt), "the first step reads what was loaded, and computes the rest"
+    assert stats["num_computed_tokens"] == 2 + 5
+    assert (stats["num_saving_blocks"], stats["num_used_blocks"], stats["num_held"]) == (0, 0, 0)
+    second.close()
+
+
+@pytest.mark.parametrize(("role", "num_saved", "num_loaded"), [("kv_producer", 7, 0), ("kv_consumer", 0, 0)])
+async def test_a_producer_only_saves_and_a_consumer_only_loads(role: str, num_saved: int, num_loaded: int) -> None:
+    stored = Stored(DictStore("role"), kv_role=role)
+    await stored.run(1, list(range(30)), max_tokens=1)
+    stored.engine.core._scheduler.reset_prefix_cache()
+    await stored.run(2, list(range(30)), max_tokens=1)
+    stored.close()
+    assert len(DictStore("role").blocks) == num_saved
+    assert stored.engine.core.stats().get("num_kv_loaded_tokens", 0) == num_loaded
+
+
+async def test_a_failed_load_ends_its_request_where_the_policy_says_so() -> None:
+    prompt = list(range(30))
+    first = Stored(DictStore("fail"))
+    await first.run(1, prompt, max_tokens=1)
+    first.close()
+    store = FaultyStore(DictStore("fail"), seed=1, rate=0.0)
+    second = Stored(store, kv_load_failure_policy="fail")
+    await second.start()
+    store.load = lambda keys, into: [False] * len(keys)  # type: ignore[method-assign]
+    second.engine.submit(1, prompt, max_tokens=1)
+    await second.engine.run_dry()
+    (rejected,) = second.engine.messages(Rejected)
+    assert "28 of 28 tokens to load from outside did not come" in rejected.message
+    assert second.engine.outputs()[1][1] == FinishCode.ABORT
+    second.close()
+
+
+async def test_a_load_that_comes_too_late_writes_nothing() -> None:
+    prompt = list(range(30))
+    first = Stored(DictStore("late"))
+    answer = await first.run(1, prompt, max_tokens=6)
+    first.close()
+    store = FaultyStore(DictStore("late"), seed=1, rate=0.0)
+    second = Stored(store, num_blocks=16)
+    await second.start()
+    store._fault = lambda *kinds: "stuck" if "stuck" in kinds else ""  # type: ignore[method-assign]
+    assert await second.run(1, prompt, max_tokens=6) == answer
+    assert store.num_stuck == 1
+    assert second.engine.now >= LOAD_TIMEOUT
+    other = [1, 2, 3] * 9
+    store._fault = lambda *kinds: ""  # type: ignore[method-assign]
+    second.engine.submit(2, other, max_tokens=6)
+    await second.engine.core.step()
+    store.let_go()  # Its blocks belong to others by now.
+    await second.engine.run_dry()
+    assert second.engine.outputs()[2][0] == await expected(other, max_tokens=6)
+    second.close()
+
+
+class Offering(SchedulerConnector):
+    """Has every prompt whole, and tells of loads by their ids."""
+
+    def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int, bool]:
+        return len(request.block_hashes) * BLOCK_SIZE - num_computed_tokens, False
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> bytes:
+        self.told = scheduler_output
+        return b"told"
+
+
+class Ranks:
+    """Two ranks that end loads when they are told to, with the blocks that failed."""
+
+    death = None
+
+    def __init__(self) -> None:
+        self.results: list[list[TransferResults | None]] = []
+
+    async def collective(self, method: str, *args: Any) -> list[bytes]:
+        return [msgspec.msgpack.encode(results) for results in self.results.pop(0)]
+
+
+def offered(now: float) -> tuple[KVTransfers, Scheduler, Offering, Ranks, list[float]]:
+    """Transfers of a request of 4 blocks, for two ranks, whose clock shows what the list holds."""
+    scheduler = Scheduler(
+        block_size=BLOCK_SIZE, num_blocks=32, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, vocab_size=99
+    )
+    clock = [now]
+    connector, ranks = Offering(transfer_config(), CONTEXT), Ranks()
+    transfers = KVTransfers(
+        scheduler,
+        ranks,  # type: ignore[arg-type]  # All of an executor that is called.
+        connector,
+        config=transfer_config(),
+        namespace="",
+        num_ranks=2,
+        clock=lambda: clock[0],
+        sleep=asyncio.sleep,
+        fail=lambda client, request, reason: None,
+    )
+    return transfers, scheduler, connector, ranks, clock
+
+
+async def test_a_load_ends_when_every_rank_has_ended_it_with_what_all_have_got() -> None:
+    transfers, scheduler, connector, ranks, _ = offered(0.0)
+    scheduler.add(0, 1, bytes(4 * 17), seed=0, max_tokens=1)
+    transfers.add(0, 1)
+    assert scheduler.schedule(0.0) is None
+    ranks.results = [[TransferResults(loads=(0,)), None]]
+    transfers.flush()
+    (load,) = connector.told.loads
+    assert (load.num_tokens, load.step) == (16, None), "of several ranks every load is waited for"
+    await transfers.wait()
+    assert scheduler.stats()["num_loading"] == 1
+    ranks.results = [[None, TransferResults(loads=(0,), error_blocks=(load.blocks[0][2],))]]
+    await transfers.wait()
+    assert (scheduler.stats()["num_loading"], scheduler.stats()["num_failed_loads"]) == (0, 1)
+    assert transfers.stats()["num_kv_loaded_tokens"] == 8
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    assert plan.num_tokens == 9, "what comes after the first block that failed is computed"
+    assert not transfers.is_busy
+
+
+async def test_a_hit_is_loaded_where_that_has_been_faster_than_to_compute_it_and_now_and_then_else() -> None:
+    transfers, scheduler, _, ranks, clock = offered(0.0)
+    speeds: list[int] = []
+    for request in range(-1, 40):
+        prompt = np.full(17, request + 1, "<i4").tobytes()
+        scheduler.add(0, request + 1, prompt, seed=0, max_tokens=1)
+        if request >= 0:  # The one before shows how fast a prompt is computed.
+            transfers.add(0, request + 1)
+        plan = scheduler.schedule(clock[0])
+        if plan is None:
+            speeds.append(request)
+            ranks.results = [2 * [TransferResults(loads=(len(speeds) - 1,))]]
+            transfers.flush()
+            clock[0] += 16.0  # a second a token
+            await transfers.wait()
+            plan = scheduler.schedule(clock[0])
+        assert plan is not None
+        starts, tokens = np.array([0, 1], "<i4"), np.array([7], "<i4")
+        scheduler.commit(plan.step, starts, tokens, plan.num_tokens * 0.5)
+    assert speeds == [0, 16, 32], "one of 16"
+    stats = transfers.stats()
+    assert (stats["kv_load_tokens_per_second"], stats["prefill_tokens_per_second"]) == (1, 2)
+    assert stats["num_kv_skipped_hits"] == 37
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_no_fault_of_a_store_gives_a_wrong_token(seed: int) -> None:
+    """Requests of few prefixes, aborts, deaths and restarts, and a store of which every third call fails."""
+    chance = random.Random(seed)
+    answers: dict[tuple[int, ...], list[int]] = {}
+    store = FaultyStore(DictStore(f"faulty {seed}"), seed, rate=0.3)
+    stored = Stored(store, num_blocks=chance.choice([24, 40]), depth=chance.choice([1, 2]))
+    await stored.start()
+    number, num_loaded, asked = 0, 0, {}
+    for _ in range(2500):
+        match chance.choices(("submit", "step", "abort", "die", "restart", "let go"), (20, 70, 3, 1, 0.5, 5))[0]:
+            case "submit" if stored.engine.scheduler.stats()["num_requests"] < 6:
+                number += 1
+                first, second = [chance.randrange(3)], [chance.randrange(2)]
+                prompt = first * chance.randrange(1, 30) + second * chance.randrange(1, 20)
+                asked[number] = tuple(prompt)
+                stored.engine.submit(number, prompt, max_tokens=5)
+            case "step":
+                await stored.engine.core.step()
+            case "abort" if asked:
+                aborted = chance.choice(list(asked))
+                stored.engine.core._scheduler.abort(0, aborted)
+            case "die":
+                stored.executor.kill("killed")
+            case "restart":
+                num_loaded += await checked(stored, asked, answers)
+                stored.close()
+                stored = Stored(store, num_blocks=chance.choice([24, 40]), depth=chance.choice([1, 2]))
+                await stored.start()
+                asked = {}
+            case "let go":
+                store.let_go()
+                stored.engine.now += 1.0
+    num_loaded += await checked(stored, asked, answers)
+    stored.close()
+    assert num_loaded > 100
+    assert store.num_faults > 50
+
+
+async def checked(stored: Stored, asked: dict[int, tuple[int, ...]], answers: dict[tuple[int, ...], list[int]]) -> int:
+    """Let all requests end, and compare them with what they should be; gives the tokens that were loaded."""
+    await stored.engine.run_dry()
+    outputs = stored.engine.outputs()
+    for number, prompt in asked.items():
+        if prompt not in answers:
+            answers[prompt] = await expected(list(prompt), max_tokens=5)
+        tokens, finish = outputs[number]
+        if finish == FinishCode.LENGTH:
+            assert tokens == answers[prompt]
+        else:
+            assert finish == FinishCode.ABORT
+            assert tokens == answers[prompt][: len(tokens)]
+    stats = stored.engine.core.stats()
+    assert (stats["num_used_blocks"], stats["num_requests"], stats["num_loading"], stats["num_held"]) == (0, 0, 0, 0)
+    return stats["num_kv_loaded_tokens"]

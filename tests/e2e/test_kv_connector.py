@@ -1,0 +1,56 @@
+"""KV blocks that outlive the engine: processes and ranks that save and load them, and answers that stay the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllm import LLM, LLMEngine, SamplingParams
+from tests.kv_transfer.dict_store import forget_all
+from tests.tiny_model import write_tiny_model
+
+PROMPT = list(range(1, 200))
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+def ask(model: str, **options: Any) -> tuple[list[int], int]:
+    """Tokens of the answer, and how many of the prompt's were cached."""
+    llm = LLM(model, dtype="float32", num_gpu_blocks_override=64, **options)
+    try:
+        (output,) = llm.generate([PROMPT], GREEDY)
+    finally:
+        llm.close()
+    return list(output.outputs[0].token_ids), output.num_cached_tokens
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_blocks_on_disk_serve_the_next_engine(tmp_path: Path, ranks: int) -> None:
+    model = write_tiny_model(tmp_path / "model", heads=4, kv_heads=2)
+    options = {"tensor_parallel_size": ranks, "kv_cache_dir": str(tmp_path / "blocks")}
+    tokens, num_cached = ask(model, **options)
+    assert num_cached == 0
+    assert ask(model, **options) == (tokens, 192)
+    other = write_tiny_model(tmp_path / "other", heads=4, kv_heads=2, seed=1)
+    assert ask(other, **options)[1] == 0, "another model's blocks are in another namespace"
+
+
+def test_a_store_in_process_is_filled_and_read(tmp_path: Path) -> None:
+    forget_all()
+    model = write_tiny_model(tmp_path / "model")
+    connector = {
+        "kv_connector": "StoreConnector",
+        "kv_connector_extra_config": {
+            "store": "tests.kv_transfer.dict_store:open_dict",
+            "store_options": {"name": "in process"},
+        },
+    }
+    answers = []
+    for _ in range(2):
+        engine = LLMEngine(model, dtype="float32", num_gpu_blocks_override=64, kv_transfer_config=connector)
+        engine.add_request("1", PROMPT, GREEDY)
+        while engine.has_unfinished_requests():
+            answers += [output for output in engine.step() if output.finished]
+        engine.close()
+    first, second = answers
+    assert first.outputs[0].token_ids == second.outputs[0].token_ids
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 192)

@@ -1,0 +1,73 @@
+"""A store that fails by a seed: blocks are missing, shortened or damaged on the way, calls raise, and some do not come
+back before they are let go."""
+
+import random
+import threading
+from collections.abc import Sequence
+
+from pyllm.kv_transfer.stores import KVStore, Retention, StoreStats
+
+
+class FaultyStore:
+    """`rate` is the share of calls that fail. A load that is stuck returns at `let_go`, whole and too late."""
+
+    def __init__(self, store: KVStore, seed: int, rate: float) -> None:
+        self._store = store
+        self._random = random.Random(seed)
+        self._rate = rate
+        self._lock = threading.Lock()
+        self._gate = threading.Event()
+        self.num_faults = 0
+        self.num_stuck = 0
+
+    def let_go(self) -> None:
+        """What is stuck goes on."""
+        self._gate.set()
+        self._gate = threading.Event()
+
+    def lookup(self, keys: Sequence[bytes]) -> list[bool]:
+        match self._fault("raise", "lie"):
+            case "raise":
+                raise OSError("the disk is gone")
+            case "lie":
+                return [True] * len(keys)
+        return self._store.lookup(keys)
+
+    def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
+        fault = self._fault("raise", "miss", "damage", "stuck")
+        gate = self._gate
+        if fault == "raise":
+            raise OSError("an error of the medium")
+        if fault == "stuck":
+            with self._lock:
+                self.num_stuck += 1
+            gate.wait()
+        loaded = self._store.load(keys, into)
+        if fault in {"miss", "damage"}:
+            # A checksum has found it, and the buffer holds rubbish.
+            at = self._random.randrange(len(keys))
+            into[at][:] = bytes([0x55]) * len(into[at])
+            loaded[at] = False
+        return loaded
+
+    def save(self, keys: Sequence[bytes], blocks: Sequence[memoryview], retention: Retention = "default") -> list[bool]:
+        match self._fault("raise", "full"):
+            case "raise":
+                raise OSError("no space left on device")
+            case "full":
+                return [False] * len(keys)
+        return self._store.save(keys, blocks, retention)
+
+    def stats(self) -> StoreStats:
+        return self._store.stats()
+
+    def close(self) -> None:
+        self.let_go()
+        self._store.close()
+
+    def _fault(self, *kinds: str) -> str:
+        with self._lock:
+            if self._random.random() >= self._rate:
+                return ""
+            self.num_faults += 1
+            return self._random.choice(kinds)

@@ -1,0 +1,65 @@
+"""A redis-server of Debian's for one test, and servers that are none."""
+
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def redis_server(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """The process, once it accepts connections on `redis.sock` in the folder, beside what the options say."""
+    program = shutil.which("redis-server")
+    assert program, "redis-server is missing: apt-get install redis-server"
+    fixed = ("--dir", str(folder), "--unixsocket", str(folder / "redis.sock"), "--save", "", "--appendonly", "no")
+    command = [program, *fixed, *(() if "--port" in options else ("--port", "0")), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if "accept connections at" in line:
+                    break
+            else:
+                raise AssertionError("".join(lines))
+            # So that it never waits for a reader of its log.
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def listener(answer: bytes) -> Iterator[int]:
+    """The port of a server that gives every connection these bytes, and then nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connections = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                connections.append(connection)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in connections:
+                connection.close()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

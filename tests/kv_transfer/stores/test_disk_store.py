@@ -1,0 +1,247 @@
+"""The disk store on real files: what it keeps, for whom, and what it tells."""
+
+import os
+import threading
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from pyllm.errors import ConfigError
+from pyllm.kv_transfer.stores import DiskStore
+from pyllm.kv_transfer.stores.file_layer import SystemFiles
+from tests.kv_transfer.stores.blocks import BLOCK_BYTES, key_of, load, lookup, save, value_of
+
+CAPACITY = 64 << 10  # 8 segments of 9 blocks each
+
+
+class UnsyncedFiles(SystemFiles):
+    """Waits for no disk: nothing here loses power."""
+
+    def sync_folder(self, folder: Path) -> None:
+        pass
+
+
+def open_store(folder: Path, capacity: int = CAPACITY) -> DiskStore:
+    return DiskStore(folder, capacity, UnsyncedFiles())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "made" / "by the store"
+
+
+@pytest.fixture
+def store(folder: Path) -> Generator[DiskStore, None, None]:
+    store = open_store(folder)
+    yield store
+    store.close()
+
+
+def num_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.segment"))
+
+
+def test_blocks_survive_a_restart(folder: Path) -> None:
+    for _ in range(3):
+        store = open_store(folder)
+        save(store, range(25))
+        assert load(store, range(25)) == list(range(25))
+        store.close()
+    assert store.stats().num_saved == 0
+    assert len(list(folder.glob("*.segment"))) == 3  # A process goes on where the one before has stopped.
+
+
+def test_two_processes_share_what_they_save(folder: Path, store: DiskStore) -> None:
+    other = open_store(folder)
+    save(store, range(15))
+    assert lookup(other, range(20)) == list(range(15))
+    assert save(other, range(20)) == [True] * 20
+    assert other.stats().num_saved == 5
+    assert load(store, range(20)) == list(range(20))
+    other.close()
+
+
+def test_the_bound_holds_and_the_oldest_blocks_go(folder: Path, store: DiskStore) -> None:
+    for number in range(200):
+        assert save(store, [number]) == [True]
+        assert num_bytes(folder) <= CAPACITY
+    kept = lookup(store, range(200))
+    assert kept == list(range(kept[0], 200))
+    assert len(kept) >= 54
+    assert store.stats().num_evicted == 200 - len(kept)
+
+
+def test_blocks_that_are_loaded_stay(folder: Path, store: DiskStore) -> None:
+    """Also where another process has loaded them."""
+    other = open_store(folder)
+    save(store, range(3))
+    for number in range(100, 220):
+        save(store, [number])
+        assert load(other, [1]) == [1]
+    assert lookup(store, range(3)) == [1]
+    other.close()
+
+
+def test_a_long_retention_outlives_the_default(store: DiskStore) -> None:
+    save(store, range(3), "default")
+    save(store, range(3, 6), "long")
+    assert save(store, range(6, 9), "none") == [False] * 3
+    save(store, range(100, 200))
+    assert lookup(store, range(9)) == [3, 4, 5]
+    for start in range(200, 500, 10):
+        save(store, range(start, start + 10))
+    assert lookup(store, range(9)) == []
+
+
+def test_used_blocks_never_take_all_of_the_store(store: DiskStore) -> None:
+    save(store, range(70))
+    for number in range(1000, 1040):
+        load(store, range(70))
+        assert save(store, [number]) == [True]
+    assert lookup(store, range(1030, 1040)) == list(range(1030, 1040))
+
+
+def test_a_segment_of_dead_blocks_is_compacted_before_the_oldest_goes(folder: Path) -> None:
+    """Two processes that saved the same blocks at once, of which each has its own."""
+    store, other = open_store(folder), open_store(folder)
+    save(store, range(9))
+    hidden = [path.rename(path.with_suffix(".hidden")) for path in folder.glob("*.segment")]
+    blind = open_store(folder)
+    save(blind, range(8))  # What the other has saved meanwhile does not show.
+    for path in hidden:
+        path.rename(path.with_suffix(".segment"))
+    blind.close()
+    store.close()
+    other.close()
+    store = open_store(folder)
+    save(store, range(100, 110))
+    before = store.stats()
+    save(store, range(110, 150))
+    after = store.stats()
+    assert before.largest_free_run > 7 * BLOCK_BYTES
+    assert after.num_compactions == 1
+    assert after.largest_free_run == 0
+    assert lookup(store, range(9)) == list(range(9))
+    store.close()
+
+
+def test_fragmentation_is_told(folder: Path, store: DiskStore) -> None:
+    save(store, range(9))
+    (path,) = folder.glob("*.segment")
+    content = bytearray(path.read_bytes())
+    size = len(content) // 9
+    for number in (2, 3, 6):
+        content[(number + 1) * size - 1] ^= 1
+    path.write_bytes(content)
+    assert load(store, range(9)) == [0, 1, 4, 5, 7, 8]
+    stats = store.stats()
+    assert (stats.num_blocks, stats.num_corrupt) == (6, 3)
+    assert (stats.used_bytes, stats.live_bytes) == (9 * size, 6 * size)
+    assert (stats.num_free_runs, stats.largest_free_run) == (2, 2 * size)
+
+
+def test_a_lower_bound_holds_from_the_start(folder: Path) -> None:
+    store = open_store(folder)
+    save(store, range(70))
+    store.close()
+    smaller = open_store(folder, CAPACITY // 4)
+    assert num_bytes(folder) <= CAPACITY // 4
+    assert save(smaller, [100]) == [True]
+    assert lookup(smaller, [69, 100]) == [69, 100]
+    smaller.close()
+
+
+def test_files_that_somebody_deletes_are_missed(folder: Path, store: DiskStore) -> None:
+    other = open_store(folder)
+    save(store, range(20))
+    for path in folder.glob("*.segment"):
+        path.unlink()
+    save(other, range(100, 110))
+    assert lookup(store, range(20)) == []
+    assert save(store, range(20)) == [True] * 20
+    assert load(other, range(20)) == list(range(20))
+    other.close()
+
+
+def test_a_block_of_another_size_is_not_found(store: DiskStore) -> None:
+    save(store, [1])
+    assert store.load([key_of(1)], [memoryview(bytearray(BLOCK_BYTES - 1))]) == [False]
+    assert load(store, [1]) == [1]
+
+
+def test_a_block_that_is_too_large_is_not_kept(store: DiskStore) -> None:
+    assert store.save([key_of(1), b"k" * 256], [memoryview(bytes(8000)), memoryview(b"value")]) == [False, False]
+    assert store.stats().num_failed_saves == 2
+
+
+def test_a_folder_that_cannot_be_used_is_a_wrong_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file of the KV store cannot be used: .*File exists"):
+        open_store(tmp_path / "file")
+
+
+def test_threads_save_and_load_at_once(folder: Path, store: DiskStore) -> None:
+    other = open_store(folder)
+
+    def work(number: int) -> int:
+        mine = (store, other)[number % 2]
+        save(mine, range(number, number + 5))
+        return len(load(mine, range(number + 10)))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(work, range(80))) > 80
+    assert num_bytes(folder) <= CAPACITY
+    other.close()
+
+
+class BlockedFiles(UnsyncedFiles):
+    """Each write waits until it may, as on a disk that hangs."""
+
+    def __init__(self) -> None:
+        self.may_write = threading.Event()
+        self.writes = threading.Event()
+
+    def write(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        self.writes.set()
+        self.may_write.wait()
+        return super().write(fd, buffers, offset)
+
+
+def test_a_disk_that_hangs_holds_up_its_saves_alone(folder: Path, store: DiskStore) -> None:
+    save(store, range(5))
+    files = BlockedFiles()
+    slow = DiskStore(folder, CAPACITY, files)
+    with ThreadPoolExecutor(1) as pool:
+        saving = pool.submit(save, slow, range(5, 8))
+        files.writes.wait()
+        assert lookup(slow, range(8)) == list(range(5))
+        assert slow.load([key_of(9)], [memoryview(bytearray(BLOCK_BYTES))]) == [False]
+        assert slow.stats().num_blocks == 5
+        # What is there already is read; that it was used is a write, too.
+        files.may_write.set()
+        assert load(slow, range(5)) == list(range(5))
+        assert saving.result() == [True] * 3
+    slow.close()
+
+
+def test_no_file_stays_open(folder: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    store, other = open_store(folder), open_store(folder)
+    for start in range(0, 120, 10):
+        save(store, range(start, start + 10))
+        load(other, range(start))
+    store.close()
+    other.close()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_stats_count_bytes(store: DiskStore) -> None:
+    save(store, range(4))
+    load(store, range(6))
+    stats = store.stats()
+    assert stats.medium == "disk"
+    assert (stats.num_saved, stats.saved_bytes) == (4, 4 * len(value_of(0)))
+    assert (stats.num_loaded, stats.loaded_bytes, stats.num_misses) == (4, 4 * len(value_of(0)), 2)
+    assert (stats.capacity_bytes, stats.num_blocks) == (CAPACITY, 4)

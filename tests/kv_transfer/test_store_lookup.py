@@ -1,0 +1,98 @@
+"""What the store has of a request: the longest start that a sequence can go on from, on every rank."""
+
+import threading
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyllm.config.kv_transfer_settings import KVTransferConfig
+from pyllm.kv_transfer import BlockLoad, ConnectorContext, SchedulerOutput, TransferRequest
+from pyllm.kv_transfer.store_lookup import StoreLookup, StoreMetadata
+from pyllm.kv_transfer.store_settings import block_key
+from tests.kv_transfer.dict_store import DictStore, forget_all
+
+BLOCK_SIZE = 4
+CONFIG = KVTransferConfig(kv_connector="StoreConnector", kv_connector_extra_config={"lookup_timeout": 3.0})
+
+
+def context(windows: tuple[int | None, ...] = (None,), num_ranks: int = 1) -> ConnectorContext:
+    return ConnectorContext(namespace=bytes(32), block_size=BLOCK_SIZE, num_ranks=num_ranks, windows=windows)
+
+
+def request(num_blocks: int) -> TransferRequest:
+    return TransferRequest("0/1", tuple(bytes([index]) * 32 for index in range(num_blocks)))
+
+
+def answer(lookup: StoreLookup, of: TransferRequest, num_computed: int) -> int:
+    """What it says once it knows."""
+    while (found := lookup.get_num_new_matched_tokens(of, num_computed)[0]) is None:
+        lookup._lookups[of.request_id][1].exception()  # waits for it
+    return found
+
+
+@given(
+    num_blocks=st.integers(1, 8),
+    num_computed=st.integers(0, 8),
+    windows=st.lists(st.none() | st.integers(1, 14), min_size=1, max_size=3).map(tuple),
+    num_ranks=st.integers(1, 2),
+    data=st.data(),
+)
+def test_the_longest_start_of_which_all_that_is_read_later_is_known(
+    num_blocks: int, num_computed: int, windows: tuple[int | None, ...], num_ranks: int, data: st.DataObject
+) -> None:
+    forget_all()
+    store, of, num_computed = DictStore("lookup"), request(num_blocks), min(num_computed, num_blocks)
+    places = [(index, group) for index in range(num_blocks) for group in range(len(windows))]
+    known = data.draw(st.sets(st.sampled_from(places)))
+    where = context(windows, num_ranks)
+    lookup = StoreLookup(CONFIG, where, store)
+    for index, group in known:
+        for rank in range(num_ranks):
+            store.blocks[block_key(where, of.block_hashes[index], group, rank)] = 0, b""
+
+    def goes_on(length: int) -> bool:
+        reads = (
+            (index, group)
+            for group, window in enumerate(windows)
+            for index in range(length)
+            if window is None or (index + 1) * BLOCK_SIZE > length * BLOCK_SIZE + 1 - window
+        )
+        return all(index < num_computed or (index, group) in known for index, group in reads)
+
+    longest = max(length for length in range(num_computed, num_blocks + 1) if length == num_computed or goes_on(length))
+    assert answer(lookup, of, num_computed * BLOCK_SIZE) == (longest - num_computed) * BLOCK_SIZE
+    lookup.shutdown()
+
+
+def test_a_look_up_that_takes_too_long_is_given_up() -> None:
+    gate = threading.Event()
+
+    class SlowStore(DictStore):
+        def lookup(self, keys):  # type: ignore[no-untyped-def]
+            gate.wait()
+            return super().lookup(keys)
+
+    now = 0.0
+    lookup = StoreLookup(CONFIG, context(), SlowStore("slow"), clock=lambda: now)
+    assert lookup.get_num_new_matched_tokens(request(2), 0) == (None, True)
+    now = 2.9
+    assert lookup.get_num_new_matched_tokens(request(2), 0) == (None, True)
+    now = 3.0
+    assert lookup.get_num_new_matched_tokens(request(2), 0) == (0, True)
+    gate.set()
+    lookup.shutdown()
+
+
+def test_a_load_names_each_block_of_each_group_the_first_tokens_first() -> None:
+    lookup = StoreLookup(CONFIG, context((None, 6)), DictStore("meta"))
+    load = BlockLoad(7, request(4), 4, 12, ((10, 11, 12), (20, 21)), None)
+    metadata = msgspec.msgpack.decode(lookup.build_connector_meta(SchedulerOutput([load])), type=StoreMetadata)
+    (told,) = metadata.loads
+    hashes = request(4).block_hashes
+    assert told.blocks == (10, 11, 20, 12, 21)
+    assert told.groups == (0, 0, 1, 0, 1)
+    assert told.hashes == (hashes[1], hashes[2], hashes[2], hashes[3], hashes[3])
+    assert (told.id, told.is_awaited) == (7, False)
+    assert lookup.build_connector_meta(SchedulerOutput()) == b""
+    lookup.shutdown()
