@@ -24,7 +24,7 @@ def encode(sections: dict[str, npt.ArrayLike]) -> tuple[tuple[int, ...], bytes]:
         "sampled_starts": [0],
         "sampling_starts": [0],
         "history_starts": [0] * (inits + 1),
-        "history_prompts": [0] * inits,
+        "prompt_lengths": [0] * inits,
     }
     arrays = [np.asarray(sections.get(name, empty.get(name, [])), dtypes[kind]).ravel() for name, kind in PLAN_SECTIONS]
     counts = tuple(len(array) for array in arrays)
@@ -149,7 +149,7 @@ class Planner:
                 "sampling": np.frombuffer(b"".join(sampling), np.uint8),
                 "history_starts": np.cumsum([0, *(len(prompt) + len(output) for prompt, output in histories)]),
                 "histories": [token for prompt, output in histories for token in (*prompt, *output)],
-                "history_prompts": [len(prompt) for prompt, _ in histories],
+                "prompt_lengths": [len(prompt) for prompt, _ in histories],
                 **changes,
             }
         )

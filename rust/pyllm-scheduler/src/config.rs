@@ -34,6 +34,9 @@ pub struct Config {
     pub prefix_hash: PrefixHash,
     /// With `PrefixHash::Sha256Cbor`, what the first block's parent is the digest of.
     pub prefix_hash_seed: String,
+    /// Whether the keys and values of an output depend on where its prompt ends, as with sparse attention: then the
+    /// blocks of an output are found only by requests with the same prompt.
+    pub separate_outputs: bool,
     /// Whether `events` and `snapshot` tell what the prefix cache holds.
     pub enable_kv_cache_events: bool,
     /// The name of this run in its events; a subscriber that sees another starts anew.
@@ -115,6 +118,7 @@ impl Default for Config {
             max_pinned_blocks: 0,
             prefix_hash: PrefixHash::Blake3,
             prefix_hash_seed: String::new(),
+            separate_outputs: false,
             enable_kv_cache_events: false,
             incarnation: 0,
             swap_block_seconds: 0.0,
@@ -210,6 +214,7 @@ impl Config {
             max_pinned_blocks,
             prefix_hash,
             prefix_hash_seed,
+            separate_outputs,
             enable_kv_cache_events,
             incarnation,
             swap_block_seconds,
@@ -236,6 +241,7 @@ impl Config {
             ("max_pinned_blocks", *max_pinned_blocks == other.max_pinned_blocks),
             ("prefix_hash", *prefix_hash == other.prefix_hash),
             ("prefix_hash_seed", *prefix_hash_seed == other.prefix_hash_seed),
+            ("separate_outputs", *separate_outputs == other.separate_outputs),
             ("enable_kv_cache_events", *enable_kv_cache_events == other.enable_kv_cache_events),
             ("incarnation", *incarnation == other.incarnation),
             ("swap_block_seconds", swap_block_seconds.to_bits() == other.swap_block_seconds.to_bits()),
