@@ -72,7 +72,7 @@ impl Op for PagedAttention {
 
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
         // SAFETY: as the caller promises.
-        let sequences = unsafe { Sequences::of(&self.batch, extent.rows) };
+        let sequences = unsafe { self.batch.sequences(extent.rows) };
         sequences.check(extent.tokens, &self.cache, self.batch.num_slots, self.window)?;
         let call = Call { op: self, sequences: &sequences, isa };
         // SAFETY: as the caller promises; the indices were checked, and what tiles are made for is what they take.
@@ -105,33 +105,43 @@ impl PagedAttention {
 }
 
 /// The batch's indices as they are in this step.
-struct Sequences<'a> {
+pub(crate) struct Sequences<'a> {
     slots: &'a [i32],
-    query_starts: &'a [i32],
-    lengths: &'a [i32],
+    pub(crate) query_starts: &'a [i32],
+    pub(crate) lengths: &'a [i32],
     block_tables: &'a [i32],
     max_blocks: usize,
 }
 
-impl Sequences<'_> {
+impl Batch {
+    /// The first rows.
+    ///
     /// # Safety
     ///
     /// What the batch points to is there, and nothing writes to it meanwhile.
-    unsafe fn of(batch: &Batch, rows: usize) -> Self {
+    pub(crate) unsafe fn sequences<'a>(&self, rows: usize) -> Sequences<'a> {
         // SAFETY: as the caller promises.
         unsafe {
-            Self {
-                slots: batch.slots.first(rows),
-                query_starts: batch.query_starts.first(rows + 1),
-                lengths: batch.sequence_lengths.first(rows),
-                block_tables: batch.block_tables.first(batch.num_slots * batch.max_blocks),
-                max_blocks: batch.max_blocks,
+            Sequences {
+                slots: self.slots.first(rows),
+                query_starts: self.query_starts.first(rows + 1),
+                lengths: self.sequence_lengths.first(rows),
+                block_tables: self.block_tables.first(self.num_slots * self.max_blocks),
+                max_blocks: self.max_blocks,
             }
         }
     }
+}
 
+impl Sequences<'_> {
     /// A window of so many positions may have no block for what is before it.
-    fn check(&self, tokens: usize, cache: &KvLayer, num_slots: usize, window: usize) -> Result<(), OutOfRange> {
+    pub(crate) fn check(
+        &self,
+        tokens: usize,
+        cache: &KvLayer,
+        num_slots: usize,
+        window: usize,
+    ) -> Result<(), OutOfRange> {
         check_range("slot of row", self.slots, 0..num_slots as i64)?;
         check_range("query start", self.query_starts, 0..tokens as i64 + 1)?;
         // A token that were of no sequence would get what was in memory.
@@ -160,7 +170,7 @@ impl Sequences<'_> {
         Ok(())
     }
 
-    fn table(&self, row: usize) -> &[i32] {
+    pub(crate) fn table(&self, row: usize) -> &[i32] {
         &self.block_tables[self.slots[row] as usize * self.max_blocks..][..self.max_blocks]
     }
 
