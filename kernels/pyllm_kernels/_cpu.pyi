@@ -229,7 +229,7 @@ def select_blocks(
     budget: tuple[int, int, int],
     out: tuple[int, int, int],
 ) -> None:
-    """Choose the blocks that sparse rows attend to: `shape` is tokens and query heads; of the cache keys are read alone.
+    """Choose the blocks that sparse rows attend to; `shape` is tokens and query heads, and of the cache keys are read.
 
     `is_sparse` is int32 [rows], 0 or 1. `summaries` is "mean" or "bounds", the address of vectors
     [num_blocks, kv_heads, parts, head_dim] of the cache's dtype, and that of uint8 [num_blocks], 1 where a block has

@@ -119,6 +119,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
             max_pinned_blocks=engine.cache.max_pinned_blocks,
             prefix_hash=engine.cache.prefix_hash,
             prefix_hash_seed=engine.cache.prefix_hash_seed,
+            separate_outputs=bool(engine.sparse.sparse_attention),
             enable_kv_cache_events=engine.cache.enable_kv_cache_events,
             incarnation=epoch,
             num_speculative_tokens=engine.scheduler.num_speculative_tokens or 0,
@@ -167,7 +168,8 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
     precision = (model.dtype, model.quantization, model.kv_cache_dtype)
     implementation = "" if spec.transformers is None else f"transformers {spec.transformers.version}"
     weights = config.checkpoint.fingerprint
-    numerics = (weights, precision, model.tensor_parallel_size, instruction_sets, implementation)
+    sparse = engine.sparse if engine.sparse.sparse_attention else None
+    numerics = (weights, precision, model.tensor_parallel_size, instruction_sets, implementation, sparse)
     fingerprint = hashlib.blake2b(msgspec.json.encode(numerics), digest_size=16).hexdigest()
     return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint), policy, token_seconds)
 
