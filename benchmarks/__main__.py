@@ -4,7 +4,18 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks.engine import captured_steps, grammar, memory, pipeline, placement, replicas, sampling, scheduler, step
+from benchmarks.engine import (
+    captured_steps,
+    grammar,
+    memory,
+    pipeline,
+    placement,
+    replicas,
+    sampling,
+    scheduler,
+    sparse_attention,
+    step,
+)
 from benchmarks.frontend import encoding, idle_streams, long_prompts, stop_strings, token_costs, unknown_fields
 from benchmarks.peers import transformers_backend
 from benchmarks.record import Record
@@ -20,6 +31,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     "step": step.run,
     "pipeline.bubbles": pipeline.run,
     "captured_steps": captured_steps.run,
+    "sparse_attention": sparse_attention.run,
     **token_costs.FIGURES,
     "frontend.idle_stream_kb": idle_streams.run,
     "bench_client": bench_client.run,

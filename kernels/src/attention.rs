@@ -7,6 +7,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod block_selection;
 mod cells;
 mod floats;
 mod plan;
@@ -15,6 +16,8 @@ mod tile_backend;
 mod tests;
 
 use std::ptr::with_exposed_provenance;
+
+pub(crate) use block_selection::{Budget, KeySummaries, SelectBlocks, Selection, SummaryKind};
 
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
@@ -105,10 +108,10 @@ impl PagedAttention {
 }
 
 /// The batch's indices as they are in this step.
-pub(crate) struct Sequences<'a> {
+struct Sequences<'a> {
     slots: &'a [i32],
-    pub(crate) query_starts: &'a [i32],
-    pub(crate) lengths: &'a [i32],
+    query_starts: &'a [i32],
+    lengths: &'a [i32],
     block_tables: &'a [i32],
     max_blocks: usize,
 }
@@ -119,7 +122,7 @@ impl Batch {
     /// # Safety
     ///
     /// What the batch points to is there, and nothing writes to it meanwhile.
-    pub(crate) unsafe fn sequences<'a>(&self, rows: usize) -> Sequences<'a> {
+    unsafe fn sequences<'a>(&self, rows: usize) -> Sequences<'a> {
         // SAFETY: as the caller promises.
         unsafe {
             Sequences {
@@ -135,13 +138,7 @@ impl Batch {
 
 impl Sequences<'_> {
     /// A window of so many positions may have no block for what is before it.
-    pub(crate) fn check(
-        &self,
-        tokens: usize,
-        cache: &KvLayer,
-        num_slots: usize,
-        window: usize,
-    ) -> Result<(), OutOfRange> {
+    fn check(&self, tokens: usize, cache: &KvLayer, num_slots: usize, window: usize) -> Result<(), OutOfRange> {
         check_range("slot of row", self.slots, 0..num_slots as i64)?;
         check_range("query start", self.query_starts, 0..tokens as i64 + 1)?;
         // A token that were of no sequence would get what was in memory.
@@ -170,7 +167,7 @@ impl Sequences<'_> {
         Ok(())
     }
 
-    pub(crate) fn table(&self, row: usize) -> &[i32] {
+    fn table(&self, row: usize) -> &[i32] {
         &self.block_tables[self.slots[row] as usize * self.max_blocks..][..self.max_blocks]
     }
 

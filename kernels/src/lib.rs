@@ -4,7 +4,6 @@
 #[cfg(target_arch = "x86_64")]
 mod amx_tiles;
 mod attention;
-mod block_selection;
 mod blocks;
 mod capture;
 mod dtype;

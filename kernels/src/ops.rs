@@ -8,8 +8,7 @@ use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
-use crate::attention::{Batch, NO_WINDOW, PagedAttention};
-use crate::block_selection::{Budget, KeySummaries, SelectBlocks, Selection, SummaryKind};
+use crate::attention::{Batch, Budget, KeySummaries, NO_WINDOW, PagedAttention, SelectBlocks, Selection, SummaryKind};
 use crate::blocks::CopyBlocks;
 use crate::dtype::DType;
 use crate::experts::{ExpertMatrices, Experts, Router};

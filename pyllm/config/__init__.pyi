@@ -12,6 +12,7 @@ from .engine_settings import (
     ParallelConfig,
     RecoveryConfig,
     SchedulerConfig,
+    SparseAttentionConfig,
     is_rust,
 )
 from .model_settings import Dtype, ModelConfig, Quantization
@@ -57,6 +58,7 @@ __all__ = [
     "SchedulerConfig",
     "ServerConfig",
     "SharedConfig",
+    "SparseAttentionConfig",
     "StateConfig",
     "TextForm",
     "UnknownFields",

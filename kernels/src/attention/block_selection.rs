@@ -8,7 +8,7 @@ mod scores;
 use std::ops::Range;
 use std::ptr::with_exposed_provenance_mut;
 
-use crate::attention::{Batch, NO_WINDOW, Sequences};
+use super::{Batch, NO_WINDOW, Sequences};
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;

@@ -77,6 +77,7 @@ impl<'a, C> Summarise<'a, C> {
 }
 
 impl<C: Storage> Kernel for Summarise<'_, C> {
+    #[expect(clippy::cast_precision_loss, reason = "a block has fewer tokens than float32 has whole numbers")]
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, part: usize) {
         let (block, cache) = (self.blocks[part] as usize, self.cache);
