@@ -89,21 +89,18 @@ impl<C: Storage> Kernel for Summarise<'_, C> {
                 let left = head_dim - dimension;
                 // SAFETY: as the caller promises.
                 unsafe {
-                    let keys = keys.add(dimension);
-                    let first = C::load_up_to::<V>(keys, left);
+                    let key = |cell: usize| C::load_up_to::<V>(keys.add(cell * cache.width() + dimension), left);
+                    let first = key(0);
                     match self.summaries.kind {
                         SummaryKind::Mean => {
-                            let mut sum = first;
-                            for cell in 1..block_size {
-                                sum = sum.add(C::load_up_to(keys.add(cell * cache.width()), left));
-                            }
+                            let sum = (1..block_size).fold(first, |sum, cell| sum.add(key(cell)));
                             let mean = sum.mul(V::splat(1.0 / block_size as f32));
                             C::store_up_to(mean, to.add(dimension), left);
                         }
                         SummaryKind::Bounds => {
                             let (mut greatest, mut least) = (first, first);
                             for cell in 1..block_size {
-                                let key = C::load_up_to::<V>(keys.add(cell * cache.width()), left);
+                                let key = key(cell);
                                 (greatest, least) = (greatest.max(key), least.min(key));
                             }
                             C::store_up_to(greatest, to.add(dimension), left);
