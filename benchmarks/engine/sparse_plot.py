@@ -31,7 +31,7 @@ def draw(records: list[Record], to: Path) -> None:
             axes.set_xticks([8, 16, 32, 64, 128], ["8", "16", "32", "64", "128"], minor=False)
             axes.minorticks_off()
             axes.grid(alpha=0.3)
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
         figure.savefig(to, format="svg", metadata={"Date": None})
 
 
