@@ -89,18 +89,21 @@ impl<C: Storage> Kernel for Summarise<'_, C> {
                 let left = head_dim - dimension;
                 // SAFETY: as the caller promises.
                 unsafe {
-                    let key = |cell: usize| C::load_up_to::<V>(keys.add(cell * cache.width() + dimension), left);
-                    let first = key(0);
+                    let keys = keys.add(dimension);
+                    let first = C::load_up_to::<V>(keys, left);
                     match self.summaries.kind {
                         SummaryKind::Mean => {
-                            let sum = (1..block_size).fold(first, |sum, cell| sum.add(key(cell)));
+                            let mut sum = first;
+                            for cell in 1..block_size {
+                                sum = sum.add(C::load_up_to(keys.add(cell * cache.width()), left));
+                            }
                             let mean = sum.mul(V::splat(1.0 / block_size as f32));
                             C::store_up_to(mean, to.add(dimension), left);
                         }
                         SummaryKind::Bounds => {
                             let (mut greatest, mut least) = (first, first);
                             for cell in 1..block_size {
-                                let key = key(cell);
+                                let key = C::load_up_to::<V>(keys.add(cell * cache.width()), left);
                                 (greatest, least) = (greatest.max(key), least.min(key));
                             }
                             C::store_up_to(greatest, to.add(dimension), left);

@@ -45,24 +45,24 @@ impl<C: Storage> Kernel for Scores<'_, C> {
         let (op, group) = (self.op, self.op.group());
         let width = op.cache.head_dim.next_multiple_of(LANES);
         let floats = HEADS_AT_ONCE * op.summaries.kind.parts() * width;
-        QUERIES.with_borrow_mut(|queries| {
-            let queries: *mut f32 = queries.bytes(floats * size_of::<f32>()).as_mut_ptr().cast();
-            for kv_head in 0..op.cache.kv_heads {
-                for first in (0..group).step_by(HEADS_AT_ONCE) {
-                    let (head, count) = (kv_head * group + first, HEADS_AT_ONCE.min(group - first));
-                    // SAFETY: as the caller promises; there is so much memory.
-                    unsafe {
-                        self.load_queries::<V>(head, count, queries, width);
-                        match count {
-                            1 => self.score::<V, 1>(kv_head, head, queries, width),
-                            2 => self.score::<V, 2>(kv_head, head, queries, width),
-                            3 => self.score::<V, 3>(kv_head, head, queries, width),
-                            _ => self.score::<V, HEADS_AT_ONCE>(kv_head, head, queries, width),
-                        }
+        // What is called with a vector stays out of the closure, which has none of V's instructions.
+        let queries: *mut f32 =
+            QUERIES.with_borrow_mut(|queries| queries.bytes(floats * size_of::<f32>()).as_mut_ptr().cast());
+        for kv_head in 0..op.cache.kv_heads {
+            for first in (0..group).step_by(HEADS_AT_ONCE) {
+                let (head, count) = (kv_head * group + first, HEADS_AT_ONCE.min(group - first));
+                // SAFETY: as the caller promises; there is so much memory.
+                unsafe {
+                    self.load_queries::<V>(head, count, queries, width);
+                    match count {
+                        1 => self.score::<V, 1>(kv_head, head, queries, width),
+                        2 => self.score::<V, 2>(kv_head, head, queries, width),
+                        3 => self.score::<V, 3>(kv_head, head, queries, width),
+                        _ => self.score::<V, HEADS_AT_ONCE>(kv_head, head, queries, width),
                     }
                 }
             }
-        });
+        }
     }
 }
 
