@@ -25,13 +25,14 @@ def draw(records: list[Record], to: Path) -> None:
     """The same records give the same file."""
     with mpl.rc_context({"svg.hashsalt": "pyllm", "font.size": 8}):
         figure = Figure(figsize=(10, 3.2), layout="constrained")
-        for axes, (name, title) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
+        first, *others = figure.subplots(1, 3)
+        for axes, (name, title) in zip((first, *others), PANELS.items(), strict=True):
             _draw_panel(axes, [record for record in records if record["name"] == name])
             axes.set(xscale="log", xlabel="blocks of 16 tokens that are chosen", title=title)
             axes.set_xticks([8, 16, 32, 64, 128], ["8", "16", "32", "64", "128"], minor=False)
             axes.minorticks_off()
             axes.grid(alpha=0.3)
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=2)
         figure.savefig(to, format="svg", metadata={"Date": None})
 
 
@@ -40,6 +41,8 @@ def _draw_panel(axes: Axes, records: list[Record]) -> None:
     for number, model in enumerate(models):
         for kind, style in STYLES.items():
             chosen = [record for record in records if record["model"] == model and record["kind"] == kind]
+            if not chosen:
+                continue
             context = chosen[0]["context"]
             values = [record["value"] / record.get("dense", 1.0) for record in chosen]
             label = f"{model.partition('.')[0]}, {kind}, {context:,} tokens"
