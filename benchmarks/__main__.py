@@ -14,6 +14,7 @@ from benchmarks.engine import (
     replicas,
     sampling,
     scheduler,
+    sparse_attention,
     step,
 )
 from benchmarks.frontend import encoding, idle_streams, long_prompts, stop_strings, token_costs, unknown_fields
@@ -32,6 +33,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     "step": step.run,
     "pipeline.bubbles": pipeline.run,
     "captured_steps": captured_steps.run,
+    "sparse_attention": sparse_attention.run,
     **token_costs.FIGURES,
     "frontend.idle_stream_kb": idle_streams.run,
     "bench_client": bench_client.run,

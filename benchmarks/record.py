@@ -46,6 +46,10 @@ class Record(TypedDict, total=False):
     answer_s: float
     share: float  # of the requests that a core has, once it has its part
     real_time: bool  # whether the measured processes had real-time priority
+    model: str
+    context: int  # tokens before those that are measured
+    top_k: int  # blocks that sparse attention chooses
+    dense: float  # `value` with dense attention
     truth: float  # what `value` should be, by the record of what was measured
     off_percent: float  # of `value` from that
     # What `value` is to be compared with: memory reserved for each, or batches that run until their longest ends...

@@ -11,6 +11,7 @@ TOPICS = {
     "SchedulerConfig": "Scheduling",
     "ParallelConfig": "Processes",
     "DeviceConfig": "Devices and kernels",
+    "SparseAttentionConfig": "Sparse attention",
     "RecoveryConfig": "Recovery",
     "LogConfig": "The log",
     "HeadlessConfig": "A headless core: `pyllm core`",

@@ -41,7 +41,7 @@ class Plan(Buffer):
     - `slot_copies` [2 * F], (source, destination) pairs
     - `slot_inits` [I], slots; `sampling_starts` [I + 1]; `sampling`, the bytes given to `add`, end to end
     - `history_starts` [I + 1]; `histories`, of stateful requests all known tokens, prompt and output, end to end;
-      `history_prompts` [I], how many of them are the prompt's (0 without a history)
+      `prompt_lengths` [I], tokens of each slot's prompt
 
     A worker applies slot copies, slot initialisations, table changes, swaps and block copies, in that order, then
     computes. An initialisation comes with the slot's whole block-table row. A slot copy takes over the row and the
@@ -82,6 +82,7 @@ class Scheduler:
         prefix_hash_seed: str = "",
         cache_namespace: str = "",
         max_saving_blocks: int = 0,
+        separate_outputs: bool = False,
         enable_kv_cache_events: bool = False,
         incarnation: int = 0,
         swap_block_seconds: float = 0.0,
@@ -103,7 +104,8 @@ class Scheduler:
         `num_host_blocks` are swap space and second level of the prefix cache; moving a block there and back takes
         `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `prefix_hash` is blake3 or sha256_cbor,
         which gives blocks the names that vLLM gives them with `prefix_hash_seed` as PYTHONHASHSEED; with blake3
-        `cache_namespace` is a part of each name. `max_saving_blocks` bounds what `take_saves` keeps. `incarnation`
+        `cache_namespace` is a part of each name. With `separate_outputs` the blocks of an output are found only by
+        requests with the same prompt. `max_saving_blocks` bounds what `take_saves` keeps. `incarnation`
         names this run in its events. A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to
         16) by prompt lookup. With several stages (`pipeline_parallel_size`) a sequence waits for its token before it is
         planned again, and each step takes its share of what runs: keep as many steps in flight. The others are

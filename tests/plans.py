@@ -24,7 +24,7 @@ def encode(sections: dict[str, npt.ArrayLike]) -> tuple[tuple[int, ...], bytes]:
         "sampled_starts": [0],
         "sampling_starts": [0],
         "history_starts": [0] * (inits + 1),
-        "history_prompts": [0] * inits,
+        "prompt_lengths": [0] * inits,
     }
     arrays = [np.asarray(sections.get(name, empty.get(name, [])), dtypes[kind]).ravel() for name, kind in PLAN_SECTIONS]
     counts = tuple(len(array) for array in arrays)
@@ -71,9 +71,16 @@ class Planner:
         self._changes: dict[str, list[int]] = {}
         self._sampling: list[bytes] = []
         self._histories: list[tuple[list[int], list[int]]] = []
+        self._prompt_lengths: list[int] = []
         self._forget_changes()
 
-    def start(self, slot: int, sampling: Sampling = GREEDY, history: tuple[list[int], list[int]] = ([], [])) -> None:
+    def start(
+        self,
+        slot: int,
+        sampling: Sampling = GREEDY,
+        history: tuple[list[int], list[int]] = ([], []),
+        prompt_length: int = 0,
+    ) -> None:
         """Initialise a slot with the next step; `history` is the prompt and the output so far, where it is stateful."""
         for row in self._table_rows(slot):
             self.free += self.tables.get(row, [])
@@ -82,6 +89,7 @@ class Planner:
         self._changes["slot_inits"].append(slot)
         self._sampling.append(msgspec.msgpack.encode(sampling))
         self._histories.append(history)
+        self._prompt_lengths.append(prompt_length or len(history[0]))
 
     def fork(self, source: int, destination: int) -> None:
         """Copy a slot with the next step; the last block, which both would write to, is copied, too."""
@@ -149,7 +157,7 @@ class Planner:
                 "sampling": np.frombuffer(b"".join(sampling), np.uint8),
                 "history_starts": np.cumsum([0, *(len(prompt) + len(output) for prompt, output in histories)]),
                 "histories": [token for prompt, output in histories for token in (*prompt, *output)],
-                "history_prompts": [len(prompt) for prompt, _ in histories],
+                "prompt_lengths": self._prompt_lengths,
                 **changes,
             }
         )
@@ -170,4 +178,4 @@ class Planner:
     def _forget_changes(self) -> None:
         tables = ("table_slots", "table_indices", "table_blocks")
         self._changes = {name: [] for name in (*tables, "block_copies", "swaps", "slot_copies", "slot_inits")}
-        self._sampling, self._histories = [], []
+        self._sampling, self._histories, self._prompt_lengths = [], [], []

@@ -76,7 +76,7 @@ def test_the_plan_of_a_stateful_request_has_its_tokens():
     sections = read_plan(planned(scheduler))
     assert sections["histories"].tolist() == [1, 2, 3, 4, 5]
     assert sections["history_starts"].tolist() == [0, 5, 5]
-    assert sections["history_prompts"].tolist() == [3, 0]
+    assert sections["prompt_lengths"].tolist() == [3, 3]
 
 
 def test_a_view_outlives_its_plan():

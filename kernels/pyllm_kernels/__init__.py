@@ -16,6 +16,7 @@ from pyllm_kernels._cpu import (
     set_num_threads,
     stay_awake,
 )
+from pyllm_kernels.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries
 from pyllm_kernels.cards import CardError, check_card
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.dispatch import (
@@ -48,6 +49,7 @@ from pyllm_kernels.dispatch import (
     scale_and_cap,
     scatter_blocks,
     select,
+    select_blocks,
     swap_blocks,
 )
 from pyllm_kernels.edits import LogitsEdits
@@ -70,10 +72,12 @@ __all__ = [
     "GGUF_BLOCKS",
     "INT8_BLOCKS",
     "SCALED_DTYPES",
+    "SUMMARY_PARTS",
     "AttentionLayer",
     "AttentionMetadata",
     "AttentionShape",
     "BackendError",
+    "BlockBudget",
     "CaptureError",
     "CardError",
     "ClampedSwiglu",
@@ -81,6 +85,7 @@ __all__ = [
     "Graph",
     "KVScales",
     "Kernels",
+    "KeySummaries",
     "LinearLayout",
     "LogitsEdits",
     "LogitsStates",
@@ -123,6 +128,7 @@ __all__ = [
     "scale_and_cap",
     "scatter_blocks",
     "select",
+    "select_blocks",
     "set_num_threads",
     "stay_awake",
     "swap_blocks",

@@ -38,6 +38,7 @@ __all__ = [
     "rope_and_kv_write",
     "sample",
     "scale_and_cap",
+    "select_blocks",
     "set_num_threads",
     "stay_awake",
 ]
@@ -215,6 +216,26 @@ def paged_attention(
     Scores, weights and sums are float32, in an order that a token's position alone decides. Where all is bfloat16,
     heads are multiples of 32, there is neither window nor cap, and the machine has AMX, weights are rounded to
     bfloat16, and so summed up. `IndexError` where the batch's numbers do not name what is there.
+    """
+
+def select_blocks(
+    shape: tuple[int, int],
+    query: _Rows,
+    cache: _Cache,
+    batch: _Batch,
+    is_sparse: int,
+    scale: float,
+    summaries: tuple[str, int, int],
+    budget: tuple[int, int, int],
+    out: tuple[int, int, int],
+) -> None:
+    """Choose the blocks that sparse rows attend to; `shape` is tokens and query heads, and of the cache keys are read.
+
+    `is_sparse` is int32 [rows], 0 or 1. `summaries` is "mean" or "bounds", the address of vectors
+    [num_blocks, kv_heads, parts, head_dim] of the cache's dtype, and that of uint8 [num_blocks], 1 where a block has
+    its own; both are written to. `budget` is how many first blocks, best ones and last ones a row keeps. `out` has the
+    addresses of a batch whose slots are its rows, int32: block tables [rows, max_blocks], slots and sequence lengths.
+    `ValueError` for a budget without a last block, `IndexError` where the batch's numbers do not name what is there.
     """
 
 def copy_blocks(cache: _Cache, copies: int, num_copies: int) -> None:

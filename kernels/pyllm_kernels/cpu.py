@@ -3,10 +3,13 @@
 float32 and bfloat16. float16, which no model needs on a CPU, is the reference's. Nothing here computes.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from pyllm_kernels import _cpu, graph, reference
+from pyllm_kernels.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, KVScales, QKNorm
@@ -171,39 +174,56 @@ def paged_attention(
     if not _are_ours(query, key_cache):
         return graph.not_captured(reference.paged_attention)(query, key_cache, value_cache, metadata, layer)
     tokens, heads, head_dim = query.shape
-    (rows,) = metadata.slots.shape
-    num_slots, max_blocks = metadata.block_tables.shape
-    _check_indices("block_tables", metadata.block_tables, (num_slots, max_blocks))
-    _check_indices("slots", metadata.slots, (rows,))
-    _check_indices("query_starts", metadata.query_starts, (rows + 1,))
-    _check_indices("sequence_lengths", metadata.sequence_lengths, (rows,))
     out = graph.empty((tokens, heads, head_dim), query.dtype)
     _cpu.paged_attention(
         (tokens, heads),
         _rows_of_heads("query", query),
         _cache(key_cache, value_cache, head_dim),
-        (
-            metadata.block_tables.data_ptr(),
-            (num_slots, max_blocks),
-            metadata.slots.data_ptr(),
-            metadata.query_starts.data_ptr(),
-            metadata.sequence_lengths.data_ptr(),
-            rows,
-        ),
+        _batch(metadata),
         (layer.scale, layer.window, layer.soft_cap, _sinks(layer, heads)),
         _rows_of_heads("out", out),
     )
-    graph.keep(
-        query,
-        key_cache,
-        value_cache,
-        metadata.block_tables,
-        metadata.slots,
-        metadata.query_starts,
-        metadata.sequence_lengths,
-        *(() if layer.sinks is None else (layer.sinks,)),
-    )
+    graph.keep(query, key_cache, value_cache, *(() if layer.sinks is None else (layer.sinks,)))
     return out
+
+
+def select_blocks(
+    query: Tensor,
+    key_cache: Tensor,
+    metadata: AttentionMetadata,
+    is_sparse: Tensor,
+    scale: float,
+    summaries: KeySummaries,
+    budget: BlockBudget,
+) -> AttentionMetadata:
+    if not _are_ours(query, key_cache):
+        arguments = query, key_cache, metadata, is_sparse, scale, summaries, budget
+        return graph.not_captured(reference.select_blocks)(*arguments)
+    tokens, heads, head_dim = query.shape
+    (rows,) = metadata.slots.shape
+    num_blocks, _, kv_heads, _ = key_cache.shape
+    _check_indices("is_sparse", is_sparse, (rows,))
+    _check_shape("vectors", summaries.vectors, (num_blocks, kv_heads, SUMMARY_PARTS[summaries.kind], head_dim))
+    _check_dtype("vectors", summaries.vectors, key_cache.dtype)
+    _check_contiguous("vectors", summaries.vectors)
+    _check_shape("known", summaries.known, (num_blocks,))
+    _check_dtype("known", summaries.known, torch.uint8)
+    _check_contiguous("known", summaries.known)
+    tables = graph.empty((rows, metadata.block_tables.shape[1]), torch.int32)
+    slots, lengths = graph.empty((rows,), torch.int32), graph.empty((rows,), torch.int32)
+    _cpu.select_blocks(
+        (tokens, heads),
+        _rows_of_heads("query", query),
+        _cache(key_cache, key_cache, head_dim),
+        _batch(metadata),
+        is_sparse.data_ptr(),
+        scale,
+        (summaries.kind, summaries.vectors.data_ptr(), summaries.known.data_ptr()),
+        (budget.num_sink_blocks, budget.top_k, budget.num_recent_blocks),
+        (tables.data_ptr(), slots.data_ptr(), lengths.data_ptr()),
+    )
+    graph.keep(query, key_cache, is_sparse, summaries.vectors, summaries.known)
+    return replace(metadata, block_tables=tables, slots=slots, sequence_lengths=lengths)
 
 
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
@@ -415,6 +435,20 @@ def _sinks(layer: AttentionLayer, heads: int) -> int | None:
     _check_dtype("sinks", layer.sinks, torch.float32)
     _check_contiguous("sinks", layer.sinks)
     return layer.sinks.data_ptr()
+
+
+def _batch(metadata: AttentionMetadata) -> tuple[int, tuple[int, int], int, int, int, int]:
+    (rows,) = metadata.slots.shape
+    num_slots, max_blocks = metadata.block_tables.shape
+    _check_indices("block_tables", metadata.block_tables, (num_slots, max_blocks))
+    _check_indices("slots", metadata.slots, (rows,))
+    _check_indices("query_starts", metadata.query_starts, (rows + 1,))
+    _check_indices("sequence_lengths", metadata.sequence_lengths, (rows,))
+    tensors = metadata.block_tables, metadata.slots, metadata.query_starts, metadata.sequence_lengths
+    graph.keep(*tensors)
+    tables, *others = (tensor.data_ptr() for tensor in tensors)
+    slots, query_starts, sequence_lengths = others
+    return tables, (num_slots, max_blocks), slots, query_starts, sequence_lengths, rows
 
 
 def _cache(key_cache: Tensor, value_cache: Tensor, head_dim: int) -> tuple[str, int, int, tuple[int, int, int, int]]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyllm_kernels import cpu, cpu_linear, reference
+from pyllm_kernels.block_selection import BlockBudget, KeySummaries
 from pyllm_kernels.cpu_linear import PackedLinear
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
@@ -160,6 +161,9 @@ class Kernels:
     experts: ExpertsOp
     plan_attention: PlanAttentionOp
     paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, AttentionLayer], Tensor]
+    select_blocks: Callable[
+        [Tensor, Tensor, AttentionMetadata, Tensor, float, KeySummaries, BlockBudget], AttentionMetadata
+    ]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
     swap_blocks: Callable[[Tensor, Tensor, Tensor], None]
     gather_blocks: Callable[[Tensor, Tensor, Tensor], None]
@@ -442,6 +446,32 @@ def paged_attention(
     return select("auto", query.device).paged_attention(query, key_cache, value_cache, metadata, layer)
 
 
+def select_blocks(
+    query: Tensor,
+    key_cache: Tensor,
+    metadata: AttentionMetadata,
+    is_sparse: Tensor,
+    scale: float,
+    summaries: KeySummaries,
+    budget: BlockBudget,
+) -> AttentionMetadata:
+    """The batch as `paged_attention` is to see it in one layer: the block tables of sparse rows without some blocks.
+
+    query [tokens, heads, head_dim] and key_cache as there; is_sparse int32 [rows], 0 or 1; scale as in
+    `AttentionLayer`. A sparse row of one token that has more blocks than the budget keeps its first and last ones, and
+    of those between the ones with the greatest share of the attention by their summaries. The share is the softmax of
+    a head's scores over these blocks, summed over the heads. The score is `query @ mean`, or by bounds the most that
+    `query @ key` can be (Quest, arXiv 2406.10774). Of equal shares the first count more. What is kept stays in order,
+    so a row that keeps all its blocks gets the bits of a row that is not sparse.
+
+    Keys are rotated as they are written, so a table may leave blocks out, and the length is that of what is left: a row
+    is that long for attention. Makes the summaries that are missing. A row's choice does not depend on the others.
+    Gives metadata with `tasks` of no backend; the layer must have no window.
+    """
+    select_on = select("auto", query.device).select_blocks
+    return select_on(query, key_cache, metadata, is_sparse, scale, summaries, budget)
+
+
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
     """Copy whole blocks within both caches, one after the other; copies int32 [n, 2] of (source, destination)."""
     select("auto", key_cache.device).copy_blocks(key_cache, value_cache, copies)
@@ -536,6 +566,7 @@ def _reference() -> Kernels:
         experts=reference.experts,
         plan_attention=reference.plan_attention,
         paged_attention=reference.paged_attention,
+        select_blocks=reference.select_blocks,
         copy_blocks=reference.copy_blocks,
         swap_blocks=reference.swap_blocks,
         gather_blocks=reference.gather_blocks,
@@ -564,6 +595,7 @@ def _cpu(device_type: str) -> Kernels:
         activation=cpu.activation,
         experts=cpu.experts,
         paged_attention=cpu.paged_attention,
+        select_blocks=cpu.select_blocks,
         copy_blocks=cpu.copy_blocks,
     )
 
@@ -615,6 +647,7 @@ def _triton(device_type: str) -> Kernels:
         experts=grouped_experts.experts,
         plan_attention=attention.plan_attention,
         paged_attention=attention.paged_attention,
+        select_blocks=reference.select_blocks,  # Rows are read on the host: the engine refuses it on a GPU.
         copy_blocks=blocks.copy_blocks,
         swap_blocks=reference.swap_blocks,  # ...and Triton has nothing to add to a copy over PCIe.
         gather_blocks=blocks.gather_blocks,

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyllm_kernels.block_selection import BlockBudget, KeySummaries
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
@@ -239,6 +240,62 @@ def paged_attention(
         values = _gather(value_cache, metadata.block_tables[slot], first, lengths[row])
         output[tokens] = _attend(query[tokens].float(), keys.float(), values.float(), layer)
     return output
+
+
+def select_blocks(
+    query: Tensor,
+    key_cache: Tensor,
+    metadata: AttentionMetadata,
+    is_sparse: Tensor,
+    scale: float,
+    summaries: KeySummaries,
+    budget: BlockBudget,
+) -> AttentionMetadata:
+    block_size, num_rows = key_cache.shape[1], len(metadata.slots)
+    tables = metadata.block_tables[metadata.slots.long()].clone()
+    lengths = metadata.sequence_lengths.clone()
+    starts, may_choose = metadata.query_starts.tolist(), is_sparse.tolist()
+    for row, length in enumerate(lengths.tolist()):
+        used = -(-length // block_size)
+        end = used - budget.num_recent_blocks
+        num_candidates = end - budget.num_sink_blocks
+        if not may_choose[row] or starts[row + 1] - starts[row] != 1 or num_candidates <= budget.top_k:
+            continue
+        candidates = tables[row, budget.num_sink_blocks : end].long()
+        _summarise(key_cache, candidates[summaries.known[candidates] == 0], summaries)
+        shares = _shares(query[starts[row]].float() * scale, summaries.vectors[candidates].float())
+        # Of equal shares the first: torch's `topk` promises no order.
+        best = shares.sort(descending=True, stable=True).indices[: budget.top_k].sort().values
+        kept = (tables[row, : budget.num_sink_blocks], candidates[best].int(), tables[row, end:used])
+        chosen = torch.cat(kept)
+        tables[row, : len(chosen)] = chosen
+        lengths[row] -= (num_candidates - budget.top_k) * block_size
+    slots = torch.arange(num_rows, dtype=torch.int32, device=lengths.device)
+    return replace(metadata, block_tables=tables, slots=slots, sequence_lengths=lengths, tasks=None)
+
+
+def _summarise(key_cache: Tensor, blocks: Tensor, summaries: KeySummaries) -> None:
+    keys = key_cache[blocks].float()  # [blocks, block_size, kv_heads, head_dim]
+    if summaries.kind == "mean":
+        parts = keys.mean(dim=1, keepdim=True)
+    else:
+        parts = torch.stack((keys.amax(dim=1), keys.amin(dim=1)), dim=1)
+    summaries.vectors[blocks] = parts.transpose(1, 2).to(key_cache.dtype)
+    summaries.known[blocks] = 1
+
+
+def _shares(query: Tensor, summaries: Tensor) -> Tensor:
+    """What each block gets of a token's attention, summed over the heads, if all of its keys have its score.
+
+    query [heads, head_dim], scaled; summaries [blocks, kv_heads, parts, head_dim] -> [blocks].
+    """
+    blocks, kv_heads, parts, head_dim = summaries.shape
+    query = query.view(kv_heads, -1, head_dim)
+    by_part = (query,) if parts == 1 else (query.clamp(min=0), query.clamp(max=0))
+    scores = torch.zeros((kv_heads, query.shape[1], blocks), device=query.device)
+    for index, part in enumerate(by_part):
+        scores += part @ summaries[:, :, index].permute(1, 2, 0)
+    return scores.softmax(dim=-1).sum(dim=(0, 1))
 
 
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:

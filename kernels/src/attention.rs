@@ -7,6 +7,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod block_selection;
 mod cells;
 mod floats;
 mod plan;
@@ -15,6 +16,8 @@ mod tile_backend;
 mod tests;
 
 use std::ptr::with_exposed_provenance;
+
+pub(crate) use block_selection::{Budget, KeySummaries, SelectBlocks, Selection, SummaryKind};
 
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
@@ -72,7 +75,7 @@ impl Op for PagedAttention {
 
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
         // SAFETY: as the caller promises.
-        let sequences = unsafe { Sequences::of(&self.batch, extent.rows) };
+        let sequences = unsafe { self.batch.sequences(extent.rows) };
         sequences.check(extent.tokens, &self.cache, self.batch.num_slots, self.window)?;
         let call = Call { op: self, sequences: &sequences, isa };
         // SAFETY: as the caller promises; the indices were checked, and what tiles are made for is what they take.
@@ -113,23 +116,27 @@ struct Sequences<'a> {
     max_blocks: usize,
 }
 
-impl Sequences<'_> {
+impl Batch {
+    /// The first rows.
+    ///
     /// # Safety
     ///
     /// What the batch points to is there, and nothing writes to it meanwhile.
-    unsafe fn of(batch: &Batch, rows: usize) -> Self {
+    unsafe fn sequences<'a>(&self, rows: usize) -> Sequences<'a> {
         // SAFETY: as the caller promises.
         unsafe {
-            Self {
-                slots: batch.slots.first(rows),
-                query_starts: batch.query_starts.first(rows + 1),
-                lengths: batch.sequence_lengths.first(rows),
-                block_tables: batch.block_tables.first(batch.num_slots * batch.max_blocks),
-                max_blocks: batch.max_blocks,
+            Sequences {
+                slots: self.slots.first(rows),
+                query_starts: self.query_starts.first(rows + 1),
+                lengths: self.sequence_lengths.first(rows),
+                block_tables: self.block_tables.first(self.num_slots * self.max_blocks),
+                max_blocks: self.max_blocks,
             }
         }
     }
+}
 
+impl Sequences<'_> {
     /// A window of so many positions may have no block for what is before it.
     fn check(&self, tokens: usize, cache: &KvLayer, num_slots: usize, window: usize) -> Result<(), OutOfRange> {
         check_range("slot of row", self.slots, 0..num_slots as i64)?;

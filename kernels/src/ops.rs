@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
-use crate::attention::{Batch, NO_WINDOW, PagedAttention};
+use crate::attention::{Batch, Budget, KeySummaries, NO_WINDOW, PagedAttention, SelectBlocks, Selection, SummaryKind};
 use crate::blocks::CopyBlocks;
 use crate::dtype::DType;
 use crate::experts::{ExpertMatrices, Experts, Router};
@@ -337,15 +337,55 @@ pub(crate) unsafe fn paged_attention(
     if window == 0 {
         return Err(PyValueError::new_err("a window of 0 positions: a token sees at least itself"));
     }
-    if heads == 0 || !heads.is_multiple_of(cache.kv_heads) {
-        return Err(PyValueError::new_err(format!(
-            "{heads} query heads over {} KV heads: each of those must serve as many of these",
-            cache.kv_heads
-        )));
-    }
+    check_heads(heads, cache.kv_heads)?;
     check_alike("out", out, query, (tokens, heads * cache.head_dim))?;
     // SAFETY: as the caller promises.
     unsafe { execute(py, PagedAttention { tokens, heads, scale, window, soft_cap, sinks, query, out, cache, batch }) }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
+pub(crate) unsafe fn select_blocks(
+    py: Python<'_>,
+    shape: (usize, usize),
+    query: Matrix,
+    cache: KvLayer,
+    batch: Batch,
+    is_sparse: usize,
+    scale: f32,
+    summaries: (&str, usize, usize),
+    budget: (usize, usize, usize),
+    out: (usize, usize, usize),
+) -> PyResult<()> {
+    let ((tokens, heads), (kind, address, known)) = (shape, summaries);
+    check_heads(heads, cache.kv_heads)?;
+    let kind = match kind {
+        "mean" => SummaryKind::Mean,
+        "bounds" => SummaryKind::Bounds,
+        _ => return Err(PyValueError::new_err(format!("no summaries {kind:?} of keys: use mean or bounds"))),
+    };
+    let (num_sink_blocks, top_k, num_recent_blocks) = budget;
+    if num_recent_blocks == 0 {
+        return Err(PyValueError::new_err("no recent block: a token sees at least the one it is in"));
+    }
+    let (block_tables, slots, sequence_lengths) = out;
+    let op = SelectBlocks {
+        tokens,
+        heads,
+        scale,
+        query,
+        cache,
+        batch,
+        is_sparse: Indices(is_sparse),
+        summaries: KeySummaries { kind, address, known },
+        budget: Budget { num_sink_blocks, top_k, num_recent_blocks },
+        out: Selection { block_tables, slots, sequence_lengths },
+    };
+    // SAFETY: as the caller promises.
+    unsafe { execute(py, op) }
 }
 
 /// # Safety
@@ -513,6 +553,16 @@ impl<'py> FromPyObject<'_, 'py> for Batch {
             sequence_lengths: Indices(sequence_lengths),
         })
     }
+}
+
+/// See that each KV head serves as many query heads.
+fn check_heads(heads: usize, kv_heads: usize) -> PyResult<()> {
+    if heads == 0 || !heads.is_multiple_of(kv_heads) {
+        return Err(PyValueError::new_err(format!(
+            "{heads} query heads over {kv_heads} KV heads: each of those must serve as many of these"
+        )));
+    }
+    Ok(())
 }
 
 /// See that rows are made of what another's are, and that none reaches into the next, which another thread has.

@@ -12,6 +12,7 @@ from .engine_settings import (
     ParallelConfig,
     RecoveryConfig,
     SchedulerConfig,
+    SparseAttentionConfig,
     is_rust,
 )
 from .kv_transfer_settings import KVTransferConfig
@@ -59,6 +60,7 @@ __all__ = [
     "SchedulerConfig",
     "ServerConfig",
     "SharedConfig",
+    "SparseAttentionConfig",
     "StateConfig",
     "TextForm",
     "UnknownFields",

@@ -269,6 +269,32 @@ class DeviceConfig(ConfigPart, frozen=True):
     ] = False
 
 
+class SparseAttentionConfig(ConfigPart, frozen=True):
+    """Which KV blocks the tokens of an output attend to. Prompts attend to everything."""
+
+    sparse_attention: Annotated[
+        str,
+        Meta(
+            description="how the KV blocks are chosen that an output's tokens attend to: quest (by bounds of their "
+            "keys), mean (by their mean), or an entry point of the group pyllm.kv_selectors; empty: all blocks. It "
+            "changes answers. On a CPU only"
+        ),
+    ] = ""
+    sparse_attention_top_k: Annotated[
+        int,
+        Meta(description="with sparse_attention, blocks that are chosen for each token and layer", ge=0, le=1 << 20),
+    ] = 64
+    sparse_attention_sink_blocks: Annotated[
+        int, Meta(description="with sparse_attention, first blocks that are read in any case", ge=0, le=1 << 20)
+    ] = 1
+    sparse_attention_recent_blocks: Annotated[
+        int, Meta(description="with sparse_attention, last blocks that are read in any case", ge=1, le=1 << 20)
+    ] = 4
+    sparse_attention_dense_layers: Annotated[
+        int, Meta(description="with sparse_attention, first layers that read all blocks", ge=0, le=1 << 20)
+    ] = 2
+
+
 class RecoveryConfig(ConfigPart, frozen=True):
     """What happens when a process dies."""
 
@@ -309,6 +335,7 @@ class EngineConfig(ConfigPart, frozen=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
     device: DeviceConfig = DeviceConfig()
+    sparse: SparseAttentionConfig = SparseAttentionConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     log: LogConfig = LogConfig()
 

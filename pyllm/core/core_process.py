@@ -128,6 +128,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
             prefix_hash=engine.cache.prefix_hash,
             prefix_hash_seed=engine.cache.prefix_hash_seed,
             cache_namespace=cache_namespace,
+            separate_outputs=bool(engine.sparse.sparse_attention),
             enable_kv_cache_events=engine.cache.enable_kv_cache_events,
             incarnation=epoch,
             num_speculative_tokens=engine.scheduler.num_speculative_tokens or 0,

@@ -35,7 +35,8 @@ def fingerprints(config: CoreConfig, groups: Sequence[KVGroup], instruction_sets
     kinds = sorted(set(instruction_sets))
     ranks = engine.parallel.tensor_parallel_size
     described = (config.checkpoint.fingerprint, config.checkpoint.spec)  # A config.json alone changes the tokens, too.
-    numerics: tuple[Any, ...] = (described, precision, ranks, kinds, implementation)
+    sparse = engine.sparse if engine.sparse.sparse_attention else None
+    numerics: tuple[Any, ...] = (described, precision, ranks, kinds, implementation, sparse)
     device = engine.device
     kernels = (device.kernel_backend, device.attention_backend, device.batch_invariant)
     layout = (engine.cache.block_size, [(group.window, group.layers) for group in groups])

@@ -50,6 +50,7 @@ from pyllm.supervision.memory import host_memory
 from pyllm.wire.curve import client_keys
 from pyllm.workers.attention_backends import find_attention_backend
 from pyllm.workers.model_limits import check_supported
+from pyllm.workers.sparse_attention.sparse_limits import check_sparse_attention
 
 logger = logging.getLogger(__name__)
 
@@ -132,8 +133,8 @@ def resolve_settings(
     _check_events(config)
     find_policy(config.scheduler.scheduling_policy)
     find_attention_backend(config.device.attention_backend)
-    if config.device.batch_invariant:
-        _check_batch_invariant(config, spec.dtype, device)
+    check_sparse_attention(config, spec, device)
+    _check_batch_invariant(config, spec.dtype, device)
     recording = _absolute(config.scheduler.scheduler_recording)
     log_file = _absolute(config.log.log_config_file)
     crashes = resolve_folder(config.recovery.flight_recorder_dir)
@@ -247,8 +248,10 @@ def _check_stages(config: EngineConfig, checkpoint: Checkpoint) -> None:
 
 
 def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -> None:
-    """Refuse what torch computes, in an order that depends on the batch."""
+    """Where it is asked for, refuse what torch computes, in an order that depends on the batch."""
     chosen = config.device
+    if not chosen.batch_invariant:
+        return
     ours = "triton" if device == "cuda" else "cpu"
     for name, value in (("kernel_backend", chosen.kernel_backend), ("attention_backend", chosen.attention_backend)):
         if value not in {"auto", ours}:

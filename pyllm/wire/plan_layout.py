@@ -22,7 +22,7 @@ PLAN_SECTIONS: tuple[tuple[str, str], ...] = (
     ("sampling", "B"),  # one encoded `Sampling` a slot initialisation
     ("history_starts", "i"),  # slot initialisations + 1
     ("histories", "i"),  # of a stateful one all known tokens, prompt and output
-    ("history_prompts", "i"),  # how many of them are the prompt's, a slot initialisation each
+    ("prompt_lengths", "i"),  # a slot initialisation each
 )
 
 PLAN_ALIGNMENT = 64

@@ -14,6 +14,7 @@ from pyllm.workers.causal_model import CausalModel, joined
 from pyllm.workers.step.attention_batch import AttentionBatch
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.forward_context import ForwardContext
+from pyllm.workers.step.step_rows import StepRows
 
 Metadata = tuple[AttentionMetadata, ...]  # of each group of layers
 
@@ -62,22 +63,23 @@ class StepGraph:
         """Whether a batch fits into the captured step: the budget of tokens may have been raised since."""
         return batch.num_tokens <= len(self._tokens) and batch.num_rows <= len(self._slots)
 
-    def hidden(self, tokens: Tensor, batch: Batch) -> Tensor:
-        """What `joined` gives of the model's tensors, which the next call overwrites."""
+    def hidden(self, tokens: Tensor, batch: Batch, split: StepRows | None = None) -> Tensor:
+        """What `joined` gives of the model's tensors, which the next call overwrites; `split` replaces its rows."""
         host = batch.host
+        rows_of = host if split is None else split
+        starts, lengths, slots = rows_of.query_starts, rows_of.sequence_lengths, rows_of.slots
         for buffer, values in (
             (self._tokens, tokens.numpy()),
             (self._positions, host.positions),
             *zip(self._slot_mapping, host.slot_mapping.reshape(len(self._slot_mapping), -1), strict=True),
-            (self._slots, host.slots),
-            (self._query_starts, host.query_starts),
-            (self._sequence_lengths, host.sequence_lengths),
+            (self._slots, slots),
+            (self._query_starts, starts),
+            (self._sequence_lengths, lengths),
         ):
             buffer.numpy()[: len(values)] = values
-        starts, lengths = host.query_starts, host.sequence_lengths
         rows = replace(self._rows, host_query_starts=starts, host_sequence_lengths=lengths)
         self._prepare(rows, self._metadata)
-        self._layers.replay(batch.num_tokens, batch.num_rows)
+        self._layers.replay(batch.num_tokens, len(slots))
         return joined([part[: batch.num_tokens] for part in self._parts])
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:

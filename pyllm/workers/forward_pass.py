@@ -20,8 +20,10 @@ from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup, C
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.forward_context import AttentionHook, ForwardContext
 from pyllm.workers.step.kv_cache import KVCache
+from pyllm.workers.step.kv_selector import KVSelector
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
+from pyllm.workers.step.step_rows import StepRows, split_rows
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ class Limits:
 class ForwardPass:
     """A loaded model over a KV cache. `prepare_attention` is the attention backend's, for each of the `groups`.
 
+    A `selector` chooses the blocks that rows of a plan attend to; steps that no plan made attend to all.
+
     A pipeline stage after the first one finds what the stage before gives in `incoming`, [2, tokens, hidden_size], at
     one address for good. Graphs hold the pass alone, and not the exchange between stages: what is received before a
     replay and sent after it is as large as the step, and a stage that waits for another inside of a graph could
@@ -63,9 +67,11 @@ class ForwardPass:
         groups: tuple[AttentionGroup, ...],
         limits: Limits,
         incoming: Tensor | None = None,
+        selector: KVSelector | None = None,
     ) -> None:
         self._model = model
         self._incoming = incoming
+        self._selector = selector
         self._kernels = kernels
         self._kv_cache = kv_cache
         self._slots = slots
@@ -127,15 +133,19 @@ class ForwardPass:
                 slot_mapping,
                 self._position_tables,
                 received=self._received(len(positions)),
+                selector=self._selector,
             )
 
+        limits = self._limits
+        # A selector splits rows.
+        max_rows = limits.max_num_seqs + (0 if self._selector is None else limits.max_num_batched_tokens)
         try:
             self._step_graph = StepGraph(
                 self._model,
                 self._prepare,
                 context,
-                max_tokens=self._limits.max_num_batched_tokens,
-                max_rows=self._limits.max_num_seqs,
+                max_tokens=limits.max_num_batched_tokens,
+                max_rows=max_rows,
                 num_groups=len(self._groups),
             )
         except CaptureError as error:
@@ -148,24 +158,43 @@ class ForwardPass:
         """
         if self._captured is not None and not self._hooks and (bucket := self._captured.bucket_of(batch)) is not None:
             return self._captured.run(bucket, batch)
+        if self._selector is None:
+            return self._hidden(batch)
+        rows = split_rows(batch, self._slots.prompt_lengths)
+        self._selector.execute_begin(rows)
+        hidden = self._hidden(batch, rows)
+        self._selector.execute_finished()
+        return hidden
+
+    def _hidden(self, batch: Batch, split: StepRows | None = None) -> Tensor:
+        """`hidden` without a CUDA graph; `split` replaces the rows."""
         tokens = self._slots.known_tokens(batch)
         if self._step_graph is not None and not self._hooks and self._step_graph.has_room(batch):
-            return self._step_graph.hidden(tokens, batch)
+            return self._step_graph.hidden(tokens, batch, split)
         sections, host = batch.device, batch.host
-        attention = self._prepare(
-            AttentionBatch(
-                host_query_starts=host.query_starts,
-                host_sequence_lengths=host.sequence_lengths,
-                query_starts=sections.query_starts,
-                sequence_lengths=sections.sequence_lengths,
-                slots=sections.slots,
-                max_query_length=batch.max_query_length,
-                max_sequence_length=batch.max_sequence_length,
-                num_tokens=batch.num_tokens,
-            )
+        rows = AttentionBatch(
+            host_query_starts=host.query_starts,
+            host_sequence_lengths=host.sequence_lengths,
+            query_starts=sections.query_starts,
+            sequence_lengths=sections.sequence_lengths,
+            slots=sections.slots,
+            max_query_length=batch.max_query_length,
+            max_sequence_length=batch.max_sequence_length,
+            num_tokens=batch.num_tokens,
         )
+        if split is not None and len(split.slots) != batch.num_rows:
+            rows = replace(
+                rows,
+                host_query_starts=split.query_starts,
+                host_sequence_lengths=split.sequence_lengths,
+                query_starts=self._ints(split.query_starts),
+                sequence_lengths=self._ints(split.sequence_lengths),
+                slots=self._ints(split.slots),
+            )
+        attention = self._prepare(rows)
         slot_mapping = sections.slot_mapping.view(len(self._groups), -1)
-        return joined(self._model(tokens, self._context(attention, sections.positions, slot_mapping)))
+        context = self._context(attention, sections.positions, slot_mapping)
+        return joined(self._model(tokens, replace(context, selector=self._selector)))
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor | None:
         """Logits of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the first.

@@ -47,14 +47,17 @@ from pyllm.workers.sampling.sampler import sample_on_device
 from pyllm.workers.sampling.sampling_slots import SamplingSlots
 from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
 from pyllm.workers.sampling_graphs import DeviceSampler, SamplingGraphs, graph_bytes
+from pyllm.workers.sparse_attention.kv_selectors import SelectorInputs, load_kv_selector
 from pyllm.workers.step.attention_batch import AttentionGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.forward_context import AttentionHook
 from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
+from pyllm.workers.step.kv_selector import KVSelector
 from pyllm.workers.step.page_prefaulter import PagePrefaulter
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 from pyllm.workers.step.staging import HostCopy, to_device
+from pyllm.workers.step.step_rows import written_blocks
 from pyllm.workers.step.swap_stream import staging_bytes
 from pyllm.workers.transfers import CpuBlocks, GpuBlocks, RankTransfers
 from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
@@ -106,8 +109,7 @@ class ModelRunner:
         self._groups = groups = stage.groups(kv_groups(self._spec, self._max_model_len, hybrid))
         self._cache_shape = KVCacheShape.of(self._spec, block_size, group.size, kv_cache_dtype, groups)
         self._block_bytes = self._cache_shape.block_bytes
-        max_blocks = -(-self._max_model_len // block_size)
-        self._slots = Slots(engine.scheduler.max_num_seqs, max_blocks, device, len(groups))
+        self._slots = Slots(engine.scheduler.max_num_seqs, -(-self._max_model_len // block_size), device, len(groups))
         vocab_size = self._spec.vocab_size
         self._samples = samples = config.rank == sampling_rank(engine.parallel)
         self._grammars: Future[Grammars] = Future()
@@ -119,6 +121,7 @@ class ModelRunner:
         self._plans = PlanBuffer(device, num_groups=len(groups))
         self._kv_cache: KVCache | None = None
         self._prefaulter: PagePrefaulter | None = None
+        self._selector: KVSelector | None = None
         self._forward: ForwardPass | None = None
         self._sampling_graphs: SamplingGraphs | None = None
         self._host_pool: HostPool | None = None
@@ -208,6 +211,8 @@ class ModelRunner:
         self._move_blocks(batch)
         if self._transfers is not None:
             self._transfers.begin(transfers)
+        if self._selector is not None:
+            self._selector.blocks_written(written_blocks(batch, self._cache_shape.block_size))
         hidden = self.forward(batch) if batch.num_tokens else None
         if not samples:
             if hidden is not None:
@@ -266,7 +271,10 @@ class ModelRunner:
         if num_host_blocks:  # Before graphs are captured: they take a share of the memory that is left.
             self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels, self._clock)
             self._swap_seconds = self._host_pool.time_swaps()
-        self._forward = self._forward_pass(self._kv_cache)
+        if self._engine.sparse.sparse_attention:
+            self._selector = self._kv_selector(self._kv_cache)
+            self._may_capture = self._may_capture and self._selector.in_graphs
+        self._forward = self._forward_pass(self._kv_cache, self._selector)
         if self._placement.device.type == "cpu":
             self._prefaulter = PagePrefaulter(self._kv_cache.memory)
             self._prefaulter.use(0)
@@ -468,7 +476,18 @@ class ModelRunner:
             text = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ConfigError(f"transformers' {name} does not run on {ranks} rank(s) here: {text:.200}") from error
 
-    def _forward_pass(self, kv_cache: KVCache) -> ForwardPass:
+    def _kv_selector(self, kv_cache: KVCache) -> KVSelector:
+        """For the layers of this stage without a window, but the first ones of the model."""
+        settings, scheduler = self._engine.sparse, self._engine.scheduler
+        layers = tuple(
+            layer
+            for layer in sorted(kv_cache.layers)
+            if layer >= settings.sparse_attention_dense_layers and self._spec.layers[layer].attention.window is None
+        )
+        max_rows = scheduler.max_num_seqs + scheduler.max_num_batched_tokens
+        return load_kv_selector(SelectorInputs(settings, self._kernels, kv_cache, layers, max_rows))
+
+    def _forward_pass(self, kv_cache: KVCache, selector: KVSelector | None = None) -> ForwardPass:
         scheduler = self._engine.scheduler
         shape = AttentionShape(
             heads=self._spec.attention.heads // self._placement.group.size,
@@ -493,6 +512,7 @@ class ModelRunner:
             groups=tuple(groups),
             limits=Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, self._max_model_len),
             incoming=self._link.incoming,
+            selector=selector,
         )
 
     def _ready(self) -> ForwardPass:

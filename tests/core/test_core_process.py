@@ -4,16 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from benchmarks.engine.step import core_config
-from pyllm._rust import SchedulerError
+from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.option_reading import config_part
 from pyllm.config.process_config import CoreConfig
 from pyllm.core.core_process import CoreParts, make_core, start
 from pyllm.core.replay import replay_file
 from pyllm.errors import ConfigError
+from pyllm.wire.plan_layout import PLAN_SECTIONS
 from tests.core.counting_executor import CountingExecutor
+
+SECTION_NAMES = [name for name, _ in PLAN_SECTIONS]
 
 
 class UnequalRanks(CountingExecutor):
@@ -71,16 +75,46 @@ async def test_a_cache_without_room_for_one_block_is_a_configuration_error(tmp_p
 
 
 async def started(folder: Path, executor: CountingExecutor, **options: Any) -> tuple[CoreConfig, CoreParts]:
-    """A configuration with some options of the model, cache and scheduler changed, and what it starts with."""
+    """A configuration with some options changed, and what it starts with."""
     config = core_config(str(folder))
     engine = config.engine
     parts = {}
-    for name in ("model", "cache", "scheduler"):
+    for name in ("model", "cache", "scheduler", "sparse"):
         part = getattr(engine, name)
         values = msgspec.structs.asdict(part)
         parts[name] = config_part(type(part), values | {key: options[key] for key in options.keys() & values.keys()})
     config = msgspec.structs.replace(config, engine=msgspec.structs.replace(engine, **parts))
     return config, await start(config, executor)
+
+
+async def test_sparse_attention_is_in_the_fingerprint_and_keeps_outputs_apart(tmp_path: Path) -> None:
+    """A stream never goes on in a core that attends to other blocks, nor does a prompt find blocks of an output."""
+    options: list[dict[str, Any]] = [
+        {},
+        {"sparse_attention": "quest"},
+        {"sparse_attention": "mean"},
+        {"sparse_attention": "quest", "sparse_attention_top_k": 9},
+        {"sparse_attention": "quest", "sparse_attention_dense_layers": 3},
+    ]
+    fingerprints = set()
+    for number, chosen in enumerate(options):
+        _, parts = await started(tmp_path / str(number), CountingExecutor(), **chosen)
+        fingerprints.add(parts.ready.fingerprint)
+        prompt = np.arange(16, dtype=np.int32)
+        parts.scheduler.add(0, 1, prompt.tobytes(), seed=0, max_tokens=20)
+        run_to_the_end(parts.scheduler)
+        # Its output is in the next prompt, which finds the first block, and the second one of a dense output.
+        parts.scheduler.add(0, 2, np.append(prompt, [5] * 20).astype(np.int32).tobytes(), seed=0, max_tokens=1)
+        run_to_the_end(parts.scheduler)
+        assert parts.scheduler.stats()["prefix_hits"] == (16 if chosen else 32)
+    assert len(fingerprints) == len(options)
+
+
+def run_to_the_end(scheduler: Scheduler) -> None:
+    while (plan := scheduler.schedule(0.0)) is not None:
+        num_sampled = plan.counts[SECTION_NAMES.index("uniforms")]
+        starts = np.arange(plan.num_rows + 1, dtype=np.int32) if num_sampled else np.zeros(plan.num_rows + 1, np.int32)
+        scheduler.commit(plan.step, starts.tobytes(), np.full(num_sampled, 5, np.int32).tobytes())
 
 
 async def test_more_pins_than_blocks_are_a_configuration_error(tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ def test_what_was_asked_for_stays(model: str) -> None:
         ({"kv_events_replay_endpoint": "tcp://*:5558", "enable_kv_cache_events": True}, "kv_events_endpoint"),
         ({"kv_cache_dtype": "fp8"}, "fp8 is for GPUs, and the device is cpu: use bfloat16, or auto"),
         ({"attention_backend": "flash"}, "there are auto, triton, cpu, sdpa"),
+        ({"sparse_attention": "h2o"}, "there is no sparse attention 'h2o'; there are quest, mean"),
         ({"scheduling_policy": "lifo"}, "there are fcfs, priority, shortest, fair"),
         ({"scheduler_recording": "/nowhere/recording"}, "there is no folder /nowhere"),
         ({"scheduler_recording": __file__}, "exists and is not overwritten"),

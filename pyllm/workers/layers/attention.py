@@ -51,7 +51,12 @@ class PagedAttention:
             self._scales,
             tables.query_scales if self._has_query_scales else None,
         )
-        output = context.kernels.paged_attention(query, keys, values, context.attention[group], self._kernel)
+        metadata, selector = context.attention[group], context.selector
+        if selector is not None:
+            metadata = selector.attention_begin(self._layer, query, metadata, self._kernel)
+        output = context.kernels.paged_attention(query, keys, values, metadata, self._kernel)
+        if selector is not None:
+            selector.attention_finished(self._layer, output)
         if self._scales.value != 1:
             output.mul_(self._scales.value)
         for hook in context.hooks:

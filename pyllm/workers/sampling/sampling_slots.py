@@ -136,7 +136,7 @@ class SamplingSlots:
             if not sampling.is_stateful:
                 continue
             history = host.histories[host.history_starts[index] : host.history_starts[index + 1]].copy()
-            num_prompt_tokens = int(host.history_prompts[index])
+            num_prompt_tokens = int(host.prompt_lengths[index])
             if sampling.prompt_logprobs is not None:
                 self.prompts[slot] = Prompt(history[:num_prompt_tokens], sampling.prompt_logprobs)
             if sampling.changes_logits and self._grammars is not None:

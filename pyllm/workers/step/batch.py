@@ -46,7 +46,7 @@ class Sections(Generic[Array]):
     sampling: Array
     history_starts: Array  # [I + 1]
     histories: Array
-    history_prompts: Array  # [I]
+    prompt_lengths: Array  # [I]
 
     def __init__(self, memory: Any, counts: tuple[int, ...], offsets: tuple[int, ...], dtypes: dict[str, Any]) -> None:
         self._memory = memory
@@ -144,7 +144,7 @@ def check_counts(counts: tuple[int, ...], num_groups: int = 1) -> None:
         and count["table_slots"] == count["table_indices"] == count["table_blocks"]
         and count["block_copies"] % 2 == count["slot_copies"] % 2 == count["swaps"] % 3 == 0
         and count["sampling_starts"] == count["history_starts"] == count["slot_inits"] + 1
-        and count["history_prompts"] == count["slot_inits"]
+        and count["prompt_lengths"] == count["slot_inits"]
     )
     if not consistent:
         raise ProtocolError(f"the counts of a plan do not go together: {count}")

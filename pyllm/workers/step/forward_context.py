@@ -7,6 +7,7 @@ from pyllm_kernels import AttentionMetadata, Kernels
 from torch import Tensor
 
 from pyllm.workers.step.kv_cache import KVCache
+from pyllm.workers.step.kv_selector import KVSelector
 from pyllm.workers.step.position_tables import PositionTables
 
 
@@ -36,3 +37,4 @@ class ForwardContext:
     hooks: tuple[AttentionHook, ...] = ()
     # From the pipeline stage before: a pending output and the residual stream, [2, tokens, hidden_size].
     received: Tensor | None = None
+    selector: KVSelector | None = None  # None: all rows attend to all blocks

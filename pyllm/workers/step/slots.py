@@ -15,24 +15,28 @@ from pyllm.workers.step.staging import to_device
 class Slots:
     """`max_num_seqs` slots of at most `max_blocks` blocks in each group of layers.
 
-    `block_tables` is int32 [groups * max_num_seqs, max_blocks], one group after another. `nobody` stands for no slot
-    where a graph writes tokens.
+    `block_tables` is int32 [groups * max_num_seqs, max_blocks], one group after another. `prompt_lengths` is int32
+    [max_num_seqs], on the host. `nobody` stands for no slot where a graph writes tokens.
     """
 
     def __init__(self, max_num_seqs: int, max_blocks: int, device: torch.device, num_groups: int = 1) -> None:
         self._first_rows = np.arange(num_groups, dtype=np.int32) * max_num_seqs
         self.block_tables = torch.zeros((num_groups * max_num_seqs, max_blocks), dtype=torch.int32, device=device)
+        self.prompt_lengths = np.zeros(max_num_seqs, np.int32)
         self.nobody = max_num_seqs
         self._kept = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
         self.last_tokens = self._kept[:-1]
 
     def apply(self, batch: Batch) -> None:
-        """Apply the plan before its forward pass: slot copies, then block-table changes."""
+        """Apply the plan before its forward pass: slot copies, then initialisations, then block-table changes."""
         if len(batch.host.slot_copies):
             sources, destinations = gather(batch.host.slot_copies)
             rows = np.add.outer(self._first_rows, np.stack((sources, destinations)))  # [groups, 2, copies]
             _assign(self.block_tables, rows[:, 1].ravel(), self.block_tables, rows[:, 0].ravel())
             _assign(self.last_tokens, destinations, self.last_tokens, sources)
+            self.prompt_lengths[destinations] = self.prompt_lengths[sources]
+        if len(batch.host.slot_inits):
+            self.prompt_lengths[batch.host.slot_inits] = batch.host.prompt_lengths
         if len(batch.host.table_slots):
             changes = batch.device
             self.block_tables[changes.table_slots, changes.table_indices] = changes.table_blocks

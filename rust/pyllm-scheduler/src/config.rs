@@ -39,6 +39,9 @@ pub struct Config {
     pub cache_namespace: String,
     /// Blocks that are kept at once until they are saved outside. 0: nothing is saved.
     pub max_saving_blocks: u32,
+    /// Whether the keys and values of an output depend on where its prompt ends, as with sparse attention: then the
+    /// blocks of an output are found only by requests with the same prompt.
+    pub separate_outputs: bool,
     /// Whether `events` and `snapshot` tell what the prefix cache holds.
     pub enable_kv_cache_events: bool,
     /// The name of this run in its events; a subscriber that sees another starts anew.
@@ -122,6 +125,7 @@ impl Default for Config {
             prefix_hash_seed: String::new(),
             cache_namespace: String::new(),
             max_saving_blocks: 0,
+            separate_outputs: false,
             enable_kv_cache_events: false,
             incarnation: 0,
             swap_block_seconds: 0.0,
@@ -220,6 +224,7 @@ impl Config {
             prefix_hash_seed,
             cache_namespace,
             max_saving_blocks,
+            separate_outputs,
             enable_kv_cache_events,
             incarnation,
             swap_block_seconds,
@@ -248,6 +253,7 @@ impl Config {
             ("prefix_hash_seed", *prefix_hash_seed == other.prefix_hash_seed),
             ("cache_namespace", *cache_namespace == other.cache_namespace),
             ("max_saving_blocks", *max_saving_blocks == other.max_saving_blocks),
+            ("separate_outputs", *separate_outputs == other.separate_outputs),
             ("enable_kv_cache_events", *enable_kv_cache_events == other.enable_kv_cache_events),
             ("incarnation", *incarnation == other.incarnation),
             ("swap_block_seconds", swap_block_seconds.to_bits() == other.swap_block_seconds.to_bits()),

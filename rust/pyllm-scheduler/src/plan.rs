@@ -36,7 +36,7 @@ pub const SECTIONS: [(&str, char); 21] = [
     ("sampling", 'B'),         // the requests' `sampling` bytes, end to end
     ("history_starts", 'i'),   // [I + 1]
     ("histories", 'i'),        // of stateful requests all known tokens, prompt and output, end to end
-    ("history_prompts", 'i'),  // [I] how many of them are the prompt's; 0 without a history
+    ("prompt_lengths", 'i'),   // [I] tokens of the prompt
 ];
 
 /// What one step computes.
@@ -86,7 +86,7 @@ pub(crate) struct Draft {
     sampling: Vec<u8>,
     history_starts: Vec<i32>,
     histories: Vec<i32>,
-    history_prompts: Vec<i32>,
+    prompt_lengths: Vec<i32>,
 }
 
 impl Draft {
@@ -113,7 +113,7 @@ impl Draft {
             &mut self.sampling_starts,
             &mut self.history_starts,
             &mut self.histories,
-            &mut self.history_prompts,
+            &mut self.prompt_lengths,
         ] {
             section.clear();
         }
@@ -127,15 +127,17 @@ impl Draft {
         }
     }
 
-    /// `history` is the prompt and the output so far, of a stateful request; both are empty else.
-    pub(crate) fn initialise_slot(&mut self, slot: Slot, sampling: &[u8], history: (&[i32], &[i32])) {
+    /// `history` is the output so far, of a stateful request.
+    pub(crate) fn initialise_slot(&mut self, slot: Slot, sampling: &[u8], prompt: &[i32], history: Option<&[i32]>) {
         self.slot_inits.push(slot.0 as i32);
         self.sampling.extend_from_slice(sampling);
         self.sampling_starts.push(self.sampling.len() as i32);
-        self.histories.extend_from_slice(history.0);
-        self.histories.extend_from_slice(history.1);
+        if let Some(output) = history {
+            self.histories.extend_from_slice(prompt);
+            self.histories.extend_from_slice(output);
+        }
         self.history_starts.push(self.histories.len() as i32);
-        self.history_prompts.push(history.0.len() as i32);
+        self.prompt_lengths.push(prompt.len() as i32);
     }
 
     pub(crate) fn change_table(&mut self, group: u32, slot: Slot, index: u32, block: BlockId) {
@@ -196,7 +198,7 @@ impl Draft {
             Section::Bytes(&self.sampling),
             Section::Ints(&self.history_starts),
             Section::Ints(&self.histories),
-            Section::Ints(&self.history_prompts),
+            Section::Ints(&self.prompt_lengths),
         ];
         let size = sections.iter().fold(0, |end, section| aligned(end) + section.num_bytes());
         let mut buffer = Vec::with_capacity(size);
@@ -259,7 +261,7 @@ mod tests {
         draft.tokens.extend(0..17);
         draft.sample_at(0, 0.5);
         draft.end_row(Slot(2), 40);
-        draft.initialise_slot(Slot(2), b"abc", (&[7, 8], &[9]));
+        draft.initialise_slot(Slot(2), b"abc", &[7, 8], Some(&[9]));
         let plan = draft.finish(StepId(9));
         assert_eq!(plan.counts, [17, 0, 0, 2, 1, 1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3, 2, 3, 1]);
         assert_eq!((plan.num_tokens(), plan.num_rows()), (17, 1));
@@ -283,7 +285,7 @@ mod tests {
         draft.copy_block(BlockId(1), BlockId(3));
         draft.copy_slot(Slot(1), Slot(0));
         draft.swap_out(BlockId(1), HostBlockId(0));
-        draft.initialise_slot(Slot(1), b"x", (&[1], &[2]));
+        draft.initialise_slot(Slot(1), b"x", &[1], Some(&[2]));
         draft.clear();
         assert_eq!(draft.finish(StepId(0)), empty);
     }

@@ -12,6 +12,9 @@ use crate::output::deltas::Client;
 use crate::queue::{Lane, QueueKey};
 use crate::request::Request;
 
+/// What no token is: where a prompt ends in the names of blocks.
+const PROMPT_END: i32 = -1;
+
 /// A request being served.
 pub(crate) struct LiveRequest {
     pub(crate) request: Request,
@@ -326,18 +329,23 @@ impl Sequence {
         (&prompt[start.min(split)..end.min(split)], &self.output[start.max(split) - split..end.max(split) - split])
     }
 
-    /// Makes the hashes of the first `num_blocks` blocks known. All of them are full of known tokens.
+    /// Makes the hashes of the first `num_blocks` blocks known. All of them are full of known tokens. With
+    /// `separate_outputs` those that have tokens of the output are named by the prompt's length, too.
     pub(crate) fn hash_blocks(
         &mut self,
         live: &LiveRequest,
         block_size: u32,
         num_blocks: u32,
         hasher: &mut BlockHasher,
+        separate_outputs: bool,
     ) {
         let num_prompt_blocks = live.prompt_hashes.len();
         while num_prompt_blocks + self.output_hashes.len() < num_blocks as usize {
             let index = (num_prompt_blocks + self.output_hashes.len()) as u32;
-            let parent = *self.output_hashes.last().or(live.prompt_hashes.last()).unwrap_or(&live.root);
+            let mut parent = *self.output_hashes.last().or(live.prompt_hashes.last()).unwrap_or(&live.root);
+            if separate_outputs && self.output_hashes.is_empty() {
+                parent = hasher.child(parent, &[PROMPT_END], &[self.num_prompt_tokens as i32]);
+            }
             let (head, tail) = self.tokens(&live.request.prompt, index * block_size, (index + 1) * block_size);
             let hash = hasher.child(parent, head, tail);
             self.output_hashes.push(hash);

@@ -91,7 +91,7 @@ class Steps:
                 "sampling": np.frombuffer(b"".join(encoded), np.uint8),
                 "history_starts": np.cumsum([0, *map(len, histories)]),
                 "histories": [token for history in histories for token in history],
-                "history_prompts": [num_prompt for *_, num_prompt in self.inits],
+                "prompt_lengths": [num_prompt for *_, num_prompt in self.inits],
             }
         )
         self.inits, self.copies = [], []

@@ -32,7 +32,7 @@ def consistent_counts(draw: st.DrawFn) -> dict[str, int]:
         "sampling": draw(size),
         "history_starts": inits + 1,
         "histories": draw(size),
-        "history_prompts": inits,
+        "prompt_lengths": inits,
     }
     return {name: counts[name] for name, _ in PLAN_SECTIONS}
 

@@ -32,6 +32,7 @@ def numbered(slots: Slots) -> None:
     """Give every slot a table and a last token of its own."""
     slots.block_tables.copy_(torch.arange(NUM_SLOTS * NUM_BLOCKS).view(NUM_SLOTS, NUM_BLOCKS))
     slots.last_tokens.copy_(torch.arange(NUM_SLOTS) * 100)
+    slots.prompt_lengths[:] = np.arange(NUM_SLOTS) * 10
 
 
 @given(st.lists(st.tuples(st.integers(0, NUM_SLOTS - 1), st.integers(0, NUM_SLOTS - 1)), max_size=8))
@@ -43,7 +44,15 @@ def test_copies_happen_one_after_the_other(pairs: list[tuple[int, int]]) -> None
         origins[destination] = origins[source]
     slots.apply(batch(slot_copies=[slot for pair in pairs for slot in pair]))
     assert slots.last_tokens.tolist() == [origin * 100 for origin in origins]
+    assert slots.prompt_lengths.tolist() == [origin * 10 for origin in origins]
     assert slots.block_tables[:, 1].tolist() == [origin * NUM_BLOCKS + 1 for origin in origins]
+
+
+def test_a_slot_that_is_initialised_has_the_length_of_its_prompt(slots: Slots) -> None:
+    numbered(slots)
+    inits = {"slot_inits": [1, 5], "prompt_lengths": [7, 9], "sampling_starts": [0, 0, 0]}
+    slots.apply(batch(slot_copies=[5, 2], **inits))
+    assert slots.prompt_lengths.tolist() == [0, 7, 50, 30, 40, 9], "copies come first"
 
 
 def test_table_changes_come_last(slots: Slots) -> None:

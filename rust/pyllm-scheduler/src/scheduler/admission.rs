@@ -93,7 +93,7 @@ impl Scheduler {
         let num_known = sequence.num_known();
         // The last token is computed in any case, since its logits are wanted.
         let most = if live.shares_prefix(&self.config) { (num_known - 1) / block_size } else { 0 };
-        sequence.hash_blocks(live, block_size, most, &mut self.hasher);
+        sequence.hash_blocks(live, block_size, most, &mut self.hasher, self.config.separate_outputs);
         let has_already = sequence.num_computed.max(num_offered * block_size);
         let lowest = |num_cached: u32| (num_cached * block_size).max(has_already).min(num_known - 1);
         let hash_of = |index| sequence.hash(live, index);
@@ -163,8 +163,8 @@ impl Scheduler {
         sequence.admitted = planning.step;
         sequence.num_prompt_heard = 1;
         let Request { prompt, sampling, .. } = &self.requests[request].request;
-        let history = if sequence.is_stateful { (&prompt[..], &sequence.output[..]) } else { (&[][..], &[][..]) };
-        self.draft.initialise_slot(slot, sampling, history);
+        let history = sequence.is_stateful.then_some(&sequence.output[..]);
+        self.draft.initialise_slot(slot, sampling, prompt, history);
         let (num_cached, num_on_host) = self.take_found(key, planning);
         self.take_swapped(key);
 

@@ -427,7 +427,7 @@ impl Scheduler {
         let live = &self.requests[sequence.request];
         let block_size = self.config.block_size;
         let num_full = sequence.num_readable() / block_size;
-        sequence.hash_blocks(live, block_size, num_full, &mut self.hasher);
+        sequence.hash_blocks(live, block_size, num_full, &mut self.hasher, self.config.separate_outputs);
         for index in sequence.num_stored..num_full {
             let content = sequence.content(live, index, block_size);
             for (group, chain) in (0..).zip(&sequence.chains) {

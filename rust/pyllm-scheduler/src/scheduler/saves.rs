@@ -51,7 +51,7 @@ impl Scheduler {
         let block_size = self.config.block_size;
         let num_tokens = if live.num_unfinished > 1 { sequence.num_prompt_tokens } else { sequence.num_known() };
         let most = num_tokens.min(sequence.num_known() - 1) / block_size;
-        sequence.hash_blocks(live, block_size, most, &mut self.hasher);
+        sequence.hash_blocks(live, block_size, most, &mut self.hasher, self.config.separate_outputs);
         let hashes: Vec<_> = (0..most).map(|index| sequence.hash(live, index)).collect();
         let lowest = |num_cached: u32| num_cached * block_size;
         let (planning, committed) = (self.next_step, self.oldest_step());

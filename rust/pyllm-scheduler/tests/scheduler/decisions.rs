@@ -3,6 +3,7 @@
 mod beams;
 mod drafts;
 mod loads;
+mod outputs;
 mod pooling;
 mod preemption;
 mod reasons;

@@ -75,8 +75,8 @@ impl Sections {
     pub fn histories(&self) -> Vec<(&[i32], &[i32])> {
         let histories = self.ranges("history_starts").into_iter().map(|range| &self.ints("histories")[range]);
         histories
-            .zip(self.ints("history_prompts"))
-            .map(|(history, &prompt)| history.split_at(prompt as usize))
+            .zip(self.ints("prompt_lengths"))
+            .map(|(history, &prompt)| history.split_at((prompt as usize).min(history.len())))
             .collect()
     }
 }

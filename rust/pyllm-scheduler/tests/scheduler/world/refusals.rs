@@ -188,6 +188,7 @@ impl World {
             10 => Config { num_speculative_tokens: (self.config.num_speculative_tokens + 1) % 17, ..config },
             11 => Config { prefix_hash: PrefixHash::Sha256Cbor, ..config },
             12 => Config { prefix_hash_seed: "another".to_owned(), ..config },
+            13 => Config { separate_outputs: true, ..config },
             _ => Config { swap_block_seconds: 0.5, ..config },
         };
         // Nor does what else it asks for come to be.

@@ -1,0 +1,55 @@
+"""What `select_blocks` must know beside a batch: how many blocks a row keeps, and summaries of keys to choose by.
+
+It does not know which rows are sparse, nor when a summary is out of date.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+# Vectors of a head_dim for each KV head of a block. "mean": the mean of its keys. "bounds": the greatest of each
+# dimension, and the least (Quest, arXiv 2406.10774).
+SUMMARY_PARTS = {"mean": 1, "bounds": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBudget:
+    """How many blocks a sparse row keeps: all of them, if it has no more than these together.
+
+    - `num_sink_blocks`: its first ones (attention sinks, arXiv 2309.17453).
+    - `top_k`: the best of those between.
+    - `num_recent_blocks`: its last ones, at least 1. The last of them may be partly filled.
+    """
+
+    num_sink_blocks: int
+    top_k: int
+    num_recent_blocks: int
+
+    @property
+    def num_blocks(self) -> int:
+        """All that a row keeps at most."""
+        return self.num_sink_blocks + self.top_k + self.num_recent_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class KeySummaries:
+    """Summaries of the keys of one layer; a block's is made when a row first needs it.
+
+    - `kind`: one of `SUMMARY_PARTS`.
+    - `vectors` [num_blocks, kv_heads, parts, head_dim], of the cache's dtype.
+    - `known` uint8 [num_blocks]: 1 where a block's is there. Whoever writes keys into a block sets it to 0.
+    """
+
+    kind: str
+    vectors: Tensor
+    known: Tensor
+
+    @classmethod
+    def empty(cls, kind: str, key_cache: Tensor) -> Self:
+        """Of a cache [num_blocks, block_size, kv_heads, head_dim], with nothing known."""
+        num_blocks, _, kv_heads, head_dim = key_cache.shape
+        shape = num_blocks, kv_heads, SUMMARY_PARTS[kind], head_dim
+        vectors = torch.zeros(shape, dtype=key_cache.dtype, device=key_cache.device)
+        return cls(kind, vectors, torch.zeros(num_blocks, dtype=torch.uint8, device=key_cache.device))

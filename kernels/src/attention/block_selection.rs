@@ -1,0 +1,239 @@
+//! Which KV blocks a sparse row attends to: its first ones, its last ones, and those between whose keys' summaries say
+//! that most of the attention is theirs. What the others of a batch are, and how many threads there are, changes
+//! nothing. Knows neither values nor attention itself, which reads the block tables that are written here.
+
+mod key_summaries;
+mod scores;
+
+use std::ops::Range;
+use std::ptr::with_exposed_provenance_mut;
+
+use super::{Batch, NO_WINDOW, Sequences};
+use crate::dtype::DType;
+use crate::isa::Isa;
+use crate::kv_layer::KvLayer;
+use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
+use crate::threads::Pool;
+use crate::vector::{self, Bfloat16, LANES};
+use key_summaries::Summarise;
+pub(crate) use key_summaries::{KeySummaries, SummaryKind};
+use scores::{Scores, Shares};
+
+/// Blocks that a thread scores before it looks for another task.
+const CHUNK: usize = 64;
+
+/// Of one layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SelectBlocks {
+    pub(crate) tokens: usize,
+    pub(crate) heads: usize,
+    pub(crate) scale: f32,
+    pub(crate) query: Matrix,
+    pub(crate) cache: KvLayer,
+    pub(crate) batch: Batch,
+    /// Whether a row, of one token, may leave blocks out: int32 `[rows]`.
+    pub(crate) is_sparse: Indices,
+    pub(crate) summaries: KeySummaries,
+    pub(crate) budget: Budget,
+    pub(crate) out: Selection,
+}
+
+/// How many blocks a sparse row keeps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    pub(crate) num_sink_blocks: usize,
+    pub(crate) top_k: usize,
+    /// At least 1: the one that the row's token is in.
+    pub(crate) num_recent_blocks: usize,
+}
+
+/// Where the batch is written that attention reads, in which a row's slot is the row: int32 `[rows, max_blocks]`,
+/// `[rows]` and `[rows]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Selection {
+    pub(crate) block_tables: usize,
+    pub(crate) slots: usize,
+    pub(crate) sequence_lengths: usize,
+}
+
+/// A row that leaves blocks out.
+struct Choosing<'a> {
+    row: usize,
+    token: usize,
+    table: &'a [i32],
+    /// The blocks of which the best are kept.
+    candidates: Range<usize>,
+}
+
+impl Op for SelectBlocks {
+    fn name(&self) -> &'static str {
+        "select_blocks"
+    }
+
+    fn capacity(&self) -> Extent {
+        Extent { tokens: self.tokens, rows: self.batch.rows }
+    }
+
+    unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
+        // SAFETY: as the caller promises.
+        let (sequences, is_sparse) = unsafe { (self.batch.sequences(extent.rows), self.is_sparse.first(extent.rows)) };
+        sequences.check(extent.tokens, &self.cache, self.batch.num_slots, NO_WINDOW)?;
+        check_range("mark of sparse row", is_sparse, 0..2)?;
+        let mut choosing = Vec::new();
+        for (row, &is_sparse) in is_sparse.iter().enumerate() {
+            // SAFETY: as the caller promises.
+            match self.candidates(&sequences, row).filter(|_| is_sparse == 1) {
+                Some(candidates) => choosing.push(Choosing {
+                    row,
+                    token: sequences.query_starts[row] as usize,
+                    table: sequences.table(row),
+                    candidates,
+                }),
+                None => unsafe { self.keep_all(&sequences, row) },
+            }
+        }
+        // SAFETY: as the caller promises; the blocks are in the cache.
+        unsafe {
+            match self.cache.dtype {
+                DType::Float32 => self.choose::<f32>(&choosing, &sequences, isa, pool),
+                DType::Bfloat16 => self.choose::<Bfloat16>(&choosing, &sequences, isa, pool),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl SelectBlocks {
+    /// None where all blocks of a row are kept.
+    fn candidates(&self, sequences: &Sequences<'_>, row: usize) -> Option<Range<usize>> {
+        let Budget { num_sink_blocks, top_k, num_recent_blocks } = self.budget;
+        let num_tokens = sequences.query_starts[row + 1] - sequences.query_starts[row];
+        let used = (sequences.lengths[row] as usize).div_ceil(self.cache.block_size);
+        let candidates = num_sink_blocks..used.saturating_sub(num_recent_blocks);
+        (num_tokens == 1 && candidates.len() > top_k).then_some(candidates)
+    }
+
+    /// # Safety
+    ///
+    /// As for `Op::run`.
+    unsafe fn keep_all(&self, sequences: &Sequences<'_>, row: usize) {
+        let length = sequences.lengths[row];
+        let used = (length as usize).div_ceil(self.cache.block_size);
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.table(row).copy_from_nonoverlapping(sequences.table(row).as_ptr(), used);
+            self.write_row(row, length);
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for `Op::run`; the cache is made of C.
+    unsafe fn choose<C: vector::Storage>(
+        &self,
+        choosing: &[Choosing<'_>],
+        sequences: &Sequences<'_>,
+        isa: Isa,
+        pool: &mut Pool,
+    ) {
+        let summaries = &self.summaries;
+        // SAFETY: as the caller promises: nobody else writes to the marks meanwhile.
+        let missing = unsafe { summaries.take_missing(choosing.iter().flat_map(Choosing::blocks)) };
+        let summarise = Summarise::<C>::new(summaries, &self.cache, &missing);
+        // SAFETY: as the caller promises; no block is there twice.
+        pool.run(missing.len(), &|index| unsafe { vector::run(isa, &summarise, index) });
+
+        // As many rows at once as there are threads: what is kept of them stays near.
+        let num_at_once = pool.num_threads();
+        let stride = choosing.iter().map(|row| row.candidates.len()).max().unwrap_or(0).next_multiple_of(LANES);
+        // The scores of each head, then the shares.
+        let row_floats = (self.heads + 1) * stride;
+        let mut scratch = std::mem::take(&mut pool.scratch);
+        let address = scratch.bytes(num_at_once * row_floats * size_of::<f32>()).as_mut_ptr().expose_provenance();
+        let memory =
+            |index: usize| with_exposed_provenance_mut::<f32>(address).wrapping_add(index % num_at_once * row_floats);
+        for (first, rows) in (0..).step_by(num_at_once).zip(choosing.chunks(num_at_once)) {
+            let chunks = stride.div_ceil(CHUNK);
+            pool.run(rows.len() * chunks, &|task| {
+                let (index, start) = (task / chunks, task % chunks * CHUNK);
+                let row = &rows[index];
+                let blocks = row.blocks().get(start..).unwrap_or_default();
+                let blocks = &blocks[..blocks.len().min(CHUNK)];
+                let to = memory(first + index).wrapping_add(start);
+                let scores = Scores::<C>::new(self, blocks, row.token, to, stride);
+                // SAFETY: as the caller promises; a task writes the scores of its own blocks.
+                unsafe { vector::run(isa, &scores, 0) };
+            });
+            pool.run(rows.len(), &|index| {
+                let (row, scores) = (&rows[index], memory(first + index));
+                let shares = Shares { scores, heads: self.heads, count: row.candidates.len(), stride };
+                // SAFETY: as above; the scores were written before.
+                unsafe {
+                    vector::run(isa, &shares, 0);
+                    let shares = scores.wrapping_add(self.heads * stride);
+                    self.keep_best(row, std::slice::from_raw_parts(shares, row.candidates.len()), sequences);
+                }
+            });
+        }
+        pool.scratch = scratch;
+    }
+
+    /// In the order of their positions, so that a row which keeps all gets the bits of one that chooses nothing. Of equal
+    /// shares the first is taken.
+    ///
+    /// # Safety
+    ///
+    /// As for `Op::run`.
+    unsafe fn keep_best(&self, choosing: &Choosing<'_>, shares: &[f32], sequences: &Sequences<'_>) {
+        let Choosing { row, table, ref candidates, .. } = *choosing;
+        let (top_k, block_size) = (self.budget.top_k, self.cache.block_size);
+        let mut best: Vec<u32> = (0..candidates.len() as u32).collect();
+        if top_k > 0 {
+            best.select_nth_unstable_by(top_k - 1, |&a, &b| {
+                shares[b as usize].total_cmp(&shares[a as usize]).then(a.cmp(&b))
+            });
+        }
+        best.truncate(top_k);
+        best.sort_unstable();
+        let length = sequences.lengths[row] as usize;
+        let used = length.div_ceil(block_size);
+        let chosen = best.iter().map(|&index| table[candidates.start + index as usize]);
+        let kept =
+            table[..candidates.start].iter().copied().chain(chosen).chain(table[candidates.end..used].iter().copied());
+        let num_left_out = candidates.len() - top_k;
+        // SAFETY: as the caller promises; a row has room for all of its blocks.
+        unsafe {
+            for (index, block) in kept.enumerate() {
+                self.table(row).add(index).write(block);
+            }
+            self.write_row(row, (length - num_left_out * block_size) as i32);
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for `Op::run`.
+    unsafe fn write_row(&self, row: usize, length: i32) {
+        let at = |address| with_exposed_provenance_mut::<i32>(address).wrapping_add(row);
+        // SAFETY: as the caller promises.
+        unsafe {
+            at(self.out.slots).write(row as i32);
+            at(self.out.sequence_lengths).write(length);
+        }
+    }
+
+    fn table(&self, row: usize) -> *mut i32 {
+        with_exposed_provenance_mut::<i32>(self.out.block_tables).wrapping_add(row * self.batch.max_blocks)
+    }
+
+    /// Query heads that share a KV head.
+    fn group(&self) -> usize {
+        self.heads / self.cache.kv_heads
+    }
+}
+
+impl Choosing<'_> {
+    fn blocks(&self) -> &[i32] {
+        &self.table[self.candidates.clone()]
+    }
+}

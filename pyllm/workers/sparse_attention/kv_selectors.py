@@ -1,0 +1,76 @@
+"""Selectors of KV blocks by name: our own, and those of other packages by the entry-point group `pyllm.kv_selectors`.
+
+Imports torch only to load one, so that the launcher can refuse a wrong name. Does not know how one chooses.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING
+
+from pyllm.config.engine_settings import SparseAttentionConfig
+from pyllm.errors import ConfigError
+from pyllm.plugins import find_entry_point
+
+if TYPE_CHECKING:
+    from pyllm_kernels import Kernels
+
+    from pyllm.workers.step.kv_cache import KVCache
+    from pyllm.workers.step.kv_selector import KVSelector
+
+GROUP = "pyllm.kv_selectors"
+# The summaries of keys that each of our own chooses by, as `pyllm_kernels` calls them.
+BUILT_IN = {"quest": "bounds", "mean": "mean"}
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorInputs:
+    """What an entry point's factory is given, and returns a `KVSelector` for.
+
+    - `layers`: the layers of this rank, by their numbers in the model, that are to be sparse.
+    - `max_rows`: the most rows that a step has.
+    """
+
+    settings: SparseAttentionConfig
+    kernels: "Kernels"
+    kv_cache: "KVCache"
+    layers: tuple[int, ...]
+    max_rows: int
+
+
+def find_kv_selector(name: str, offered: Iterable[EntryPoint] | None = None) -> EntryPoint | None:
+    """The entry point of a selector, or None if it is built in. Imports nothing from it.
+
+    Raises:
+        ConfigError: there is none, or several that differ.
+    """
+    return find_entry_point("sparse attention", name, GROUP, BUILT_IN, offered)
+
+
+def load_kv_selector(inputs: SelectorInputs, offered: Iterable[EntryPoint] | None = None) -> "KVSelector":
+    """The selector that the settings name.
+
+    Raises:
+        ConfigError: as `find_kv_selector`, or it cannot be made.
+    """
+    name = inputs.settings.sparse_attention
+    entry = find_kv_selector(name, offered)
+    if entry is None:
+        from pyllm_kernels import BlockBudget
+
+        from pyllm.workers.sparse_attention.top_k_selector import TopKSelector
+
+        settings = inputs.settings
+        budget = BlockBudget(
+            settings.sparse_attention_sink_blocks,
+            settings.sparse_attention_top_k,
+            settings.sparse_attention_recent_blocks,
+        )
+        return TopKSelector(
+            inputs.kernels, inputs.kv_cache, inputs.layers, BUILT_IN[name], budget, max_rows=inputs.max_rows
+        )
+    try:
+        selector: KVSelector = entry.load()(inputs)
+    except Exception as error:
+        raise ConfigError(f"sparse attention {name!r} ({entry.value}) cannot be made: {error}") from error
+    return selector

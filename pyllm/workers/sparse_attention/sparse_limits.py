@@ -1,0 +1,49 @@
+"""What sparse attention does not work with. Imports no torch: the launcher refuses it before any process starts.
+
+Knows no selector but by name.
+"""
+
+from pyllm.config.engine_settings import EngineConfig, SparseAttentionConfig
+from pyllm.errors import ConfigError
+from pyllm.families.spec import ModelSpec
+from pyllm.workers.sparse_attention.kv_selectors import find_kv_selector
+
+
+def check_sparse_attention(config: EngineConfig, spec: ModelSpec, device: str) -> None:
+    """Refuse sparse attention where it is not built, and settings of it that nobody reads.
+
+    Raises:
+        ConfigError: with the setting that is in the way.
+    """
+    name, settings = config.sparse.sparse_attention, config.sparse
+    if not name:
+        if settings != SparseAttentionConfig():
+            raise ConfigError("sparse_attention_... are about sparse_attention: set it, too, for example to quest")
+        return
+    find_kv_selector(name)
+    if device != "cpu":
+        raise ConfigError(f"sparse_attention {name} is built for CPUs only, not for {device}: leave it out")
+    for setting in ("attention_backend", "kernel_backend"):
+        backend = getattr(config.device, setting)
+        if backend not in {"auto", "cpu", "sdpa", "reference"}:
+            raise ConfigError(
+                f"sparse_attention {name} does not work with {setting} {backend}, which plans what it reads before a "
+                "layer has chosen: leave one of them out"
+            )
+    if spec.transformers is not None:
+        raise ConfigError(
+            f"sparse_attention {name} is not possible where transformers computes the model: leave it out, or use "
+            "--model-impl native"
+        )
+    cache = config.cache
+    if config.kv_transfer.kv_transfer_config is not None or cache.kv_cache_dir or cache.kv_cache_redis_url:
+        raise ConfigError(
+            f"sparse_attention {name} does not know of blocks that a KV connector loads: leave out one of them "
+            "(kv_transfer_config, kv_cache_dir, kv_cache_redis_url)"
+        )
+    first = settings.sparse_attention_dense_layers
+    if all(layer.attention.window is not None for layer in spec.layers[first:]):
+        raise ConfigError(
+            f"sparse_attention {name} has nothing to choose: of {len(spec.layers)} layers the first {first} read all "
+            "blocks (sparse_attention_dense_layers), and the others have a window"
+        )

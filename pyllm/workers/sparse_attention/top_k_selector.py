@@ -1,0 +1,80 @@
+"""Chooses the first blocks, the last ones, and between them those whose keys' summaries promise the most attention.
+
+Quest (arXiv 2406.10774) with bounds of keys; with means as in InfLLM and MoBA (arXiv 2402.04617, 2502.13189). All heads
+of a layer share a choice. Knows no plan; the choice itself is an op of the kernels, which a CPU's graph holds.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from pyllm_kernels import (
+    SUMMARY_PARTS,
+    AttentionLayer,
+    AttentionMetadata,
+    BlockBudget,
+    Kernels,
+    KeySummaries,
+)
+from torch import Tensor
+
+from pyllm.workers.step.attention_batch import Ints
+from pyllm.workers.step.kv_cache import KVCache
+from pyllm.workers.step.step_rows import StepRows
+
+
+class TopKSelector:
+    """A `KVSelector` for some `layers` of a KV cache; `kind` is one of `SUMMARY_PARTS`.
+
+    A block's summaries are made when a row first needs them, from what is in the cache then, and forgotten when the
+    block is written: so it does not matter how its keys came there. They take `parts / (2 * block_size)` of the cache's
+    memory, once they are made.
+    """
+
+    in_graphs = True
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        kv_cache: KVCache,
+        layers: Sequence[int],
+        kind: str,
+        budget: BlockBudget,
+        *,
+        max_rows: int,
+    ) -> None:
+        self._kernels = kernels
+        self._keys = {layer: kv_cache.layers[layer].keys for layer in layers}
+        self._budget = budget
+        num_blocks, _, kv_heads, head_dim = kv_cache.memory.shape[2:]
+        # Zeros cost nothing until they are touched, and of each layer the marks lie together.
+        shape = len(layers), num_blocks, kv_heads, SUMMARY_PARTS[kind], head_dim
+        vectors = torch.zeros(shape, dtype=kv_cache.memory.dtype)
+        self._known = torch.zeros((len(layers), num_blocks), dtype=torch.uint8)
+        parts = zip(layers, vectors, self._known, strict=True)
+        self._summaries = {layer: KeySummaries(kind, of_layer, known) for layer, of_layer, known in parts}
+        self._is_sparse = torch.zeros(max_rows, dtype=torch.int32)
+
+    def blocks_written(self, blocks: Ints) -> None:
+        """Forget their summaries. Those of other groups' blocks are none of ours, and were never made."""
+        self._known.numpy()[:, blocks] = 0
+
+    def execute_begin(self, rows: StepRows) -> None:
+        """Note which rows are sparse, where a captured step finds it."""
+        self._is_sparse.numpy()[: len(rows.is_sparse)] = rows.is_sparse
+
+    def attention_begin(
+        self, layer: int, query: Tensor, metadata: AttentionMetadata, attention: AttentionLayer
+    ) -> AttentionMetadata:
+        """As `select_blocks`, in the layers that were asked for; others attend to all."""
+        keys = self._keys.get(layer)
+        if keys is None:
+            return metadata
+        is_sparse = self._is_sparse[: len(metadata.slots)]
+        summaries = self._summaries[layer]
+        return self._kernels.select_blocks(query, keys, metadata, is_sparse, attention.scale, summaries, self._budget)
+
+    def attention_finished(self, layer: int, output: Tensor) -> None:
+        """Nothing is left to do."""
+
+    def execute_finished(self) -> None:
+        """Nothing is left to do."""
