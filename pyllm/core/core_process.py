@@ -27,6 +27,7 @@ from pyllm.config.rank_coordinates import ranks_of_stage
 from pyllm.core.calls import live_settings
 from pyllm.core.event_publisher import EventPublisher
 from pyllm.core.executors.executor import Executor
+from pyllm.core.executors.host_inventory import whole_blocks
 from pyllm.core.loop import EngineCore
 from pyllm.core.policy_plugins import Policy, load_policy
 from pyllm.errors import ConfigError, StartError
@@ -69,13 +70,15 @@ def run(
 class CoreParts(NamedTuple):
     """The result of `start`, for `make_core`; `policy` is None if the scheduler has it built in.
 
-    `token_seconds` is the measured upper bound per token in a step, 0 if none was measured.
+    `token_seconds` is the measured upper bound per token in a step, 0 if none was measured. `host_blocks` are those of
+    host memory that has outlived a core before this one.
     """
 
     scheduler: Scheduler
     ready: Ready
     policy: Policy | None
     token_seconds: float
+    host_blocks: bytes = b""
 
 
 async def start(config: CoreConfig, executor: Executor) -> CoreParts:
@@ -170,7 +173,8 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
     weights = config.checkpoint.fingerprint
     numerics = (weights, precision, model.tensor_parallel_size, instruction_sets, implementation)
     fingerprint = hashlib.blake2b(msgspec.json.encode(numerics), digest_size=16).hexdigest()
-    return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint), policy, token_seconds)
+    host_blocks = await whole_blocks(executor) if num_host_blocks else b""
+    return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint), policy, token_seconds, host_blocks)
 
 
 def make_core(
@@ -196,7 +200,7 @@ def make_core(
         recording = Recording(Path(settings.scheduler_recording), scheduler.take_recording)
         scheduler.start_recording()
     recorder = FlightRecorder(Path(config.engine.recovery.flight_recorder_dir))
-    return EngineCore(
+    core = EngineCore(
         scheduler,
         executor,
         sender,
@@ -216,6 +220,9 @@ def make_core(
         sampling_plugins=offered_names(LOGITS_PROCESSORS) | offered_names(SAMPLERS),
         token_seconds=parts.token_seconds,
     )
+    if parts.host_blocks:  # After the settings that clients of a core before have changed.
+        scheduler.restore_host_blocks(parts.host_blocks)
+    return core
 
 
 def _depth(engine: EngineConfig) -> int:

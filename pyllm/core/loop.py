@@ -14,6 +14,7 @@ from pyllm.config.engine_settings import EngineConfig
 from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.executors.executor import Executor
+from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.faults.crash import Crash, crash_report
 from pyllm.core.faults.isolation_reporter import IsolationReporter
 from pyllm.core.faults.recovery import Recovery
@@ -87,6 +88,7 @@ class EngineCore:
         self._clients = Clients(sender, self._take_deltas, scheduler.drop_client)
         self._profiling = Profiling(executor, lambda: len(self._in_flight), clock=clock, sleep=sleep)
         self._kept = KeptState(scheduler, earlier, keep)
+        inventory = HostInventory(scheduler, executor)
         self._calls = Calls(
             scheduler,
             config,
@@ -94,6 +96,7 @@ class EngineCore:
             self.stats,
             clock,
             profiling=self._profiling,
+            inventory=inventory,
             kept=self._kept,
             set_log_level=set_log_level,
         )
@@ -103,7 +106,9 @@ class EngineCore:
         )
         budget = RestartBudget(config.recovery.max_restarts)
         shrink = self._calls.halve_budget
-        self._recovery = Recovery(scheduler, executor, budget, shrink=shrink, clock=clock, sleep=sleep)
+        self._recovery = Recovery(
+            scheduler, executor, budget, shrink=shrink, inventory=inventory, clock=clock, sleep=sleep
+        )
         self._quarantine = self._recovery.quarantine
         self._isolation = IsolationReporter(self._quarantine, scheduler, ready.epoch, self._clients.post, on_alone)
         self._stage = Stage(self._clients, self._recovery, self._in_flight)

@@ -91,7 +91,7 @@ async def test_an_unknown_policy_is_told_of_before_the_ranks_start(tmp_path: Pat
 
 async def test_every_setting_reaches_the_scheduler(tmp_path: Path) -> None:
     executor = CountingExecutor()
-    _, (scheduler, ready, policy, _) = await started(
+    _, (scheduler, ready, policy, *_) = await started(
         tmp_path,
         executor,
         max_pinned_blocks=3,

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from pyllm._rust import Scheduler
 from pyllm.core.executors.executor import Executor
+from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.faults.crash import Crash
 from pyllm.core.faults.quarantine import Quarantine, Verdict
 from pyllm.errors import EngineDeadError, GivenUpError, WorkerDeadError
@@ -22,7 +23,8 @@ logger = logging.getLogger(__name__)
 class Recovery:
     """`reason` says why there are no workers, and is empty while there are.
 
-    `shrink` makes later steps take less memory, and returns whether that was possible.
+    `shrink` makes later steps take less memory, and returns whether that was possible. `inventory` tells the scheduler
+    what host memory that outlives the workers still holds.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Recovery:
         budget: RestartBudget,
         *,
         shrink: Callable[[], bool],
+        inventory: HostInventory,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
@@ -46,6 +49,7 @@ class Recovery:
         self._executor = executor
         self._budget = budget
         self._shrink = shrink
+        self._inventory = inventory
         self._clock = clock
         self._sleep = sleep
 
@@ -89,6 +93,7 @@ class Recovery:
             try:
                 await self._executor.restart()
                 await self._allocate()
+                await self._inventory.restore()
             except EngineDeadError as error:
                 failure = error
                 self.reason = str(error)
