@@ -326,7 +326,7 @@ impl World {
             assert_eq!(late, Err(Error::UnknownStep { step }));
         }
         let mood = mix(self.moods ^ self.num_schedules as u64);
-        let kept = self.device.lose(&self.config, |host| !mix(mood ^ host as u64).is_multiple_of(4));
+        let kept = self.device.lose(&self.config, |host| mix(mood ^ host as u64) % 4 != 0);
         self.hear();
         self.scheduler.restore_host_blocks(kept.clone()).expect("nothing is known of the host");
         let after = self.scheduler.stats();
