@@ -296,7 +296,13 @@ class Scheduler:
     def lose_device(self) -> None:
         """The device and all it held are gone: what ran returns to its place in the queue, to be computed anew.
 
-        The steps in flight can no longer be committed.
+        The steps in flight can no longer be committed. What host memory still holds, `restore_host_blocks` says.
+        """
+    def restore_host_blocks(self, blocks: bytes) -> None:
+        """Host blocks hold what they held before, on every rank: each as its number (uint32) and its name (40 bytes).
+
+        The name is what a plan gave in `swap_names`. Call it on a new scheduler, or after `lose_device`. Raises
+        `SchedulerError` for a block or group that there is not, and for a block in use.
         """
     def propose(self, client: int, request: int, sample: int, drafts: Buffer) -> None:
         """Propose the tokens (int32) after a sample's last known one; its next row verifies them.

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllm.wire.messages import Sampling, Step
-from pyllm.wire.plan_layout import PLAN_SECTIONS, plan_offsets
+from pyllm.wire.plan_layout import NO_GROUP, PLAN_SECTIONS, plan_offsets
 
 GREEDY = Sampling(temperature=0.0)
+UNNAMED = [*bytes(32), *NO_GROUP.to_bytes(4, "little"), *bytes(4)]  # what nobody can find again
 
 
 def encode(sections: dict[str, npt.ArrayLike]) -> tuple[tuple[int, ...], bytes]:
@@ -19,12 +20,14 @@ def encode(sections: dict[str, npt.ArrayLike]) -> tuple[tuple[int, ...], bytes]:
     unknown = sections.keys() - dict(PLAN_SECTIONS).keys()
     assert not unknown, unknown
     inits = len(np.ravel(sections.get("slot_inits", [])))
+    directions = np.ravel(sections.get("swaps", []))[::3]
     empty = {
         "query_starts": [0],
         "sampled_starts": [0],
         "sampling_starts": [0],
         "history_starts": [0] * (inits + 1),
         "prompt_lengths": [0] * inits,
+        "swap_names": [UNNAMED] * np.count_nonzero(directions == 0),
     }
     arrays = [np.asarray(sections.get(name, empty.get(name, [])), dtypes[kind]).ravel() for name, kind in PLAN_SECTIONS]
     counts = tuple(len(array) for array in arrays)

@@ -19,12 +19,12 @@ from pyllm.wire.plan_layout import PLAN_SECTIONS, plan_offsets
 TOKEN = 7  # what every position samples
 
 
-def prepare() -> Callable[[Connection], None]:
+def prepare() -> Callable[[Connection, int | None], None]:
     """What a fork server calls in place of the real worker's."""
     return main
 
 
-def main(connection: Connection) -> None:
+def main(connection: Connection, host_memory: int | None = None) -> None:
     """What each worker runs."""
     serve(msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig), connection)
 

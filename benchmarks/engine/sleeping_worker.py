@@ -27,13 +27,13 @@ LAYER_SECONDS = 0.02
 TIMES = "layer_times"  # the name of the call that asks for them
 
 
-def prepare() -> Callable[[Connection], NoReturn]:
+def prepare() -> Callable[[Connection, int | None], NoReturn]:
     """What a fork server calls in place of the real worker's."""
     worker_process.prepare()
     return main
 
 
-def main(connection: Connection) -> NoReturn:
+def main(connection: Connection, host_memory: int | None = None) -> NoReturn:
     """What each worker runs."""
     config = msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig)
     parent = attach(connection, f"pyllm::worker-{config.core_index}-{config.rank}")

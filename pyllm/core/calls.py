@@ -5,7 +5,7 @@ Checks arguments, which came over the wire; the scheduler does the rest. Knows n
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, get_type_hints
 
 import msgspec
@@ -14,6 +14,7 @@ from pyllm._rust import Scheduler
 from pyllm.config.engine_settings import EngineConfig, SchedulerConfig
 from pyllm.config.option_reading import config_part
 from pyllm.config.rank_coordinates import num_ranks
+from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.kept_state import KeptState
 from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
 from pyllm.core.profiling import Profiling
@@ -45,7 +46,8 @@ def live_settings(settings: SchedulerConfig) -> dict[str, Any]:
 class Calls:
     """Answers calls; `policy` is the one of another package that `reconfigure` may exchange.
 
-    `kept` has what cores before have left: its settings are in effect from the start. Without `set_log_level` the
+    `kept` has what cores before have left: its settings are in effect from the start. `inventory` is told when the
+    prefix cache is reset. Without `set_log_level` the
     level is that of the application which the core runs in, and no setting.
     """
 
@@ -59,11 +61,13 @@ class Calls:
         *,
         profiling: Profiling,
         kept: KeptState,
+        inventory: HostInventory,
         set_log_level: Callable[[str], None] | None = None,
     ) -> None:
         self.policy = policy
         self._profiling = profiling
         self._kept = kept
+        self._inventory = inventory
         self._set_log_level = set_log_level
         self._live = LIVE if set_log_level is None else (*LIVE, LOG_LEVEL)
         self._clock = clock
@@ -194,10 +198,11 @@ class Calls:
         if changes and not is_logged:
             logger.warning("%s: %s", cause, changes)
 
-    def _reset_prefix_cache(self, client: int) -> None:
-        """Forget all that the prefix cache knows; what runs keeps its blocks."""
+    def _reset_prefix_cache(self, client: int) -> Awaitable[None] | None:
+        """Forget all that the prefix cache knows, for good; what runs keeps its blocks."""
         del client
         self._scheduler.reset_prefix_cache()
+        return self._inventory.reset()
 
     def _pin(  # noqa: PLR0917 - the wire gives a call's arguments by position
         self, client: int, name: int, prompt: bytes, tenant: str = "", cache_salt: str = "", adapter: str = ""

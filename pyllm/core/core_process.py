@@ -25,6 +25,7 @@ from pyllm.config.rank_coordinates import num_ranks, ranks_of_stage
 from pyllm.core.calls import live_settings
 from pyllm.core.event_publisher import EventPublisher
 from pyllm.core.executors.executor import Executor
+from pyllm.core.executors.host_inventory import whole_blocks
 from pyllm.core.fingerprints import fingerprints
 from pyllm.core.loop import EngineCore
 from pyllm.core.policy_plugins import Policy, load_policy
@@ -71,7 +72,8 @@ def run(
 class CoreParts(NamedTuple):
     """The result of `start`, for `make_core`; `policy` is None if the scheduler has it built in.
 
-    `token_seconds` is the measured upper bound per token in a step, 0 if none was measured.
+    `token_seconds` is the measured upper bound per token in a step, 0 if none was measured. `host_blocks` are those of
+    host memory that has outlived a core before this one.
     """
 
     scheduler: Scheduler
@@ -79,6 +81,7 @@ class CoreParts(NamedTuple):
     policy: Policy | None
     token_seconds: float
     connector: SchedulerConnector | None = None
+    host_blocks: bytes = b""
 
 
 async def start(config: CoreConfig, executor: Executor) -> CoreParts:
@@ -175,7 +178,9 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         and (engine.device.batch_invariant or is_rust(engine.device, engine.device.device, dtypes)),
     )
     connector = await _connect(engine, executor, model)
-    return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, numerics), policy, token_seconds, connector)
+    host_blocks = await whole_blocks(executor) if num_host_blocks else b""
+    ready = Ready(PROTOCOL_VERSION, epoch, model, numerics)
+    return CoreParts(scheduler, ready, policy, token_seconds, connector, host_blocks)
 
 
 def make_core(
@@ -201,7 +206,7 @@ def make_core(
         recording = Recording(Path(settings.scheduler_recording), scheduler.take_recording)
         scheduler.start_recording()
     recorder = FlightRecorder(Path(config.engine.recovery.flight_recorder_dir))
-    return EngineCore(
+    core = EngineCore(
         scheduler,
         executor,
         sender,
@@ -222,6 +227,9 @@ def make_core(
         sampling_plugins=offered_names(LOGITS_PROCESSORS) | offered_names(SAMPLERS),
         token_seconds=parts.token_seconds,
     )
+    if parts.host_blocks:  # After the settings that clients of a core before have changed.
+        scheduler.restore_host_blocks(parts.host_blocks)
+    return core
 
 
 def _max_saving_blocks(engine: EngineConfig, num_blocks: int) -> int:

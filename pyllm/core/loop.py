@@ -15,6 +15,7 @@ from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.executors.executor import Executor
+from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.faults.crash import Crash, crash_report
 from pyllm.core.faults.isolation_reporter import IsolationReporter
 from pyllm.core.faults.recovery import Recovery
@@ -102,6 +103,7 @@ class EngineCore:
             sleep=sleep,
             fail=lambda client, request, reason: self._fail(client, request, Rejected(request, "error", reason)),
         )
+        inventory = HostInventory(scheduler, executor)
         self._calls = Calls(
             scheduler,
             config,
@@ -109,6 +111,7 @@ class EngineCore:
             self.stats,
             clock,
             profiling=self._profiling,
+            inventory=inventory,
             kept=self._kept,
             set_log_level=set_log_level,
         )
@@ -119,7 +122,14 @@ class EngineCore:
         budget = RestartBudget(config.recovery.max_restarts)
         shrink = self._calls.halve_budget
         self._recovery = Recovery(
-            scheduler, executor, budget, shrink=shrink, connect=self._transfers.connect, clock=clock, sleep=sleep
+            scheduler,
+            executor,
+            budget,
+            shrink=shrink,
+            connect=self._transfers.connect,
+            inventory=inventory,
+            clock=clock,
+            sleep=sleep,
         )
         self._quarantine = self._recovery.quarantine
         self._isolation = IsolationReporter(self._quarantine, scheduler, ready.epoch, self._clients.post, on_alone)

@@ -30,7 +30,8 @@ def child_main(role: str, connection_file: int, thread_stays: int, *files: int) 
     """Play a role in a process that `child_process.spawn` started, once the configuration has come.
 
     `thread_stays`: whether the thread that started this process ends only when its parent does. `files` are, for an API
-    process, the number of the listening socket, and for a core that of the memory for its last steps.
+    process, the number of the listening socket; for a core those of the host memory of its ranks, if it has some, and
+    that of the memory for its last steps.
     """
     if thread_stays:
         die_with_parent()
@@ -61,16 +62,18 @@ def load_rank(config: CoreConfig) -> "ModelRunner":
     return load(worker, lambda stage: logger.info("%s", stage))
 
 
-def _core_main(connection: Connection, memory_file: int) -> int:
+def _core_main(connection: Connection, *files: int) -> int:
     # What takes long comes before the configuration, so that a spare is ready to take the place of another core.
     import zmq
 
     from pyllm.core import core_process
     from pyllm.core.executors.executor import Executor
+    from pyllm.core.executors.forked_workers import ForkedWorkers
     from pyllm.core.executors.inline import InlineExecutor
     from pyllm.core.executors.multiprocess import ProcessExecutor
     from pyllm.core.executors.ray_workers import RayWorkers
 
+    *host_memories, trace_file = files
     config = msgspec.msgpack.decode(await_configuration(connection), type=CoreConfig)
     title = f"pyllm::core-{config.index}"
     parent = attach(connection, title)
@@ -86,12 +89,12 @@ def _core_main(connection: Connection, memory_file: int) -> int:
             context,
             parent.advance,
             lambda restarts: parent.keep(Kept(workers=restarts)),
-            RayWorkers(config) if backend == "ray" else None,
+            RayWorkers(config) if backend == "ray" else ForkedWorkers(config, host_memories),
         )
     else:
         executor = InlineExecutor(lambda: load_rank(config))
-    memory = mmap(memory_file, 0)
-    os.close(memory_file)  # It stays mapped.
+    memory = mmap(trace_file, 0)
+    os.close(trace_file)  # It stays mapped.
     return core_process.run(config, executor, context, parent, memory)
 
 

@@ -42,9 +42,10 @@ def supervised_core(config: CoreConfig, on_log_level: Callable[[str], None] = la
     )
     name, size = f"core {config.index}", step_trace.size(config.engine.scheduler.max_num_seqs)
     cores, record = SuccessiveCores(config, on_log_level), _recording(recovery, config)
+    memories = HostMemories(config)
 
     def spawn() -> ChildProcess:
-        process = child_process.spawn(name, "core", memory_size=size)
+        process = child_process.spawn(name, "core", *memories.files, memory_size=size)
         process.on_kept = cores.keep
         return process
 
@@ -52,7 +53,7 @@ def supervised_core(config: CoreConfig, on_log_level: Callable[[str], None] = la
         record(process)
         cores.lose_workers(process.exit_summary())
 
-    return SupervisedProcess(spawn, cores.configure, limits, note_death)
+    return SupervisedProcess(spawn, cores.configure, limits, note_death, release=memories.close)
 
 
 def supervised_fork_server(core: CoreConfig, entry: str = WORKER_ENTRY) -> SupervisedProcess:
@@ -186,6 +187,23 @@ class SuccessiveCores:
         if self._config.engine.parallel.distributed_executor_backend != "uni":
             size = num_ranks(self._config.engine.parallel)
             self._workers = all_restarted(self._workers, size, time.monotonic(), reason)
+
+
+class HostMemories:
+    """Memory for KV blocks on the host, a file of memory for each rank of a core: it outlives both, and has no name.
+
+    None where the core has no host pool, or its ranks no process here that could be given it. A rank sets its size.
+    """
+
+    def __init__(self, config: CoreConfig) -> None:
+        has_them = config.fork_server and config.engine.cache.kv_offloading_size
+        ranks = range(num_ranks(config.engine.parallel)) if has_them else ()
+        self.files = [os.memfd_create(f"pyllm host blocks of rank {rank}") for rank in ranks]
+
+    def close(self) -> None:
+        """Let go of it; what still runs has it until its end."""
+        while self.files:
+            os.close(self.files.pop())
 
 
 class SuccessiveStates:

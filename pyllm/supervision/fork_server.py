@@ -47,8 +47,8 @@ MAX_PATIENCE = 10.0  # seconds that a fork waits for the workers of a core that 
 _HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 # What a worker runs: it is given its connection to its core, over which its configuration comes. Its stderr is the
-# core's pipe by then.
-WorkerMain = Callable[[Connection], None]
+# core's pipe by then. Where the core has memory that outlives the worker, it gets a descriptor of that, too.
+WorkerMain = Callable[[Connection, int | None], None]
 
 
 def main(config: ForkServerConfig, connection: Connection) -> int:
@@ -98,11 +98,12 @@ class ForkServer:
     def _receive(self, core: socket.socket) -> None:
         files: Sequence[int] = ()
         try:
-            data, files, *_ = socket.recv_fds(core, MAX_FORK_SERVER_MESSAGE, 2, socket.MSG_CMSG_CLOEXEC)
+            data, files, *_ = socket.recv_fds(core, MAX_FORK_SERVER_MESSAGE, 3, socket.MSG_CMSG_CLOEXEC)
             match msgspec.msgpack.decode(data, type=ForkServerRequest):
                 case Fork(core_index):
-                    connection, stderr = files
-                    self._wanted.append(_Wanted(core, core_index, connection, stderr, time.monotonic()))
+                    connection, stderr, *memory = files
+                    wanted = _Wanted(core, core_index, time.monotonic(), connection, stderr, *memory)
+                    self._wanted.append(wanted)
                 case Signal(pid, number, to_group):
                     _close(files)
                     self._signal(core, pid, number, to_group)
@@ -131,7 +132,7 @@ class ForkServer:
                 continue
             if not is_lost:
                 self._fork(wanted)
-            _close((wanted.connection, wanted.stderr))
+            _close(wanted.files())
         self._wanted = early
 
     def _is_early(self, wanted: "_Wanted") -> bool:
@@ -141,7 +142,7 @@ class ForkServer:
         return is_waited_for and time.monotonic() < wanted.since + MAX_PATIENCE
 
     def _fork(self, wanted: "_Wanted") -> None:
-        core, core_index, connection, stderr, _ = wanted
+        core, core_index = wanted.core, wanted.core_index
         if len(self._workers) >= self._max_workers:
             self._send(core, NotForked(f"{self._max_workers} workers live already, the most that may: use fewer ranks"))
             return
@@ -152,7 +153,7 @@ class ForkServer:
             self._send(core, NotForked(f"no process can be forked: {error}; raise the limits of processes and memory"))
             return
         if pid == 0:
-            self._live(fork_server, connection, stderr)
+            self._live(fork_server, wanted)
         os.setpgid(pid, pid)  # Here as well as there, whoever is first.
         end = None
         if (watched := open_pidfd(pid)) is None:
@@ -161,7 +162,7 @@ class ForkServer:
         self._send(core, Forked(pid, has_pidfd=end is None), [watched])
         os.close(watched)
 
-    def _live(self, fork_server: int, connection: int, stderr: int) -> NoReturn:
+    def _live(self, fork_server: int, wanted: "_Wanted") -> NoReturn:
         """The worker's life, from its fork to its end."""
         code = 1
         try:
@@ -171,12 +172,12 @@ class ForkServer:
             die_with_parent()
             if os.getppid() != fork_server:  # It has ended before it could be asked for.
                 os._exit(ORPHANED_EXIT_CODE)
-            os.dup2(stderr, 2)
+            os.dup2(wanted.stderr, 2)
             # Of other workers above all: who is connected to one is to see its end.
-            for descriptor in _open_descriptors() - self._shared - {connection}:
+            for descriptor in _open_descriptors() - self._shared - {wanted.connection, wanted.memory}:
                 os.close(descriptor)
             setproctitle("pyllm::worker")  # Its configuration names the core and the rank later.
-            self._worker_main(Connection(connection))
+            self._worker_main(Connection(wanted.connection), wanted.memory)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -235,9 +236,15 @@ class _Wanted(NamedTuple):
 
     core: socket.socket
     core_index: int
+    since: float
     connection: int
     stderr: int
-    since: float
+    memory: int | None = None  # that outlives it
+
+    def files(self) -> tuple[int, ...]:
+        """The descriptors that came with it."""
+        files = self.connection, self.stderr
+        return files if self.memory is None else (*files, self.memory)
 
 
 def _work(config: ForkServerConfig, parent: ParentLink) -> NoReturn:

@@ -42,6 +42,8 @@ class ProcessLimits(msgspec.Struct, frozen=True, kw_only=True):
 class SupervisedProcess:
     """`spawn` starts a child and `configure` makes its configuration; `on_death` is called with each one that has died.
 
+    `release` is called when there is no child any more and no successor, maybe twice.
+
     A child that ended for a reason that another would meet has no successor, nor has one that ended in order when that
     was expected. What it has said to be one request's doing costs no restart: however many such there are, each fails
     by itself.
@@ -54,12 +56,15 @@ class SupervisedProcess:
         limits: ProcessLimits,
         on_death: Callable[[ChildProcess], None] = lambda process: None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         self.process: ChildProcess | None = None
         self._spawn = spawn
         self._configure = configure
         self._limits = limits
         self._on_death = on_death
+        self._release = release
         self._clock = clock
         self._budget = RestartBudget(limits.max_restarts)
         self._free_deaths = RestartBudget(FREE_DEATHS * limits.max_restarts)
@@ -122,11 +127,13 @@ class SupervisedProcess:
         self._spare.kill()
         if self.process is not None:
             self.process.kill()
+        self._release()
 
     async def stop(self, grace: float) -> None:
         """SIGTERM, then SIGKILL after `grace` seconds; there is no successor."""
         self._end_keeping()
         await asyncio.gather(self._spare.close(), self._stop_child(grace))
+        self._release()
 
     async def _stop_child(self, grace: float) -> None:
         process = self.process

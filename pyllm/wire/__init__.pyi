@@ -50,7 +50,7 @@ from .messages import (
     WorkerInput,
     WorkerOutput,
 )
-from .plan_layout import PLAN_SECTIONS, plan_offsets
+from .plan_layout import NO_GROUP, PLAN_SECTIONS, SWAP_NAME_SIZE, plan_offsets
 from .profiles import (
     MAX_PROFILE_SECONDS,
     MAX_PROFILE_STEPS,
@@ -76,11 +76,13 @@ __all__ = [
     "MAX_REQUEST_REPORTS",
     "MAX_RESERVATION",
     "MAX_TRACE_EVENTS",
+    "NO_GROUP",
     "PLAN_SECTIONS",
     "POOLING",
     "PROTOCOL_VERSION",
     "RESERVATION",
     "SILENCE",
+    "SWAP_NAME_SIZE",
     "Abort",
     "Call",
     "ChildMessage",

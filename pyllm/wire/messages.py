@@ -431,7 +431,7 @@ MAX_FORK_SERVER_MESSAGE = 4096  # bytes
 class Fork(Message, frozen=True):
     """A core wants a worker. With it come two descriptors: the worker's end of its connection, and its stderr.
 
-    `core_index` is the same for a core and its successors.
+    A third one may come, of memory that outlives the worker. `core_index` is the same for a core and its successors.
     """
 
     core_index: int = 0

@@ -23,9 +23,13 @@ PLAN_SECTIONS: tuple[tuple[str, str], ...] = (
     ("history_starts", "i"),  # slot initialisations + 1
     ("histories", "i"),  # of a stateful one all known tokens, prompt and output
     ("prompt_lengths", "i"),  # a slot initialisation each
+    ("swap_names", "B"),  # of each swap to the host: hash, group and index in the chain (uint32), or zeros and NO_GROUP
 )
 
 PLAN_ALIGNMENT = 64
+
+SWAP_NAME_SIZE = 40  # bytes
+NO_GROUP = 2**32 - 1  # of a block that nobody can find again
 
 
 def plan_offsets(counts: tuple[int, ...]) -> tuple[int, ...]:

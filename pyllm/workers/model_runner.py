@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
-from pyllm.config.rank_coordinates import coordinates_of, num_ranks, sampling_rank
+from pyllm.config.rank_coordinates import coordinates_of, sampling_rank
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.families.stage_layout import split_into_stages
@@ -33,6 +33,7 @@ from pyllm.workers.decoder import Decoder
 from pyllm.workers.devices import DTYPES, configured_kernels, fits_graphs, worker_device
 from pyllm.workers.forward_pass import CHECKED_SEQUENCES, ForwardPass, Limits
 from pyllm.workers.grammar.token_masks import Grammars
+from pyllm.workers.host_blocks import open_host_blocks
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.stage_link import StageLink
 from pyllm.workers.layers.weight_placement import WeightPlacement
@@ -51,7 +52,7 @@ from pyllm.workers.sparse_attention.kv_selectors import SelectorInputs, load_kv_
 from pyllm.workers.step.attention_batch import AttentionGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.forward_context import AttentionHook
-from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
+from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape
 from pyllm.workers.step.kv_selector import KVSelector
 from pyllm.workers.step.page_prefaulter import PagePrefaulter
 from pyllm.workers.step.position_tables import PositionTables
@@ -66,10 +67,18 @@ from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
 class ModelRunner:
     """Call `load`, then `call("allocate", (num_blocks, num_host_blocks))`, then `run` for each step.
 
-    `group` has joined the ranks of this one's pipeline stage.
+    `group` has joined the ranks of this one's pipeline stage. `host_memory` is a descriptor of memory that outlives
+    this process, for the host pool; without it the pool's memory is its own.
     """
 
-    def __init__(self, config: WorkerConfig, group: RankGroup, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        group: RankGroup,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        host_memory: int | None = None,
+    ) -> None:
         self._clock = clock
         engine = config.engine
         self._engine = engine
@@ -124,6 +133,7 @@ class ModelRunner:
         self._selector: KVSelector | None = None
         self._forward: ForwardPass | None = None
         self._sampling_graphs: SamplingGraphs | None = None
+        self._config, self._host_memory = config, host_memory
         self._host_pool: HostPool | None = None
         self._swap_seconds = 0.0
         self._transfers: RankTransfers | None = None
@@ -135,6 +145,8 @@ class ModelRunner:
             "transfer": self.transfer,
             "finish_transfers": self.finish_transfers,
             "swap_seconds": self.swap_seconds,
+            "host_inventory": self.host_inventory,
+            "forget_host_blocks": self.forget_host_blocks,
             "token_seconds": self.token_seconds,
             "statistics": self.statistics,
             "instruction_set": self.instruction_set,
@@ -156,6 +168,11 @@ class ModelRunner:
         if self._samples:
             # In parallel with the weights: llguidance needs 0.3 s for a tokenizer.
             threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
+        # What they hold is verified beside the weights' loading.
+        arithmetic = f"{self.instruction_set()} {self._kernels.backend}"
+        self._host_blocks = open_host_blocks(
+            self._config, self._cache_shape, self._groups, arithmetic, self._host_memory
+        )
         cache = open_packed_cache(self._engine, self._checkpoint, self._rank)
         table = TensorTable(self._checkpoint)
         self.model = self._causal_model(replace(self._placement, cache=cache), table)
@@ -164,9 +181,6 @@ class ModelRunner:
         if cache is not None:
             cache.finish()
         self._position_tables = PositionTables.of(self._spec, self._max_model_len, self._placement.device)
-        self._num_host_blocks = host_blocks_of_rank(
-            self._engine.cache.kv_offloading_size, num_ranks(self._engine.parallel), self._block_bytes
-        )
         limits, placement = self._engine.scheduler, self._placement
         self._link.allocate(limits.max_num_batched_tokens, self._spec.hidden_size, placement.dtype, placement.device)
         if self._spec.transformers is not None:
@@ -260,7 +274,7 @@ class ModelRunner:
 
     def num_host_blocks(self) -> int:
         """How many KV blocks this rank may keep in host memory, its share of `kv_offloading_size`."""
-        return self._num_host_blocks
+        return self._host_blocks.num_blocks
 
     @torch.inference_mode()
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
@@ -269,8 +283,9 @@ class ModelRunner:
             raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
         self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement.device, self._groups)
         if num_host_blocks:  # Before graphs are captured: they take a share of the memory that is left.
-            self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels, self._clock)
-            self._swap_seconds = self._host_pool.time_swaps()
+            self._host_pool, self._swap_seconds = self._host_blocks.make_pool(
+                self._kv_cache, num_host_blocks, self._kernels, self._clock
+            )
         if self._engine.sparse.sparse_attention:
             self._selector = self._kv_selector(self._kv_cache)
             self._may_capture = self._may_capture and self._selector.in_graphs
@@ -347,6 +362,14 @@ class ModelRunner:
         graphs.capture(capture, budget)
         return graphs
 
+    def host_inventory(self) -> bytes:
+        """The blocks that the host pool holds since before this process, see `HostTier.inventory`."""
+        return self._host_blocks.inventory()
+
+    def forget_host_blocks(self) -> None:
+        """What the host pool holds is not to be found after this process."""
+        self._host_blocks.forget()
+
     def swap_seconds(self) -> float:
         """Measured seconds to move one block to the host and back; 0 without a host pool."""
         return self._swap_seconds
@@ -405,7 +428,8 @@ class ModelRunner:
         if len(batch.host.swaps):
             if self._host_pool is None:
                 raise ProtocolError("the plan swaps blocks, but there is no host pool: kv_offloading_size is 0")
-            self._host_pool.swap(batch.host.swaps.reshape(-1, 3), batch.device.swaps.view(-1, 3))
+            swaps = batch.host.swaps.reshape(-1, 3), batch.device.swaps.view(-1, 3)
+            self._host_pool.swap(*swaps, batch.host.swap_names)
         if len(batch.host.block_copies):
             copies = batch.device.block_copies.view(-1, 2)
             for keys, values in self._kv_cache.memory:
@@ -531,7 +555,7 @@ class ModelRunner:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         room = int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak
-        room -= staging_bytes(self._num_host_blocks, self._block_bytes)
+        room -= staging_bytes(self._host_blocks.num_blocks, self._block_bytes)
         if self._may_capture:
             room -= self._planned_graph_bytes()
         return room

@@ -40,7 +40,7 @@ _PAUSE = 20e-6
 logger = logging.getLogger(__name__)
 
 
-def prepare() -> Callable[[Connection], NoReturn]:
+def prepare() -> Callable[[Connection, int | None], NoReturn]:
     """Import all modules of a worker without starting a thread; returns the main function of its forks."""
     _import_everything()
     import torch
@@ -50,7 +50,7 @@ def prepare() -> Callable[[Connection], NoReturn]:
     return main
 
 
-def prepare_transformers() -> Callable[[Connection], NoReturn]:
+def prepare_transformers() -> Callable[[Connection, int | None], NoReturn]:
     """`prepare`, with what workers of a model of transformers need besides."""
     forked = prepare()
     import pyllm.workers.transformers_backend.isolation  # noqa: F401 - for `load`
@@ -58,8 +58,11 @@ def prepare_transformers() -> Callable[[Connection], NoReturn]:
     return forked
 
 
-def main(connection: Connection) -> NoReturn:
-    """Run one rank until SIGTERM or the parent's end; the exit code says how it failed."""
+def main(connection: Connection, host_memory: int | None = None) -> NoReturn:
+    """Run one rank until SIGTERM or the parent's end; the exit code says how it failed.
+
+    `host_memory` is a descriptor of memory that outlives this process, for the host pool.
+    """
     # Ctrl-C reaches the whole process group of a terminal, but the core decides when its workers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -67,14 +70,14 @@ def main(connection: Connection) -> NoReturn:
     title = f"pyllm::worker-{config.core_index}-{config.rank}"
     parent = attach(connection, title)
     log.configure(title, config.engine.log)
-    line_writer.end_process(parent.run(lambda: _work(config, parent)))
+    line_writer.end_process(parent.run(lambda: _work(config, parent, host_memory)))
 
 
-def _work(config: WorkerConfig, parent: ParentLink) -> int:
+def _work(config: WorkerConfig, parent: ParentLink, host_memory: int | None) -> int:
     try:
         parent.enter("looking for the model's files")
         config = msgspec.structs.replace(config, checkpoint=on_this_machine(config.checkpoint, config.engine.model))
-        runner = load(config, parent.enter, parent.advance)
+        runner = load(config, parent.enter, parent.advance, host_memory=host_memory)
         context: zmq.Context[Socket] = zmq.Context()
         if config.curve_keys is not None:
             curve.admit(context, config.client_key)
@@ -108,9 +111,15 @@ def _import_everything() -> None:
 
 
 def load(
-    config: WorkerConfig, enter: Callable[[str], None], advance: Callable[[float], None] = lambda progress: None
+    config: WorkerConfig,
+    enter: Callable[[str], None],
+    advance: Callable[[float], None] = lambda progress: None,
+    *,
+    host_memory: int | None = None,
 ) -> "ModelRunner":
     """Load a rank with its weights; calls `enter` with the name of each stage, `advance` with the share of the weights.
+
+    `host_memory` as in `ModelRunner`.
 
     Raises:
         ConfigError: the configuration and the model or device do not go together, or the files were changed.
@@ -144,7 +153,7 @@ def load(
         host=config.host,
     )
     enter("loading weights")
-    runner = ModelRunner(config, group)
+    runner = ModelRunner(config, group, host_memory=host_memory)
     runner.load(advance)
     return runner
 

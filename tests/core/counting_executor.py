@@ -65,7 +65,8 @@ class CountingExecutor:
         if method == "allocate":
             self.allocated = args
         answers = {"num_blocks": self.num_blocks, "num_host_blocks": 0, "allocate": None, "swap_seconds": 0.0}
-        return [(answers | {"token_seconds": 0.0, "statistics": {}, "instruction_set": "none"})[method]]
+        answers |= {"token_seconds": 0.0, "statistics": {}, "instruction_set": "none"}
+        return [(answers | {"host_inventory": b"", "forget_host_blocks": None})[method]]
 
     async def close(self) -> None:
         self.closed = True

@@ -8,6 +8,7 @@ import pytest
 
 from pyllm.config.option_reading import engine_config
 from pyllm.core.calls import MAX_EVENTS, Calls
+from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.kept_state import KeptState
 from pyllm.core.profiling import Profiling
 from pyllm.wire.messages import PROTOCOL_VERSION as VERSION
@@ -111,7 +112,10 @@ async def test_steps_become_smaller_down_to_a_bound_until_a_client_says_otherwis
     config = engine_config({"block_size": block_size, "max_num_batched_tokens": 100})
     profiling = Profiling(engine.executor, lambda: 0, clock=lambda: 0.0, sleep=engine.sleep)
     kept = KeptState(engine.scheduler, Kept(), lambda kept: None)
-    calls = Calls(engine.scheduler, config, None, dict, lambda: 0.0, profiling=profiling, kept=kept)
+    inventory = HostInventory(engine.scheduler, engine.executor)
+    calls = Calls(
+        engine.scheduler, config, None, dict, lambda: 0.0, profiling=profiling, kept=kept, inventory=inventory
+    )
     assert [calls.halve_budget() for _ in range(5)][-1] is False
     assert calls.answer(0, "reconfigure", ({},))["max_num_batched_tokens"] == least
     engine.submit(1, list(range(100)))

@@ -1,3 +1,4 @@
+import os
 import shutil
 from pathlib import Path
 
@@ -53,6 +54,25 @@ def test_cores_of_one_engine_differ_by_their_index(model: str, tmp_path: Path) -
     assert {config.fork_server for config in configs} == {f"{tmp_path}/forks"}
     engine_processes = topology.supervised_engine(configs)
     assert (len(engine_processes.cores), len(engine_processes.fork_servers)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("backend", "size", "count"), [("mp", "1MiB", 3), ("mp", 0, 0), ("uni", "1MiB", 0)], ids=["mp", "no pool", "uni"]
+)
+def test_each_rank_that_is_a_fork_has_host_memory_that_outlives_it(
+    model: str, tmp_path: Path, backend: str, size: object, count: int
+) -> None:
+    options = {"kv_offloading_size": size, "distributed_executor_backend": backend}
+    core = _core(model, tmp_path, **options, tensor_parallel_size=1 if backend == "uni" else 3)
+    core = msgspec.structs.replace(core, fork_server=topology.fork_server_address(core.engine, str(tmp_path)))
+    memories = topology.HostMemories(core)
+    files = list(memories.files)
+    assert [os.readlink(f"/proc/self/fd/{file}") for file in files] == [
+        f"/memfd:pyllm host blocks of rank {rank} (deleted)" for rank in range(count)
+    ]
+    memories.close()
+    memories.close()
+    assert not any(os.path.exists(f"/proc/self/fd/{file}") for file in files)
 
 
 def test_what_an_earlier_run_recorded_does_not_keep_a_core_from_taking_anothers_place(

@@ -61,11 +61,11 @@ class Core:
         self.socket.connect(f"{folder}/forks")
         self._end: int | None = None
 
-    async def ask(self) -> tuple[ForkServerMessage, Connection]:
-        """Ask for a worker; gives the answer, and our end of its connection."""
+    async def ask(self, *memory: int) -> tuple[ForkServerMessage, Connection]:
+        """Ask for a worker, maybe with memory; gives the answer, and our end of its connection."""
         ours, theirs = Pipe()
         with theirs:
-            socket.send_fds(self.socket, [msgspec.msgpack.encode(Fork())], [theirs.fileno(), STDERR])
+            socket.send_fds(self.socket, [msgspec.msgpack.encode(Fork())], [theirs.fileno(), STDERR, *memory])
         return await self.told(), ours
 
     async def told(self) -> ForkServerMessage:
@@ -185,6 +185,32 @@ async def test_workers_end_with_their_core_and_those_of_another_live_on(start: M
     assert await other.told() == Ended(kept.pid, 3)
     one.close(lost)
     other.close(kept)
+
+
+async def test_memory_outlives_the_workers_that_get_it_and_none_of_200_leaves_a_descriptor(
+    start: Make, tmp_path: Path
+) -> None:
+    fork_server = await start("tests.core.executors.entries:keeping")
+    core, memory, words = Core(tmp_path), os.memfd_create("blocks"), []
+    num_descriptors = []
+    last = ""
+    for _ in range(200):
+        answer, connection = await core.ask(memory)
+        assert isinstance(answer, Forked)
+        before, count = (await asyncio.to_thread(connection.recv_bytes)).decode().rsplit(" ", 1)
+        words.append(before == last)
+        last = str(answer.pid)
+        num_descriptors.append((int(count), psutil.Process(fork_server.pid).num_fds()))
+        os.kill(answer.pid, signal.SIGKILL)
+        assert await core.told() == Ended(answer.pid, -signal.SIGKILL)
+        connection.close()
+    assert all(words), "each found what the one before had left"
+    assert len(set(num_descriptors)) == 1
+    _, connection = await core.ask()
+    assert (await asyncio.to_thread(connection.recv_bytes)).startswith(b"none ")
+    connection.close()
+    os.close(memory)
+    core.close()
 
 
 async def test_what_is_no_request_ends_the_connection_and_its_workers(start: Make, tmp_path: Path) -> None:

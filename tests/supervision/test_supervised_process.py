@@ -71,6 +71,7 @@ class Family:
     def __init__(self, max_restarts: int = 10, ready_timeout: float = 60.0, warm_spare: bool = False) -> None:
         self.children: list[FakeProcess] = []
         self.dead: list[str] = []
+        self.released: list[int] = []  # how many children there had been
         self.lost: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.now = 0.0
         self.num_failures = 0  # of the next starts
@@ -78,7 +79,12 @@ class Family:
             ready_timeout=ready_timeout, max_restarts=max_restarts, warm_spare=warm_spare, spare_delay=0.0
         )
         self.place = SupervisedProcess(
-            self.spawn, Config, limits, lambda dead: self.dead.append(dead.name), lambda: self.now
+            self.spawn,
+            Config,
+            limits,
+            lambda dead: self.dead.append(dead.name),
+            lambda: self.now,
+            release=lambda: self.released.append(len(self.children)),
         )
 
     def spawn(self) -> ChildProcess:
@@ -99,6 +105,20 @@ class Family:
         while len(self.children) <= number or (configured and self.children[number].config is None):
             await asyncio.sleep(0)
         return self.children[number]
+
+
+async def test_what_outlives_children_is_released_with_the_last_one() -> None:
+    family = Family()
+    await family.start()
+    family.children[0].end(1)
+    await family.child(1)
+    assert family.released == []
+    await family.place.stop(1.0)
+    assert family.released == [2]
+    killed = Family()
+    await killed.start()
+    killed.place.kill()
+    assert killed.released == [1]
 
 
 async def test_a_dead_child_is_followed_by_one_that_serves_its_address() -> None:

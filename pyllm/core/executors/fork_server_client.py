@@ -41,8 +41,10 @@ class ForkServerClient:
         self._workers: dict[int, ChildProcess] = {}
         self._is_closed = False
 
-    async def fork(self, name: str, patience: float) -> ChildProcess:
+    async def fork(self, name: str, patience: float, memory: int | None = None) -> ChildProcess:
         """Fork a worker that is watched and not configured yet. Waits up to `patience` seconds for a fork server.
+
+        `memory` is a descriptor of memory that outlives the worker, and is to be the worker's, too.
 
         Raises:
             StartError: there was none, or it could not fork.
@@ -52,7 +54,7 @@ class ForkServerClient:
             async with asyncio.timeout(patience):
                 while True:
                     try:
-                        return await self._ask(name)
+                        return await self._ask(name, memory)
                     except OSError as error:
                         reason = error
                     await asyncio.sleep(RETRY_INTERVAL)
@@ -65,7 +67,7 @@ class ForkServerClient:
         self._is_closed = True
         self._lose(_closed())
 
-    async def _ask(self, name: str) -> ChildProcess:
+    async def _ask(self, name: str, memory: int | None) -> ChildProcess:
         fork_server = self._connected()
         ours, theirs = Pipe()
         stderr, their_stderr = os.pipe()
@@ -73,7 +75,8 @@ class ForkServerClient:
         try:
             with theirs, os.fdopen(their_stderr, "wb"):
                 fork = msgspec.msgpack.encode(Fork(self._core_index))
-                socket.send_fds(fork_server, [fork], [theirs.fileno(), their_stderr])
+                files = [theirs.fileno(), their_stderr]
+                socket.send_fds(fork_server, [fork], files if memory is None else [*files, memory])
         except OSError:
             pending.forget()
             raise

@@ -1,6 +1,7 @@
 """Workers on the core's own machine: forks of the fork server, with sockets and a rendezvous in a private folder."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 from pyllm.config.process_config import CoreConfig, WorkerConfig
@@ -11,10 +12,14 @@ from pyllm.supervision.child_process import ChildProcess
 
 
 class ForkedWorkers:
-    """A `WorkerSource` of forks. Each start has files of its own."""
+    """A `WorkerSource` of forks. Each start has files of its own.
 
-    def __init__(self, config: CoreConfig) -> None:
+    `host_memories` are descriptors of memory that outlives workers and core, one a rank; none without a host pool.
+    """
+
+    def __init__(self, config: CoreConfig, host_memories: Sequence[int] = ()) -> None:
         self._config = config
+        self._host_memories = host_memories
         self._fork_server = ForkServerClient(config.fork_server, config.index)
         self._starts = itertools.count()
 
@@ -39,7 +44,8 @@ class ForkedWorkers:
 
     async def start(self, worker: WorkerConfig) -> ChildProcess:
         name = f"worker {worker.rank} of core {worker.core_index}"
-        return await self._fork_server.fork(name, self._config.ready_timeout)
+        memory = self._host_memories[worker.rank] if self._host_memories else None
+        return await self._fork_server.fork(name, self._config.ready_timeout, memory)
 
     async def release(self) -> None:
         self._remove_files()

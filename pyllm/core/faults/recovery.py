@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from pyllm._rust import Scheduler
 from pyllm.core.executors.executor import Executor
+from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.faults.crash import Crash
 from pyllm.core.faults.quarantine import Quarantine, Verdict
 from pyllm.errors import EngineDeadError, GivenUpError, WorkerDeadError
@@ -23,7 +24,7 @@ class Recovery:
     """`reason` says why there are no workers, and is empty while there are.
 
     `shrink` makes later steps take less memory, and returns whether that was possible. `connect` is called when new
-    ranks have their KV caches.
+    ranks have their KV caches. `inventory` tells the scheduler what host memory that outlives the workers still holds.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Recovery:
         *,
         shrink: Callable[[], bool],
         connect: Callable[[], Awaitable[None]],
+        inventory: HostInventory,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
@@ -49,6 +51,7 @@ class Recovery:
         self._budget = budget
         self._shrink = shrink
         self._connect = connect
+        self._inventory = inventory
         self._clock = clock
         self._sleep = sleep
 
@@ -93,6 +96,7 @@ class Recovery:
                 await self._executor.restart()
                 await self._allocate()
                 await self._connect()
+                await self._inventory.restore()
             except EngineDeadError as error:
                 failure = error
                 self.reason = str(error)

@@ -1,6 +1,7 @@
 from .attention_batch import AttentionBatch, AttentionGroup, Chunk, Ints
 from .batch import Array, Batch, PlanBuffer, Sections, gather
 from .forward_context import AttentionHook, ForwardContext
+from .host_tier import HostTier
 from .kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 from .kv_selector import KVSelector
 from .page_prefaulter import PagePrefaulter
@@ -20,6 +21,7 @@ __all__ = [
     "ForwardContext",
     "HostCopy",
     "HostPool",
+    "HostTier",
     "Ints",
     "KVCache",
     "KVCacheShape",

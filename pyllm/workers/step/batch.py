@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyllm.errors import ProtocolError
-from pyllm.wire.plan_layout import PLAN_SECTIONS, plan_offsets
+from pyllm.wire.plan_layout import PLAN_SECTIONS, SWAP_NAME_SIZE, plan_offsets
 
 IntArray = npt.NDArray[np.int32]
 Array = TypeVar("Array", Tensor, npt.NDArray[Any])
@@ -47,6 +47,7 @@ class Sections(Generic[Array]):
     history_starts: Array  # [I + 1]
     histories: Array
     prompt_lengths: Array  # [I]
+    swap_names: Array  # [40 * swaps to the host]
 
     def __init__(self, memory: Any, counts: tuple[int, ...], offsets: tuple[int, ...], dtypes: dict[str, Any]) -> None:
         self._memory = memory
@@ -145,6 +146,8 @@ def check_counts(counts: tuple[int, ...], num_groups: int = 1) -> None:
         and count["block_copies"] % 2 == count["slot_copies"] % 2 == count["swaps"] % 3 == 0
         and count["sampling_starts"] == count["history_starts"] == count["slot_inits"] + 1
         and count["prompt_lengths"] == count["slot_inits"]
+        and count["swap_names"] % SWAP_NAME_SIZE == 0
+        and count["swap_names"] // SWAP_NAME_SIZE <= count["swaps"] // 3
     )
     if not consistent:
         raise ProtocolError(f"the counts of a plan do not go together: {count}")

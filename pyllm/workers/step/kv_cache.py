@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from pyllm_kernels import Kernels
 from torch import Tensor
@@ -22,7 +23,9 @@ from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import KVGroup, layers_of_group
 from pyllm.families.spec import ModelSpec
 from pyllm.supervision.memory import Memory, host_memory
+from pyllm.wire.plan_layout import SWAP_NAME_SIZE
 from pyllm.workers.step.batch import IntArray
+from pyllm.workers.step.host_tier import HostTier
 from pyllm.workers.step.staging import to_device
 from pyllm.workers.step.swap_stream import SwapStream, staged_blocks
 
@@ -95,31 +98,44 @@ class HostPool:
 
     `memory` is [num_blocks, layers, 2, block_size, kv_heads, head_dim]: unlike in the cache, all layers of a block lie
     together, so that a block crosses PCIe in one copy, and a run of blocks as well. It is pinned if the cache is on a
-    GPU, whose `SwapStream` does the moves; on a CPU it takes memory when it is first written.
+    GPU, whose `SwapStream` does the moves; on a CPU it takes memory when it is first written. With a `tier` it is the
+    tier's, of which it may use a part, and what goes out is noted there once it is whole.
     """
 
     def __init__(
-        self, cache: KVCache, num_blocks: int, kernels: Kernels, clock: Callable[[], float] = time.perf_counter
+        self,
+        cache: KVCache,
+        num_blocks: int,
+        kernels: Kernels,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        tier: HostTier | None = None,
     ) -> None:
         self.num_blocks = num_blocks
+        self._tier = tier
         self._clock = clock
         self._cache = cache
         self._kernels = kernels
         num_layers, keys_and_values, _, *block = cache.memory.shape
-        self.memory = torch.empty((num_blocks, num_layers, keys_and_values, *block), dtype=cache.memory.dtype)
+        if tier is None:
+            self.memory = torch.empty((num_blocks, num_layers, keys_and_values, *block), dtype=cache.memory.dtype)
+        else:
+            self.memory = tier.blocks[:num_blocks]
         self._stream: SwapStream | None = None
         if cache.memory.device.type == "cuda":
             self._pin()
             num_staged = staged_blocks(num_blocks, self.memory[0].nbytes)
             self._stream = SwapStream(cache.memory, self.memory, kernels, num_staged)
 
-    def swap(self, swaps: IntArray, on_device: Tensor) -> None:
+    def swap(self, swaps: IntArray, on_device: Tensor, names: npt.NDArray[np.uint8]) -> None:
         """Do a plan's swaps: the blocks that go out, then those that come in.
 
         - swaps int32 [swaps, 3], of (direction, device block, host block); on_device is the same on the device.
+        - names uint8 [40 * blocks that go out], the plan's `swap_names`.
 
         Raises:
-            ProtocolError: a direction or a block that does not exist, or one comes in before another goes out.
+            ProtocolError: a direction or a block that does not exist, one comes in before another goes out, or there
+                are more or fewer names than blocks that go out.
         """
         limits = (2, self._cache.num_blocks, self.num_blocks)
         wrong = ((swaps < 0) | (swaps >= limits)).any(axis=1)
@@ -130,6 +146,20 @@ class HostPool:
             )
         if (np.diff(swaps[:, 0]) < 0).any():
             raise ProtocolError("the plan has a swap from the host before one to it")
+        outs = swaps[swaps[:, 0] == 0, 2]
+        if len(names) != len(outs) * SWAP_NAME_SIZE:
+            raise ProtocolError(f"the plan has {len(names)} bytes of names for {len(outs)} swaps to the host")
+        if self._tier is None or not len(outs):
+            self._copy(swaps, on_device)
+            return
+        writes = self._tier.begin(outs)
+        self._copy(swaps, on_device)
+        if self._stream is None:
+            self._tier.finish(outs, names, writes)
+        else:  # The plan's memory is another's by the time that the copies are whole.
+            self._tier.finish_after(self._stream.stored(), outs.copy(), names.copy(), writes)
+
+    def _copy(self, swaps: IntArray, on_device: Tensor) -> None:
         if self._stream is None:
             self._kernels.swap_blocks(self._cache.memory, self.memory, on_device)
         else:
@@ -140,13 +170,16 @@ class HostPool:
         num_swaps = min(_TIMED_SWAPS, self._cache.num_blocks, self.num_blocks)
         swaps = np.array([(way, block, block) for way in (0, 1) for block in range(num_swaps)], np.int32)
         on_device = to_device(torch.from_numpy(swaps), self._cache.memory.device)
+        names = np.zeros(num_swaps * SWAP_NAME_SIZE, np.uint8)  # of nothing that can be asked for
         seconds = []
         for _ in range(_TIMED_ROUNDS):
             started = self._clock()
-            self.swap(swaps, on_device)
+            self.swap(swaps, on_device, names)
             if self._cache.memory.device.type == "cuda":
                 torch.cuda.synchronize(self._cache.memory.device)
             seconds.append(self._clock() - started)
+        if self._tier is not None:
+            self._tier.forget()
         return min(seconds) / num_swaps
 
     def _pin(self) -> None:
@@ -157,8 +190,12 @@ class HostPool:
         weakref.finalize(self, runtime.cudaHostUnregister, self.memory.data_ptr())
 
 
-def host_blocks_of_rank(size: int, ranks: int, block_bytes: int, read: Callable[[], list[Memory]] = host_memory) -> int:
+def host_blocks_of_rank(
+    size: int, ranks: int, block_bytes: int, read: Callable[[], list[Memory]] = host_memory, *, held: int = 0
+) -> int:
     """How many blocks each of `ranks` keeps in `size` bytes of host memory, which is for all of them together.
+
+    `held` bytes of it are in use already.
 
     Raises:
         ConfigError: not one block fits, or the machine or a control group has less memory in total.
@@ -175,7 +212,7 @@ def host_blocks_of_rank(size: int, ranks: int, block_bytes: int, read: Callable[
                 f"kv_offloading_size of {size:,} bytes is more than the {memory.total:,} bytes of memory that "
                 f"{memory.owner} has: give less"
             )
-        if size > memory.available:  # This may change, and must not stop the replacement of a dead worker.
+        if size - held > memory.available:  # This may change, and must not stop the replacement of a dead worker.
             left = memory.available
             logger.warning(
                 "kv_offloading_size is %d bytes, but %s has only %d bytes of memory left", size, memory.owner, left

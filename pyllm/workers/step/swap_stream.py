@@ -67,6 +67,12 @@ class SwapStream:
         if outs and not in_order:
             self._store(host_blocks[outs[-1]])
 
+    def stored(self) -> Any:
+        """An event: all that has gone out until now is in the host blocks."""
+        event = self._cuda.Event()
+        event.record(self._stream)
+        return event
+
     def _gather(self, blocks: Tensor) -> None:
         main = self._main()
         main.wait_event(self._stored)

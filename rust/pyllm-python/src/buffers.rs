@@ -2,7 +2,7 @@
 
 use std::os::raw::c_int;
 
-use pyllm_scheduler::{Embeddings, LogprobEntries, Logprobs};
+use pyllm_scheduler::{Embeddings, HostBlock, HostBlockId, LogprobEntries, Logprobs, SWAP_NAME_SIZE};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -83,6 +83,21 @@ pub(crate) fn ids_from_buffer(name: &str, object: &Bound<'_, PyAny>) -> PyResult
     }
     let format = buffer.format().to_string_lossy();
     Err(SchedulerError::new_err(format!("{name} has elements of format {format}; give int32 or bytes")))
+}
+
+/// Host blocks, each as its number (uint32, little endian) and a name as in a plan's `swap_names`.
+pub(crate) fn host_blocks_from_bytes(packed: &[u8]) -> PyResult<Vec<HostBlock>> {
+    const SIZE: usize = 4 + SWAP_NAME_SIZE;
+    if packed.len() % SIZE != 0 {
+        let text = format!("blocks has {} bytes; host blocks take {SIZE} each", packed.len());
+        return Err(SchedulerError::new_err(text));
+    }
+    let blocks = packed.chunks_exact(SIZE).map(|record| {
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| record[at + byte]));
+        let hash = std::array::from_fn(|byte| record[4 + byte]);
+        HostBlock { block: HostBlockId(word(0)), hash, group: word(36), index: word(40) }
+    });
+    Ok(blocks.collect())
 }
 
 /// The columns of `messages.Logprobs`.

@@ -17,7 +17,9 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
-use buffers::{Plan, bytes, embeddings_from_bytes, ids_from_buffer, ids_from_bytes, logprobs_from_bytes};
+use buffers::{
+    Plan, bytes, embeddings_from_bytes, host_blocks_from_bytes, ids_from_buffer, ids_from_bytes, logprobs_from_bytes,
+};
 use errors::{NeverFitsError, SchedulerError, python_error};
 use numbers::Number;
 use placement::Placement;
@@ -209,6 +211,11 @@ impl Scheduler {
             scheduler.lose_device();
             Ok(())
         })
+    }
+
+    fn restore_host_blocks(&self, py: Python<'_>, blocks: &[u8]) -> PyResult<()> {
+        let blocks = host_blocks_from_bytes(blocks)?;
+        self.call(py, |scheduler| scheduler.restore_host_blocks(blocks))
     }
 
     fn propose(

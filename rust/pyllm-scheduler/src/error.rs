@@ -99,6 +99,11 @@ pub enum Error {
         /// The save.
         save: SaveId,
     },
+    /// A host block that there is not, that is in use, or that holds something known.
+    HostBlock {
+        /// What is wrong, with the block.
+        problem: String,
+    },
     /// The pin of this name is there already.
     DuplicatePin {
         /// The pin's name.
@@ -234,6 +239,10 @@ impl fmt::Display for Error {
             Self::UnknownSave { save } => {
                 write!(formatter, "save {save} is not under way: it was finished, or lost with the device")
             }
+            Self::HostBlock { problem } => write!(
+                formatter,
+                "{problem}; restore what host blocks hold of a new scheduler, or right after lose_device"
+            ),
             Self::DuplicatePin { name } => write!(formatter, "pin {name} exists; unpin it first"),
             Self::PinQuota { asked, pinned, num_pins, quota } => write!(
                 formatter,

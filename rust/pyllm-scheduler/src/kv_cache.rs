@@ -8,6 +8,7 @@ pub(crate) mod event_batch;
 pub(crate) mod events;
 pub(crate) mod fragmentation;
 pub(crate) mod hash;
+pub(crate) mod host_block;
 pub(crate) mod pending_swaps;
 pub(crate) mod pins;
 pub(crate) mod prefix;
@@ -18,6 +19,7 @@ use crate::ids::{BlockId, HostBlockId, SaveId, StepId};
 use crate::kv_cache::changes::{Change, ChangeLog};
 use crate::kv_cache::events::{EventLog, Events, KvEvent, Snapshot, Tier};
 use crate::kv_cache::hash::{BlockHash, Content, GroupHash};
+use crate::kv_cache::host_block::HostBlock;
 use crate::kv_cache::pending_swaps::PendingSwaps;
 use crate::kv_cache::pins::Pins;
 use crate::kv_cache::prefix::Name;
@@ -339,9 +341,14 @@ impl KvCache {
         !self.swaps.is_empty()
     }
 
-    /// All outs before all ins; none writes where another does.
-    pub(crate) fn drain_swaps(&mut self) -> impl Iterator<Item = Swap> {
-        self.swaps.drain()
+    /// All outs before all ins; none writes where another does. An out has the name of what it brings to the host, if
+    /// that can be found again.
+    pub(crate) fn drain_swaps(&mut self) -> impl Iterator<Item = (Swap, Option<Name>)> {
+        let host = &self.host;
+        self.swaps.drain().map(move |swap| match swap {
+            Swap::Out { host: block, .. } => (swap, host.name(block)),
+            Swap::In { .. } => (swap, None),
+        })
     }
 
     /// The plan is made and its swaps are drained: it lets go of their host blocks.
@@ -405,6 +412,40 @@ impl KvCache {
         self.pins.release();
         self.log.cleared();
         self.changes.push(Change::Cleared);
+    }
+
+    /// What is wrong with the first of these that cannot be restored.
+    pub(crate) fn cannot_restore(&self, blocks: &[HostBlock]) -> Option<String> {
+        let (num_blocks, num_groups) = (self.host.num_blocks(), self.limits.groups.len());
+        let mut seen = vec![false; num_blocks as usize];
+        blocks.iter().find_map(|&HostBlock { block, group, .. }| match seen.get_mut(block.0 as usize) {
+            None => Some(format!("host block {block} is none of {num_blocks}")),
+            Some(true) => Some(format!("host block {block} is named twice")),
+            Some(_) if group as usize >= num_groups => Some(format!("group {group} is none of {num_groups}")),
+            Some(_) if self.host.references(block) > 0 || self.host.name(block).is_some() => {
+                Some(format!("host block {block} is in use, or holds something known"))
+            }
+            Some(seen) => {
+                *seen = true;
+                None
+            }
+        })
+    }
+
+    /// These host blocks hold what they held before. Of two blocks with equal contents the first stays. Nothing holds
+    /// without prefix caching, as nothing would be found.
+    pub(crate) fn restore_host(&mut self, mut blocks: Vec<HostBlock>) {
+        // The tail of a chain first, as it is freed: what is evicted first is what the fewest can use.
+        blocks.sort_by_key(|block| std::cmp::Reverse(block.index));
+        for restored in blocks.iter().filter(|_| self.limits.enable_prefix_caching) {
+            let name = restored.name();
+            self.host.hold(restored.block);
+            if self.host.store(restored.block, name) {
+                self.log.restored(name.key);
+                self.changes.push(Change::Stored(name.key.short()));
+            }
+            self.host.free(restored.block);
+        }
     }
 
     /// Events from number `first` on.

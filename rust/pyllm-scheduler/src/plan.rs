@@ -7,15 +7,22 @@
 //! once. Slot copies may run at once if every source is read before any destination is written.
 
 use crate::ids::{BlockId, HostBlockId, Slot, StepId};
+use crate::kv_cache::prefix::Name;
 
 /// Every section starts at a multiple of this many bytes.
 pub const ALIGNMENT: usize = 64;
+
+/// Bytes of a name in `swap_names`.
+pub const SWAP_NAME_SIZE: usize = 40;
+
+/// The group of a block that has no name.
+const NO_GROUP: u32 = u32::MAX;
 
 /// Name and element of each section, in order: i is int32, f is float32 (little endian both), B is a byte.
 ///
 /// With T tokens, R rows, S sampled positions, K table changes and I slot initialisations, and G groups of layers, each
 /// with block tables of its own:
-pub const SECTIONS: [(&str, char); 21] = [
+pub const SECTIONS: [(&str, char); 22] = [
     ("tokens", 'i'),           // [T] -1: the token that the slot sampled last
     ("positions", 'i'),        // [T]
     ("slot_mapping", 'i'),     // [G * T] block * block_size + offset, one group after another
@@ -37,6 +44,9 @@ pub const SECTIONS: [(&str, char); 21] = [
     ("history_starts", 'i'),   // [I + 1]
     ("histories", 'i'),        // of stateful requests all known tokens, prompt and output, end to end
     ("prompt_lengths", 'i'),   // [I] tokens of the prompt
+    // Of each swap to the host: the hash of what it brings there, its group and its index in the chain, both uint32. A
+    // block that nobody can find again has no name: zeros and the group 2^32 - 1.
+    ("swap_names", 'B'),
 ];
 
 /// What one step computes.
@@ -87,6 +97,7 @@ pub(crate) struct Draft {
     history_starts: Vec<i32>,
     histories: Vec<i32>,
     prompt_lengths: Vec<i32>,
+    swap_names: Vec<u8>,
 }
 
 impl Draft {
@@ -120,6 +131,7 @@ impl Draft {
         self.slot_mappings.iter_mut().for_each(Vec::clear);
         self.uniforms.clear();
         self.sampling.clear();
+        self.swap_names.clear();
         for starts in
             [&mut self.query_starts, &mut self.sampled_starts, &mut self.sampling_starts, &mut self.history_starts]
         {
@@ -154,8 +166,14 @@ impl Draft {
         self.slot_copies.extend([source.0 as i32, destination.0 as i32]);
     }
 
-    pub(crate) fn swap_out(&mut self, device: BlockId, host: HostBlockId) {
+    pub(crate) fn swap_out(&mut self, device: BlockId, host: HostBlockId, name: Option<Name>) {
         self.swaps.extend([0, device.0 as i32, host.0 as i32]);
+        let (hash, group, index) = match &name {
+            Some(name) => (*name.key.hash.as_bytes(), name.key.group, name.index),
+            None => ([0; 32], NO_GROUP, 0),
+        };
+        self.swap_names.extend(hash);
+        self.swap_names.extend([group, index].into_iter().flat_map(u32::to_le_bytes));
     }
 
     pub(crate) fn swap_in(&mut self, host: HostBlockId, device: BlockId) {
@@ -199,6 +217,7 @@ impl Draft {
             Section::Ints(&self.history_starts),
             Section::Ints(&self.histories),
             Section::Ints(&self.prompt_lengths),
+            Section::Bytes(&self.swap_names),
         ];
         let size = sections.iter().fold(0, |end, section| aligned(end) + section.num_bytes());
         let mut buffer = Vec::with_capacity(size);
@@ -253,6 +272,7 @@ fn aligned(offset: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv_cache::hash::BlockHash;
 
     #[test]
     fn sections_follow_one_another_at_multiples_of_64_bytes() {
@@ -263,14 +283,29 @@ mod tests {
         draft.end_row(Slot(2), 40);
         draft.initialise_slot(Slot(2), b"abc", &[7, 8], Some(&[9]));
         let plan = draft.finish(StepId(9));
-        assert_eq!(plan.counts, [17, 0, 0, 2, 1, 1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3, 2, 3, 1]);
+        assert_eq!(plan.counts, [17, 0, 0, 2, 1, 1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3, 2, 3, 1, 0]);
         assert_eq!((plan.num_tokens(), plan.num_rows()), (17, 1));
         // 17 int32 end in the second line; every other section that is not empty takes one line.
         assert_eq!(plan.buffer[64..68], 16_i32.to_le_bytes());
         assert_eq!(plan.buffer[128..136], [0, 0, 0, 0, 17, 0, 0, 0]);
-        assert_eq!(plan.buffer.len(), 2 * 64 + 11 * 64 + 4);
+        assert_eq!(plan.buffer.len(), 2 * 64 + 12 * 64);
         assert!(plan.buffer[2 * 64 + 8 * 64..].starts_with(b"abc"));
-        assert!(plan.buffer.ends_with(&2_i32.to_le_bytes()));
+        assert!(plan.buffer[2 * 64 + 11 * 64..].starts_with(&2_i32.to_le_bytes()));
+    }
+
+    #[test]
+    fn each_swap_to_the_host_has_a_name_or_the_group_of_none() {
+        let key = BlockHash::root(&["x"]).of(3);
+        let mut draft = Draft::default();
+        draft.clear();
+        draft.swap_out(BlockId(1), HostBlockId(0), Some(Name { key, index: 9, filled: StepId(7) }));
+        draft.swap_out(BlockId(2), HostBlockId(1), None);
+        draft.swap_in(HostBlockId(1), BlockId(4));
+        let plan = draft.finish(StepId(0));
+        let names: Vec<_> = plan.buffer[plan.buffer.len() - 2 * SWAP_NAME_SIZE..].chunks(SWAP_NAME_SIZE).collect();
+        assert_eq!(plan.counts[SECTIONS.len() - 1], 80);
+        assert_eq!(names[0], [&key.hash.as_bytes()[..], &3_u32.to_le_bytes(), &9_u32.to_le_bytes()].concat());
+        assert_eq!(names[1], [&[0; 32][..], &u32::MAX.to_le_bytes(), &[0; 4]].concat());
     }
 
     #[test]
@@ -284,7 +319,7 @@ mod tests {
         draft.change_table(0, Slot(0), 0, BlockId(3));
         draft.copy_block(BlockId(1), BlockId(3));
         draft.copy_slot(Slot(1), Slot(0));
-        draft.swap_out(BlockId(1), HostBlockId(0));
+        draft.swap_out(BlockId(1), HostBlockId(0), None);
         draft.initialise_slot(Slot(1), b"x", &[1], Some(&[2]));
         draft.clear();
         assert_eq!(draft.finish(StepId(0)), empty);

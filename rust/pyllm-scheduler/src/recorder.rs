@@ -7,12 +7,13 @@ use serde::{Deserialize, Serialize};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::ids::{ClientId, LoadId, RequestId, SaveId, StepId};
+use crate::kv_cache::host_block::HostBlock;
 use crate::output::logprobs::Logprobs;
 use crate::plan::Plan;
 use crate::request::{Finish, Request};
 
 /// What a recording begins with. The number grows when old recordings can no longer be read.
-pub(crate) const MAGIC: &[u8] = b"pyllm scheduler recording 12\n";
+pub(crate) const MAGIC: &[u8] = b"pyllm scheduler recording 13\n";
 
 /// One call that changed a scheduler. Of log-probabilities those are kept by which beams go on, and no embeddings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,6 +29,7 @@ pub enum Input {
     Expire { now: f64 },
     Commit { step: StepId, starts: Vec<i32>, tokens: Vec<i32>, seconds: f64, logprobs: Option<Logprobs> },
     LoseDevice,
+    RestoreHostBlocks { blocks: Vec<HostBlock> },
     Propose { client: ClientId, request: RequestId, sample: u32, drafts: Vec<i32> },
     OfferLoad { client: ClientId, request: RequestId, num_tokens: u32, asynchronous: bool },
     FinishLoad { load: LoadId, num_tokens: u32 },

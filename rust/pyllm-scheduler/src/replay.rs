@@ -61,6 +61,7 @@ fn apply(scheduler: &mut Scheduler, input: Input) -> Result<()> {
             scheduler.commit(step, &starts, &tokens, seconds, logprobs.as_ref(), None)?;
         }
         Input::LoseDevice => scheduler.lose_device(),
+        Input::RestoreHostBlocks { blocks } => scheduler.restore_host_blocks(blocks)?,
         Input::Propose { client, request, sample, drafts } => scheduler.propose(client, request, sample, &drafts)?,
         Input::OfferLoad { client, request, num_tokens, asynchronous } => {
             scheduler.offer_load(client, request, num_tokens, asynchronous)?;

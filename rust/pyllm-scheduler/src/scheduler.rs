@@ -355,7 +355,8 @@ impl Scheduler {
     }
 
     /// The device and all it held are gone: what ran returns to its place in the queue, to be computed anew from its
-    /// tokens; the steps in flight will never be committed; no block, of the device or the host, holds anything.
+    /// tokens; the steps in flight will never be committed; no block, of the device or the host, holds anything. Where the
+    /// host's memory is still there, `restore_host_blocks` says what it holds.
     pub fn lose_device(&mut self) {
         self.record(|| Input::LoseDevice);
         for sequence in self.sequences.values_mut() {

@@ -18,13 +18,13 @@ from pyllm.wire import ipc
 from pyllm.wire.messages import Control
 from tests.without_pidfd import refuse_pidfds
 
-Main = Callable[[Connection], None]
+Main = Callable[[Connection, int | None], None]
 
 
 def obedient() -> Main:
     """Become ready, and end as the first `Control` says."""
 
-    def main(connection: Connection) -> None:
+    def main(connection: Connection, host_memory: int | None = None) -> None:
         config = _configuration(connection)
         child = attach(connection, f"pyllm::worker-0-{config.rank}")
         socket = ipc.bind(zmq.Context(), zmq.DEALER, config.address)
@@ -43,7 +43,7 @@ def obedient() -> Main:
 def dying_at_once() -> Main:
     """Rank 1 fails; the others would wait for it."""
 
-    def main(connection: Connection) -> None:
+    def main(connection: Connection, host_memory: int | None = None) -> None:
         if _configuration(connection).rank == 1:
             raise SystemExit(9)
         signal.pause()
@@ -54,7 +54,7 @@ def dying_at_once() -> Main:
 def raising() -> Main:
     """There is no traceback of the fork server's in what it writes, and no second fork server."""
 
-    def main(connection: Connection) -> None:
+    def main(connection: Connection, host_memory: int | None = None) -> None:
         raise ValueError("no rank can be like this")
 
     return main
@@ -63,10 +63,24 @@ def raising() -> Main:
 def parent() -> Main:
     """Start another process, tell its id, and wait for a word."""
 
-    def main(connection: Connection) -> None:
+    def main(connection: Connection, host_memory: int | None = None) -> None:
         started = subprocess.Popen(["sleep", "600"])
         connection.send_bytes(str(started.pid).encode())
         raise SystemExit(int(connection.recv_bytes()))
+
+    return main
+
+
+def keeping() -> Main:
+    """Say what is in the memory that outlives it, leave its id there, and wait for the end."""
+
+    def main(connection: Connection, host_memory: int | None = None) -> None:
+        before = "none" if host_memory is None else os.pread(host_memory, 64, 0).decode()
+        if host_memory is not None:
+            os.ftruncate(host_memory, 0)
+            os.pwrite(host_memory, str(os.getpid()).encode(), 0)
+        connection.send_bytes(f"{before} {len(os.listdir('/proc/self/fd'))}".encode())
+        signal.pause()
 
     return main
 
@@ -96,7 +110,7 @@ def parent_without_pidfd() -> Main:
 def broken_where_told() -> Main:
     """Serve, unless there is a file `broken` beside the socket."""
 
-    def main(connection: Connection) -> None:
+    def main(connection: Connection, host_memory: int | None = None) -> None:
         config = _configuration(connection)
         if config.rank == 1 and (Path(config.address.removeprefix("ipc://")).parent / "broken").exists():
             raise SystemExit(9)

@@ -17,6 +17,7 @@ CPU = torch.device("cpu")
 @st.composite
 def consistent_counts(draw: st.DrawFn) -> dict[str, int]:
     size = st.integers(0, 40)
+    swaps = draw(size)
     tokens, rows, sampled, changes, inits = (draw(size) for _ in range(5))
     counts = {
         **dict.fromkeys(("tokens", "positions", "slot_mapping"), tokens),
@@ -25,7 +26,8 @@ def consistent_counts(draw: st.DrawFn) -> dict[str, int]:
         **dict.fromkeys(("logits_rows", "uniforms"), sampled),
         **dict.fromkeys(("table_slots", "table_indices", "table_blocks"), changes),
         "block_copies": 2 * draw(size),
-        "swaps": 3 * draw(size),
+        "swaps": 3 * swaps,
+        "swap_names": 40 * draw(st.integers(0, swaps)),
         "slot_copies": 2 * draw(size),
         "slot_inits": inits,
         "sampling_starts": inits + 1,
@@ -90,7 +92,7 @@ def test_counts_that_do_not_go_together_are_refused(counts: dict[str, int], name
         check_counts(tuple(wrong.values()))
 
 
-@pytest.mark.parametrize("counts", [(), (0,) * 20, (0,) * 22])
+@pytest.mark.parametrize("counts", [(), (0,) * 21, (0,) * 23])
 def test_another_number_of_sections_is_refused(counts: tuple[int, ...]) -> None:
-    with pytest.raises(ProtocolError, match="21 counts"):
+    with pytest.raises(ProtocolError, match="22 counts"):
         check_counts(counts)

@@ -1,10 +1,12 @@
 """The KV cache's size and memory, its swap space, and the share of it, as of everything, that a rank gets."""
 
+import os
 import re
 from collections.abc import Callable
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
@@ -16,6 +18,7 @@ from pyllm.supervision.memory import Memory
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.weight_placement import WeightPlacement
 from pyllm.workers.step.batch import IntArray
+from pyllm.workers.step.host_tier import HostTier
 from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 
 CPU = torch.device("cpu")
@@ -48,6 +51,9 @@ def test_more_memory_than_can_be_mapped_is_refused_with_the_bytes(num_blocks: in
         KVCache(UNTOUCHED, num_blocks, CPU)
 
 
+ID = bytes(32)
+
+
 def host_pool(
     num_blocks: int, num_host_blocks: int, clock: Callable[[], float] = lambda: 0.0
 ) -> tuple[KVCache, HostPool]:
@@ -57,10 +63,11 @@ def host_pool(
     return cache, HostPool(cache, num_host_blocks, select("reference", CPU), clock)
 
 
-def swaps(moves: list[list[int]]) -> tuple[IntArray, torch.Tensor]:
-    """Of a plan, on the host and on the device."""
+def swaps(moves: list[list[int]]) -> tuple[IntArray, torch.Tensor, npt.NDArray[np.uint8]]:
+    """Of a plan, on the host and on the device, and the names of what goes out: the numbers of the host blocks."""
     array = np.array(moves, np.int32)
-    return array, torch.from_numpy(array)
+    names = np.array([[host, *[0] * 39] for direction, _, host in moves if direction == 0], np.uint8)
+    return array, torch.from_numpy(array), names.ravel()
 
 
 def test_a_host_pool_keeps_blocks_while_the_cache_is_used_for_others() -> None:
@@ -83,6 +90,34 @@ def test_a_swap_of_a_block_that_does_not_exist_is_refused_and_nothing_moves(swap
     with pytest.raises(ProtocolError, match=rf"{re.escape(str(swap))} .* 5 device blocks, 2 host blocks"):
         pool.swap(*swaps([[1, 4, 1], swap]))
     assert torch.equal(cache.memory, before)
+
+
+def test_names_that_are_not_one_for_each_block_that_goes_out_are_refused_and_nothing_moves() -> None:
+    cache, pool = host_pool(num_blocks=5, num_host_blocks=2)
+    before = cache.memory.clone()
+    moves, on_device, names = swaps([[0, 1, 0], [1, 4, 0]])
+    with pytest.raises(ProtocolError, match="39 bytes of names for 1 swaps to the host"):
+        pool.swap(moves, on_device, names[:39])
+    assert torch.equal(cache.memory, before)
+
+
+def test_what_goes_out_counts_in_the_memory_that_outlives_the_pool() -> None:
+    cache, _ = host_pool(num_blocks=5, num_host_blocks=0)
+    shape = (3, 2, 4, 2, 8)
+    descriptor = os.memfd_create("blocks")
+    try:
+        pool = HostPool(cache, 2, select("reference", CPU), tier=HostTier(descriptor, ID, 2, shape, torch.bfloat16))
+        pool.time_swaps()
+        assert HostTier(descriptor, ID, 2, shape, torch.bfloat16).inventory() == b""
+        kept = cache.memory[:, :, 3].clone()
+        pool.swap(*swaps([[0, 3, 1]]))
+        cache.memory.zero_()
+        tier = HostTier(descriptor, ID, 2, shape, torch.bfloat16)
+        assert tier.inventory() == bytes([1, 0, 0, 0, 1, *[0] * 39])
+        HostPool(cache, 2, select("reference", CPU), tier=tier).swap(*swaps([[1, 0, 1]]))
+        assert torch.equal(cache.memory[:, :, 0], kept)
+    finally:
+        os.close(descriptor)
 
 
 def test_swaps_in_the_wrong_order_are_refused() -> None:

@@ -78,6 +78,7 @@ pub(crate) struct EventLog {
     next: u64,
     recent: VecDeque<KvEvent>, // those before `next`
     known: HashMapByDigest<Known>,
+    untold: HashMapByDigest<()>, // on the host since before, of tokens that nobody knows yet
 }
 
 struct Known {
@@ -95,7 +96,8 @@ impl EventLog {
 
     fn with_capacity(enabled: bool, incarnation: u64, capacity: usize) -> Self {
         let known = HashMapByDigest::default();
-        Self { enabled, incarnation, capacity, next: 0, recent: VecDeque::new(), known }
+        let untold = HashMapByDigest::default();
+        Self { enabled, incarnation, capacity, next: 0, recent: VecDeque::new(), known, untold }
     }
 
     /// New contents on the device.
@@ -105,6 +107,16 @@ impl EventLog {
             let (key, tokens) = (hash.of(group), [head, tail].concat());
             self.known.entry(key).or_insert(Known { parent, index, tokens, on_device: false, on_host: false });
             self.added(key, Tier::Device);
+            if self.untold.remove(&key).is_some() {
+                self.added(key, Tier::Host);
+            }
+        }
+    }
+
+    /// Contents on the host of which the name alone is known: told of as soon as their tokens are.
+    pub(crate) fn restored(&mut self, key: GroupHash) {
+        if self.enabled {
+            self.untold.insert(key, ());
         }
     }
 
@@ -116,7 +128,7 @@ impl EventLog {
     }
 
     pub(crate) fn removed(&mut self, key: GroupHash, tier: Tier) {
-        if !self.enabled {
+        if !self.enabled || (tier == Tier::Host && self.untold.remove(&key).is_some()) {
             return;
         }
         if let Some(known) = self.known.get_mut(&key) {
@@ -131,6 +143,7 @@ impl EventLog {
     pub(crate) fn cleared(&mut self) {
         if self.enabled {
             self.known.clear();
+            self.untold.clear();
             self.push(KvEvent::Cleared);
         }
     }
@@ -163,14 +176,17 @@ impl EventLog {
         if !self.enabled {
             return Ok(());
         }
-        let is_told = |key, tier| self.known.get(&key).is_some_and(|known| known.is_on(tier));
+        let is_told = |key, tier| {
+            let is_untold = tier == Tier::Host && self.untold.contains_key(&key);
+            is_untold || self.known.get(&key).is_some_and(|known| known.is_on(tier))
+        };
         let (mut num_known, mut num_untold) = (0, 0);
         for (key, tier) in known {
             num_known += 1;
             num_untold += usize::from(!is_told(key, tier));
         }
-        let num_told: usize =
-            self.known.values().map(|known| usize::from(known.on_device) + usize::from(known.on_host)).sum();
+        let places = self.known.values().map(|known| usize::from(known.on_device) + usize::from(known.on_host));
+        let num_told = places.sum::<usize>() + self.untold.len();
         if (num_told, num_untold) == (num_known, 0) {
             return Ok(());
         }
@@ -270,6 +286,28 @@ mod tests {
         let events = log.events(0, 9);
         assert_eq!((events.first, events.events.len()), (1, 2));
         assert_eq!((log.snapshot().next, log.snapshot().events.len()), (3, 3));
+    }
+
+    #[test]
+    fn what_was_restored_is_told_of_when_its_tokens_are_known_and_not_if_it_goes_before() {
+        let mut log = EventLog::new(true, 7);
+        let root = BlockHash::root(&[]);
+        let (one, two) = (root.child(&[1, 2]), root.child(&[3, 4]));
+        log.restored(one.of(0));
+        log.restored(two.of(0));
+        log.audit([(one.of(0), Tier::Host), (two.of(0), Tier::Host)].into_iter()).unwrap();
+        log.removed(two.of(0), Tier::Host);
+        assert_eq!(log.events(0, 9).events, []);
+        store(&mut log, root, 0, &[1, 2]);
+        let tiers = log.events(0, 9).events.into_iter().map(|event| match event {
+            KvEvent::Stored { hash, tier, .. } => (hash, tier),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(tiers.collect::<Vec<_>>(), [(one, Tier::Device), (one, Tier::Host)]);
+        log.audit([(one.of(0), Tier::Host), (one.of(0), Tier::Device)].into_iter()).unwrap();
+        log.restored(two.of(0));
+        log.cleared();
+        log.audit([].into_iter()).unwrap();
     }
 
     #[test]

@@ -41,6 +41,11 @@ impl BlockHash {
         &self.0
     }
 
+    /// What `as_bytes` gave.
+    pub(crate) fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
     /// Of the block of this group.
     pub(crate) fn of(self, group: u32) -> GroupHash {
         GroupHash { hash: self, group }

@@ -149,6 +149,14 @@ fn find_start(cache: &KvCache, hashes: &[BlockHash], planning: StepId, committed
     chains.remove(0).blocks
 }
 
+fn held(block: HostBlockId, Name { key, index, .. }: Name) -> HostBlock {
+    HostBlock { block, group: key.group, index, hash: *key.hash.as_bytes() }
+}
+
+fn swaps(cache: &mut KvCache) -> Vec<Swap> {
+    cache.drain_swaps().map(|(swap, _)| swap).collect()
+}
+
 fn groups() -> Vec<GroupLayout> {
     vec![GroupLayout::new(KvGroup::default(), BLOCK_SIZE as u32, 1)]
 }
@@ -165,11 +173,51 @@ fn what_the_device_evicts_is_found_on_the_host_and_comes_back() {
     assert_eq!(cache.allocate(0), tail);
     let host = HostBlockId(0);
     assert_eq!(found(&cache, &hashes), [Found::Device(BlockId(0)), Found::Host(host)]);
-    assert_eq!(cache.drain_swaps().collect::<Vec<_>>(), [Swap::Out { device: tail, host }]);
+    assert_eq!(swaps(&mut cache), [Swap::Out { device: tail, host }]);
     cache.end_plan();
     cache.free(tail);
     assert_eq!(cache.swap_in(host, 0), tail);
-    assert_eq!(cache.drain_swaps().collect::<Vec<_>>(), [Swap::In { host, device: tail }]);
+    assert_eq!(swaps(&mut cache), [Swap::In { host, device: tail }]);
+}
+
+#[test]
+fn what_the_host_held_before_the_loss_of_the_device_is_found_and_comes_back() {
+    let (mut cache, mut blocks, hashes) = full_device(2);
+    let hosts = cache.swap_out(&blocks).unwrap();
+    let names: Vec<_> = cache.drain_swaps().map(|(_, name)| name.unwrap()).collect();
+    assert_eq!(names.iter().map(|name| name.key).collect::<Vec<_>>(), keys(&hashes));
+    cache.free_chain(&mut blocks);
+    cache.clear();
+    assert_eq!(found(&cache, &hashes), []);
+    let restored = hosts.iter().zip(names).map(|(&host, name)| held(host, name));
+    let restored: Vec<_> = restored.collect();
+    assert_eq!(cache.cannot_restore(&restored), None);
+    cache.restore_host(restored.clone());
+    assert!(cache.cannot_restore(&restored[1..]).is_some());
+    assert_eq!(cache.num_host_free(), 2);
+    assert_eq!(found(&cache, &hashes), hosts.iter().map(|&host| Found::Host(host)).collect::<Vec<_>>());
+    let device = cache.swap_in(hosts[0], 0);
+    assert_eq!(swaps(&mut cache), [Swap::In { host: hosts[0], device }]);
+    cache.audit().unwrap();
+}
+
+#[test]
+fn what_is_forgotten_on_its_way_to_the_host_has_no_name_there() {
+    let (mut cache, blocks, _) = full_device(2);
+    cache.swap_out(&blocks).unwrap();
+    cache.forget();
+    assert!(cache.drain_swaps().all(|(_, name)| name.is_none()));
+}
+
+#[test]
+fn of_two_restored_blocks_with_equal_contents_the_first_stays() {
+    let (mut cache, _, hashes) = full_device(2);
+    cache.clear();
+    let name = Name { key: hashes[0].of(0), index: 0, filled: StepId(0) };
+    cache.restore_host(vec![held(HostBlockId(1), name), held(HostBlockId(0), name)]);
+    assert_eq!(found(&cache, &hashes), [Found::Host(HostBlockId(1))]);
+    assert_eq!((cache.num_host_free(), cache.num_host_cached()), (2, 1));
+    cache.audit().unwrap();
 }
 
 #[test]
@@ -430,7 +478,7 @@ impl World {
 
     /// The worker does what the plan says, and every block is looked at.
     fn plan(&mut self) {
-        let swaps: Vec<_> = self.cache.drain_swaps().collect();
+        let swaps: Vec<_> = self.cache.drain_swaps().map(|(swap, _)| swap).collect();
         assert!(!self.cache.has_swaps());
         let place = |swap: &Swap| match *swap {
             Swap::Out { host, .. } => (false, host),

@@ -193,9 +193,9 @@ impl Scheduler {
         for (source, destination) in self.slot_copies.drain(..) {
             self.draft.copy_slot(source, destination);
         }
-        for swap in self.cache.drain_swaps() {
+        for (swap, name) in self.cache.drain_swaps() {
             match swap {
-                Swap::Out { device, host } => self.draft.swap_out(device, host),
+                Swap::Out { device, host } => self.draft.swap_out(device, host, name),
                 Swap::In { host, device } => self.draft.swap_in(host, device),
             }
         }

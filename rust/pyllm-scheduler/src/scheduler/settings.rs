@@ -1,4 +1,5 @@
-//! What changes while requests run: settings, weights, and what the prefix cache must keep or forget.
+//! What changes while requests run: settings, weights, and what the prefix cache must keep or forget, or has from
+//! before.
 
 use std::iter;
 
@@ -7,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::kv_cache::event_batch::{BatchFormat, EventBatch};
 use crate::kv_cache::events::{Events, KvEvent, Snapshot};
 use crate::kv_cache::hash::BlockHash;
+use crate::kv_cache::host_block::HostBlock;
 use crate::policy::policy;
 use crate::queue::Queue;
 use crate::recorder::Input;
@@ -52,6 +54,21 @@ impl Scheduler {
     pub fn reset_prefix_cache(&mut self) {
         self.record(|| Input::ResetPrefixCache);
         self.forget_contents();
+    }
+
+    /// These host blocks hold what they held before, on every rank; the others hold nothing. Call it on a new scheduler,
+    /// or after `lose_device`, where the host's memory has outlived the workers. Of two blocks with the same contents
+    /// the first stays; nothing is restored without prefix caching.
+    ///
+    /// Errors: `HostBlock` for a block or group that there is not, and for a block that is named twice, in use, or known
+    /// to hold something.
+    pub fn restore_host_blocks(&mut self, blocks: Vec<HostBlock>) -> Result<()> {
+        if let Some(problem) = self.cache.cannot_restore(&blocks) {
+            return Err(Error::HostBlock { problem });
+        }
+        self.record(|| Input::RestoreHostBlocks { blocks: blocks.clone() });
+        self.cache.restore_host(blocks);
+        Ok(())
     }
 
     /// Keeps the full blocks of a prefix from eviction: those that are cached now, and the others once they are

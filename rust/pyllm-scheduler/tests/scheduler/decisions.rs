@@ -2,6 +2,7 @@
 
 mod beams;
 mod drafts;
+mod host_blocks;
 mod loads;
 mod outputs;
 mod pooling;

@@ -6,8 +6,9 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use pyllm_scheduler::{BlockId, Config, KvGroup, LoadId};
+use pyllm_scheduler::{BlockId, Config, HostBlock, HostBlockId, KvGroup, LoadId};
 
+use crate::names::Name;
 use crate::oracle::Prefix;
 use crate::sections::Sections;
 
@@ -55,6 +56,10 @@ pub struct Device {
     max_num_seqs: usize,
     blocks: Vec<Block>,
     host: Vec<Block>,
+    /// What the plans called the contents of host blocks, with the group and the index in the chain.
+    host_names: Vec<Option<(Name, u32, u32)>>,
+    /// Which host blocks hold what they held before the last loss.
+    has_outlived: Vec<bool>,
     slots: Vec<Slot>,
 }
 
@@ -101,8 +106,31 @@ impl Device {
             max_num_seqs: config.max_num_seqs as usize,
             blocks: blocks(config.num_blocks),
             host: blocks(config.num_host_blocks),
+            host_names: vec![None; config.num_host_blocks as usize],
+            has_outlived: vec![false; config.num_host_blocks as usize],
             slots: vec![Slot::default(); config.max_num_seqs as usize],
         }
+    }
+
+    /// All is lost but for the named blocks of the host that `outlives` says; gives these.
+    pub fn lose(&mut self, config: &Config, outlives: impl Fn(usize) -> bool) -> Vec<HostBlock> {
+        let lost = std::mem::replace(self, Self::new(config));
+        let mut kept = Vec::new();
+        for (at, (block, name)) in lost.host.into_iter().zip(lost.host_names).enumerate() {
+            let Some((hash, group, index)) = name.filter(|_| outlives(at)) else { continue };
+            (self.host[at], self.host_names[at], self.has_outlived[at]) = (block, name, true);
+            kept.push(HostBlock { block: HostBlockId(at as u32), group, index, hash });
+        }
+        kept
+    }
+
+    /// What the host holds is not to be found after the next loss.
+    pub fn forget_host_names(&mut self) {
+        self.host_names.fill(None);
+    }
+
+    pub fn has_outlived(&self, host: usize) -> bool {
+        self.has_outlived[host]
     }
 
     pub fn execute(&mut self, plan: &Sections, loads: &[Loaded], model: &impl Model) -> Vec<Row> {
@@ -198,6 +226,7 @@ impl Device {
                 self.blocks[swap.block].clone_from(&self.host[swap.host]);
             } else {
                 self.host[swap.host].clone_from(&self.blocks[swap.block]);
+                (self.host_names[swap.host], self.has_outlived[swap.host]) = (swap.name, false);
             }
         }
     }

@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use crate::calls::{Case, case, searching_case};
 use crate::world;
 
-const CORNERS: [&str; 90] = [
+const CORNERS: [&str; 92] = [
     "aborts with tokens in flight",
     "accepted drafts",
     "block copies",
@@ -39,6 +39,7 @@ const CORNERS: [&str; 90] = [
     "hits foreseen",
     "hits foreseen within a window",
     "hits within a step",
+    "host blocks that outlive the device",
     "isolations",
     "loads that requests wait for",
     "loads within a step",
@@ -81,6 +82,7 @@ const CORNERS: [&str; 90] = [
     "steps of what is isolated",
     "steps that only swap",
     "swaps in",
+    "swaps in of what has outlived the device",
     "swaps out",
     "tokens in flight",
     "tokens of prompts told of",

@@ -2,12 +2,15 @@
 
 use std::collections::HashMap;
 
-use pyllm_scheduler::{ALIGNMENT, Plan, SECTIONS};
+use pyllm_scheduler::{ALIGNMENT, Plan, SECTIONS, SWAP_NAME_SIZE};
+
+use crate::names::Name;
 
 pub struct Sections {
     ints: HashMap<&'static str, Vec<i32>>,
     pub uniforms: Vec<f32>,
     sampling: Vec<u8>,
+    swap_names: Vec<u8>,
 }
 
 /// One copy of a block between the device and the host.
@@ -15,11 +18,14 @@ pub struct Swap {
     pub from_host: bool,
     pub block: usize,
     pub host: usize,
+    /// Of one to the host: the name, the group and the index in the chain of what it brings there, if it has a name.
+    pub name: Option<(Name, u32, u32)>,
 }
 
 impl Sections {
     pub fn new(plan: &Plan) -> Self {
-        let mut sections = Self { ints: HashMap::new(), uniforms: Vec::new(), sampling: Vec::new() };
+        let mut sections =
+            Self { ints: HashMap::new(), uniforms: Vec::new(), sampling: Vec::new(), swap_names: Vec::new() };
         let mut end = 0_usize;
         for ((name, element), count) in SECTIONS.into_iter().zip(plan.counts) {
             let start = end.next_multiple_of(ALIGNMENT);
@@ -29,6 +35,7 @@ impl Sections {
             match element {
                 'i' => drop(sections.ints.insert(name, words.map(i32::from_le_bytes).collect())),
                 'f' => sections.uniforms = words.map(f32::from_le_bytes).collect(),
+                'B' if name == "swap_names" => sections.swap_names = bytes.to_vec(),
                 'B' => sections.sampling = bytes.to_vec(),
                 other => panic!("section {name} has elements {other:?}"),
             }
@@ -53,8 +60,16 @@ impl Sections {
     }
 
     pub fn swaps(&self) -> Vec<Swap> {
-        let swaps = self.ints("swaps").chunks_exact(3);
-        swaps.map(|swap| Swap { from_host: swap[0] == 1, block: swap[1] as usize, host: swap[2] as usize }).collect()
+        let mut names = self.swap_names.chunks_exact(SWAP_NAME_SIZE);
+        let swaps = self.ints("swaps").chunks_exact(3).map(|swap| {
+            let from_host = swap[0] == 1;
+            let name =
+                if from_host { None } else { read_name(names.next().expect("each swap to the host has a name")) };
+            Swap { from_host, block: swap[1] as usize, host: swap[2] as usize, name }
+        });
+        let swaps = swaps.collect();
+        assert!(names.next().is_none() && names.remainder().is_empty(), "and no other has one");
+        swaps
     }
 
     /// The blocks that it writes to: tokens, copies, and what comes from the host.
@@ -79,4 +94,10 @@ impl Sections {
             .map(|(history, &prompt)| history.split_at((prompt as usize).min(history.len())))
             .collect()
     }
+}
+
+fn read_name(bytes: &[u8]) -> Option<(Name, u32, u32)> {
+    let (name, rest) = bytes.split_first_chunk::<32>().expect("a name begins with a hash");
+    let word = |at: usize| u32::from_le_bytes(rest[at..at + 4].try_into().expect("four bytes"));
+    (word(0) != u32::MAX).then(|| (*name, word(0), word(4)))
 }

@@ -216,9 +216,13 @@ impl World {
         assert_eq!(u64::from(owned), stats.num_blocks);
         let reports = self.scheduler.requests(usize::MAX, None);
         assert_eq!(reports.iter().filter(|report| report.ended.is_none()).count() as u64, stats.num_requests);
-        let events = self.scheduler.events(self.subscriber.next(), usize::MAX);
-        self.subscriber.hear(&events, &self.config);
+        self.hear();
         self.subscriber.compare(&self.scheduler.snapshot(), &stats);
         self.audit_pins(&stats);
+    }
+
+    fn hear(&mut self) {
+        let events = self.scheduler.events(self.subscriber.next(), usize::MAX);
+        self.subscriber.hear(&events, &self.config);
     }
 }

@@ -49,6 +49,7 @@ impl World {
 
     pub(super) fn reset_prefix_cache(&mut self) {
         self.scheduler.reset_prefix_cache();
+        self.device.forget_host_names();
         let stats = self.scheduler.stats();
         assert_eq!((stats.num_cached_blocks, stats.num_cached_host_blocks, stats.num_pinned_blocks), (0, 0, 0));
     }

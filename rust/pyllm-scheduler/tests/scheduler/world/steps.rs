@@ -12,7 +12,7 @@ use super::logprobs::Columns;
 use super::model::{Requests, known};
 use super::requests::KnownSample;
 use crate::calls::Positions;
-use crate::device::{Device, Reach, Row};
+use crate::device::{Reach, Row};
 use crate::oracle::{self, mix};
 use crate::sections::Sections;
 
@@ -251,6 +251,8 @@ impl World {
         self.saw("steps that only swap", u64::from(lengths.is_empty()));
         self.saw("swaps out", outs.len() as u64);
         self.saw("swaps in", ins.len() as u64);
+        let outlived = ins.iter().filter(|swap| self.device.has_outlived(swap.host)).count();
+        self.saw("swaps in of what has outlived the device", outlived as u64);
         let block_size = self.config.block_size as usize;
         let is_let_go = |row: &Row, group: &KvGroup| group.first_read(row.context.len() - row.num_tokens) >= block_size;
         let is_within = |row: &Row| self.config.kv_groups.iter().any(|group| is_let_go(row, group));
@@ -313,7 +315,6 @@ impl World {
         self.saw("losses while the host is in use", u64::from(before.num_free_host_blocks < before.num_host_blocks));
         self.saw("losses while something is pinned", u64::from(before.num_pinned_blocks > 0));
         self.lose_saves();
-        self.device = Device::new(&self.config);
         let after = self.scheduler.stats();
         let known = after.num_cached_blocks + after.num_cached_host_blocks;
         assert_eq!((after.num_used_blocks, known, after.num_running, after.num_loading), (0, 0, 0, 0));
@@ -327,5 +328,17 @@ impl World {
                 self.scheduler.commit(step, &starts, &tokens, 0.0, logprobs.as_ref(), None).map(<[ClientId]>::to_vec);
             assert_eq!(late, Err(Error::UnknownStep { step }));
         }
+        let mood = mix(self.moods ^ self.num_schedules as u64);
+        let kept = self.device.lose(&self.config, |host| mix(mood ^ host as u64) % 4 != 0);
+        self.hear();
+        self.scheduler.restore_host_blocks(kept.clone()).expect("nothing is known of the host");
+        let after = self.scheduler.stats();
+        let distinct: BTreeSet<_> = kept.iter().map(|block| (block.hash, block.group)).collect();
+        assert_eq!(after.num_cached_host_blocks, distinct.len() as u64);
+        assert_eq!(after.num_free_host_blocks, after.num_host_blocks);
+        if !kept.is_empty() {
+            self.subscriber.misses_some();
+        }
+        self.saw("host blocks that outlive the device", kept.len() as u64);
     }
 }

@@ -1,0 +1,75 @@
+"""A rank's KV blocks on the host: how many, in whose memory, and what that holds since before this process.
+
+Knows the settings that the meaning of a block depends on; neither its bytes nor the plans that move them.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+from pyllm_kernels import Kernels
+
+from pyllm.config.process_config import WorkerConfig
+from pyllm.config.rank_coordinates import num_ranks
+from pyllm.families.kv_layout import KVGroup
+from pyllm.workers.step.host_tier import HostTier
+from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
+
+
+class HostBlocks(NamedTuple):
+    """So many are there at most; with a `tier` in its memory, which outlives this process."""
+
+    num_blocks: int
+    tier: HostTier | None
+
+    def inventory(self) -> bytes:
+        """What is there since before this process, see `HostTier.inventory`; nothing in memory of our own."""
+        return b"" if self.tier is None else self.tier.inventory()
+
+    def forget(self) -> None:
+        """What is there is not to be found after this process."""
+        if self.tier is not None:
+            self.tier.forget()
+
+    def make_pool(
+        self, cache: KVCache, num_blocks: int, kernels: Kernels, clock: Callable[[], float] = time.perf_counter
+    ) -> tuple[HostPool, float]:
+        """The pool, and the seconds of a swap: they are measured once, while no block of the memory is in use."""
+        pool = HostPool(cache, num_blocks, kernels, clock, tier=self.tier)
+        if self.tier is None:
+            return pool, pool.time_swaps()
+        self.tier.inventory()  # Nothing is written before it is verified.
+        if (seconds := self.tier.swap_seconds) is None:
+            seconds = self.tier.swap_seconds = pool.time_swaps()
+        return pool, seconds
+
+
+def open_host_blocks(
+    config: WorkerConfig, shape: KVCacheShape, groups: Sequence[KVGroup], arithmetic: str, descriptor: int | None
+) -> HostBlocks:
+    """Look for room, and begin to verify what `descriptor`'s memory holds, if it is of the same model and settings.
+
+    `arithmetic` names the instructions and kernels that the bytes depend on.
+
+    Raises:
+        ConfigError: not one block fits, or there is too little memory.
+    """
+    engine = config.engine
+    ranks, size = num_ranks(engine.parallel), engine.cache.kv_offloading_size
+    # What a worker before this one has taken of it is still in use.
+    held = 0 if descriptor is None else os.fstat(descriptor).st_blocks * 512 * ranks
+    num_blocks = host_blocks_of_rank(size, ranks, shape.block_bytes, held=held)
+    if descriptor is None or not num_blocks:
+        return HostBlocks(num_blocks, None)
+    meaning = (
+        (config.checkpoint.fingerprint, engine.model.dtype, engine.model.quantization, arithmetic),
+        (config.rank, engine.parallel.tensor_parallel_size, engine.parallel.pipeline_parallel_size),
+        (str(shape), [group.window for group in groups]),
+        (engine.cache.prefix_hash, engine.cache.prefix_hash_seed),
+    )
+    identity = hashlib.blake2b(msgspec.json.encode(meaning), digest_size=32).digest()
+    block = (shape.num_layers, 2, shape.block_size, shape.num_kv_heads, shape.head_dim)
+    return HostBlocks(num_blocks, HostTier(descriptor, identity, num_blocks, block, shape.dtype))

@@ -1,0 +1,174 @@
+"""Host blocks of one rank in memory that outlives the worker, with an index of what they hold.
+
+A block counts once its copy is whole: its entry is valid, and its checksum is right. Knows neither who keeps the
+memory, nor which of the blocks the scheduler wants.
+"""
+
+import logging
+import math
+import mmap
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Full, Queue
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+from torch import Tensor
+
+from pyllm.wire.plan_layout import NO_GROUP, SWAP_NAME_SIZE
+
+logger = logging.getLogger(__name__)
+
+_MAGIC = b"pyllm-kv"
+# The magic, blocks, bytes of a block, the digest of what its bytes mean, and seconds of a swap: below 0, not measured.
+_HEADER = struct.Struct("=8sQQ32sd")
+_HEADER_SIZE = 64
+_EMPTY, _WRITING, _VALID = 0, 1, 2
+_MAX_LATE = 256  # plans whose copies are under way
+_ENTRY = np.dtype(
+    [("state", "<u4"), ("unused", "<u4"), ("checksum", "<u8"), ("name", f"V{SWAP_NAME_SIZE}"), ("padding", "V8")]
+)
+_RECORD = np.dtype([("block", "<u4"), ("name", f"V{SWAP_NAME_SIZE}")])
+
+Blocks = npt.NDArray[np.int32]
+Names = npt.NDArray[np.uint8]
+Writes = npt.NDArray[np.int64]
+
+
+class HostTier:
+    """`blocks` is [num_blocks, *shape], in the memory of `descriptor`, which stays the caller's.
+
+    `identity` (32 bytes) says what the bytes mean: the model, its numerics, the layout. Memory of another identity or
+    size is made anew, and holds nothing. What is there already is verified on a thread; see `inventory`.
+
+    A write is `begin`, then the copy, then `finish`. Whenever the process is killed, an entry that is valid stands for
+    a whole copy: it becomes valid last, and ceases to be first.
+    """
+
+    def __init__(
+        self, descriptor: int, identity: bytes, num_blocks: int, shape: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        self.num_blocks = num_blocks
+        block_bytes = math.prod(shape) * dtype.itemsize
+        index_end = _HEADER_SIZE + num_blocks * _ENTRY.itemsize
+        start = -(-index_end // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = start + num_blocks * block_bytes
+        header = _HEADER.pack(_MAGIC, num_blocks, block_bytes, identity, -1.0)[: -struct.calcsize("d")]
+        if not (is_known := os.pread(descriptor, len(header), 0) == header and os.fstat(descriptor).st_size == size):
+            os.ftruncate(descriptor, 0)
+            os.ftruncate(descriptor, size)
+        self._memory = memory = mmap.mmap(descriptor, size)
+        self._seconds = np.frombuffer(memory, "<f8", 1, len(header))
+        self._entries = np.frombuffer(memory, _ENTRY, num_blocks, _HEADER_SIZE)
+        self._bytes = np.frombuffer(memory, np.uint8, offset=start).reshape(num_blocks, block_bytes)
+        self.blocks: Tensor = torch.frombuffer(memory, dtype=dtype, offset=start).view(num_blocks, *shape)
+        if not is_known:  # The magic comes last: without it nothing is there.
+            self._seconds[0] = -1.0
+            memory[len(_MAGIC) : len(header)] = header[len(_MAGIC) :]
+            memory[: len(_MAGIC)] = _MAGIC
+        self._lock = threading.Lock()
+        self._writes = np.zeros(num_blocks, np.int64)  # begun, of each block
+        self._late: Queue[tuple[Any, Blocks, Names, Writes]] | None = None
+        self._inventory: Future[bytes] = Future()
+        threading.Thread(target=self._verify, name="verify-host-blocks", daemon=True).start()
+
+    @property
+    def swap_seconds(self) -> float | None:
+        """What `time_swaps` measured while the memory was empty, in this process or in one before; None: nothing."""
+        seconds = float(self._seconds[0])
+        return seconds if seconds >= 0 else None
+
+    @swap_seconds.setter
+    def swap_seconds(self, seconds: float) -> None:
+        self._seconds[0] = seconds
+
+    def inventory(self) -> bytes:
+        """The blocks that were whole at the start, in their order; waits until they are verified.
+
+        Each is its number (uint32) and its name, as the plan gave it in `swap_names`.
+        """
+        return self._inventory.result()
+
+    def begin(self, blocks: Blocks) -> Writes:
+        """These blocks (int32, each once) are about to be written; gives what `finish` is to be told."""
+        with self._lock:
+            self._entries["state"][blocks] = _WRITING
+            self._writes[blocks] += 1
+            return self._writes[blocks]
+
+    def finish(self, blocks: Blocks, names: Names, writes: Writes) -> None:
+        """They are written. Those that have a name count from now on, unless they are being written anew.
+
+        - names uint8 [40 * blocks], as in a plan's `swap_names`.
+        """
+        each = names.reshape(len(blocks), SWAP_NAME_SIZE)
+        is_named = np.ascontiguousarray(each[:, 32:36]).view("<u4")[:, 0] != NO_GROUP
+        for at in np.flatnonzero(is_named).tolist():
+            block, name = int(blocks[at]), each[at]
+            checksum = self._checksum(block, name.tobytes())
+            with self._lock:
+                if self._writes[block] == writes[at]:
+                    entry = self._entries[block : block + 1]
+                    entry["checksum"] = checksum
+                    entry["name"] = name.view(f"V{SWAP_NAME_SIZE}")
+                    entry["state"] = _VALID
+
+    def finish_after(self, event: Any, blocks: Blocks, names: Names, writes: Writes) -> None:
+        """`finish` on a thread, once an event of a GPU has come. Where too many wait, these blocks never count."""
+        if self._late is None:
+            self._late = Queue(_MAX_LATE)
+            threading.Thread(target=self._finish_late, args=(self._late,), name="finish-swaps", daemon=True).start()
+        with suppress(Full):
+            self._late.put_nowait((event, blocks, names, writes))
+
+    def forget(self) -> None:
+        """Nothing that is there counts any more."""
+        with self._lock:
+            self._entries["state"] = _EMPTY
+            self._writes += 1
+
+    def _finish_late(self, late: "Queue[tuple[Any, Blocks, Names, Writes]]") -> None:
+        while True:
+            event, blocks, names, writes = late.get()
+            event.synchronize()
+            self.finish(blocks, names, writes)
+
+    def _verify(self) -> None:
+        try:
+            self._inventory.set_result(self._verified())
+        except BaseException as error:  # noqa: BLE001 - whoever asks for the inventory gets it
+            self._inventory.set_exception(error)
+
+    def _verified(self, clock: Callable[[], float] = time.perf_counter) -> bytes:
+        started = clock()
+        valid = np.flatnonzero(self._entries["state"] == _VALID)
+        is_whole = np.array([self._is_whole(block) for block in valid.tolist()], bool)
+        with self._lock:  # None has been written yet: no plan comes before the inventory.
+            self._entries["state"][np.setdiff1d(np.arange(self.num_blocks), valid[is_whole])] = _EMPTY
+        if len(valid):
+            num_damaged = len(valid) - int(is_whole.sum())
+            seconds = clock() - started
+            logger.info("the host memory holds %d KV blocks of before, verified in %.2f s", is_whole.sum(), seconds)
+            if num_damaged:
+                logger.warning("%d KV blocks in host memory were damaged: they are computed anew", num_damaged)
+        records = np.empty(int(is_whole.sum()), _RECORD)
+        records["block"], records["name"] = valid[is_whole], self._entries["name"][valid[is_whole]]
+        return records.tobytes()
+
+    def _is_whole(self, block: int) -> bool:
+        entry = self._entries[block]
+        return bool(entry["checksum"] == self._checksum(block, entry["name"].tobytes()))
+
+    def _checksum(self, block: int, name: bytes) -> int:
+        """Of the bytes and of the name: neither may be taken for another."""
+        digest = xxhash.xxh3_64(self._bytes[block])
+        digest.update(name)
+        return digest.intdigest()
