@@ -29,7 +29,7 @@ class Record(TypedDict, total=False):
     cached: str  # where the blocks of a prompt are
     load: str
     tenants: int
-    least: float  # what the tenant got that got least, as a share of what each would if all got the same
+    least_share: float  # what the tenant got that got least, as a share of what each would if all got the same
     linear: float  # of `value`, as a share of what so many cores would give if each gave what one gives alone
     of_one_core: float  # of `value`, as a share of what one core with all memory has
     stages: int  # of a pipeline, and what each of its layers sleeps

@@ -62,9 +62,9 @@ def fairness() -> Iterator[Record]:
     }
     for name, chooser in choosers.items():
         served = serve_tenants(4, chooser, TENANTS)
-        record: Record = {"name": "replicas.fairness", "value": round(jain(served), 4), "unit": "Jain's index"}
+        record: Record = {"name": "replicas.fairness", "value": round(jain_index(served), 4), "unit": "Jain's index"}
         record |= {"cores": 4, "tenants": len(served), "placement": name}
-        yield record | {"least": round(min(served) * len(served) / sum(served), 3)}
+        yield record | {"least_share": round(min(served) * len(served) / sum(served), 3)}
 
 
 FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
@@ -179,7 +179,7 @@ def serve_tenants(num_cores: int, chooser: Chooser, streams: Sequence[int], seco
     return [served[f"tenant {tenant}"] for tenant in range(len(streams))]
 
 
-def jain(served: Sequence[int]) -> float:
+def jain_index(served: Sequence[int]) -> float:
     """Jain's index of fairness: 1 where all have the same, and 1 / n where one of n has it all."""
     return sum(served) ** 2 / (len(served) * sum(count**2 for count in served))
 

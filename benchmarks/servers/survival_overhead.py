@@ -21,7 +21,8 @@ from pyllm.supervision import step_trace
 from pyllm.supervision.child_process import TICK
 from pyllm.supervision.step_trace import StepTrace
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
-from pyllm.wire.messages import ChildMessage, Deltas, Heartbeat, Sampling, Submit
+from pyllm.wire.messages import Deltas, Heartbeat, Sampling, Submit
+from pyllm.wire.supervision_messages import ChildMessage
 
 ROWS = 8
 MANY_ROWS = 256

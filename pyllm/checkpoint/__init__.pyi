@@ -7,7 +7,7 @@ from .huggingface import Probe, read_generation_config
 from .model_name import FORMS, HubName, at_revision, parse_hub_name, parse_model
 from .quantization_config import QuantizationMethod
 from .reader import embedded_model, read_checkpoint
-from .types import Checkpoint, TokenizerFiles
+from .types import Checkpoint, TokenizerFiles, check_unchanged
 
 __all__ = [
     "BLOCK_SIZES",
@@ -26,6 +26,7 @@ __all__ = [
     "at_revision",
     "cache_folder",
     "cached_models",
+    "check_unchanged",
     "embedded_model",
     "file_identity",
     "find_model",

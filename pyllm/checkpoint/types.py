@@ -83,6 +83,19 @@ def check_vocabulary(tokenizer: TokenizerFiles, spec: ModelSpec) -> None:
         )
 
 
+def check_unchanged(checkpoint: Checkpoint) -> None:
+    """Refuse files that are others by now: a core or worker that starts again would go on with another model's tokens.
+
+    Raises:
+        ConfigError: their tensors begin otherwise than when the checkpoint was read.
+    """
+    if weights_fingerprint(checkpoint.files, checkpoint.tensors) != checkpoint.fingerprint:
+        raise ConfigError(
+            f"the files of the model ({checkpoint.files[0]} ...) are not those that pyllm was started with: restore "
+            "them, or start the server again"
+        )
+
+
 def weights_dtype(tensors: Sequence[FileTensor]) -> str:
     """The dtype that all matrices share; float32 where they do not, and where they are quantised."""
     types = {entry.type for entry in tensors if len(entry.shape) > 1}

@@ -228,7 +228,7 @@ class EngineClient(CoreCalls):
 
     def require_fingerprint(self, fingerprint: str) -> None:
         """Use only cores of this fingerprint from now on, also while there is no other one; empty: any."""
-        self._connections.require(fingerprint)
+        self._connections.require_fingerprint(fingerprint)
 
     async def remove_core(self, index: int, timeout: float = 30.0) -> None:  # noqa: ASYNC109 - what runs has so long
         """Send nothing more to a core, and leave it once what it has from this client has ended.

@@ -15,7 +15,7 @@ from pyllm.client.pending_calls import Calls
 from pyllm.client.prompt_tokens import Prompt, pack_tokens
 from pyllm.client.reports import BlockOwners, Decision, KVEvents, RequestReport, TenantReport
 from pyllm.errors import EngineDeadError, ProfileRunningError, ProtocolError, RequestError
-from pyllm.wire.messages import MAX_REQUESTS, Call, Reply
+from pyllm.wire.messages import MAX_REQUEST_REPORTS, Call, Reply
 from pyllm.wire.profiles import ProfileOutcome
 
 PROFILE_GRACE = 60.0  # seconds that ranks have beside those of a profile, to begin and to add up
@@ -68,7 +68,7 @@ class CoreCalls:
         return await self._ask_all(dict[str, int], "stats")
 
     async def requests(
-        self, limit: int = MAX_REQUESTS, name: str | None = None, *, core: int | None = None
+        self, limit: int = MAX_REQUEST_REPORTS, name: str | None = None, *, core: int | None = None
     ) -> list[RequestReport]:
         """All clients' requests: those that live, in the order in which they came, then the last 1,000 that have ended,
         latest first, also those that ended in a core before this one. At most `limit`, and 2,000; with a `name` only
@@ -85,7 +85,7 @@ class CoreCalls:
         ]
         if len(reports) > 1:
             merged.sort(key=lambda each: (0, -each.age) if each.ended_age is None else (1, each.ended_age))
-        return merged[: min(limit, MAX_REQUESTS)]
+        return merged[: min(limit, MAX_REQUEST_REPORTS)]
 
     async def block_owners(self, *, core: int | None = None) -> BlockOwners:
         """The blocks of the device by owner."""

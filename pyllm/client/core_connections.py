@@ -142,22 +142,21 @@ class CoreConnections:
         if not any(each.failure is None and not each.is_leaving for each in self._cores.all() if each is not core):
             raise RequestError(f"core {core.index} is the only one: add another one before it leaves", "core")
         core.is_leaving = True
-        if core.num_requests:
-            try:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(seconds):
-                        await core.is_empty.wait()
-            except asyncio.CancelledError:
-                core.is_leaving = False
-                raise
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await core.emptied.wait()
+        except asyncio.CancelledError:
+            core.is_leaving = False
+            raise
         if self._cores.get(core.index) is core:  # Else another call was faster.
             self._requests.leave(core)
             self._remove(core)
 
-    def require(self, fingerprint: str) -> None:
+    def require_fingerprint(self, fingerprint: str) -> None:
         """Use only cores of this fingerprint from now on; what others have, and has begun, fails. Empty: any."""
-        for core in self._cores.require(fingerprint):
-            error = self._cores.difference(core, fingerprint)
+        for core in self._cores.require_fingerprint(fingerprint):
+            error = self._cores.fingerprint_error(core, fingerprint)
             self._requests.leave(core)
             self._calls.fail_all(error, core.index)
             self._cores.forget(core)
@@ -194,11 +193,13 @@ class CoreConnections:
             self._requests.lose(core, before, EngineDeadError("another engine core has taken its place"))
         elif is_known:
             self._requests.leave(core)
-        self._cores.become_ready(core, follows_loss=follows_loss)
-        self._was_ready |= core.failure is None
-        self._changed.set()
+        error = self._cores.become_ready(core, follows_loss=follows_loss)
+        if error is None:
+            self._was_ready = True
+            self._changed.set()
+        else:
+            self._refuse(core, error)
         self._requests.place_waiting()
-        self._end_without_cores()
 
     def _lose(self, core: Core, loss: EngineDeadError) -> None:
         self._calls.fail_all(loss, core.index)
@@ -211,9 +212,5 @@ class CoreConnections:
         """A core cannot be used; without any the end is final."""
         self._cores.refuse(core, error)
         self._changed.set()
-        self._end_without_cores()
-
-    def _end_without_cores(self) -> None:
-        failures = [core.failure for core in self._cores.all()]
-        if failures[-1] is not None and None not in failures:
-            self._on_end(failures[-1])
+        if all(each.failure is not None for each in self._cores.all()):
+            self._on_end(error)

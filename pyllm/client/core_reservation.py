@@ -17,13 +17,13 @@ class CoreReservation:
         self._until = 0.0
         self._was_free = False
 
-    def lasts(self, now: float) -> bool:
+    def is_active(self, now: float) -> bool:
         """Whether only suspects are sent to the core, where others can take the rest."""
         return now < self._until
 
-    def is_open(self, now: float) -> bool:
+    def takes_suspects(self, now: float) -> bool:
         """Whether suspects may be sent to the core."""
-        return self._was_free and self.lasts(now)
+        return self._was_free and self.is_active(now)
 
     def take(self, seconds: float, now: float, *, is_free: bool) -> bool:
         """The core has said that it is reserved for so long; gives whether that is new.
@@ -33,7 +33,7 @@ class CoreReservation:
         if not seconds:
             self._until = min(self._until, now)
             return False
-        begins = not self.lasts(now)
+        begins = not self.is_active(now)
         if begins:
             self._since = now
         self._until = now + seconds

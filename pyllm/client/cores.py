@@ -13,20 +13,21 @@ from pyllm.client.core_connection import Condition, ConnectionCounts, CoreConnec
 from pyllm.client.core_reservation import CoreReservation
 from pyllm.client.placers import Placer
 from pyllm.client.streams import Stream
+from pyllm.client.submission import has_room
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.wire.messages import LoadReport, ModelInfo
 
 # Seconds in which a core that has followed a lost one takes only what was lost with it: every client that knew the
 # lost one has sent that by then.
 PROBATION = 5.0
-# Seconds that a suspect waits for a core that has nothing else to do, before another one is made free for it, and
-# before it goes to one that is busy, where it runs alone.
+# Seconds that a suspect waits for an idle core. After the first, a busy core is reserved for it; after the second, it
+# goes to a busy core and runs alone there.
 EVACUATION_DELAY = 3.0
-# Seconds in which a core says that it is reserved, unless it rests; until then no other one is asked.
-ANSWER_PATIENCE = 2.0
 SUSPECT_PATIENCE = 10.0
-# The same while a lost core may still be followed: a model's weights take longer than that to load.
+# `SUSPECT_PATIENCE` while a lost core may still have a successor: loading a model's weights takes longer than that.
 SUCCESSOR_PATIENCE = 120.0
+# Seconds in which a core that was asked to be reserved should say so; no other core is asked meanwhile.
+ANSWER_PATIENCE = 2.0
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class CoreReport(msgspec.Struct, frozen=True):
     model: str
     fingerprint: str
     condition: Condition
+    max_num_seqs: int
     num_requests: int
     is_leaving: bool
     has_unsuspected_requests: bool
@@ -62,11 +64,12 @@ class Core:
         self.failure: PyllmError | None = None  # Why it cannot be used, for good.
         self.is_leaving = False
         self.num_requests = 0
-        self.num_unsuspected = 0  # requests, of all clients, when last heard
+        self.num_reported_unsuspected = 0  # requests, of all clients, when last heard
         self.probation_until = 0.0
         self.reservation = CoreReservation()
         self.suspects: dict[int, Stream] = {}
-        self.is_empty = asyncio.Event()  # as it has none of this client's requests
+        self.emptied = asyncio.Event()  # set while it has none of this client's requests
+        self.emptied.set()
 
     @property
     def is_open(self) -> bool:
@@ -77,28 +80,28 @@ class Core:
     def has_unsuspected_requests(self) -> bool:
         """Whether it computes requests that were never lost with a core, as far as this client knows.
 
-        Where none of its own is there, those that it heard of may still be its own: until the next load report.
+        If this client has none there, the reported ones may be its own that have just left, until the next report.
         """
-        return self.num_known_unsuspected > 0
+        return self.num_unsuspected > 0
 
     @property
-    def num_known_unsuspected(self) -> int:
+    def num_unsuspected(self) -> int:
         """How many those are, at least."""
-        return max(self.num_unsuspected, self.num_requests - len(self.suspects))
+        return max(self.num_reported_unsuspected, self.num_requests - len(self.suspects))
 
-    def is_apart(self, now: float) -> bool:
+    def takes_suspects(self, now: float) -> bool:
         """Whether suspects may go there."""
-        return now < self.probation_until or not self.has_unsuspected_requests or self.reservation.is_open(now)
+        return now < self.probation_until or not self.has_unsuspected_requests or self.reservation.takes_suspects(now)
 
     def take_report(self, report: LoadReport, now: float) -> bool:
         """What it says of itself; gives whether it is reserved from now on."""
-        self.num_unsuspected = report.num_requests - report.num_suspects
+        self.num_reported_unsuspected = report.num_requests - report.num_lost_before
         return self.reservation.take(report.reserved_for, now, is_free=not self.has_unsuspected_requests)
 
     def begin(self, probation_until: float) -> None:
         """It is ready, and none of what was known of the one before is true of it."""
         self.epoch = self.connection.epoch
-        self.num_unsuspected = 0
+        self.num_reported_unsuspected = 0
         self.probation_until = probation_until
         self.reservation = CoreReservation()
 
@@ -118,6 +121,7 @@ class Core:
             connection.model.name if has_answered else "",
             connection.fingerprint,
             Condition(False, reason=str(self.failure)) if self.failure else connection.condition(),
+            connection.model.max_num_seqs if has_answered else 0,
             self.num_requests,
             self.is_leaving,
             self.has_unsuspected_requests,
@@ -166,7 +170,7 @@ class Cores:
         """Of the model of `model`; empty before."""
         return self._fingerprint
 
-    def require(self, fingerprint: str) -> list[Core]:
+    def require_fingerprint(self, fingerprint: str) -> list[Core]:
         """Let only cores of this fingerprint become ready; gives the open ones that have another. Empty: any."""
         self._required = fingerprint
         return [core for core in self.all() if core.is_open and fingerprint not in ("", core.connection.fingerprint)]
@@ -183,23 +187,28 @@ class Cores:
         del self._cores[core.index]
         self.forget(core)
 
-    def become_ready(self, core: Core, *, follows_loss: bool) -> None:
-        """A core has answered; it may have followed one that was lost. One beside others must give the same tokens."""
+    def become_ready(self, core: Core, *, follows_loss: bool) -> EngineDeadError | None:
+        """A core has answered; it may have followed one that was lost. One beside others must give the same tokens.
+
+        Gives why the core cannot be used, if it cannot; that is for `refuse`.
+        """
         connection = core.connection
         others = [each for each in self._cores.values() if each.is_open and each is not core]
+        if (same := next((each for each in others if each.connection.epoch == connection.epoch), None)) is not None:
+            return EngineDeadError(f"the core at {core.address} is core {same.index} already, by another address")
         required = self._required or (others[0].connection.fingerprint if others else connection.fingerprint)
         if connection.fingerprint != required:
-            self.refuse(core, self.difference(core, required))
-            return
+            return self.fingerprint_error(core, required)
         if not others:
             self._model, self._fingerprint = connection.model, connection.fingerprint
         if self._placer is None:
             self._placer = self._make_placer(connection.model)
         core.begin(self._clock() + PROBATION if follows_loss else 0.0)
         self._placer.add(core.index)
+        return None
 
     @staticmethod
-    def difference(core: Core, required: str) -> EngineDeadError:
+    def fingerprint_error(core: Core, required: str) -> EngineDeadError:
         """What is wrong with a core that has not the required fingerprint."""
         own = core.connection.fingerprint[:8]
         text = f"the core at {core.address} would give other tokens (fingerprint {own}, not {required[:8]})"
@@ -239,9 +248,12 @@ class Cores:
             same = [core for core in usable if loss.is_of(core.index, core.connection.epoch)]
             if same:
                 return same
-        apart = [core for core in usable if core.is_apart(now)]
+        is_successor_awaited = self._awaits_successor()
+        apart = [core for core in usable if core.takes_suspects(now)]
+        if is_successor_awaited and len(usable) == 1:  # What comes now has nowhere else to go: it is not free for long.
+            apart = [core for core in apart if now < core.probation_until or core.reservation.takes_suspects(now)]
         waits_since = now if stream.waits_since is None else stream.waits_since
-        patience = SUCCESSOR_PATIENCE if self._awaits_successor() else SUSPECT_PATIENCE
+        patience = SUCCESSOR_PATIENCE if is_successor_awaited else SUSPECT_PATIENCE
         stream.is_to_run_alone = not apart and now - waits_since >= patience
         return usable if stream.is_to_run_alone else apart
 
@@ -252,7 +264,7 @@ class Cores:
             indices = [stream.wanted_core]
         core = self._cores[self.placer.place(stream.wire_id, first, stream.session, indices)]
         core.num_requests += 1
-        core.is_empty.clear()
+        core.emptied.clear()
         return core
 
     def release(self, core: Core, stream: Stream) -> None:
@@ -260,35 +272,32 @@ class Cores:
         core.num_requests -= 1
         core.suspects.pop(stream.request, None)
         if not core.num_requests:
-            core.is_empty.set()
+            core.emptied.set()
         self.placer.ended(stream.wire_id)
 
-    def can_never_take(self, stream: Stream) -> bool:
-        """Whether a request that has begun can go on on none of the cores, which are all there."""
-        return stream.journal.is_begun and all(
-            core.connection.is_ready and core.connection.fingerprint != stream.fingerprint
-            for core in self._cores.values()
-            if not core.is_leaving and core.failure is None
-        )
+    def why_none_fits(self, stream: Stream) -> str:
+        """Why none of the cores, which are all there, can ever take a request; else empty."""
+        cores = [core for core in self._cores.values() if not core.is_leaving and core.failure is None]
+        if not cores or any(not core.connection.is_ready or self._fits(core, stream) for core in cores):
+            return ""
+        first, fingerprint = stream.journal.first, stream.fingerprint
+        if any(core.connection.fingerprint == fingerprint or not stream.journal.is_begun for core in cores):
+            num_tokens = len(first.prompt) // 4 + first.max_tokens
+            text = f"no other core has room for its {num_tokens} tokens in {first.n} sequences"
+            return f"{text}; start each with the same --max-model-len, and with enough KV cache and --max-num-seqs"
+        advice = "start one with the same model, dtype, number of ranks and kind of processor"
+        return f"no core has that one's fingerprint {fingerprint[:8]}; {advice}"
 
     def to_reserve(self, waiting: Iterable[Stream]) -> Iterable[Core]:
-        """The core to be made free for suspects that have waited for long, and those to be kept for what is there.
+        """The cores to send `Reserve` to.
 
-        All clients hear which core is reserved, and move their other requests away. Who hears of one asks for no other
-        one, and who does not chooses like all others. A core ends its reservation at last, whoever asks: see
-        `MAX_RESERVATION`.
+        They are those whose reservation our suspects still need, and one for suspects that have waited too long. A core
+        that is reserved already comes first, whoever asked for it; then the least busy one.
         """
         now = self._clock()
-        asked = {core.index: core for core in self.all() if core.clear_suspects() and core.reservation.lasts(now)}
+        asked = {core.index: core for core in self.all() if core.clear_suspects() and core.reservation.is_active(now)}
         for stream in waiting:
-            if not stream.is_suspect or stream.waits_since is None or now - stream.waits_since < EVACUATION_DELAY:
-                continue
-            usable = self._usable(stream)
-            core = _first_reserved(usable, now)
-            if core is None and now >= self._asked_until and (core := _least_busy(usable, now)) is not None:
-                logger.warning("core %d is to be made free for requests that were lost with another one", core.index)
-                self._asked_until = now + ANSWER_PATIENCE
-            if core is not None:
+            if (core := self._core_for_suspect(stream, now)) is not None:
                 asked[core.index] = core
         return asked.values()
 
@@ -298,11 +307,11 @@ class Cores:
         Not so where it runs alone among others, since these need not move.
         """
         now = self._clock()
-        is_first = not core.suspects and not core.reservation.lasts(now)
+        is_first = not core.suspects and not core.reservation.is_active(now)
         core.suspects[stream.request] = stream
-        return is_first and core.is_apart(now) and len(self._usable(stream)) > 1
+        return is_first and core.takes_suspects(now) and len(self._usable(stream)) > 1
 
-    def is_to_leave(self, core: Core, stream: Stream) -> bool:
+    def must_move(self, stream: Stream, core: Core) -> bool:
         """Whether a request has to go from a core because that is reserved, and another one can take it."""
         if stream.is_suspect:
             return False
@@ -324,10 +333,21 @@ class Cores:
         conditions = [core.connection.condition() for core in self._cores.values() if core.failure is None]
         return next((each for each in conditions if each.ready), conditions[0] if conditions else Condition(False))
 
+    def _core_for_suspect(self, stream: Stream, now: float) -> Core | None:
+        """The core to reserve for a request that waits, if that is a suspect that has waited too long."""
+        if not stream.is_suspect or stream.waits_since is None or now - stream.waits_since < EVACUATION_DELAY:
+            return None
+        usable = self._usable(stream)
+        core = _first_reserved(usable, now)
+        if core is None and now >= self._asked_until and (core := _least_busy(usable, now)) is not None:
+            logger.warning("core %d is to be made free for requests that were lost with another one", core.index)
+            self._asked_until = now + ANSWER_PATIENCE
+        return core
+
     def _for_unsuspected(self, usable: Sequence[Core], now: float) -> list[Core]:
         """Those where a request shares no step with suspects; of cores that are all reserved, all but the first."""
         fit = [core for core in usable if now >= core.probation_until and not core.clear_suspects()]
-        unreserved = [core for core in fit if not core.reservation.lasts(now)]
+        unreserved = [core for core in fit if not core.reservation.is_active(now)]
         first = _first_reserved(usable, now)
         return unreserved or [core for core in fit if core is not first]
 
@@ -345,15 +365,20 @@ class Cores:
         return [core for core in fits if core.connection.condition().ready] or fits
 
     def _fits(self, core: Core, stream: Stream) -> bool:
-        return not stream.journal.is_begun or core.connection.fingerprint == stream.fingerprint
+        if stream.journal.is_begun and core.connection.fingerprint != stream.fingerprint:
+            return False
+        return has_room(core.connection.model, stream.journal.first)
 
 
 def _first_reserved(usable: Sequence[Core], now: float) -> Core | None:
     """The reserved core; of several, which two clients have chosen at the same time, the same one for all clients."""
-    return min((core for core in usable if core.reservation.lasts(now)), key=lambda core: core.epoch, default=None)
+    return min((core for core in usable if core.reservation.is_active(now)), key=lambda core: core.epoch, default=None)
 
 
 def _least_busy(usable: Sequence[Core], now: float) -> Core | None:
-    """The core that is made free soonest, for all clients the same; None where no other one could take its work."""
+    """The core that is made free soonest, mostly the same one for all clients; see `_first_reserved` for two.
+
+    None where no other one could take its work.
+    """
     able = [core for core in usable if now >= core.reservation.rests_until] if len(usable) > 1 else []
-    return min(able, key=lambda core: (core.num_known_unsuspected, core.epoch), default=None)
+    return min(able, key=lambda core: (core.num_unsuspected, core.epoch), default=None)

@@ -111,8 +111,8 @@ class RunningRequests:
         for core in self._cores.to_reserve(self._waiting.values()):
             self._reserve(core)
         for core in self._cores.all():
-            if core.reservation.lasts(now) and not core.reservation.is_open(now):
-                self._make_room(core)  # Another core may have become ready meanwhile.
+            if core.reservation.is_active(now) and not core.reservation.takes_suspects(now):
+                self._move_requests(core)  # Another core may have become ready meanwhile.
 
     def deliver(self, deltas: Deltas) -> None:
         """Hand out what is new.
@@ -150,10 +150,10 @@ class RunningRequests:
             ValueError: the report does not read; it has changed nothing.
         """
         now = self._clock()
-        was_apart = core.is_apart(now)
+        took_suspects = core.takes_suspects(now)
         if self._cores.take_report(core, report):
-            self._make_room(core)
-        if self._waiting and not was_apart and core.is_apart(now):
+            self._move_requests(core)
+        if self._waiting and not took_suspects and core.takes_suspects(now):
             self.place_waiting()
 
     def isolate(self, isolated: Isolated) -> None:
@@ -185,10 +185,9 @@ class RunningRequests:
                 logger.exception("request %d cannot be sent", stream.request)
                 self._streams.fail(stream, PyllmError(f"this request cannot be sent to the engine: {error}"))
                 continue
-            if not is_sent and self._cores.can_never_take(stream):
-                text = f"its core was lost, and no core has that one's fingerprint {stream.fingerprint[:8]}"
-                advice = "start one with the same model, dtype, number of ranks and kind of processor"
-                self._streams.fail(stream, EngineDeadError(f"this request cannot go on: {text}; {advice}"))
+            if not is_sent and (reason := self._cores.why_none_fits(stream)):
+                text = f"this request cannot go on: its core was lost, and {reason}"
+                self._streams.fail(stream, EngineDeadError(text))
 
     def _send(self, stream: Stream, now: float) -> bool:
         """Send a request that no core has, if there is one that may take it. True, too, if it has ended instead."""
@@ -238,9 +237,9 @@ class RunningRequests:
     def _reserve(self, core: Core) -> None:
         core.connection.post(Reserve(core.epoch))
 
-    def _make_room(self, core: Core) -> None:
+    def _move_requests(self, core: Core) -> None:
         """Move what is above suspicion from a core that is reserved to others, if these can take it."""
-        moved = [stream for stream in self._at(core) if self._cores.is_to_leave(core, stream)]
+        moved = [stream for stream in self._at(core) if self._cores.must_move(stream, core)]
         for stream in moved:
             self._abort(stream)
             self._detach(stream)

@@ -7,7 +7,7 @@ from pyllm.config.api_keys import ApiKey
 from pyllm.config.engine_settings import CorePlacement, EngineConfig, LogConfig
 from pyllm.config.server_settings import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, ServerConfig
 from pyllm.wire.curve import CurveKeys
-from pyllm.wire.messages import CoreList, Kept
+from pyllm.wire.supervision_messages import CoreList, Kept
 
 
 class _ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

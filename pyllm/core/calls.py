@@ -20,7 +20,7 @@ from pyllm.core.profiling import Profiling
 from pyllm.errors import RequestError
 from pyllm.supervision.log_level import LOG_LEVELS, current_log_level
 from pyllm.wire.ipc import MAX_MESSAGE_BYTES
-from pyllm.wire.messages import MAX_REQUESTS
+from pyllm.wire.messages import MAX_REQUEST_REPORTS
 from pyllm.wire.profiles import MAX_PROFILE_SECONDS, MAX_PROFILE_STEPS, ProfileOutcome
 
 FIXED = ("max_num_seqs", "scheduler_recording", "async_scheduling", "num_speculative_tokens")
@@ -123,10 +123,10 @@ class Calls:
         """Where each sample of a request of this client's stands, and why; see `Scheduler.explain`."""
         return self._scheduler.explain(client, request)
 
-    def _requests(self, client: int, limit: int = MAX_REQUESTS, name: str | None = None) -> list[dict[str, Any]]:
+    def _requests(self, client: int, limit: int = MAX_REQUEST_REPORTS, name: str | None = None) -> list[dict[str, Any]]:
         """All clients' requests, see `Scheduler.requests`; times are seconds before now. At most `limit`, and 2,000."""
         del client
-        now, most = self._clock(), min(limit, MAX_REQUESTS)
+        now, most = self._clock(), min(limit, MAX_REQUEST_REPORTS)
         reports = self._scheduler.requests(most, name)
         if len(reports) < most:
             reports += self._kept.ended_before(name)[: most - len(reports)]

@@ -40,7 +40,8 @@ from pyllm.supervision.parent_link import ParentLink
 from pyllm.wire import curve, ipc
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.ipc import Sender
-from pyllm.wire.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, Kept, ModelInfo, Ready
+from pyllm.wire.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, ModelInfo, Ready
+from pyllm.wire.supervision_messages import Kept
 
 # Seconds that clients have to read the last messages of a core.
 CLOSE_LINGER = 2.0

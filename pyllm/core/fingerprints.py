@@ -34,7 +34,9 @@ def fingerprints(config: CoreConfig, groups: Sequence[KVGroup], instruction_sets
     precision = (engine.model.dtype, engine.model.quantization, engine.cache.kv_cache_dtype)
     kinds = sorted(set(instruction_sets))
     ranks = engine.parallel.tensor_parallel_size
-    numerics: tuple[Any, ...] = (config.checkpoint.fingerprint, precision, ranks, kinds, implementation)
+    # A config.json alone changes the tokens, too.
+    described = (config.checkpoint.fingerprint, config.checkpoint.spec)
+    numerics: tuple[Any, ...] = (described, precision, ranks, kinds, implementation)
     device = engine.device
     kernels = (device.kernel_backend, device.attention_backend, device.batch_invariant)
     layout = (engine.cache.block_size, [(group.window, group.layers) for group in groups])

@@ -16,6 +16,7 @@ from pyllm.core.clients import Clients
 from pyllm.core.faults.quarantine import Quarantine, RequestKey
 from pyllm.core.kv_transfers import KVTransfers
 from pyllm.core.load_reports import LoadReporter
+from pyllm.core.lost_requests import LostRequests
 from pyllm.core.policy_plugins import facts, policy_key
 from pyllm.core.reservation import Reservation
 from pyllm.core.stage import Stage
@@ -49,6 +50,7 @@ class Inbox:
         load_reporter: LoadReporter,
         reservation: Reservation,
         transfers: KVTransfers,
+        lost_requests: LostRequests,
         ready: Ready,
         clock: Callable[[], float],
         sampling_plugins: Collection[str],
@@ -62,6 +64,7 @@ class Inbox:
         self._load_reporter = load_reporter
         self._reservation = reservation
         self._transfers = transfers
+        self._lost_requests = lost_requests
         self._ready = ready
         self._clock = clock
         self._sampling_plugins = sampling_plugins
@@ -87,7 +90,7 @@ class Inbox:
             case Call(epoch, number, method, args) if epoch == self._ready.epoch:
                 self._call(client, number, method, args)
             case Reserve(epoch) if epoch == self._ready.epoch:
-                if self._reservation.ask():
+                if self._reservation.begin_or_extend():
                     self._load_reporter.send(at_once=True)
                 return False
             case _:
@@ -152,8 +155,9 @@ class Inbox:
             )
             key = RequestKey(client, submit.request)
             self._quarantine.admit(key, submit.num_losses)
+            # Only load reports count them, and forget those that have ended.
             if submit.num_losses and self._load_reporter.has_listeners:
-                self._reservation.admit(key, submit)
+                self._lost_requests.admit(key, submit)
             self._transfers.add(client, submit.request)
         except NeverFitsError as error:
             self._clients.post(client, Rejected(submit.request, "too_large", str(error)))

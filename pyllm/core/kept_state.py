@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyllm._rust import Scheduler
-from pyllm.wire.messages import MAX_ENDED, Kept
+from pyllm.wire.supervision_messages import MAX_ENDED, Kept
 
 
 class KeptState:

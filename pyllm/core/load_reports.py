@@ -4,9 +4,11 @@ Packs nothing itself and chooses nothing. Costs nothing while no client wants it
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from pyllm._rust import Scheduler
 from pyllm.core.clients import Clients
+from pyllm.core.lost_requests import LostRequests
 from pyllm.core.reservation import Reservation
 from pyllm.wire.messages import LoadReport
 
@@ -14,6 +16,13 @@ INTERVAL = 0.02  # seconds between load reports, at least: what a client knows i
 PARTS_AT_ONCE = 8  # of a snapshot of a large cache; each has at most 150 kB
 PART_BYTES = 100_000  # of changes, from which on there may be another part at once
 FROM_THE_START = -1  # what `load_report` is asked by who knows nothing yet
+
+
+class RequestCounts(NamedTuple):
+    """The live requests of all clients, and those of them that `LostRequests` counts."""
+
+    num_requests: int
+    num_lost_before: int
 
 
 class LoadReporter:
@@ -24,12 +33,15 @@ class LoadReporter:
         scheduler: Scheduler,
         clients: Clients,
         reservation: Reservation,
+        lost_requests: LostRequests,
+        *,
         epoch: int,
         clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
         self._clients = clients
         self._reservation = reservation
+        self._lost_requests = lost_requests
         self._epoch = epoch
         self._clock = clock
         self._sent_at = 0.0
@@ -60,7 +72,7 @@ class LoadReporter:
         if not at_once and now - self._sent_at < INTERVAL:
             return
         self._sent_at = now
-        counts = self._scheduler.stats()["num_requests"], self._reservation.num_suspects()
+        counts = RequestCounts(self._scheduler.stats()["num_requests"], self._lost_requests.count())
         packed: dict[int, tuple[int, bytes, bytes]] = {}
         for client in self._clients.gone_of(self._numbers):
             del self._numbers[client]
@@ -71,21 +83,21 @@ class LoadReporter:
                 if not self._clients.takes_more(client) or not self._send_part(client, packed, counts):
                     break
 
-    def _send_part(self, client: int, packed: dict[int, tuple[int, bytes, bytes]], counts: tuple[int, int]) -> bool:
+    def _send_part(self, client: int, packed: dict[int, tuple[int, bytes, bytes]], counts: RequestCounts) -> bool:
         """Tell a client what comes next; False unless more may follow at once."""
         number = self._numbers[client]
         if number not in packed:
             packed[number] = self._scheduler.load_report(number)
         following, changes, load = packed[number]
         last_request = self._last_requests.get(client, 0)
-        num_requests, num_suspects = counts
+        num_requests, num_lost_before = counts
         reservation = self._reservation
-        told = b"%d %d %d %r %b" % (last_request, num_requests, num_suspects, reservation.end, load)
+        told = b"%d %d %d %r %b" % (last_request, num_requests, num_lost_before, reservation.end, load)
         if following == number and told == self._told.get(client):
             return False
         self._numbers[client], self._told[client] = following, told
         report = LoadReport(
-            self._epoch, last_request, num_requests, changes, load, num_suspects, reservation.seconds_left
+            self._epoch, last_request, num_requests, changes, load, num_lost_before, reservation.seconds_left
         )
         self._clients.post(client, report)
         return len(changes) >= PART_BYTES

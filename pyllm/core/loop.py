@@ -22,6 +22,7 @@ from pyllm.core.inbox import Inbox
 from pyllm.core.kept_state import KeptState
 from pyllm.core.kv_transfers import KVTransfers
 from pyllm.core.load_reports import LoadReporter
+from pyllm.core.lost_requests import LostRequests
 from pyllm.core.policy_plugins import Policy
 from pyllm.core.profiling import Profiling
 from pyllm.core.reservation import Reservation
@@ -33,7 +34,8 @@ from pyllm.recording import Recording
 from pyllm.supervision import step_trace
 from pyllm.supervision.restart_budget import RestartBudget
 from pyllm.wire.ipc import Sender
-from pyllm.wire.messages import ClientMessage, CoreMessage, Deltas, Kept, Ready, Rejected, Sampled
+from pyllm.wire.messages import ClientMessage, CoreMessage, Deltas, Ready, Rejected, Sampled
+from pyllm.wire.supervision_messages import Kept
 
 NOTHING_KEPT = Kept()
 
@@ -122,8 +124,10 @@ class EngineCore:
         self._quarantine = self._recovery.quarantine
         self._isolation = IsolationReporter(self._quarantine, scheduler, ready.epoch, self._clients.post, on_alone)
         self._stage = Stage(self._clients, self._recovery, self._in_flight)
-        reservation = Reservation(scheduler, clock)
-        self._load_reporter = LoadReporter(scheduler, self._clients, reservation, ready.epoch, clock)
+        reservation, lost_requests = Reservation(clock), LostRequests(scheduler)
+        self._load_reporter = LoadReporter(
+            scheduler, self._clients, reservation, lost_requests, epoch=ready.epoch, clock=clock
+        )
         self._inbox = Inbox(
             scheduler,
             clients=self._clients,
@@ -133,6 +137,7 @@ class EngineCore:
             load_reporter=self._load_reporter,
             reservation=reservation,
             transfers=self._transfers,
+            lost_requests=lost_requests,
             ready=ready,
             clock=clock,
             sampling_plugins=sampling_plugins,

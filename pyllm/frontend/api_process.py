@@ -24,7 +24,7 @@ from pyllm.supervision.burst_logger import BurstLogger
 from pyllm.supervision.parent_link import ParentLink, attach
 from pyllm.supervision.process_samples import ProcessSampler, load_nvml
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
-from pyllm.wire.messages import Kept
+from pyllm.wire.supervision_messages import Kept
 
 if TYPE_CHECKING:
     from pyllm.client.client import EngineClient
@@ -61,7 +61,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     parent.enter("importing the frontend")
     gc.disable()  # Imports leave almost no garbage: to look for it again and again takes a tenth of their time.
     from pyllm.frontend.http_server import HttpServer
-    from pyllm.frontend.requests.server_cores import NOTHING_KNOWN, ServerCores, connect_cores, core_transport
+    from pyllm.frontend.requests.server_cores import ServerCores
     from pyllm.frontend.requests.server_state import ServerState
     from pyllm.frontend.text.templates import ChatTemplate
     from pyllm.frontend.text.tokenizer import Tokenizer
@@ -69,26 +69,18 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
 
     parent.enter("loading the tokenizer")
     files = config.checkpoint.tokenizer
-    text = Tokenizer(files), ChatTemplate.of(files)
+    tokenizer, chat_template = Tokenizer(files), ChatTemplate.of(files)
     parent.enter("waiting for the shared state")
     shared = await _shared_state(config, parent)
-    known = await shared.follow_cores(NOTHING_KNOWN, ())
     parent.enter("waiting for the cores")
-    client = await connect_cores(
-        known,
-        config.placement,
-        core_transport(config.server),
-        config.server.ready_timeout,
-        placement_recording=config.placement_recording,
-    )
-    client.draw_seeds_from(config.seed, config.index)
-    cores = ServerCores(client, shared, config.server, known)
-    state = ServerState.configured(
+    cores = await ServerCores.connect(config, shared)
+    client = cores.client
+    state = ServerState.of(
         config,
         cores,
-        client,
         shared,
-        text,
+        tokenizer,
+        chat_template,
         parent_silence=lambda: parent.parent_silence,
         sampler=ProcessSampler(lambda: [os.getppid()], nvml=load_nvml(), restarts=lambda: parent.restarts),
     )

@@ -10,7 +10,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from pyllm.config.process_config import ApiConfig
 from pyllm.frontend.app import create_app
-from pyllm.frontend.requests.server_cores import NOTHING_KNOWN, ServerCores, connect_cores, core_transport
+from pyllm.frontend.requests.server_cores import ServerCores
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.shared.local_state import LocalState
 from pyllm.frontend.shared.shared_state import SharedState
@@ -37,17 +37,13 @@ class EmbeddedApp:
         """Connect to the first cores, which `config.shared` lists.
 
         Raises:
+            ConfigError: a core's keys cannot be read, or the recording cannot be made.
             EngineDeadError: none of them answered within the server's `ready_timeout`.
         """
         files = config.checkpoint.tokenizer
         shared = LocalState(SharedState(config.shared))
-        known = await shared.follow_cores(NOTHING_KNOWN, ())
-        ready_timeout = config.server.ready_timeout
-        client = await connect_cores(known, config.placement, core_transport(config.server), ready_timeout)
-        client.draw_seeds_from(config.seed, config.index)
-        cores = ServerCores(client, shared, config.server, known)
-        text = Tokenizer(files), ChatTemplate.of(files)
-        return cls(ServerState.configured(config, cores, client, shared, text), shared)
+        cores = await ServerCores.connect(config, shared)
+        return cls(ServerState.of(config, cores, shared, Tokenizer(files), ChatTemplate.of(files)), shared)
 
     @property
     def alive(self) -> bool:

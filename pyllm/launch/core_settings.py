@@ -1,4 +1,4 @@
-"""The settings of one core of several: what no two cores may share; and the like of API processes. Starts nothing.
+"""Settings of one core or API process of several: addresses and files that no two may share. Starts nothing.
 
 Core 0 has what was asked for; the others' addresses and files are made of these and of their index.
 """

@@ -18,7 +18,7 @@ from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig,
 from pyllm.errors import ConfigError
 from pyllm.supervision.log_level import set_log_level
 from pyllm.supervision.parent_link import SPARE_TITLE, attach, await_configuration, die_with_parent, keep_exit_codes
-from pyllm.wire.messages import Kept
+from pyllm.wire.supervision_messages import Kept
 
 if TYPE_CHECKING:
     from pyllm.workers.model_runner import ModelRunner

@@ -155,7 +155,7 @@ def _groups(
 
     groups = [
         [
-            topology.supervised_api(_of_process(api, core.engine, index), listener, limits, recovery, list_restarts)
+            topology.supervised_api(_api_config(api, core.engine, index), listener, limits, recovery, list_restarts)
             for index in range(count)
         ],
         [topology.supervised_state(state, limits, recovery)] if count > 1 else [],
@@ -164,7 +164,8 @@ def _groups(
     return groups
 
 
-def _of_process(api: ApiConfig, engine: EngineConfig, index: int) -> ApiConfig:
+def _api_config(api: ApiConfig, engine: EngineConfig, index: int) -> ApiConfig:
+    """The configuration of the API process of this index. Raises `ConfigError` if its recording cannot be made."""
     recording = placement_recording(engine, index)
     if recording:
         check_recording_path(Path(recording))

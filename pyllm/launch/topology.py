@@ -24,7 +24,8 @@ from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.flight_recorder import FlightRecorder, config_json
 from pyllm.supervision.restart_counts import all_restarted
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
-from pyllm.wire.messages import MAX_ENDED, Kept, Restarts
+from pyllm.wire.messages import Restarts
+from pyllm.wire.supervision_messages import MAX_ENDED, Kept
 
 # What workers are made of: a function that imports it all, and gives what each of them runs.
 WORKER_ENTRY = "pyllm.workers.worker_process:prepare"
@@ -112,17 +113,14 @@ def fork_server_address(engine: EngineConfig, folder: str) -> str:
 
 def supervised_state(config: StateConfig, limits: ProcessLimits, recovery: RecoveryConfig) -> SupervisedProcess:
     """Supervises the process that holds what API processes share."""
-    shared = SuccessiveStates(config.shared)
+    successive = SuccessiveStates(config)
 
     def spawn() -> ChildProcess:
         process = child_process.spawn("the shared state", "state")
-        process.on_kept = shared.keep
+        process.on_kept = successive.keep
         return process
 
-    def configure(_: str) -> StateConfig:
-        return msgspec.structs.replace(config, shared=shared.config)
-
-    return SupervisedProcess(spawn, configure, limits, _recording(recovery, config))
+    return SupervisedProcess(spawn, successive.configure, limits, _recording(recovery, config))
 
 
 def supervised_api(
@@ -136,35 +134,15 @@ def supervised_api(
     # All of them accept on the one socket, and who is idle is first: 2,000 connections went 35 to 65 to two processes,
     # in bursts or one by one. Sockets of their own (SO_REUSEPORT) would be balanced by the kernel, but blindly: a
     # process that is busy, or gone, would keep those clients waiting whom the others could serve.
-    name, record = f"API process {config.index}", _recording(recovery, config)
-    shared = SuccessiveStates(config.shared)
+    name, successive = f"API process {config.index}", SuccessiveApis(config)
 
     def spawn() -> ChildProcess:
         process = child_process.spawn(name, "api", listener.fileno())
         process.list_restarts = list_restarts
-        process.on_kept = shared.keep
+        process.on_kept = successive.keep
         return process
 
-    next_config = successive_apis(config)
-
-    def configure(address: str) -> ApiConfig:
-        return msgspec.structs.replace(next_config(address), shared=shared.config)
-
-    return SupervisedProcess(spawn, configure, limits, record)
-
-
-def successive_apis(config: ApiConfig) -> Callable[[str], ApiConfig]:
-    """Gives the configuration of an API process, and then of each that takes its place, whose recording is another."""
-    numbers = itertools.count()
-
-    def configure(_: str) -> ApiConfig:
-        number = next(numbers)
-        if not config.placement_recording or not number:
-            return config
-        recording = _next_recording(config.placement_recording, number, "API process")
-        return msgspec.structs.replace(config, placement_recording=recording)
-
-    return configure
+    return SupervisedProcess(spawn, successive.configure, limits, _recording(recovery, config))
 
 
 class SuccessiveCores:
@@ -213,13 +191,40 @@ class SuccessiveCores:
 class SuccessiveStates:
     """The configuration of each shared state in turn: it begins with the cores that the one before had last."""
 
-    def __init__(self, config: SharedConfig) -> None:
-        self.config = config
+    def __init__(self, config: StateConfig) -> None:
+        self._config = config
+
+    def configure(self, _: str) -> StateConfig:
+        """The configuration of the next shared state."""
+        return self._config
 
     def keep(self, kept: Kept) -> None:
         """Keep what a shared state says for the next one."""
-        if kept.cores is not None:
-            self.config = msgspec.structs.replace(self.config, cores=kept.cores)
+        self._config = msgspec.structs.replace(self._config, shared=_with_cores(self._config.shared, kept))
+
+
+class SuccessiveApis:
+    """The configuration of each API process in turn: a recording of its own, and the cores that the one before had."""
+
+    def __init__(self, config: ApiConfig) -> None:
+        self._config = config
+        self._numbers = itertools.count()
+
+    def configure(self, _: str) -> ApiConfig:
+        """The configuration of the next API process."""
+        number, config = next(self._numbers), self._config
+        if not config.placement_recording or not number:
+            return config
+        recording = _next_recording(config.placement_recording, number, "API process")
+        return msgspec.structs.replace(config, placement_recording=recording)
+
+    def keep(self, kept: Kept) -> None:
+        """Keep what an API process says for the next one."""
+        self._config = msgspec.structs.replace(self._config, shared=_with_cores(self._config.shared, kept))
+
+
+def _with_cores(shared: SharedConfig, kept: Kept) -> SharedConfig:
+    return shared if kept.cores is None else msgspec.structs.replace(shared, cores=kept.cores)
 
 
 def _next_recording(path: str, number: int, process: str) -> str:

@@ -29,7 +29,8 @@ from pyllm.supervision.log_level import changed_log_level
 from pyllm.supervision.memory import num_oom_kills
 from pyllm.supervision.process_handle import ProcessHandle, child_handle
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL, SILENCE
-from pyllm.wire.messages import ChildMessage, Failed, Heartbeat, Kept, Restarts, Started
+from pyllm.wire.messages import Heartbeat, Restarts
+from pyllm.wire.supervision_messages import ChildMessage, Failed, Kept, Started
 
 # Between SIGTERM's deadline and a SIGKILL nothing more is waited for; this is how long a killed child may take to go.
 KILL_TIMEOUT = 10.0

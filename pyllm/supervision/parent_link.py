@@ -21,7 +21,8 @@ from setproctitle import setproctitle
 from pyllm.errors import ConfigError, GivenUpError, PyllmError
 from pyllm.supervision.log_level import set_log_level
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
-from pyllm.wire.messages import MAX_ENDED, ChildMessage, Failed, Heartbeat, Kept, Restarts, Started
+from pyllm.wire.messages import Heartbeat, Restarts
+from pyllm.wire.supervision_messages import MAX_ENDED, ChildMessage, Failed, Kept, Started
 
 # Seconds without a pulse after which an event loop is taken to hang.
 PULSE_PATIENCE = 10.0

@@ -12,10 +12,11 @@ import msgspec
 PROTOCOL_VERSION = 1
 CLEARING_TOKENS = 8  # of each sample: with so many from a core, a request is not suspected of having ended it
 LOSSES_TO_RUN_ALONE = 2  # cores in a row that were lost with a request, after which the next one runs it by itself
-# Seconds, by the core's clock, for which a `Reserve` reserves it, and for which clients that ask again and again do so.
-# After that it rests as long as it was reserved: whoever asks, it is there for all requests for half of the time.
+# Seconds that one `Reserve` lasts, and that a core stays reserved at most if clients ask again. It then rests for as
+# long as it was reserved, so it takes all requests at least half of the time.
 RESERVATION = 5.0
 MAX_RESERVATION = 30.0
+MAX_REQUEST_REPORTS = 2000  # in one reply to the call `requests`
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True):
@@ -212,13 +213,10 @@ class Call(Message, frozen=True):
     args: tuple[Any, ...] = ()
 
 
-MAX_REQUESTS = 2000  # in the reply to the call `requests`
-
-
 class Reserve(Message, frozen=True):
     """Reserve the core for requests that were lost with another one: `LoadReport.reserved_for` tells all clients so.
 
-    For `RESERVATION` seconds, and longer for who asks again meanwhile. There is no answer to who asks in vain.
+    Lasts `RESERVATION` seconds; ask again to extend it. A refused `Reserve` has no answer.
     """
 
     epoch: int
@@ -230,8 +228,8 @@ class Reserve(Message, frozen=True):
 class Ready(Message, frozen=True):
     """The core accepts requests.
 
-    `fingerprint` is a hash of all that decides a token's logits: the weights (`Checkpoint.fingerprint`), dtype,
-    instruction set and number of ranks.
+    `fingerprint` is a hash of all that decides a token's logits: the weights (`Checkpoint.fingerprint`), the spec,
+    dtype, instruction set and number of ranks.
     """
 
     version: int
@@ -276,8 +274,9 @@ class LoadReport(Message, frozen=True):
     `changes` and `load` are packed by `Scheduler.load_report`, and read by `Placement.update_core`. Of this client's
     requests those up to the id `last_request` are in the load; `num_requests` counts those of all clients.
 
-    Of these `num_suspects` were lost with a core before, and have had fewer than `CLEARING_TOKENS` since. While the
-    core is `reserved_for` some seconds it gets no other requests, and has none if other cores can take them.
+    Of these `num_lost_before` were lost with a core before, and have had fewer than `CLEARING_TOKENS` since.
+    `reserved_for`: for so many seconds clients send it only requests that were lost with a core, and move the others if
+    another core can take them; 0: not reserved.
     """
 
     epoch: int
@@ -285,7 +284,7 @@ class LoadReport(Message, frozen=True):
     num_requests: int
     changes: bytes
     load: bytes
-    num_suspects: int = 0
+    num_lost_before: int = 0
     reserved_for: float = 0.0
 
 
@@ -386,14 +385,6 @@ class Sampled(Message, frozen=True):
     transfers: TransferResults | None = None
 
 
-class Failed(Message, frozen=True):
-    """The last words of a process: the stage it was in, what went wrong, and whether a setting is at fault."""
-
-    stage: str
-    message: str
-    is_setting: bool = False
-
-
 # Both ways, and from every child to its parent.
 
 
@@ -427,56 +418,6 @@ class Heartbeat(Message, frozen=True):
     progress: float = 0.0
     log_level: str = ""
     restarts: tuple[Restarts, ...] = ()
-
-
-class Started(Message, frozen=True):
-    """A child process tells its parent that it is ready, and the address it serves."""
-
-    address: str = ""
-
-
-MAX_ENDED = 1000  # ended requests whose reports are kept
-
-
-class CoreEntry(Message, frozen=True):
-    """A core that a server uses. One that is leaving has `leave_timeout` seconds to finish what it runs."""
-
-    index: int
-    address: str
-    max_num_seqs: int
-    is_leaving: bool = False
-    leave_timeout: float = 0.0
-
-
-class CoreList(Message, frozen=True):
-    """The cores of a server. `version` rises with each change; no index is used twice.
-
-    `fingerprint` is the one that each of several cores must have; empty until one has answered, and while one is all.
-    """
-
-    version: int = 0
-    cores: tuple[CoreEntry, ...] = ()
-    next_index: int = 0
-    fingerprint: str = ""
-
-    @property
-    def staying(self) -> list[CoreEntry]:
-        """Those that do not leave."""
-        return [core for core in self.cores if not core.is_leaving]
-
-
-class Kept(Message, frozen=True):
-    """What outlives a process: it tells its parent, which tells the next one at its start. None: no change.
-
-    Of a core: `settings` are all that clients have changed so far, by name. `ended` are requests that have ended since
-    the last such message, oldest first, as `Scheduler.requests` has them: the clock of their times is that of the
-    machine. `workers` are the ranks that were restarted. Of the shared state: `cores`.
-    """
-
-    settings: dict[str, Any] | None = None
-    ended: tuple[dict[str, Any], ...] = ()
-    workers: tuple[Restarts, ...] | None = None
-    cores: CoreList | None = None
 
 
 # "recovering": it has lost its workers and starts others; "stalled": work waits, and no step has been completed for
@@ -531,6 +472,5 @@ ClientMessage = Hello | Submit | Abort | Call | Heartbeat | Reserve
 CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat | Isolated | LoadReport
 WorkerInput = Step | Control
 WorkerOutput = Sampled | Reply
-ChildMessage = Heartbeat | Started | Failed | Kept
 ForkServerRequest = Fork | Signal
 ForkServerMessage = Forked | NotForked | Ended

@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from pyllm import log
+from pyllm.checkpoint.types import check_unchanged
 from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_coordinates import sampling_rank
 from pyllm.errors import ConfigError
@@ -112,8 +113,9 @@ def load(
     """Load a rank with its weights; calls `enter` with the name of each stage, `advance` with the share of the weights.
 
     Raises:
-        ConfigError: the configuration and the model or device do not go together.
+        ConfigError: the configuration and the model or device do not go together, or the files were changed.
     """
+    check_unchanged(config.checkpoint)
     if "torch" not in sys.modules:  # which a fork server has imported
         enter("importing torch")
         _import_everything()

@@ -7,6 +7,7 @@ import pytest
 
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.checkpoint.reader import embedded_model, read_checkpoint
+from pyllm.checkpoint.types import check_unchanged
 from pyllm.errors import ConfigError
 from pyllm.families.spec import check_tensor_parallel
 from tests.tiny_gguf import write_tiny_gguf
@@ -73,6 +74,15 @@ def test_what_is_no_model_is_refused_with_its_path(tmp_path: Path) -> None:
         read_checkpoint(str(tmp_path / "model.bin"))
     with pytest.raises(ConfigError, match=r"cannot read .*config\.json"):
         read_checkpoint(str(tmp_path))
+
+
+def test_files_that_were_replaced_since_are_refused(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "a")
+    checkpoint = read_checkpoint(folder)
+    check_unchanged(checkpoint)
+    write_tiny_model(tmp_path / "a", seed=1)
+    with pytest.raises(ConfigError, match="are not those that pyllm was started with"):
+        check_unchanged(checkpoint)
 
 
 def test_the_fingerprint_names_the_weights_and_nothing_else(tmp_path: Path) -> None:

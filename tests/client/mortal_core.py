@@ -89,7 +89,7 @@ class MortalCore(FakeCore):
                 self._start(message)
             case Reserve():
                 num_requests = len({each.submit.request for each in self.sequences})
-                report = LoadReport(self.epoch, 0, num_requests, b"", b"", self._num_suspects(), RESERVATION)
+                report = LoadReport(self.epoch, 0, num_requests, b"", b"", self._num_lost_before(), RESERVATION)
                 self.said.append(lambda: self.say(report))
             case Abort(_, request, sample):
                 self._end([each for each in self.sequences if each.submit.request == request], sample)
@@ -151,7 +151,7 @@ class MortalCore(FakeCore):
                 untold = num_left if submit.outputs or sample == 0 else 0
                 self.sequences.append(_Sequence(submit, sample, len(output.tokens) // 4, untold))
 
-    def _num_suspects(self) -> int:
+    def _num_lost_before(self) -> int:
         """Those that came as such: none is cleared here before its end."""
         return len({each.submit.request for each in self.sequences if each.submit.num_losses})
 

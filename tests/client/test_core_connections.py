@@ -2,11 +2,13 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from pyllm.client.client import EngineClient
 from pyllm.config.engine_settings import MAX_CORES
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
+from pyllm.sampling_params import SamplingParams
 from pyllm.wire.messages import FinishCode
 from tests.client.fake_core import FakeCore, Row
 from tests.client.mortal_core import Reader
@@ -21,6 +23,30 @@ async def test_a_core_of_another_model_is_refused() -> None:
         client.submit([number], GREEDY, Reader(1))
     assert (prompts(first), prompts(second)) == ([0, 1, 2], [])
     assert "would give other tokens" in client.cores[1].condition.reason
+
+
+async def test_the_same_core_by_another_address_is_refused() -> None:
+    cores = fakes(2)
+    cores[1].epoch = cores[0].epoch
+    client = await connected(*cores)
+    assert client.cores[1].condition.reason == "the core at place-1 is core 0 already, by another address"
+    client.close()
+
+
+async def test_a_core_with_lower_limits_gets_what_it_has_room_for() -> None:
+    first, second = fakes(2)
+    second.model = msgspec.structs.replace(second.model, max_model_len=64, max_num_seqs=2)
+    client = await connected(first, second)
+    long, wide = SamplingParams(max_tokens=100), SamplingParams(max_tokens=8, n=3)
+    readers = [Reader(params.n) for params in (long, wide, long, wide)]
+    for number, (params, reader) in enumerate(zip((long, wide, long, wide), readers, strict=True)):
+        client.submit([number], params, reader)
+    client.submit([4], SamplingParams(max_tokens=8), Reader(1))
+    assert (prompts(first), prompts(second)) == ([0, 1, 2, 3], [4])
+    await client.remove_core(0, timeout=0.0)
+    assert "no other core has room for its 101 tokens in 1 sequences" in str(readers[0].errors[0])
+    assert "no other core has room for its 9 tokens in 3 sequences" in str(readers[1].errors[0])
+    client.close()
 
 
 async def test_cores_come_and_leave_under_way() -> None:

@@ -314,3 +314,18 @@ async def test_what_decides_where_requests_go_is_recorded(tmp_path: Path) -> Non
     assert (outcome["num_choices"], outcome["is_truncated"]) == (4, False)
     with pytest.raises(ConfigError, match="is not overwritten"):
         EngineClient(FakeCore().connect, placement="prefix", placement_recording=path)
+
+
+async def test_the_last_core_is_not_free_while_others_may_come_again() -> None:
+    clock, cores = Clock(), fakes(3)
+    client = await connected(*cores, clock=clock)
+    ids = [client.submit([90 + number], GREEDY, Reader(1)) for number in range(3)]
+    for number in range(2):  # The first one's request ends the second one, too.
+        cores[number].answers_hello = False
+        cores[number].on_disconnect()
+        cores[number + 1].say_rows(Row(ids[number + 1], [5], finish=FinishCode.LENGTH))
+        client.beat()
+    assert (prompts(cores[1]), prompts(cores[2])) == ([91, 90], [92])
+    client.submit([7], GREEDY, Reader(1))
+    assert prompts(cores[2]) == [92, 7]
+    client.close()

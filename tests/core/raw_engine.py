@@ -22,13 +22,13 @@ from pyllm.wire.messages import (
     Deltas,
     FinishCode,
     Hello,
-    Kept,
     ModelInfo,
     Ready,
     Reply,
     Sampling,
     Submit,
 )
+from pyllm.wire.supervision_messages import Kept
 from tests.core.counting_executor import CountingExecutor
 
 EPOCH = 7

@@ -11,7 +11,8 @@ from pyllm.core.calls import MAX_EVENTS, Calls
 from pyllm.core.kept_state import KeptState
 from pyllm.core.profiling import Profiling
 from pyllm.wire.messages import PROTOCOL_VERSION as VERSION
-from pyllm.wire.messages import FinishCode, Hello, Kept
+from pyllm.wire.messages import FinishCode, Hello
+from pyllm.wire.supervision_messages import Kept
 from tests.core.fake_distribution import install
 from tests.core.raw_engine import EPOCH, Engine
 

@@ -55,6 +55,14 @@ async def test_swaps_and_tokens_are_timed_once_there_is_a_cache(tmp_path: Path) 
     assert parts.token_seconds == 0.75, "the slowest rank's"
 
 
+async def test_the_fingerprint_is_of_the_description_too(tmp_path: Path) -> None:
+    config = core_config(str(tmp_path), ranks=2)
+    spec = msgspec.structs.replace(config.checkpoint.spec, hidden_size=config.checkpoint.spec.hidden_size + 1)
+    other = msgspec.structs.replace(config, checkpoint=msgspec.structs.replace(config.checkpoint, spec=spec))
+    found = [(await start(each, UnequalRanks())).ready.fingerprint for each in (config, config, other)]
+    assert (found[0] == found[1], found[0] == found[2]) == (True, False)
+
+
 async def test_a_cache_without_room_for_one_block_is_a_configuration_error(tmp_path: Path) -> None:
     ranks = UnequalRanks(num_blocks=[64, 0])
     with pytest.raises(ConfigError, match="no room for one block of 16 tokens: raise kv_cache_memory_bytes"):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pyllm.wire.messages import MAX_ENDED, Abort, Kept
+from pyllm.wire.messages import Abort
+from pyllm.wire.supervision_messages import MAX_ENDED, Kept
 from tests.core.raw_engine import EPOCH, Engine
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from pyllm._rust import Placement
 from pyllm.core.clients import Clients
 from pyllm.core.load_reports import INTERVAL, PART_BYTES, PARTS_AT_ONCE, LoadReporter
+from pyllm.core.lost_requests import LostRequests
 from pyllm.core.reservation import Reservation
 from pyllm.wire.messages import PROTOCOL_VERSION, CoreMessage, Hello, LoadReport
 from tests.core.raw_engine import Engine
@@ -14,7 +15,7 @@ from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor
 PROMPT = list(range(1, 4 * BLOCK_SIZE + 2))
 
 
-def news_of(engine: Engine, identity: bytes = b"client") -> list[LoadReport]:
+def reports_of(engine: Engine, identity: bytes = b"client") -> list[LoadReport]:
     """What a client was told, and is not told again."""
     told = [each for receiver, each in engine.sent if receiver == identity and isinstance(each, LoadReport)]
     engine.sent.clear()
@@ -34,7 +35,7 @@ async def test_a_client_hears_what_a_core_has_to_do_and_has_cached() -> None:
         placement.add_core(core)
     engine.submit(7, PROMPT, max_tokens=3)
     await engine.run_dry()
-    told = news_of(engine)
+    told = reports_of(engine)
     for each in told:
         placement.update_core(1, each.last_request, each.changes, each.load)
     assert (told[-1].num_requests, told[-1].last_request) == (0, 7)
@@ -46,16 +47,16 @@ async def test_it_hears_so_at_most_every_interval_while_steps_follow_one_another
     engine = listening()
     engine.submit(7, PROMPT, max_tokens=30)
     await engine.core.step()
-    news_of(engine)
+    reports_of(engine)
     for _ in range(8):
         engine.now += INTERVAL / 4
         await engine.core.step()
-    assert len(news_of(engine)) == 2
+    assert len(reports_of(engine)) == 2
     await engine.run_dry()
-    assert news_of(engine)[-1].num_requests == 0  # At once, as the core has nothing left to do.
+    assert reports_of(engine)[-1].num_requests == 0  # At once, as the core has nothing left to do.
     await engine.run_dry()
     engine.core.beat()
-    assert not news_of(engine)  # Nothing is new.
+    assert not reports_of(engine)  # Nothing is new.
 
 
 async def test_each_client_hears_of_its_own_requests_and_how_many_there_are() -> None:
@@ -64,23 +65,23 @@ async def test_each_client_hears_of_its_own_requests_and_how_many_there_are() ->
     engine.submit(7, PROMPT)
     engine.submit(9, PROMPT)
     engine.core.beat()
-    assert [(each.last_request, each.num_requests) for each in news_of(engine, b"other")] == [(0, 0), (0, 2)]
+    assert [(each.last_request, each.num_requests) for each in reports_of(engine, b"other")] == [(0, 0), (0, 2)]
     engine.receive(Hello(PROTOCOL_VERSION, wants_load_reports=True))  # It has forgotten all.
-    (again,) = news_of(engine)
+    (again,) = reports_of(engine)
     assert (again.last_request, again.num_requests) == (9, 2)
 
 
 async def test_who_is_slow_hears_all_of_it_later() -> None:
     engine, placement = listening(), Placement(block_size=BLOCK_SIZE)
     placement.add_core(0)
-    told = news_of(engine)
+    told = reports_of(engine)
     engine.slow = True
     engine.submit(7, PROMPT, max_tokens=3)
     await engine.run_dry()
     engine.slow = False
     engine.core.beat()
     engine.core.beat()
-    for each in [*told, *news_of(engine)]:
+    for each in [*told, *reports_of(engine)]:
         placement.update_core(0, each.last_request, each.changes, each.load)
     assert placement.place(1, array("i", PROMPT).tobytes(), 3, [0]) == (0, 4 * BLOCK_SIZE)
 
@@ -90,7 +91,7 @@ async def test_who_does_not_ask_is_told_nothing() -> None:
     engine.submit(7, PROMPT, max_tokens=3)
     await engine.run_dry()
     engine.core.beat()
-    assert not news_of(engine)
+    assert not reports_of(engine)
 
 
 class LargeCache:
@@ -116,8 +117,8 @@ def test_a_large_cache_is_told_in_parts_of_which_one_turn_takes_several() -> Non
 
     clients = Clients(Sender(), lambda client: None, lambda client: None)
     cache: Any = LargeCache()  # as much of a scheduler as is asked for
-    reservation = Reservation(cache, lambda: 0.0)
-    reporter = LoadReporter(cache, clients, reservation, 1, lambda: 0.0)
+    reservation, lost_requests = Reservation(lambda: 0.0), LostRequests(cache)
+    reporter = LoadReporter(cache, clients, reservation, lost_requests, epoch=1, clock=lambda: 0.0)
     reporter.add(clients.register(b"client"))
     reporter.send(at_once=True)
     assert len(sent) == PARTS_AT_ONCE

@@ -1,24 +1,12 @@
 """A core that clients reserve for requests that were lost with another one: for how long, and what they are told."""
 
-from array import array
 from itertools import groupby, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllm.core.load_reports import INTERVAL
 from pyllm.core.reservation import Reservation
-from pyllm.wire.messages import (
-    CLEARING_TOKENS,
-    MAX_RESERVATION,
-    PROTOCOL_VERSION,
-    RESERVATION,
-    Abort,
-    Hello,
-    LoadReport,
-    Output,
-    Reserve,
-)
+from pyllm.wire.messages import MAX_RESERVATION, PROTOCOL_VERSION, RESERVATION, Hello, LoadReport, Reserve
 from tests.core.raw_engine import EPOCH, Engine
 
 
@@ -36,13 +24,6 @@ def reservations(engine: Engine) -> list[tuple[bytes, float]]:
     told = [(identity, each.reserved_for) for identity, each in engine.sent if isinstance(each, LoadReport)]
     engine.sent.clear()
     return told
-
-
-def counts(engine: Engine) -> tuple[int, int]:
-    """Requests and suspects, as was told last."""
-    engine.core.beat()
-    report = engine.messages(LoadReport)[-1]
-    return report.num_requests, report.num_suspects
 
 
 def test_all_clients_hear_at_once_that_it_is_reserved_and_that_it_is_no_longer() -> None:
@@ -78,10 +59,10 @@ def test_a_message_to_the_core_before_reserves_nothing() -> None:
 @given(st.lists(st.sampled_from([1, 1, 1, 2, 5, 30]), max_size=150))
 def test_whoever_asks_it_is_reserved_for_half_of_the_time_at_most_and_never_for_long(pauses: list[int]) -> None:
     now = 0.0
-    reservation = Reservation(Engine().scheduler, lambda: now)
+    reservation = Reservation(lambda: now)
     reserved: list[bool] = []  # in each second
     for pause in pauses:
-        reservation.ask()
+        reservation.begin_or_extend()
         for _ in range(pause):
             reserved.append(reservation.seconds_left > 0)
             assert reservation.seconds_left <= RESERVATION
@@ -93,31 +74,3 @@ def test_whoever_asks_it_is_reserved_for_half_of_the_time_at_most_and_never_for_
     for (is_reserved, length), (_, rest) in pairwise(lengths):
         assert not is_reserved or RESERVATION <= length <= MAX_RESERVATION
         assert not is_reserved or rest >= length
-
-
-async def test_a_request_is_a_suspect_until_it_has_had_enough_tokens_or_ended() -> None:
-    engine = listening()
-    engine.submit(1, [5, 6], max_tokens=40)
-    output = Output(array("i", [7, 8]).tobytes(), finished=False)
-    engine.submit(2, [5, 6], max_tokens=40, num_losses=1, outputs=(output,))
-    engine.submit(3, [5, 6], max_tokens=40, num_losses=1, n=2)
-    assert counts(engine) == (3, 2)
-    engine.receive(Abort(EPOCH, 3))
-    assert counts(engine) == (2, 1)
-    for _ in range(CLEARING_TOKENS):
-        assert counts(engine) == (2, 1)
-        engine.now += INTERVAL
-        await engine.core.step()
-    assert counts(engine) == (2, 0)
-
-
-async def test_one_that_ends_early_or_runs_alone_counts_while_it_is_there() -> None:
-    engine = listening()
-    engine.submit(1, [5, 6], max_tokens=2, num_losses=1)
-    engine.submit(2, [5, 6], max_tokens=40, num_losses=2)
-    assert counts(engine) == (2, 2)
-    for _ in range(3):
-        await engine.core.step()
-    assert counts(engine) == (1, 1)
-    await engine.run_dry()
-    assert counts(engine) == (0, 0)

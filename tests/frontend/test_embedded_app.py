@@ -57,3 +57,11 @@ async def test_it_lives_as_long_as_its_client(embedded: EmbeddedApp) -> None:
         await tending
     embedded.close()
     assert not embedded.alive
+
+
+async def test_it_records_where_requests_go(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    address, recording = f"ipc://{tmp_path}/core", tmp_path / "recording"
+    async with ZmqCore(answering(tokenizer, "hello"), address):
+        config = api_config(tmp_path, address, placement="prefix", placement_recording=str(recording))
+        (await EmbeddedApp.start(config)).close()
+    assert recording.stat().st_size > 0

@@ -5,10 +5,11 @@ import msgspec
 import pytest
 
 from pyllm.config.option_reading import engine_config
-from pyllm.config.process_config import CoreConfig, SharedConfig
+from pyllm.config.process_config import CoreConfig, SharedConfig, StateConfig
 from pyllm.launch import topology
 from pyllm.launch.resolve import resolve_config
-from pyllm.wire.messages import MAX_ENDED, CoreEntry, CoreList, Kept, Restarts
+from pyllm.wire.messages import Restarts
+from pyllm.wire.supervision_messages import MAX_ENDED, CoreEntry, CoreList, Kept
 from tests.frontend.api_config import api_config
 from tests.tiny_model import write_tiny_model
 
@@ -75,24 +76,34 @@ def test_what_an_earlier_run_recorded_does_not_keep_a_core_from_taking_anothers_
 
 
 def test_the_next_shared_state_has_the_cores_of_the_one_before() -> None:
-    first = SharedConfig(core_addresses=("ipc://0",), max_num_seqs=4)
+    shared = SharedConfig(core_addresses=("ipc://0",), max_num_seqs=4)
+    first = StateConfig(shared=shared, bind="ipc://state")
     states = topology.SuccessiveStates(first)
     states.keep(Kept(settings={"not": "of a state"}))
-    assert states.config == first
+    assert states.configure("") == first
     cores = CoreList(3, (CoreEntry(1, "ipc://1", 4),), 2)
     states.keep(Kept(cores=cores))
-    assert states.config == msgspec.structs.replace(first, cores=cores)
+    assert states.configure("") == msgspec.structs.replace(first, shared=msgspec.structs.replace(shared, cores=cores))
+
+
+def test_an_api_process_that_takes_anothers_place_has_its_cores(tmp_path: Path) -> None:
+    first = api_config(tmp_path, "ipc://core")
+    apis = topology.SuccessiveApis(first)
+    assert apis.configure("") == first
+    cores = CoreList(3, (CoreEntry(1, "ipc://1", 4),), 2)
+    apis.keep(Kept(cores=cores))
+    second = apis.configure("")
+    assert (second.shared.cores, second.placement_recording) == (cores, "")
 
 
 def test_an_api_process_that_takes_anothers_place_records_to_a_file_of_its_own(tmp_path: Path) -> None:
     recording = tmp_path / "recording.placement-0"
     config = api_config(tmp_path, "ipc://core", placement_recording=str(recording))
-    configure = topology.successive_apis(config)
+    configure = topology.SuccessiveApis(config).configure
     assert configure("") == config
     Path(f"{recording}.2").touch()  # of an earlier run
     configs = [configure(""), configure("")]
     assert [each.placement_recording for each in configs] == [f"{recording}.1", f"{recording}.3"]
-    assert topology.successive_apis(api_config(tmp_path, "ipc://core"))("").placement_recording == ""
 
 
 def test_the_next_core_has_what_the_ones_before_have_left(model: str, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from pyllm.supervision import log_level
 from pyllm.supervision.child_process import ChildProcess, reap, spawn
 from pyllm.supervision.parent_link import FINAL_EXIT_CODE, ORPHANED_EXIT_CODE
 from pyllm.supervision.process_handle import PidfdHandle, ProcessHandle, WaitedHandle, child_handle
-from pyllm.wire.messages import Heartbeat, Kept
+from pyllm.wire.messages import Heartbeat
+from pyllm.wire.supervision_messages import Kept
 from tests.waiting import until
 
 HandleOf = Callable[[int], ProcessHandle]
@@ -56,7 +57,7 @@ STEPPING = ATTACHED + "child.step = 41; child.progress = 0.5; child.enter('stepp
 KEEPING = (
     ATTACHED
     + """
-from pyllm.wire.messages import Kept
+from pyllm.wire.supervision_messages import Kept
 child.started()
 child.keep(Kept(settings={"watermark": 0.5}))
 os.kill(os.getpid(), signal.SIGKILL)

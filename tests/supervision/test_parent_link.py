@@ -6,7 +6,8 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from pyllm.supervision.parent_link import ParentLink
-from pyllm.wire.messages import MAX_ENDED, ChildMessage, Heartbeat, Kept, Restarts
+from pyllm.wire.messages import Heartbeat, Restarts
+from pyllm.wire.supervision_messages import MAX_ENDED, ChildMessage, Kept
 
 
 def report(number: int) -> dict[str, object]:

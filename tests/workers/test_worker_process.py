@@ -19,7 +19,8 @@ from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ProtocolError
 from pyllm.supervision.parent_link import FINAL_EXIT_CODE, ORPHANED_EXIT_CODE, OUT_OF_MEMORY_EXIT_CODE
 from pyllm.wire import ipc
-from pyllm.wire.messages import ChildMessage, Control, Failed, Heartbeat, Reply, Sampled, Started, Step, WorkerOutput
+from pyllm.wire.messages import Control, Heartbeat, Reply, Sampled, Step, WorkerOutput
+from pyllm.wire.supervision_messages import ChildMessage, Failed, Started
 from pyllm.workers import worker_process
 from tests.plans import Planner, Row, encode
 from tests.tiny_model import write_tiny_model

@@ -85,7 +85,7 @@ unsafe fn multiply<W: Weights>(isa: Isa, tile: &Tile) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx if tile.rows >= amx::LEAST_ROWS => {
+            Isa::Amx if tile.rows >= amx::MIN_ROWS => {
                 expand::expanded::<W>(tile, isa, |tile| amx::multiply::<W::Expanded>(tile));
             }
             #[cfg(target_arch = "x86_64")]

@@ -66,7 +66,7 @@ unsafe fn multiply<W: Weights>(isa: Isa, tile: &Tile) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx if tile.rows >= amx::LEAST_ROWS => amx::multiply::<W>(tile),
+            Isa::Amx if tile.rows >= amx::MIN_ROWS => amx::multiply::<W>(tile),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => avx512::multiply::<W>(tile),
             #[cfg(target_arch = "x86_64")]

@@ -23,11 +23,11 @@ from pyllm.frontend.requests.request_context import context_in
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.supervision.flight_recorder import CrashRecord, list_records
 from pyllm.supervision.process_samples import Samples
-from pyllm.wire.messages import MAX_REQUESTS
+from pyllm.wire.messages import MAX_REQUEST_REPORTS
 
 T = TypeVar("T")
 
-Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=MAX_REQUESTS)]
+Limit = Annotated[int, QueryParameter(name="limit", ge=1, le=MAX_REQUEST_REPORTS)]
 OF_ALL = "of all cores, or of the one that `core` names"
 OF_ONE = "of the core that `core` names, or of the first that is ready"
 

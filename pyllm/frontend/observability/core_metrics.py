@@ -80,14 +80,14 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
     on_device = stats["prefix_hits"] - on_host
     yield families.counter(VLLM, "prefix_cache_hits", "Prompt tokens found on the device.", on_device)
     yield families.counter(VLLM, "external_prefix_cache_queries", "Those looked up on the host.", queries - on_device)
-    usage = share(stats["num_used_blocks"], stats["num_blocks"])
-    yield families.gauge(VLLM, "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
     num_host_blocks = stats["num_host_blocks"]
-    host_usage = share(num_host_blocks - stats["num_free_host_blocks"], num_host_blocks)
+    in_use = {"device": stats["num_used_blocks"], "host": num_host_blocks - stats["num_free_host_blocks"]}
+    usage, host_usage = share(in_use["device"], stats["num_blocks"]), share(in_use["host"], num_host_blocks)
+    yield families.gauge(VLLM, "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
     yield families.gauge(VLLM, "cpu_cache_usage_perc", "Share of the host's KV blocks in use, 0 to 1.", host_usage)
     cached = {"device": stats["num_cached_blocks"], "host": stats["num_cached_host_blocks"]}
     yield families.gauges(OURS, "num_cached_blocks", "Blocks that the prefix cache knows.", "tier", cached)
-    yield from _families_of_fragmentation(families, stats, model.block_size)
+    yield from _families_of_fragmentation(families, stats, in_use, model.block_size)
     configuration = {
         "block_size": str(model.block_size),
         "num_gpu_blocks": str(stats["num_blocks"]),
@@ -99,10 +99,11 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
         yield families.counters(OURS, "degradations", DEGRADATIONS_TEXT, "reason", {CORE_DEGRADATION: lowered})
 
 
-def _families_of_fragmentation(families: Families, stats: Stats, block_size: int) -> Iterator[Metric]:
+def _families_of_fragmentation(
+    families: Families, stats: Stats, in_use: Mapping[str, int], block_size: int
+) -> Iterator[Metric]:
     if "num_free_runs" not in stats:  # of a core of another version
         return
-    in_use = {"device": stats["num_used_blocks"], "host": stats["num_host_blocks"] - stats["num_free_host_blocks"]}
     empty = {"device": stats["num_empty_slots"], "host": stats["num_empty_host_slots"]}
     filled = {tier: 1 - share(empty[tier], in_use[tier] * block_size) for tier in in_use}
     text = "Share of the slots of KV blocks in use that hold tokens, 0 to 1."

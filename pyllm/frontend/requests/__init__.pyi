@@ -11,14 +11,13 @@ from .request_context import (
     is_request_id,
 )
 from .scheduling import least_timeout, scheduling_from
-from .server_cores import NOTHING_KNOWN, CoreStatus, ServerCores, connect_cores, core_transport
+from .server_cores import CoreStatus, ServerCores
 from .server_state import ServerState, check_model
 from .serving import begin, generate, generate_chat
 
 __all__ = [
     "CONTEXT",
     "MAX_TOKENS_HEADER",
-    "NOTHING_KNOWN",
     "CoreStatus",
     "EmbeddingBatch",
     "Generation",
@@ -31,10 +30,8 @@ __all__ = [
     "charge",
     "check_model",
     "checked_tenant",
-    "connect_cores",
     "context_in",
     "context_of",
-    "core_transport",
     "generate",
     "generate_chat",
     "is_request_id",

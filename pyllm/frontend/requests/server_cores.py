@@ -7,20 +7,22 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import CoreConnect, over_zeromq
 from pyllm.config.engine_settings import CorePlacement
+from pyllm.config.process_config import ApiConfig
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.frontend.http.failure import UnknownCoreError
 from pyllm.frontend.shared.messages import CoreRefusal
 from pyllm.frontend.shared.remote_state import Shared
 from pyllm.wire.curve import client_keys
-from pyllm.wire.messages import CoreEntry, CoreList
 from pyllm.wire.sockets import is_core_address
+from pyllm.wire.supervision_messages import CoreEntry, CoreList
 
 ADD_TIMEOUT = 10.0  # seconds that a core has to answer before it is not added
 RETRY = 2.0  # seconds until a core that another API process has added is tried again
@@ -92,18 +94,37 @@ class ServerCores:
     def __init__(
         self, client: EngineClient, shared: Shared, server: ServerConfig, known: CoreList = NOTHING_KNOWN
     ) -> None:
-        self._client = client
+        self.client = client
         self._shared = shared
         self._server = server
         self._known = known
         self._adding: set[int] = set()
         self._changes: dict[int, asyncio.Task[None]] = {}  # cores that this process's client connects to, or leaves
 
+    @classmethod
+    async def connect(cls, config: ApiConfig, shared: Shared) -> Self:
+        """With a client of the cores in the shared list, as an API process of this configuration has it.
+
+        Raises:
+            ConfigError: a core's keys cannot be read, or the recording cannot be made.
+            EngineDeadError: no core answered within the server's `ready_timeout`.
+        """
+        known = await shared.follow_cores(NOTHING_KNOWN, ())
+        client = await connect_cores(
+            known,
+            config.placement,
+            core_transport(config.server),
+            config.server.ready_timeout,
+            placement_recording=config.placement_recording,
+        )
+        client.draw_seeds_from(config.seed, config.index)
+        return cls(client, shared, config.server, known)
+
     def status(self) -> list[CoreStatus]:
         """All of them, by index; those that this process has left already are there until all others have, too."""
         listed = {core.index: core for core in self._known.cores}
         found = {}
-        for core in self._client.cores:
+        for core in self.client.cores:
             is_leaving = core.is_leaving or (core.index in listed and listed[core.index].is_leaving)
             found[core.index] = CoreStatus(
                 core.index,
@@ -121,6 +142,9 @@ class ServerCores:
                 found[entry.index] = CoreStatus(entry.index, entry.address, "", "", False, reason, 0, entry.is_leaving)
         return [found[index] for index in sorted(found)]
 
+    def _max_num_seqs(self, index: int) -> int:
+        return next(core.max_num_seqs for core in self.client.cores if core.index == index)
+
     async def add(self, address: str) -> int:
         """Have all API processes use a core that is bound to this address; gives its index.
 
@@ -134,14 +158,14 @@ class ServerCores:
         self._adding.add(index)
         try:
             try:
-                await self._client.add_core(address, ADD_TIMEOUT, index=index)
+                await self.client.add_core(address, ADD_TIMEOUT, index=index)
             except EngineDeadError as error:
                 raise RequestError(str(error), "address") from None
             try:
-                entry = CoreEntry(index, address, self._client.model.max_num_seqs)
-                self._take(await self._shared.add_core(self._told, entry))
+                entry = CoreEntry(index, address, self._max_num_seqs(index))
+                self._take(await self._shared.add_core(self._list_with_fingerprint, entry))
             except BaseException:
-                await self._client.remove_core(index, 0.0)
+                await self.client.remove_core(index, 0.0)
                 raise
         finally:
             self._adding.discard(index)
@@ -155,7 +179,7 @@ class ServerCores:
             RequestError: it is the only one, or no other one is ready.
             EngineDeadError: the state that API processes share is not there.
         """
-        others = [core for core in self._client.cores if core.index != index]
+        others = [core for core in self.client.cores if core.index != index]
         if others and not any(core.condition.ready and not core.is_leaving for core in others):
             reasons = "; ".join(f"core {core.index}: {core.condition.reason or 'it leaves'}" for core in others)
             raise RequestError(f"core {index} stays, as no other core is ready ({reasons})", "index")
@@ -166,8 +190,8 @@ class ServerCores:
         while True:
             self._changes = {index: task for index, task in self._changes.items() if not task.done()}
             self._change()
-            connected = tuple(core.index for core in self._client.cores)
-            asking = asyncio.create_task(self._shared.follow_cores(self._told, connected))
+            connected = tuple(core.index for core in self.client.cores)
+            asking = asyncio.create_task(self._shared.follow_cores(self._list_with_fingerprint, connected))
             try:
                 await asyncio.wait({asking, *self._changes.values()}, return_when=asyncio.FIRST_COMPLETED)
                 if asking.done():
@@ -178,9 +202,9 @@ class ServerCores:
                 asking.cancel()
 
     @property
-    def _told(self) -> CoreList:
+    def _list_with_fingerprint(self) -> CoreList:
         """The list, with what this process knows of its cores' model."""
-        fingerprint = self._known.fingerprint or self._client.fingerprint
+        fingerprint = self._known.fingerprint or self.client.fingerprint
         return msgspec.structs.replace(self._known, fingerprint=fingerprint)
 
     def _take(self, answer: CoreList | CoreRefusal) -> None:
@@ -188,11 +212,11 @@ class ServerCores:
             raise UnknownCoreError(answer.text) if answer.is_unknown else RequestError(answer.text)
         if answer.version > self._known.version:
             self._known = answer
-            self._client.require_fingerprint(answer.fingerprint)
+            self.client.require_fingerprint(answer.fingerprint)
 
     def _change(self) -> None:
         """Begin what the list asks for."""
-        connected = {core.index for core in self._client.cores}
+        connected = {core.index for core in self.client.cores}
         listed = {core.index: core for core in self._known.cores}
         for index, entry in listed.items():
             task = self._changes.get(index)
@@ -207,14 +231,14 @@ class ServerCores:
 
     async def _join(self, entry: CoreEntry) -> None:
         try:
-            await self._client.add_core(entry.address, ADD_TIMEOUT, index=entry.index)
+            await self.client.add_core(entry.address, ADD_TIMEOUT, index=entry.index)
         except PyllmError as error:
             logger.warning("core %d, which another API process uses, cannot be used here: %s", entry.index, error)
             await asyncio.sleep(RETRY)
 
     async def _leave(self, index: int, seconds: float) -> None:
         try:
-            await self._client.remove_core(index, seconds)
+            await self.client.remove_core(index, seconds)
         except PyllmError as error:
             logger.warning("core %d is not left yet: %s", index, error)
             await asyncio.sleep(RETRY)

@@ -92,23 +92,24 @@ class ServerState:
         self._idle.set()
 
     @classmethod
-    def configured(
+    def of(
         cls,
         config: ApiConfig,
         cores: ServerCores,
-        client: EngineClient,
         shared: Shared,
-        text: tuple[Tokenizer, ChatTemplate | None],
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
         *,
         parent_silence: Callable[[], float] = lambda: 0.0,
         sampler: ProcessSampler | None = None,
     ) -> Self:
-        """The state as `config` says; `text` is of the files of its checkpoint."""
+        """The state of an API process or embedded application, made from its configuration."""
         model_name, *model_aliases = config.served_model_name
         endpoint = config.server.otlp_traces_endpoint
         return cls(
-            client,
-            *text,
+            cores.client,
+            tokenizer,
+            chat_template,
             model_name,
             model_aliases=model_aliases,
             server=config.server,

@@ -10,15 +10,15 @@ import msgspec
 from pyllm.config.engine_settings import MAX_CORES
 from pyllm.config.process_config import SharedConfig
 from pyllm.frontend.shared.messages import CoreRefusal
-from pyllm.wire.messages import CoreEntry, CoreList
+from pyllm.wire.supervision_messages import CoreEntry, CoreList
 
 
 class CoreMembership:
     """The list, by one version after the other. `on_capacity` hears how many sequences its cores run at once.
 
-    A core that leaves gets nothing new, and is in the list until no API process is connected to it. A list that is
-    newer than this one was made by an earlier shared state, and is taken in its place: API processes bring it along,
-    and `on_change`, which hears of each list, may have given it to the configuration of this state.
+    A core that leaves gets nothing new, and is in the list until no API process is connected to it. `on_change` hears
+    of each list, so that the supervisor can start the next shared state with it. An API process may know a newer list
+    than that; it is taken over.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class CoreMembership:
             self._change(tuple(core for core in cores if not core.is_leaving or core.index in held))
 
     def _change(self, cores: tuple[CoreEntry, ...], fingerprint: str = "") -> None:
-        before = self._list
-        self._list = CoreList(before.version + 1, cores, before.next_index, fingerprint or before.fingerprint)
-        if len(self._list.staying) < 2:  # A core that is alone may come again with another model.
-            self._list = msgspec.structs.replace(self._list, fingerprint="")
+        before, num_staying = self._list, sum(not core.is_leaving for core in cores)
+        # A single core may come again with another model.
+        fingerprint = (fingerprint or before.fingerprint) if num_staying > 1 else ""
+        self._list = CoreList(before.version + 1, cores, before.next_index, fingerprint)
         self._announce()
 
     def _tell_capacity(self) -> None:

@@ -18,7 +18,7 @@ from pyllm.frontend.shared.messages import (
     Run,
 )
 from pyllm.frontend.shared.shared_state import SharedState
-from pyllm.wire.messages import CoreEntry, CoreList
+from pyllm.wire.supervision_messages import CoreEntry, CoreList
 
 
 class LocalState:

@@ -15,7 +15,7 @@ from pyllm.frontend.shared.queue import AdmissionQueue
 from pyllm.frontend.shared.rate_limits import RateLimits
 from pyllm.frontend.shared.stored_responses import StoredResponses
 from pyllm.frontend.shared.totals import Totals
-from pyllm.wire.messages import CoreList
+from pyllm.wire.supervision_messages import CoreList
 
 
 class _Ticket:

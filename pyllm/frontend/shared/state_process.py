@@ -16,7 +16,7 @@ from pyllm.supervision.memory_pressure import MemoryPressure
 from pyllm.supervision.parent_link import ParentLink, attach
 from pyllm.wire import ipc
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
-from pyllm.wire.messages import Kept
+from pyllm.wire.supervision_messages import Kept
 
 TITLE = "pyllm::state"
 

@@ -424,8 +424,8 @@ impl KvCache {
 
     /// Keeps so many changes, and tells of so many at once.
     #[cfg(test)]
-    pub(crate) fn limit_changes(&mut self, capacity: usize, most_told: usize) {
-        self.changes = ChangeLog::with_limits(capacity, most_told);
+    pub(crate) fn limit_changes(&mut self, capacity: usize, max_told: usize) {
+        self.changes = ChangeLog::with_limits(capacity, max_told);
     }
 
     /// The changes of what both tiers together know, kept from now on.
@@ -436,7 +436,7 @@ impl KvCache {
 
     /// What is known in part `part` of all blocks, each block in one part; none after the last part.
     pub(crate) fn known_part(&self, part: usize) -> Option<impl Iterator<Item = Change>> {
-        let size = self.changes.most_told;
+        let size = self.changes.max_told;
         let num_blocks = (self.limits.num_blocks + self.limits.num_host_blocks) as usize;
         let start = Some(part * size).filter(|&start| start < num_blocks)?;
         let (first_host, end) = (self.limits.num_blocks as usize, (start + size).min(num_blocks));

@@ -34,7 +34,7 @@ const WEIGHTS_VERSION: &str = "";
 /// Chooses a core for each request of a client.
 pub struct Placement {
     settings: Settings,
-    cores: Vec<Option<CoreWork>>, // by slot
+    cores: Vec<Option<CoreWork>>, // by bit
     index: PrefixIndex,
     speeds: Speeds,
     last_request: Option<u64>,
@@ -112,16 +112,16 @@ impl Placement {
     ///
     /// Errors: `Placement` if it is there already, or there are 64.
     pub fn add_core(&mut self, core: u32) -> Result<()> {
-        if self.slot_of(core).is_some() {
+        if self.bit_of(core).is_some() {
             return refuse(format!("core {core} is there already; remove it first if it is another one now"));
         }
-        let slot = self.cores.iter().position(Option::is_none).unwrap_or(self.cores.len());
-        if slot == MAX_CORES {
+        let bit = self.cores.iter().position(Option::is_none).unwrap_or(self.cores.len());
+        if bit == MAX_CORES {
             return refuse(format!("there are {MAX_CORES} cores, which is the most; remove one first"));
         }
         self.record(|| Input::AddCore { core });
-        self.cores.resize_with(self.cores.len().max(slot + 1), || None);
-        self.cores[slot] = Some(CoreWork::new(core, self.settings.block_size));
+        self.cores.resize_with(self.cores.len().max(bit + 1), || None);
+        self.cores[bit] = Some(CoreWork::new(core, self.settings.block_size));
         self.measure();
         Ok(())
     }
@@ -130,10 +130,10 @@ impl Placement {
     ///
     /// Errors: `Placement` if it is not there.
     pub fn remove_core(&mut self, core: u32) -> Result<()> {
-        let slot = self.find(core)?;
+        let bit = self.find(core)?;
         self.record(|| Input::RemoveCore { core });
-        self.cores[slot] = None;
-        self.index.forget(slot);
+        self.cores[bit] = None;
+        self.index.forget(bit);
         self.measure();
         Ok(())
     }
@@ -142,7 +142,7 @@ impl Placement {
     ///
     /// Errors: `Placement` if the core is not there, or these bytes are something else.
     pub fn update_core(&mut self, core: u32, last_request: Option<u64>, changes: &[u8], load: &[u8]) -> Result<()> {
-        let slot = self.find(core)?;
+        let bit = self.find(core)?;
         let (Some(read_changes), Some(read_load)) = (Change::read_all(changes), CoreLoad::from_bytes(load)) else {
             return refuse(format!(
                 "cannot decode the load report of core {core} ({} bytes of changes, {} of load): pass what \
@@ -152,9 +152,9 @@ impl Placement {
             ));
         };
         self.record(|| Input::UpdateCore { core, last_request, changes: changes.to_vec(), load: load.to_vec() });
-        self.index.change(slot, &read_changes);
+        self.index.change(bit, &read_changes);
         let ended =
-            self.cores[slot].as_mut().map(|work| work.take_load(last_request, read_load, self.settings.block_size));
+            self.cores[bit].as_mut().map(|work| work.take_load(last_request, read_load, self.settings.block_size));
         for request in ended.unwrap_or_default() {
             self.index.end(request);
         }
@@ -196,7 +196,7 @@ impl Placement {
         for core in self.cores.iter_mut().flatten() {
             core.end(request);
         }
-        let core = self.index.slot_of(request).and_then(|slot| self.cores[slot].as_mut());
+        let core = self.index.bit_of(request).and_then(|bit| self.cores[bit].as_mut());
         if let Some(request) = core.and_then(|core| core.note_ended(request)) {
             self.index.end(request);
         }
@@ -246,11 +246,11 @@ impl Placement {
         let num_outputs = self.output_length(request).saturating_mul(request.num_samples.max(1));
         let weight = self.cores.iter().flatten().find_map(|core| core.weight(&request.tenant)).unwrap_or(1.0);
         self.candidates.clear();
-        for slot in among.iter() {
-            let Some(core) = &self.cores[slot] else { continue };
+        for bit in among.iter() {
+            let Some(core) = &self.cores[bit] else { continue };
             let length = match core.groups[..] {
-                [group] if !group.has_window() => lengths[slot],
-                _ => self.index.longest_prefix(hashes, slot, &core.groups),
+                [group] if !group.has_window() => lengths[bit],
+                _ => self.index.longest_prefix(hashes, bit, &core.groups),
             };
             let num_cached = length * block_size;
             let seconds = core
@@ -261,7 +261,7 @@ impl Placement {
             let (before, until_done) = core.until_done(&request.tenant, weight, own_work);
             self.candidates.push(Candidate {
                 core: core.core,
-                slot,
+                bit,
                 num_cached,
                 num_requests: core.num_requests(),
                 before: before * seconds,
@@ -274,12 +274,12 @@ impl Placement {
 
     /// The request is on its way to the chosen core: its work, and the blocks that it will have.
     fn expect(&mut self, request: &NewRequest, chosen: &Candidate) {
-        let Some(core) = &mut self.cores[chosen.slot] else { return };
+        let Some(core) = &mut self.cores[chosen.bit] else { return };
         core.place(request.id, &request.tenant, chosen.weight, chosen.own_work);
         if core.load.as_ref().is_none_or(|load| load.caches_prefixes) {
             let groups = 0..core.groups.len() as u64;
             let hashes = self.hashes.iter().flat_map(|hash| groups.clone().map(|group| hash.wrapping_add(group)));
-            self.index.expect(request.id, chosen.slot, hashes);
+            self.index.expect(request.id, chosen.bit, hashes);
         }
     }
 
@@ -296,12 +296,12 @@ impl Placement {
         self.speeds = Speeds::of(loads.map(|load| &load.steps));
     }
 
-    fn slot_of(&self, core: u32) -> Option<usize> {
+    fn bit_of(&self, core: u32) -> Option<usize> {
         self.cores.iter().position(|known| known.as_ref().is_some_and(|known| known.core == core))
     }
 
     fn find(&self, core: u32) -> Result<usize> {
-        self.slot_of(core).map_or_else(|| refuse(format!("core {core} is not there; add it first")), Ok)
+        self.bit_of(core).map_or_else(|| refuse(format!("core {core} is not there; add it first")), Ok)
     }
 
     fn record(&mut self, input: impl FnOnce() -> Input) {

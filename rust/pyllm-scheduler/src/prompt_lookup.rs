@@ -2,14 +2,14 @@
 //! scheduler. (Saxena, 2023: prompt lookup decoding; `ngram` in other engines.)
 
 /// So many last tokens must have come before; fewer say little about the next.
-const LEAST_MATCH: usize = 3;
+const MIN_MATCH: usize = 3;
 /// A match of so many is not asked for more.
 const MAX_MATCH: usize = 16;
 /// Tokens that are looked back at: some microseconds.
 const WINDOW: usize = 4096;
 
 /// Fills `drafts` with what followed the longest match, the last one of that length: as many tokens as match, `most` at
-/// most. Where the text repeats itself at once the drafts do, too. None if fewer than `LEAST_MATCH` match.
+/// most. Where the text repeats itself at once the drafts do, too. None if fewer than `MIN_MATCH` match.
 pub(crate) fn look_up(prompt: &[i32], output: &[i32], most: usize, drafts: &mut Vec<i32>) {
     drafts.clear();
     let length = prompt.len() + output.len();
@@ -25,7 +25,7 @@ pub(crate) fn look_up(prompt: &[i32], output: &[i32], most: usize, drafts: &mut 
             break;
         }
     }
-    if longest < LEAST_MATCH {
+    if longest < MIN_MATCH {
         return;
     }
     for index in next..next + longest.min(most) {
@@ -104,7 +104,7 @@ mod tests {
             let length = tokens.len();
             let suffix_at = |end: usize, size: usize| size <= end && tokens[end - size..end] == tokens[length - size..];
             let longest = (1..=MAX_MATCH.min(length)).rev().find(|&size| (1..length).any(|end| suffix_at(end, size)));
-            match longest.filter(|&size| size >= LEAST_MATCH) {
+            match longest.filter(|&size| size >= MIN_MATCH) {
                 None => prop_assert_eq!(found.len(), 0),
                 Some(size) => {
                     prop_assert_eq!(found.len(), size.min(most));

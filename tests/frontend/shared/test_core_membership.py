@@ -11,7 +11,7 @@ from pyllm.frontend.shared.core_membership import CoreMembership
 from pyllm.frontend.shared.local_state import LocalState
 from pyllm.frontend.shared.messages import CoreRefusal
 from pyllm.frontend.shared.shared_state import SharedState
-from pyllm.wire.messages import CoreEntry, CoreList
+from pyllm.wire.supervision_messages import CoreEntry, CoreList
 
 CONFIG = SharedConfig(core_addresses=("ipc://0", "ipc://1"), max_num_seqs=8)
 UNKNOWN = CoreList(version=-1)

@@ -31,7 +31,7 @@ from pyllm.frontend.shared.shared_state import SharedState
 from pyllm.frontend.shared.state_server import StateServer
 from pyllm.frontend.shared.totals import NOTHING, Row, encode_row
 from pyllm.wire import ipc
-from pyllm.wire.messages import CoreEntry, CoreList
+from pyllm.wire.supervision_messages import CoreEntry, CoreList
 from tests.waiting import until
 
 

@@ -14,7 +14,7 @@ use crate::linear::format::GROUP;
 use crate::linear::output::{PANEL, Products, SIDE, STEP_BYTES, STEP_FEATURES};
 
 /// Below so many rows the vectors are faster.
-pub(super) const LEAST_ROWS: usize = 33;
+pub(super) const MIN_ROWS: usize = 33;
 
 /// The tiles make so many products before vectors add these up: what a tile wrote is slow to read soon after.
 const PRODUCTS_AT_ONCE: usize = 12;

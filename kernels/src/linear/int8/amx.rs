@@ -10,7 +10,7 @@ use crate::isa::Isa;
 use crate::linear::output::{PANEL, Products, SIDE, STEP_BYTES};
 
 /// Below so many rows the vectors are faster.
-pub(super) const LEAST_ROWS: usize = 4;
+pub(super) const MIN_ROWS: usize = 4;
 /// Above so many rows a panel of 4 bits is made into bytes once, before it is multiplied. Below it that is done for
 /// each side anew, a chunk at a time: then the vectors work while the tiles do, and a chunk is in the first cache.
 const MAX_ROWS_BY_CHUNKS: usize = 2 * SIDE;

@@ -56,7 +56,7 @@ pub(crate) struct ChangeLog {
     recent: Option<VecDeque<Change>>, // those before `next`
     next: u64,
     capacity: usize,
-    pub(crate) most_told: usize,
+    pub(crate) max_told: usize,
 }
 
 impl ChangeLog {
@@ -64,8 +64,8 @@ impl ChangeLog {
         Self::with_limits(CAPACITY, MAX_TOLD)
     }
 
-    pub(crate) fn with_limits(capacity: usize, most_told: usize) -> Self {
-        Self { recent: None, next: 0, capacity, most_told }
+    pub(crate) fn with_limits(capacity: usize, max_told: usize) -> Self {
+        Self { recent: None, next: 0, capacity, max_told }
     }
 
     /// Keeps changes from now on. What is known already is the caller's to tell.

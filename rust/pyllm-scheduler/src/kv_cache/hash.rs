@@ -110,8 +110,8 @@ impl BlockHasher {
         BlockHash(Sha256::digest(&self.message).into())
     }
 
-    /// The block after `parent`, whose tokens are in two parts. BLAKE3 takes the parent as its key, as it takes one part
-    /// of a long input to the next: so 16 tokens are one call of its compression function, and not two.
+    /// The block after `parent`, whose tokens are in two parts. BLAKE3 takes the parent as its key, as it takes one
+    /// part of a long input to the next: so 16 tokens are one call of its compression function, and not two.
     pub(crate) fn child(&mut self, parent: BlockHash, head: &[i32], tail: &[i32]) -> BlockHash {
         if self.seed.is_some() {
             self.begin(parent);

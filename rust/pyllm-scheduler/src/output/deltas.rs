@@ -208,8 +208,8 @@ impl DeltaColumns {
         self.start_times.clear();
     }
 
-    /// The same deltas with one row a sample: a sample's later tokens and finish join its first row. What is told of its
-    /// prompt has a row of its own, which the output of one that is resumed does not follow.
+    /// The same deltas with one row a sample: a sample's later tokens and finish join its first row. What is told of
+    /// its prompt has a row of its own, which the output of one that is resumed does not follow.
     fn merged(&self) -> Self {
         let mut order: Vec<usize> = (0..self.len()).collect();
         let name = |row: usize| (self.requests[row], self.samples[row], self.offsets[row] >= 0);

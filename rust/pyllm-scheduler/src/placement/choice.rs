@@ -17,7 +17,7 @@ const TOLERANCE: f64 = 0.1;
 pub(crate) struct Candidate {
     /// Its number, by which it is known outside.
     pub(crate) core: u32,
-    pub(crate) slot: usize,
+    pub(crate) bit: usize,
     /// Tokens of the prompt in its cache.
     pub(crate) num_cached: u32,
     pub(crate) num_requests: u64,
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     fn candidate(core: u32, before: f64, own: f64, num_cached: u32) -> Candidate {
-        Candidate { core, slot: core as usize, num_cached, num_requests: 0, before, own, own_work: 0.0, weight: 1.0 }
+        Candidate { core, bit: core as usize, num_cached, num_requests: 0, before, own, own_work: 0.0, weight: 1.0 }
     }
 
     fn chosen(candidates: &[Candidate], step_seconds: f64, session: &str) -> Option<u32> {

@@ -1,4 +1,4 @@
-//! A set of up to 64 cores, by their places in the table of a placement.
+//! A set of up to 64 cores, each a bit: its position in a placement's table.
 
 /// Most cores that a placement chooses from.
 pub(crate) const MAX_CORES: usize = 64;
@@ -7,16 +7,16 @@ pub(crate) const MAX_CORES: usize = 64;
 pub(crate) struct CoreSet(u64);
 
 impl CoreSet {
-    pub(crate) fn of(slot: usize) -> Self {
-        Self(1 << slot)
+    pub(crate) fn of(bit: usize) -> Self {
+        Self(1 << bit)
     }
 
     pub(crate) fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    pub(crate) fn contains(self, slot: usize) -> bool {
-        self.0 & (1 << slot) != 0
+    pub(crate) fn contains(self, bit: usize) -> bool {
+        self.0 & (1 << bit) != 0
     }
 
     pub(crate) fn with(self, other: Self) -> Self {
@@ -31,13 +31,13 @@ impl CoreSet {
         Self(self.0 & other.0)
     }
 
-    /// The places, lowest first.
+    /// The bits, lowest first.
     pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
         let mut rest = self.0;
         std::iter::from_fn(move || {
-            let slot = rest.trailing_zeros() as usize;
+            let bit = rest.trailing_zeros() as usize;
             rest &= rest.wrapping_sub(1);
-            (slot < MAX_CORES).then_some(slot)
+            (bit < MAX_CORES).then_some(bit)
         })
     }
 }
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_has_its_places_in_order() {
+    fn a_set_has_its_bits_in_order() {
         let all = [63, 0, 5].map(CoreSet::of).into_iter().fold(CoreSet::default(), CoreSet::with);
         assert_eq!(all.iter().collect::<Vec<_>>(), [0, 5, 63]);
         assert_eq!(all.without(CoreSet::of(5)).and(all).iter().collect::<Vec<_>>(), [0, 63]);

@@ -18,7 +18,8 @@ pub(crate) struct CoreWork {
     active_weight: f64,                 // of tenants with work
     placed: BTreeMap<u64, PendingWork>, // requests that `load` has not
     num_reports: u64,
-    ended: VecDeque<(u64, u64)>, // requests that have ended, with the report by which what they stored was told
+    // (number of the report that tells what it stored, request), of requests that have ended
+    ended: VecDeque<(u64, u64)>,
 }
 
 #[derive(Default)]
@@ -94,8 +95,8 @@ impl CoreWork {
         }
     }
 
-    /// What a request that ended here stored is told of by the second report from now: the next may be on its way. Gives
-    /// one that has waited for that too long.
+    /// The second report from now tells what an ended request stored; the next one may be on its way already. Returns
+    /// the oldest request if too many wait.
     pub(crate) fn note_ended(&mut self, request: u64) -> Option<u64> {
         self.ended.push_back((self.num_reports + 2, request));
         let is_full = self.ended.len() > MAX_ENDED;
@@ -117,7 +118,7 @@ impl CoreWork {
         (self.work.min(before * parts), (self.work + own).min((before + own) * parts))
     }
 
-    /// The weight of a tenant, if its report told of it.
+    /// The weight of a tenant, if the core's last load report named it.
     pub(crate) fn weight(&self, tenant: &str) -> Option<f64> {
         let told = self.tenants.get(tenant).filter(|tenant| tenant.is_told);
         told.filter(|_| self.shares_by_tenant()).map(|tenant| tenant.weight)

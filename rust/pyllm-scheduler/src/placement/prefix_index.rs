@@ -1,6 +1,6 @@
-//! Which cores have which blocks in their caches, by the short hashes of these blocks: those that their load reports told of,
-//! and those that requests placed there are about to compute. The former are as many as the cores say, the latter have
-//! a bound. Knows neither tokens nor load.
+//! Which cores have which blocks in their caches, by the short hashes of these blocks: those that their load reports
+//! told of, and those that requests placed there are about to compute. The former are as many as the cores say, the
+//! latter have a bound. Knows neither tokens nor load.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
@@ -11,7 +11,7 @@ use crate::kv_layout::GroupLayout;
 
 use super::core_set::{CoreSet, MAX_CORES};
 
-/// Most hashes that requests keep expected; beyond, the oldest requests' are dropped.
+/// Hashes that requests keep expected after `trim`; half as many more may be there before.
 const MAX_EXPECTED: usize = 1 << 18;
 
 pub(crate) struct PrefixIndex {
@@ -20,19 +20,20 @@ pub(crate) struct PrefixIndex {
     last_elsewhere: HashMapByShort<u64>, // as `Expected::last` on its other cores, by `at`
     by_request: BTreeMap<u64, Request>,
     num_expected: usize, // hashes in `by_request`
-    most_expected: usize,
+    max_expected: usize,
 }
 
 struct Request {
-    slot: usize,
+    bit: usize,
     hashes: Vec<u64>,
 }
 
-/// A hash that requests will store. Few are expected on more than one core, so that one map has all of the others.
+/// A hash that requests will store. Most are expected on one core, whose last request is here; those of other cores are
+/// in `last_elsewhere`.
 struct Expected {
     cores: CoreSet,
-    slot: usize, // one of them
-    last: u64,   // the last request that will store it there
+    bit: usize, // one of them
+    last: u64,  // the last request that will store it there
 }
 
 impl PrefixIndex {
@@ -43,13 +44,13 @@ impl PrefixIndex {
             last_elsewhere: HashMapByShort::default(),
             by_request: BTreeMap::new(),
             num_expected: 0,
-            most_expected: MAX_EXPECTED,
+            max_expected: MAX_EXPECTED,
         }
     }
 
-    /// The core at `slot` tells how its cache has changed.
-    pub(crate) fn change(&mut self, slot: usize, changes: &[Change]) {
-        let core = CoreSet::of(slot);
+    /// The core of this bit tells how its cache has changed.
+    pub(crate) fn change(&mut self, bit: usize, changes: &[Change]) {
+        let core = CoreSet::of(bit);
         for &change in changes {
             match change {
                 Change::Cleared => remove(&mut self.known, core),
@@ -62,12 +63,12 @@ impl PrefixIndex {
         }
     }
 
-    /// Nothing is on the core at `slot` any more, nor will be.
-    pub(crate) fn forget(&mut self, slot: usize) {
-        self.change(slot, &[Change::Cleared]);
+    /// Nothing is on the core of this bit any more, nor will be.
+    pub(crate) fn forget(&mut self, bit: usize) {
+        self.change(bit, &[Change::Cleared]);
         let by_request = std::mem::take(&mut self.by_request);
         for (id, request) in by_request {
-            if request.slot == slot {
+            if request.bit == bit {
                 self.unexpect(id, &request);
             } else {
                 self.by_request.insert(id, request);
@@ -75,38 +76,38 @@ impl PrefixIndex {
         }
     }
 
-    /// A request was placed: what of these hashes its core has not, it will have. Ids rise. What is too much is left to
-    /// the next `trim`, for requests wait for this call, but for half as much again.
-    pub(crate) fn expect(&mut self, id: u64, slot: usize, hashes: impl Iterator<Item = u64>) {
-        let core = CoreSet::of(slot);
+    /// A request was placed: what of these hashes its core has not, it will have. Ids rise. A request waits for this
+    /// call, so it drops nothing until the table is 1.5 times its bound; `trim` drops the rest.
+    pub(crate) fn expect(&mut self, id: u64, bit: usize, hashes: impl Iterator<Item = u64>) {
+        let core = CoreSet::of(bit);
         let hashes: Vec<_> =
-            hashes.filter(|hash| !self.known.get(hash).is_some_and(|cores| cores.contains(slot))).collect();
+            hashes.filter(|hash| !self.known.get(hash).is_some_and(|cores| cores.contains(bit))).collect();
         for &hash in &hashes {
-            let expected = self.expected.entry(hash).or_insert(Expected { cores: core, slot, last: id });
+            let expected = self.expected.entry(hash).or_insert(Expected { cores: core, bit, last: id });
             expected.cores = expected.cores.with(core);
-            if expected.slot == slot {
+            if expected.bit == bit {
                 expected.last = id;
             } else {
-                self.last_elsewhere.insert(at(hash, slot), id);
+                self.last_elsewhere.insert(at(hash, bit), id);
             }
         }
         if hashes.is_empty() {
             return;
         }
         self.num_expected += hashes.len();
-        self.by_request.insert(id, Request { slot, hashes });
-        self.drop_oldest(self.most_expected + self.most_expected / 2);
+        self.by_request.insert(id, Request { bit, hashes });
+        self.drop_oldest(self.max_expected + self.max_expected / 2);
     }
 
-    /// Drops what the oldest requests have too much.
+    /// Drops the oldest requests until the bound holds.
     pub(crate) fn trim(&mut self) {
-        self.drop_oldest(self.most_expected);
+        self.drop_oldest(self.max_expected);
     }
 
-    /// Hashes known on the core at `slot`.
+    /// Hashes known on the core of this bit.
     #[cfg(test)]
-    pub(crate) fn known(&self, slot: usize) -> std::collections::BTreeSet<u64> {
-        self.known.iter().filter(|(_, cores)| cores.contains(slot)).map(|(&hash, _)| hash).collect()
+    pub(crate) fn known(&self, bit: usize) -> std::collections::BTreeSet<u64> {
+        self.known.iter().filter(|(_, cores)| cores.contains(bit)).map(|(&hash, _)| hash).collect()
     }
 
     /// Hashes that are known anywhere, and those that are expected: by hash, by hash and core, and by request.
@@ -120,8 +121,8 @@ impl PrefixIndex {
     }
 
     /// Where a request is whose hashes are expected still.
-    pub(crate) fn slot_of(&self, id: u64) -> Option<usize> {
-        self.by_request.get(&id).map(|request| request.slot)
+    pub(crate) fn bit_of(&self, id: u64) -> Option<usize> {
+        self.by_request.get(&id).map(|request| request.bit)
     }
 
     /// What the request was expected to store is known by now, or will not be stored.
@@ -131,32 +132,32 @@ impl PrefixIndex {
         }
     }
 
-    /// Of the blocks of a prompt, how many from the start each of `cores` has, into `lengths` by slot. The hashes are
+    /// Of the blocks of a prompt, how many from the start each of `cores` has, into `lengths` by bit. The hashes are
     /// those in the first group of layers; `hash + group` is the block's hash in another group.
     pub(crate) fn longest_prefixes(&self, hashes: &[u64], cores: CoreSet, lengths: &mut [u32; MAX_CORES]) {
         let mut left = cores;
         for (length, hash) in (0..).zip(hashes) {
             let here = left.and(self.cores_with(*hash, left));
-            for slot in left.without(here).iter() {
-                lengths[slot] = length;
+            for bit in left.without(here).iter() {
+                lengths[bit] = length;
             }
             left = here;
             if left.is_empty() {
                 return;
             }
         }
-        for slot in left.iter() {
-            lengths[slot] = hashes.len() as u32;
+        for bit in left.iter() {
+            lengths[bit] = hashes.len() as u32;
         }
     }
 
     /// The same for one core whose layers read unequally far back: the longest start of which all are there that the
     /// token after it reads.
-    pub(crate) fn longest_prefix(&self, hashes: &[u64], slot: usize, groups: &[GroupLayout]) -> u32 {
-        let core = CoreSet::of(slot);
+    pub(crate) fn longest_prefix(&self, hashes: &[u64], bit: usize, groups: &[GroupLayout]) -> u32 {
+        let core = CoreSet::of(bit);
         let is_known = |group: usize, index: u32| {
             let hash = hashes[index as usize].wrapping_add(group as u64);
-            self.cores_with(hash, core).contains(slot)
+            self.cores_with(hash, core).contains(bit)
         };
         let groups = || groups.iter().enumerate();
         let mut length = hashes.len() as u32;
@@ -183,8 +184,8 @@ impl PrefixIndex {
         self.expected.get(&hash).map_or(known, |expected| known.with(expected.cores))
     }
 
-    fn drop_oldest(&mut self, most_expected: usize) {
-        while self.num_expected > most_expected {
+    fn drop_oldest(&mut self, max_expected: usize) {
+        while self.num_expected > max_expected {
             let Some((id, request)) = self.by_request.pop_first() else { break };
             self.unexpect(id, &request);
         }
@@ -196,18 +197,18 @@ impl PrefixIndex {
         for &hash in &request.hashes {
             let Entry::Occupied(mut entry) = self.expected.entry(hash) else { continue };
             let expected = entry.get_mut();
-            if expected.slot != request.slot {
-                if let Entry::Occupied(last) = self.last_elsewhere.entry(at(hash, request.slot)) {
+            if expected.bit != request.bit {
+                if let Entry::Occupied(last) = self.last_elsewhere.entry(at(hash, request.bit)) {
                     if *last.get() == id {
                         last.remove();
-                        expected.cores = expected.cores.without(CoreSet::of(request.slot));
+                        expected.cores = expected.cores.without(CoreSet::of(request.bit));
                     }
                 }
             } else if expected.last == id {
-                expected.cores = expected.cores.without(CoreSet::of(request.slot));
+                expected.cores = expected.cores.without(CoreSet::of(request.bit));
                 let next = expected.cores.iter().next();
-                match next.and_then(|slot| Some((slot, self.last_elsewhere.remove(&at(hash, slot))?))) {
-                    Some((slot, last)) => (expected.slot, expected.last) = (slot, last),
+                match next.and_then(|bit| Some((bit, self.last_elsewhere.remove(&at(hash, bit))?))) {
+                    Some((bit, last)) => (expected.bit, expected.last) = (bit, last),
                     None => drop(entry.remove()),
                 }
             }
@@ -216,8 +217,8 @@ impl PrefixIndex {
 }
 
 /// A hash on one core, as one hash. Those of the groups of one block are next to one another, these are far apart.
-fn at(hash: u64, slot: usize) -> u64 {
-    hash.wrapping_add((slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+fn at(hash: u64, bit: usize) -> u64 {
+    hash.wrapping_add((bit as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 fn remove(from: &mut HashMapByShort<CoreSet>, core: CoreSet) {
@@ -252,12 +253,12 @@ mod tests {
             steps in prop::collection::vec((0..8_u32, 0..3_usize, 0..6_u64, 1..5_u64), 1..60)
         ) {
             let (mut index, mut last, mut requests) = (PrefixIndex::new(), BTreeMap::new(), BTreeMap::new());
-            for (id, (step, slot, first, count)) in (0..).zip(steps) {
+            for (id, (step, bit, first, count)) in (0..).zip(steps) {
                 match step {
                     0..4 => {
-                        index.expect(id, slot, first..first + count);
-                        last.extend((first..first + count).map(|hash| ((hash, slot), id)));
-                        requests.insert(id, slot);
+                        index.expect(id, bit, first..first + count);
+                        last.extend((first..first + count).map(|hash| ((hash, bit), id)));
+                        requests.insert(id, bit);
                     }
                     4..7 => {
                         let Some(&ended) = requests.keys().nth(requests.len() * first as usize / 6) else { continue };
@@ -266,14 +267,14 @@ mod tests {
                         requests.remove(&ended);
                     }
                     _ => {
-                        index.forget(slot);
-                        last.retain(|&(_, on), _| on != slot);
-                        requests.retain(|_, on| *on != slot);
+                        index.forget(bit);
+                        last.retain(|&(_, on), _| on != bit);
+                        requests.retain(|_, on| *on != bit);
                     }
                 }
-                for (hash, slot) in (0..12).flat_map(|hash| (0..3).map(move |slot| (hash, slot))) {
-                    let found = index.cores_with(hash, CoreSet::of(slot)).contains(slot);
-                    prop_assert_eq!(found, last.contains_key(&(hash, slot)));
+                for (hash, bit) in (0..12).flat_map(|hash| (0..3).map(move |bit| (hash, bit))) {
+                    let found = index.cores_with(hash, CoreSet::of(bit)).contains(bit);
+                    prop_assert_eq!(found, last.contains_key(&(hash, bit)));
                 }
                 prop_assert_eq!(index.sizes()[2], last.len());
             }
@@ -301,7 +302,7 @@ mod tests {
 
     #[test]
     fn what_is_expected_has_a_bound_and_the_oldest_goes_first() {
-        let mut index = PrefixIndex { most_expected: 5, ..PrefixIndex::new() };
+        let mut index = PrefixIndex { max_expected: 5, ..PrefixIndex::new() };
         index.expect(0, 0, 0..3);
         index.expect(1, 1, 0..3);
         assert_eq!((lengths(&index, &[0, 1, 2]), index.sizes()), ([3, 3], [0, 3, 6, 6]));
@@ -320,6 +321,6 @@ mod tests {
         index.end(0);
         assert_eq!(lengths(&index, &[0, 1, 2]), [2, 1]);
         index.end(1);
-        assert_eq!((lengths(&index, &[0, 1, 2]), index.slot_of(1), index.slot_of(2)), ([0, 1], None, Some(1)));
+        assert_eq!((lengths(&index, &[0, 1, 2]), index.bit_of(1), index.bit_of(2)), ([0, 1], None, Some(1)));
     }
 }

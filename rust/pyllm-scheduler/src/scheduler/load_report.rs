@@ -58,7 +58,7 @@ impl Scheduler {
         let next = match self.told_from(number) {
             Cursor::Number(first) => {
                 let log = self.cache.changes();
-                let told = log.since(first).into_iter().flatten().take(log.most_told);
+                let told = log.since(first).into_iter().flatten().take(log.max_told);
                 let mut next = first as i64;
                 for change in told {
                     change.write(&mut changes);
@@ -81,8 +81,8 @@ impl Scheduler {
 
     /// See `KvCache::limit_changes`.
     #[cfg(test)]
-    pub(crate) fn limit_changes(&mut self, capacity: usize, most_told: usize) {
-        self.cache.limit_changes(capacity, most_told);
+    pub(crate) fn limit_changes(&mut self, capacity: usize, max_told: usize) {
+        self.cache.limit_changes(capacity, max_told);
     }
 
     fn told_from(&mut self, number: i64) -> Cursor {
@@ -97,8 +97,8 @@ impl Scheduler {
     }
 
     fn packed_load(&mut self) -> Vec<u8> {
-        // Several clients ask in turn, and looking at every sequence takes time. Where there are many, one input changes
-        // next to nothing.
+        // Several clients ask in turn, and looking at every sequence takes time. Where there are many, one input
+        // changes next to nothing.
         let num_new = self.num_inputs - self.packed_load.num_inputs;
         if self.packed_load.bytes.is_empty() || num_new > self.sequences.len() as u64 / SEQUENCES_PER_INPUT {
             let bytes = self.core_load().to_bytes();

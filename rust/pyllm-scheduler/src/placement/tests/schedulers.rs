@@ -150,10 +150,10 @@ proptest! {
         windows in prop_oneof![
             Just(vec![None]), Just(vec![None, Some(9)]), Just(vec![Some(13), None]), Just(vec![Some(6)]),
         ],
-        most_told in 1..50_usize,
+        max_told in 1..50_usize,
     ) {
         let mut core = Core::new(small(num_host_blocks, &windows));
-        core.scheduler.limit_changes(100, most_told);
+        core.scheduler.limit_changes(100, max_told);
         let mut placement = Placement::new(BLOCK_SIZE, PrefixHash::Blake3, "", "").unwrap();
         placement.add_core(3).unwrap();
         for (id, act) in (0..).zip(acts) {
