@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
-from pyllm.config.rank_coordinates import coordinates_of, sampling_rank
+from pyllm.config.rank_coordinates import coordinates_of, num_ranks, sampling_rank
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.families.stage_layout import split_into_stages
@@ -119,11 +119,10 @@ class ModelRunner:
         self._cache_shape = KVCacheShape.of(self._spec, block_size, group.size, kv_cache_dtype, groups)
         self._block_bytes = self._cache_shape.block_bytes
         self._slots = Slots(engine.scheduler.max_num_seqs, -(-self._max_model_len // block_size), device, len(groups))
-        vocab_size = self._spec.vocab_size
         self._samples = samples = config.rank == sampling_rank(engine.parallel)
         self._grammars: Future[Grammars] = Future()
         self._sampling_slots = SamplingSlots(
-            engine.scheduler.max_num_seqs, vocab_size, self._grammars.result if samples else None
+            engine.scheduler.max_num_seqs, self._spec.vocab_size, self._grammars.result if samples else None
         )
         self._token_sampler = TokenSampler(self._sampling_slots, device)
         self._pooler = Pooler()
