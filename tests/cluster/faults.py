@@ -31,7 +31,7 @@ RECOVERY_LIMIT = 30.0  # seconds that the others wait for that
 IN_FLIGHT = 0.3  # seconds in which tokens still come that were sent before a fault
 POISON_LIMIT = 60.0  # seconds until the next fault comes even if the poisoned request has not ended
 LOOK_INTERVAL = 0.1
-OBSERVE_INTERVAL = 0.02
+OBSERVE_INTERVAL = 0.002
 LEAVE_SECONDS = 3.0  # that the requests of a core have to end before it leaves
 # A pause is that of the last fault that began before it, or so many seconds after its first moment, ...
 ONSET = 0.5
