@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use crate::kv_cache::hash::{BlockHash, Content, GroupHash, HashMapByDigest};
+use crate::kv_cache::hash::{BlockHash, Content, DigestSet, GroupHash, HashMapByDigest};
 
 /// Events that are kept for who has not read them yet.
 const CAPACITY: usize = 100_000;
@@ -78,7 +78,7 @@ pub(crate) struct EventLog {
     next: u64,
     recent: VecDeque<KvEvent>, // those before `next`
     known: HashMapByDigest<Known>,
-    untold: HashMapByDigest<()>, // on the host since before, of tokens that nobody knows yet
+    untold: DigestSet, // on the host since before, of tokens that nobody knows yet
 }
 
 struct Known {
@@ -96,7 +96,7 @@ impl EventLog {
 
     fn with_capacity(enabled: bool, incarnation: u64, capacity: usize) -> Self {
         let known = HashMapByDigest::default();
-        let untold = HashMapByDigest::default();
+        let untold = DigestSet::default();
         Self { enabled, incarnation, capacity, next: 0, recent: VecDeque::new(), known, untold }
     }
 
@@ -107,7 +107,7 @@ impl EventLog {
             let (key, tokens) = (hash.of(group), [head, tail].concat());
             self.known.entry(key).or_insert(Known { parent, index, tokens, on_device: false, on_host: false });
             self.added(key, Tier::Device);
-            if self.untold.remove(&key).is_some() {
+            if self.untold.remove(&key) {
                 self.added(key, Tier::Host);
             }
         }
@@ -116,7 +116,7 @@ impl EventLog {
     /// Contents on the host of which the name alone is known: told of as soon as their tokens are.
     pub(crate) fn restored(&mut self, key: GroupHash) {
         if self.enabled {
-            self.untold.insert(key, ());
+            self.untold.insert(key);
         }
     }
 
@@ -128,7 +128,7 @@ impl EventLog {
     }
 
     pub(crate) fn removed(&mut self, key: GroupHash, tier: Tier) {
-        if !self.enabled || (tier == Tier::Host && self.untold.remove(&key).is_some()) {
+        if !self.enabled || (tier == Tier::Host && self.untold.remove(&key)) {
             return;
         }
         if let Some(known) = self.known.get_mut(&key) {
@@ -177,7 +177,7 @@ impl EventLog {
             return Ok(());
         }
         let is_told = |key, tier| {
-            let is_untold = tier == Tier::Host && self.untold.contains_key(&key);
+            let is_untold = tier == Tier::Host && self.untold.contains(&key);
             is_untold || self.known.get(&key).is_some_and(|known| known.is_on(tier))
         };
         let (mut num_known, mut num_untold) = (0, 0);

@@ -10,7 +10,10 @@ use crate::config::{Config, PrefixHash};
 /// A map keyed by digests, which are uniform already: their first eight bytes are the hash, with the group in them.
 pub(crate) type HashMapByDigest<T> = std::collections::HashMap<GroupHash, T, BuildHasherDefault<FirstBytes>>;
 
-/// The same, keyed by `GroupHash::short`.
+/// A set of them.
+pub(crate) type DigestSet = std::collections::HashSet<GroupHash, BuildHasherDefault<FirstBytes>>;
+
+/// The same map, keyed by `GroupHash::short`.
 pub(crate) type HashMapByShort<T> = std::collections::HashMap<u64, T, BuildHasherDefault<FirstBytes>>;
 
 const ROOT_CONTEXT: &str = "pyllm 2026 prefix cache root: namespace, extra keys";
