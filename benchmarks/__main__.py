@@ -20,7 +20,7 @@ from benchmarks.engine import (
 from benchmarks.frontend import encoding, idle_streams, long_prompts, stop_strings, token_costs, unknown_fields
 from benchmarks.peers import transformers_backend
 from benchmarks.record import Record
-from benchmarks.servers import added_core, bench_client, recovery, startup, survival_overhead
+from benchmarks.servers import added_core, bench_client, kv_tiers, recovery, startup, survival_overhead
 
 # What each part's figures are called, and what measures them.
 PARTS: dict[str, Callable[[], Iterator[Record]]] = {
@@ -45,6 +45,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     "startup": startup.run,
     **recovery.FIGURES,
     **added_core.FIGURES,
+    **kv_tiers.FIGURES,
     "survival.overhead_percent": survival_overhead.run,
     "transformers_backend": transformers_backend.run,
 }

@@ -34,6 +34,10 @@ class Record(TypedDict, total=False):
     of_one_core: float  # of `value`, as a share of what one core with all memory has
     stages: int  # of a pipeline, and what each of its layers sleeps
     layer_ms: float
+    cold: float  # `value` where nothing is cached, and where the device has it
+    device: float
+    of_cold: float  # `value`, as a share of `cold`
+    page_cache: str  # whether it was dropped, so that blocks came from the disk itself
     errors: int  # streams that did not end as they should
     tokens_per_event: float
     delay_p99_ms: float

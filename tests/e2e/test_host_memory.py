@@ -68,14 +68,25 @@ def flip_bit(memory: int, block: int) -> None:
     os.pwrite(memory, bytes([byte ^ 16]), at)
 
 
-def kill(title: str) -> None:
-    (process,) = find(os.getpid(), title)
-    process.send_signal(signal.SIGKILL)
+class OwnProcesses:
+    """Those that this process starts from now on: other tests' engines may live beside."""
 
+    def __init__(self) -> None:
+        self._others = set(psutil.Process().children(recursive=True))
 
-def num_descriptors() -> list[int]:
-    """Of what lives longer than workers: this process, the core and the fork server."""
-    return [process.num_fds() for title in (CORE, FORK_SERVER) for process in find(os.getpid(), title)]
+    def living(self) -> list[psutil.Process]:
+        return [process for process in psutil.Process().children(recursive=True) if process not in self._others]
+
+    def titled(self, title: str) -> list[psutil.Process]:
+        return [process for process in find(os.getpid(), title) if process not in self._others]
+
+    def kill(self, title: str) -> None:
+        (process,) = self.titled(title)
+        process.send_signal(signal.SIGKILL)
+
+    def num_descriptors(self) -> list[int]:
+        """Of what lives longer than workers: the core and the fork server."""
+        return [process.num_fds() for title in (CORE, FORK_SERVER) for process in self.titled(title)]
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +96,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.timeout(300)
 async def test_kills_leave_the_cached_tokens_and_the_answers_as_they_were(model: str, tmp_path: Path) -> None:
+    own = OwnProcesses()
     engine = AsyncEngine(
         model,
         dtype="float32",
@@ -102,27 +114,27 @@ async def test_kills_leave_the_cached_tokens_and_the_answers_as_they_were(model:
         assert twin.tokens == first.tokens
         assert twin.cached == [64] * NUM_PROMPTS, "all full blocks were on the host"
         assert len(memories()) == 2, "one of each rank"
-        before = num_descriptors()
+        before = own.num_descriptors()
         for victim in [*WORKERS, CORE, WORKERS[0]]:
-            kill(victim)
+            own.kill(victim)
             assert await ask(engine) == twin, victim
         assert (await engine.stats())["host_prefix_hits"] > 0
-        assert (num_descriptors(), len(memories())) == (before, 2)
+        assert (own.num_descriptors(), len(memories())) == (before, 2)
 
         # A block that is damaged on one rank is computed anew on both.
         memory = memories()[0]
         flip_bit(memory, valid_blocks(memory)[len(valid_blocks(memory)) // 2])
-        kill(WORKERS[1])
+        own.kill(WORKERS[1])
         after = await ask(engine)
         assert after.tokens == twin.tokens
         assert 0 < sum(after.cached) < sum(twin.cached)
         assert await ask(engine) == twin
 
         await engine.reset_prefix_cache()
-        kill(CORE)
+        own.kill(CORE)
         assert (await ask(engine)).cached == first.cached, "what was reset is not found by the next core, either"
     assert memories() == []
     for number in ("", ".1", ".2"):
         replayed = replay_file(tmp_path / f"recording{number}")
         assert replayed["num_steps"] > 0
-    assert not psutil.Process().children(recursive=True)
+    assert not own.living()
