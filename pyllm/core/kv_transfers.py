@@ -28,6 +28,7 @@ _FINISH_SECONDS = 2.0
 # Weight of the newest measurement, and how many hits that seem not to be worth a load are computed before one is loaded
 # all the same: loads may have become faster.
 _NEWEST, _SKIPPED_HITS = 0.25, 16
+_LONG_LOAD = 256  # tokens, from which on a load counts as long
 
 Key = tuple[int, int]  # client and request
 _RESULTS = msgspec.msgpack.Decoder(TransferResults | None)
@@ -77,7 +78,8 @@ class KVTransfers:
         self._ranks_ended: dict[tuple[str, int], int] = {}
         self._error_blocks: set[int] = set()
         self._calls: set[asyncio.Task[None]] = set()
-        self._load_speed = _LoadSpeed()
+        # Of short loads, whose time is mostly that of asking, and of long ones.
+        self._load_speeds = (_LoadSpeed(), _LoadSpeed())
         self._counts = dict.fromkeys(
             ("num_kv_lookups", "num_kv_matched_tokens", "num_kv_loaded_tokens", "num_kv_skipped_hits"), 0
         )
@@ -216,12 +218,15 @@ class KVTransfers:
             "kv_saved_bytes": self._moved["saved_bytes"],
             "num_kv_unsaved_blocks": self._moved["num_dropped_saves"],
             "kv_load_bytes_per_second": round(self._moved["loaded_bytes"] / seconds) if seconds else 0,
-            "kv_load_tokens_per_second": self._load_speed.tokens_per_second,
+            "kv_load_tokens_per_second": max(speed.tokens_per_second for speed in self._load_speeds),
             "prefill_tokens_per_second": round(1 / prefill) if prefill else 0,
         }
 
     def _asks(self) -> bool:
         return self._config is not None and self._config.loads
+
+    def _load_speed(self, num_tokens: int) -> "_LoadSpeed":
+        return self._load_speeds[num_tokens >= _LONG_LOAD]
 
     def _look_up(self, key: Key, request: TransferRequest, num_computed: int) -> bool:
         """Ask the connector for what it has of a request; False: it does not know yet."""
@@ -232,7 +237,7 @@ class KVTransfers:
         if num_tokens <= 0:
             return True
         self._counts["num_kv_matched_tokens"] += num_tokens
-        if not self._load_speed.is_worth(num_tokens, self._scheduler.prefill_seconds(num_tokens)):
+        if not self._load_speed(num_tokens).is_worth(num_tokens, self._scheduler.prefill_seconds(num_tokens)):
             self._counts["num_kv_skipped_hits"] += 1
             return True
         try:
@@ -275,7 +280,7 @@ class KVTransfers:
             num_right = min(num_right, next(failed, num_blocks))
             self._error_blocks.difference_update(blocks)
         if num_right == num_blocks:
-            self._load_speed.measure(load.num_tokens, self._clock() - begun.submitted)
+            self._load_speed(load.num_tokens).measure(load.num_tokens, self._clock() - begun.submitted)
         self._counts["num_kv_loaded_tokens"] += num_right * size
         try:
             self._scheduler.finish_load(load.id, num_right * size)

@@ -237,6 +237,15 @@ async def test_a_hit_is_loaded_where_that_has_been_faster_than_to_compute_it_and
     assert stats["num_kv_skipped_hits"] == 37
 
 
+def test_a_short_load_says_nothing_of_a_long_one() -> None:
+    transfers, *_ = offered(0.0)
+    transfers._load_speed(16).measure(16, 1.0)
+    assert not transfers._load_speed(16).is_worth(16, 0.5)
+    assert transfers._load_speed(2000).is_worth(2000, 2.0)
+    transfers._load_speed(2000).measure(2000, 4.0)
+    assert not transfers._load_speed(1000).is_worth(1000, 1.0)
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_no_fault_of_a_store_gives_a_wrong_token(seed: int) -> None:
     """Requests of few prefixes, aborts, deaths and restarts, and a store of which every third call fails."""
