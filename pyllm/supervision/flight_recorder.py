@@ -29,7 +29,7 @@ MAX_NAME = 80  # characters of a file's name
 _STAMP = "%Y%m%dT%H%M%S.%fZ"
 _RECORD = re.compile(r"\.?\d{8}T\d{6}\.\d{6}Z-")
 # Fields of the configuration that are secret, and those that would only be long.
-SECRET_FIELDS = frozenset({"sha256", "secret"}) | SECRETS
+SECRET_FIELDS = frozenset({"sha256", "secret", "kv_connector_extra_config"}) | SECRETS
 _LONG_FIELDS = frozenset({"tensors"})
 
 logger = logging.getLogger(__name__)

@@ -78,6 +78,7 @@ class HostTier:
         self._writes = np.zeros(num_blocks, np.int64)  # begun, of each block
         self._late: Queue[tuple[Any, Blocks, Names, Writes]] | None = None
         self._inventory: Future[bytes] = Future()
+        self._is_forgotten = False
         threading.Thread(target=self._verify, name="verify-host-blocks", daemon=True).start()
 
     @property
@@ -91,11 +92,12 @@ class HostTier:
         self._seconds[0] = seconds
 
     def inventory(self) -> bytes:
-        """The blocks that were whole at the start, in their order; waits until they are verified.
+        """The blocks that were whole at the start, in their order; waits until they are verified. None once forgotten.
 
         Each is its number (uint32) and its name, as the plan gave it in `swap_names`.
         """
-        return self._inventory.result()
+        whole = self._inventory.result()
+        return b"" if self._is_forgotten else whole
 
     def begin(self, blocks: Blocks) -> Writes:
         """These blocks (int32, each once) are about to be written; gives what `finish` is to be told."""
@@ -132,6 +134,7 @@ class HostTier:
     def forget(self) -> None:
         """Nothing that is there counts any more."""
         with self._lock:
+            self._is_forgotten = True
             self._entries["state"] = _EMPTY
             self._writes += 1
 

@@ -85,7 +85,10 @@ def test_what_is_forgotten_does_not_count(descriptor: int) -> None:
     tier.finish(np.array([2], np.int32), np.frombuffer(name(5), np.uint8), late)
     assert kept(opened(descriptor)) == {}
     write(tier, {0: 3})
-    assert kept(opened(descriptor)) == {0: 3}
+    again = opened(descriptor)
+    assert kept(again) == {0: 3}
+    again.forget()
+    assert kept(again) == {}, "also where it was verified before"
 
 
 @pytest.mark.parametrize("other", [{"identity": bytes(32)}, {"num_blocks": 4}, {"num_blocks": 6}])
