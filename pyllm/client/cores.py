@@ -13,7 +13,7 @@ from pyllm.client.core_connection import Condition, ConnectionCounts, CoreConnec
 from pyllm.client.core_reservation import CoreReservation
 from pyllm.client.placers import Placer
 from pyllm.client.streams import Stream
-from pyllm.client.submission import has_room
+from pyllm.client.submission import has_room, most_tokens
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.wire.messages import LoadReport, ModelInfo
 
@@ -282,8 +282,7 @@ class Cores:
             return ""
         first, fingerprint = stream.journal.first, stream.fingerprint
         if any(core.connection.fingerprint == fingerprint or not stream.journal.is_begun for core in cores):
-            num_tokens = len(first.prompt) // 4 + first.max_tokens
-            text = f"no other core has room for its {num_tokens} tokens in {first.n} sequences"
+            text = f"no other core has room for its {most_tokens(first)} tokens in {first.n} sequences"
             return f"{text}; start each with the same --max-model-len, and with enough KV cache and --max-num-seqs"
         advice = "start one with the same model, dtype, number of ranks and kind of processor"
         return f"no core has that one's fingerprint {fingerprint[:8]}; {advice}"

@@ -126,11 +126,15 @@ def room_for_output(num_prompt_tokens: int, model: ModelInfo) -> int:
     return model.max_model_len - num_prompt_tokens
 
 
+def most_tokens(first: Submit) -> int:
+    """How many tokens each sequence of a request has at most, those of its prompt included."""
+    return len(first.prompt) // 4 + first.max_tokens
+
+
 def has_room(model: ModelInfo, first: Submit) -> bool:
     """Whether a core of this model has room for a request that another core's model has: its limits may be lower."""
-    num_tokens = len(first.prompt) // 4 + first.max_tokens
     # The last token that is sampled is never written to the cache.
-    return num_tokens <= min(model.max_model_len, model.kv_cache_tokens + 1) and first.n <= model.max_num_seqs
+    return most_tokens(first) <= min(model.max_model_len, model.kv_cache_tokens + 1) and first.n <= model.max_num_seqs
 
 
 def refuse_input(num_tokens: int, model: ModelInfo, is_exact: bool = True) -> RequestTooLargeError:
