@@ -251,7 +251,11 @@ async def _connect(engine: EngineConfig, executor: Executor, model: ModelInfo) -
         cache=engine.cache,
     )
     connector = make_scheduler_connector(transfer, context)
-    await executor.collective("register_kv_caches", model.cache_namespace)
+    try:
+        await executor.collective("register_kv_caches", model.cache_namespace)
+    except BaseException:
+        connector.shutdown()
+        raise
     return connector
 
 

@@ -17,23 +17,30 @@ from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.core.executors.executor import Executor
 from pyllm.errors import EngineDeadError, WorkerDeadError
-from pyllm.kv_transfer import BlockLoad, BlockSave, SchedulerConnector, SchedulerOutput, TransferRequest
+from pyllm.kv_transfer import BlockLoad, BlockSave, LoadSpeed, SchedulerConnector, SchedulerOutput, TransferRequest
 from pyllm.wire.messages import TransferResults
+from pyllm.wire.supervision_messages import MAX_ENDED
 
 HOLDER = "kv_lookup"
-# Seconds between two looks at transfers while no step is in flight.
-_PAUSE = 0.001
-# Seconds that ranks have at an orderly end to write what they have copied.
+# Seconds between two looks at transfers while no step is in flight, and how they grow while nothing ends.
+_FIRST_PAUSE, _LAST_PAUSE, _PAUSE_GROWTH = 0.001, 0.02, 1.25
+# Seconds that ranks have at an orderly end to copy what is to be saved, and as many to write it.
 _FINISH_SECONDS = 2.0
-# Weight of the newest measurement, and how many hits that seem not to be worth a load are computed before one is loaded
-# all the same: loads may have become faster.
-_NEWEST, _SKIPPED_HITS = 0.25, 16
+# For a connector that keeps no time limits of its own, in seconds. A request is held for an answer no
+# longer, and ranks that never end a load or save, whose blocks nobody else may have, are started anew.
+_HOLD_SECONDS, _TRANSFER_SECONDS = 30.0, 120.0
 _LONG_LOAD = 256  # tokens, from which on a load counts as long
 
 Key = tuple[int, int]  # client and request
 _RESULTS = msgspec.msgpack.Decoder(TransferResults | None)
 
 logger = logging.getLogger(__name__)
+
+
+class _Held(NamedTuple):
+    request: TransferRequest
+    num_computed: int  # tokens
+    since: float
 
 
 class _Load(NamedTuple):
@@ -65,23 +72,32 @@ class KVTransfers:
         self._scheduler = scheduler
         self._executor = executor
         self._connector = connector
+        self._is_connected = connector is not None
         self._config = config
         self._namespace = namespace
         self._num_ranks = num_ranks
         self._clock = clock
         self._sleep = sleep
         self._fail = fail
-        self._looked_up: dict[Key, TransferRequest] = {}  # requests that are held meanwhile
+        self._looked_up: dict[Key, _Held] = {}
         self._offered: dict[Key, TransferRequest] = {}
         self._loads: dict[int, _Load] = {}
-        self._saves: set[int] = set()
+        self._saves: dict[int, float] = {}  # and when each was submitted
         self._ranks_ended: dict[tuple[str, int], int] = {}
         self._error_blocks: set[int] = set()
         self._calls: set[asyncio.Task[None]] = set()
+        self._pause = _FIRST_PAUSE
         # Of short loads, whose time is mostly that of asking, and of long ones.
-        self._load_speeds = (_LoadSpeed(), _LoadSpeed())
+        self._load_speeds = (LoadSpeed(), LoadSpeed())
         self._counts = dict.fromkeys(
-            ("num_kv_lookups", "num_kv_matched_tokens", "num_kv_loaded_tokens", "num_kv_skipped_hits"), 0
+            (
+                "num_kv_lookups",
+                "num_kv_matched_tokens",
+                "num_kv_loaded_tokens",
+                "num_kv_skipped_hits",
+                "num_kv_connector_failures",
+            ),
+            0,
         )
         self._moved = dict.fromkeys(("loaded_bytes", "saved_bytes", "num_dropped_saves"), 0)
         self._load_seconds = 0.0
@@ -92,13 +108,29 @@ class KVTransfers:
         return bool(self._looked_up or self._loads or self._saves)
 
     async def connect(self) -> None:
-        """Make the ranks' halves, once their KV caches are there."""
-        if self._connector is not None:
+        """Make the ranks' halves, once their KV caches are there. If they cannot, the core goes on without for now.
+
+        Raises:
+            WorkerDeadError: a rank has died.
+        """
+        if self._connector is None:
+            return
+        try:
             await self._executor.collective("register_kv_caches", self._namespace)
+        except WorkerDeadError:
+            raise
+        except EngineDeadError as error:
+            logger.error("KV blocks are neither loaded nor saved until the workers start again: %s", error)
+            self._is_connected = False
+            self._counts["num_kv_connector_failures"] += 1
+            for key in list(self._looked_up):
+                self._let_go(key)
+        else:
+            self._is_connected = True
 
     def add(self, client: int, request: int) -> None:
         """A request has come. What is outside of it is offered to the scheduler, or looked for while it is held."""
-        if self._connector is None or not self._asks():
+        if not self._is_connected or self._config is None or not self._config.loads:
             return
         num_computed, hashes = self._scheduler.known_prefix(client, request)
         if not hashes:
@@ -107,28 +139,27 @@ class KVTransfers:
         self._counts["num_kv_lookups"] += 1
         if not self._look_up((client, request), known, num_computed):
             self._scheduler.hold(client, request, HOLDER)
-            self._looked_up[client, request] = known
+            self._looked_up[client, request] = _Held(known, num_computed, self._clock())
 
     def advance(self) -> None:
         """Look at the requests that are held; before each plan."""
-        for key, request in list(self._looked_up.items()):
-            try:
-                num_computed, hashes = self._scheduler.known_prefix(*key)
-                # With other weights its blocks have other names.
-                if tuple(hashes[:1]) == request.block_hashes[:1] and not self._look_up(key, request, num_computed):
-                    continue
-                self._scheduler.release(*key, HOLDER)
-            except SchedulerError:
-                pass  # It has ended.
-            del self._looked_up[key]
+        for key, held in list(self._looked_up.items()):
+            if self._look_up(key, held.request, held.num_computed):
+                self._let_go(key)
+            elif self._clock() - held.since >= _HOLD_SECONDS:
+                logger.error("a KV connector did not say in %.0f s what it has of request %d/%d", _HOLD_SECONDS, *key)
+                self._let_go(key)
 
     def take(self, *, with_step: bool) -> bytes:
         """What the ranks are told with a step that was just planned, or without one."""
         if self._connector is None:
             return b""
+        if not self._is_connected:
+            self._refuse()
+            return b""
         loads = [self._begun(load) for load in self._scheduler.take_loads()]
         saves = [BlockSave(*save) for save in self._scheduler.take_saves()]
-        self._saves.update(save.id for save in saves)
+        self._saves.update((save.id, self._clock()) for save in saves)
         if not with_step and not loads and not saves:
             return b""
         return self._connector.build_connector_meta(SchedulerOutput(loads, saves))
@@ -138,6 +169,7 @@ class KVTransfers:
         if self._connector is None or self._executor.death is not None:
             return
         metadata = self.take(with_step=False)
+        self._end_overdue()
         is_unanswered = self._num_ranks > 1 and bool(self._loads or self._saves)
         if metadata or (is_unanswered and not self._calls):
             self._call(metadata)
@@ -149,12 +181,14 @@ class KVTransfers:
         if self._calls:
             await asyncio.wait(self._calls)
         if self.is_busy:
-            await self._sleep(_PAUSE)
+            await self._sleep(self._pause)
+            self._pause = min(self._pause * _PAUSE_GROWTH, _LAST_PAUSE)
 
     def receive(self, results: TransferResults | None) -> None:
         """What a rank has ended."""
         if results is None or self._connector is None:
             return
+        self._pause = _FIRST_PAUSE
         self._error_blocks.update(results.error_blocks)
         if (stats := results.stats) is not None:
             self._moved["loaded_bytes"] += stats.loaded_bytes
@@ -166,7 +200,7 @@ class KVTransfers:
                 self._end_load(load)
         for save in results.saves:
             if self._has_ended("save", save) and save in self._saves:
-                self._saves.remove(save)
+                del self._saves[save]
                 self._scheduler.finish_save(save)
         self._connector.update_connector_output(results)
 
@@ -175,10 +209,11 @@ class KVTransfers:
         if self._connector is None:
             return
         for report in reports:
-            key = report["client"], report["request"]
-            self._looked_up.pop(key, None)
-            request = self._offered.pop(key, None) or TransferRequest(f"{key[0]}/{key[1]}", ())
-            self._connector.request_finished(request, ())
+            self._end_request((report["client"], report["request"]))
+        if len(reports) >= MAX_ENDED:  # Of more than these it tells of the last ones.
+            for key in [*self._offered, *self._looked_up]:
+                if not self._is_live(key):
+                    self._end_request(key)
 
     def lose(self) -> None:
         """The ranks are gone, and with them all that was under way."""
@@ -189,7 +224,7 @@ class KVTransfers:
 
     async def finish(self) -> None:
         """Have the ranks copy and write what is to be saved, for a short while: no step follows."""
-        if self._connector is None or self._executor.death is not None:
+        if not self._is_connected or self._executor.death is not None:
             return
         with suppress(TimeoutError, EngineDeadError):
             async with asyncio.timeout(_FINISH_SECONDS):
@@ -197,13 +232,15 @@ class KVTransfers:
                 while self._saves and self._executor.death is None:
                     await self.wait()
                     self.flush()
+        with suppress(TimeoutError, EngineDeadError):
+            async with asyncio.timeout(_FINISH_SECONDS):
                 await self._executor.collective("finish_transfers")
 
     def close(self) -> None:
         """Give up what the connector holds outside."""
         if self._connector is not None:
             self._connector.shutdown()
-            self._connector = None
+            self._connector, self._is_connected = None, False
 
     def stats(self) -> dict[str, int]:
         """Counters, and the speeds by which a load is chosen: tokens in a second, 0 before any was measured."""
@@ -222,10 +259,7 @@ class KVTransfers:
             "prefill_tokens_per_second": round(1 / prefill) if prefill else 0,
         }
 
-    def _asks(self) -> bool:
-        return self._config is not None and self._config.loads
-
-    def _load_speed(self, num_tokens: int) -> "_LoadSpeed":
+    def _load_speed(self, num_tokens: int) -> LoadSpeed:
         return self._load_speeds[num_tokens >= _LONG_LOAD]
 
     def _look_up(self, key: Key, request: TransferRequest, num_computed: int) -> bool:
@@ -241,6 +275,9 @@ class KVTransfers:
             self._counts["num_kv_skipped_hits"] += 1
             return True
         try:
+            _, hashes = self._scheduler.known_prefix(*key)
+            if tuple(hashes[:1]) != request.block_hashes[:1]:
+                return True  # With other weights its blocks have other names.
             # One rank alone hears in time what a load within a step has failed to bring.
             is_asynchronous = is_asynchronous or self._num_ranks > 1
             self._scheduler.offer_load(*key, num_computed + num_tokens, asynchronous=is_asynchronous)
@@ -248,6 +285,41 @@ class KVTransfers:
             return True  # It has ended, or runs already.
         self._offered[key] = request
         return True
+
+    def _let_go(self, key: Key) -> None:
+        """Nothing more is looked for, so the request may run."""
+        del self._looked_up[key]
+        with suppress(SchedulerError):  # It has ended.
+            self._scheduler.release(*key, HOLDER)
+
+    def _is_live(self, key: Key) -> bool:
+        try:
+            self._scheduler.known_prefix(*key)
+        except SchedulerError:
+            return False
+        return True
+
+    def _end_request(self, key: Key) -> None:
+        assert self._connector is not None
+        held, offered = self._looked_up.pop(key, None), self._offered.pop(key, None)
+        request = held.request if held else offered or TransferRequest(f"{key[0]}/{key[1]}", ())
+        self._connector.request_finished(request, ())
+
+    def _refuse(self) -> None:
+        """Have computed what was offered before the connector failed, and save nothing."""
+        for load in self._scheduler.take_loads():
+            self._scheduler.finish_load(load["id"], 0)
+        for save in self._scheduler.take_saves():
+            self._scheduler.finish_save(BlockSave(*save).id)
+
+    def _end_overdue(self) -> None:
+        """End ranks in which a load or save has not come to an end: they may touch its blocks as long as they live."""
+        submitted = [load.submitted for load in self._loads.values()] + list(self._saves.values())
+        if submitted and (seconds := self._clock() - min(submitted)) >= _TRANSFER_SECONDS:
+            logger.error(
+                "a KV connector has not ended a load or save in %.0f s, so all ranks are started anew", seconds
+            )
+            self._executor.kill("killed")
 
     def _begun(self, taken: dict[str, Any]) -> BlockLoad:
         assert self._connector is not None
@@ -279,15 +351,16 @@ class KVTransfers:
             failed = (first + place for place, block in enumerate(blocks) if block in self._error_blocks)
             num_right = min(num_right, next(failed, num_blocks))
             self._error_blocks.difference_update(blocks)
-        if num_right == num_blocks:
-            self._load_speed(load.num_tokens).measure(load.num_tokens, self._clock() - begun.submitted)
+        missing, seconds = load.num_tokens - num_right * size, self._clock() - begun.submitted
+        if missing:  # It is computed after that.
+            seconds += self._scheduler.prefill_seconds(missing) or 0.0
+        self._load_speed(load.num_tokens).measure(load.num_tokens, seconds)
         self._counts["num_kv_loaded_tokens"] += num_right * size
         try:
             self._scheduler.finish_load(load.id, num_right * size)
         except SchedulerError:
             return  # The step that read it is committed.
-        if num_right < num_blocks and self._config is not None and self._config.kv_load_failure_policy == "fail":
-            missing = load.num_tokens - num_right * size
+        if missing and self._config is not None and self._config.kv_load_failure_policy == "fail":
             self._fail(*begun.key, f"{missing} of {load.num_tokens} tokens to load from outside did not come")
 
     def _block_size(self, load: BlockLoad) -> int:
@@ -311,29 +384,3 @@ class KVTransfers:
             return
         for answer in answers:
             self.receive(_RESULTS.decode(answer))
-
-
-class _LoadSpeed:
-    """How long a token takes to come, from the moment when it was asked for; and whether that is worth it."""
-
-    def __init__(self) -> None:
-        self._seconds: float | None = None  # a token
-        self._num_skipped = 0
-
-    @property
-    def tokens_per_second(self) -> int:
-        """0 before any load was measured."""
-        return round(1 / self._seconds) if self._seconds else 0
-
-    def measure(self, num_tokens: int, seconds: float) -> None:
-        """A load of so many tokens has succeeded."""
-        newest = seconds / num_tokens
-        self._seconds = newest if self._seconds is None else self._seconds + _NEWEST * (newest - self._seconds)
-
-    def is_worth(self, num_tokens: int, prefill_seconds: float | None) -> bool:
-        """Whether to load so many tokens rather than to compute them in so many seconds."""
-        if self._seconds is None or prefill_seconds is None or self._seconds * num_tokens < prefill_seconds:
-            self._num_skipped = 0
-            return True
-        self._num_skipped = (self._num_skipped + 1) % _SKIPPED_HITS
-        return self._num_skipped == 0

@@ -1,4 +1,5 @@
 from .connector_factory import KVConnector, find_connector, make_scheduler_connector, make_worker_connector
+from .load_speed import LoadSpeed
 from .scheduler_connector import (
     BlockLoad,
     BlockSave,
@@ -15,6 +16,7 @@ __all__ = [
     "ConnectorContext",
     "KVBlocks",
     "KVConnector",
+    "LoadSpeed",
     "SchedulerConnector",
     "SchedulerOutput",
     "TransferRequest",

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from pyllm._rust import Plan
+from pyllm.errors import ConfigError, EngineDeadError
 from pyllm.kv_transfer import WorkerConnector
 from pyllm.wire.messages import Sampled
 from pyllm.workers.transfers.rank_transfers import RankTransfers
@@ -47,7 +48,10 @@ class TransferringExecutor(RememberingExecutor):
         if self.death is not None:
             raise self.death
         if method == "register_kv_caches":
-            self._transfers = RankTransfers(self._make(), self)
+            try:
+                self._transfers = RankTransfers(self._make(), self)
+            except ConfigError as error:
+                raise EngineDeadError(f"worker 0 refused a call: {error}") from error
             return [None]
         if method != "transfer":
             return await super().collective(method, *args)

@@ -16,6 +16,9 @@ from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError
 from pyllm.supervision.memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
 
+# Seconds that a rank which was given up has to end, before the next one takes its memory beside it.
+_END_SECONDS = 1.0
+
 
 class Rank(Protocol):
     """A worker in this process: a loaded `ModelRunner`, or a fake."""
@@ -71,8 +74,8 @@ class InlineExecutor:
 
     async def restart(self) -> None:
         self._die(WorkerDeadError("the model's thread was ended", "killed"))
-        self._thread.end()
-        self._rank = None
+        self._end_thread()
+        await asyncio.to_thread(self._thread.join, _END_SECONDS)
         # Free the old model's memory before the new one takes its own: the model has reference cycles, and the core
         # has frozen its objects.
         gc.unfreeze()
@@ -92,9 +95,13 @@ class InlineExecutor:
         return [result]
 
     async def close(self) -> None:
-        self._thread.end()
+        self._end_thread()
         await asyncio.to_thread(self._thread.join)
-        self._rank = None
+
+    def _end_thread(self) -> None:
+        rank, self._rank = self._rank, None
+        # A process's files are closed as it ends; these are not.
+        self._thread.end(partial(rank.call, "finish_transfers", ()) if rank is not None else lambda: None)
 
     def _end(self, number: int, step: "asyncio.Future[Sampled]", answer: asyncio.Future[Sampled]) -> None:
         """Pass a step's answer on, unless the rank was given up meanwhile."""

@@ -46,8 +46,8 @@ class ModelThread:
         """Begin a step; the one before may still be on a GPU. Its answer comes when it is done."""
         return self._add(begin, is_step=True)
 
-    def end(self) -> None:
-        """Cancel what has not begun, and end after what has."""
+    def end(self, last: Callable[[], Any]) -> None:
+        """Cancel what has not begun, and end after what has, and after `last`, whatever comes of it."""
         while True:
             try:
                 task = self._tasks.get_nowait()
@@ -55,11 +55,12 @@ class ModelThread:
                 break
             if task is not None:
                 task.result.cancel()
+        self.call(last)
         self._tasks.put(None)
 
-    def join(self) -> None:
-        """Wait for the end."""
-        self._thread.join()
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end, for so many seconds at most."""
+        self._thread.join(timeout)
 
     def _add(self, run: Callable[[], Any], *, is_step: bool) -> "Future[Any]":
         task = _Task(run, is_step, Future())

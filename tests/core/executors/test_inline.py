@@ -31,6 +31,7 @@ class FakeRank:
     def __init__(self, error: Exception | None = None, goes_on: threading.Event | None = None) -> None:
         self._error = error or ValueError("the machine is broken")
         self._goes_on = goes_on
+        self.called: list[str] = []
 
     def begin(self, step: Step, frame: memoryview) -> Answered:
         if self._goes_on is not None:
@@ -40,7 +41,8 @@ class FakeRank:
         return Answered(Sampled(step.step, array("i", [0, 1]).tobytes(), array("i", [len(frame)]).tobytes()))
 
     def call(self, method: str, args: tuple[Any, ...]) -> Any:
-        return {"add": sum}[method](args)
+        self.called.append(method)
+        return {"add": sum, "finish_transfers": len}[method](args)
 
 
 def broken() -> FakeRank:
@@ -88,6 +90,7 @@ async def test_step_that_fails_ends_the_rank_until_another_one_is_loaded() -> No
         await executor.collective("add", 1, 2)
     await executor.restart()
     assert len(made) == 2
+    assert made[0].called == ["finish_transfers"], "its files would stay open"
     assert executor.death is None
     assert await executor.collective("add", 1, 2) == [3]
     assert (await executor.submit(first)).step == 0

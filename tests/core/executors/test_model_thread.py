@@ -31,7 +31,7 @@ class OnDevice:
 def thread() -> Iterator[ModelThread]:
     thread = ModelThread()
     yield thread
-    thread.end()
+    thread.end(lambda: None)
     thread.join()
 
 
@@ -96,9 +96,11 @@ def test_the_end_cancels_what_has_not_begun() -> None:
 
     running, waiting = thread.step(begin), thread.call(lambda: None)
     assert begun.wait(LATEST)
-    thread.end()
+    last: list[str] = []
+    thread.end(lambda: last.append("closed"))
     step.ended.set()
     thread.join()
+    assert last == ["closed"]
     assert running.result(LATEST).step == 0
     with pytest.raises(CancelledError):
         waiting.result(LATEST)
