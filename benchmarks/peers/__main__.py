@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from benchmarks.peers.peer_server import MODEL, Server, per_second
 from benchmarks.servers.load import (
     MIXED_SEED,
     Request,
+    conversation_requests,
     equal_requests,
     measure,
     mixed_requests,
@@ -40,6 +42,10 @@ BATCH_SIZES = (8, 32)
 INSTRUCTIONS = ("avx2", "avx512_vnni", "avx512_bf16", "amx_int8")
 QUIET = 0.1  # cores that others may have during a load whose figures are to count
 PROMPT_TOKENS = (128, 1000, 3500)
+# Conversations of three turns, each 120 words (160 tokens) longer than the one before, eight answered at a time, with a
+# KV cache on the device for a tenth of all tokens.
+CONVERSATIONS, TURN_WORDS, ANSWER_TOKENS, TALKING = 200, 120, 32, 8
+CONVERSATION_CACHE = 10_240  # tokens
 SHARED_CACHE = ("--kv-cache-memory-bytes", "4GiB")  # 32 of the longest prompts side by side, in float32, too
 
 
@@ -68,7 +74,13 @@ SHARED = {
 LONG = {
     f"prompt-{tokens}": Workload(natural_requests(4, tokens * 5 // 8, 1, seed=tokens), 1) for tokens in PROMPT_TOKENS
 }
+# Turns that return follow the first ones on the same server.
+CONVERSATION = {
+    name: Workload(conversation_requests(CONVERSATIONS, turns, TURN_WORDS, ANSWER_TOKENS), TALKING)
+    for name, turns in (("conversations-new", (1,)), ("conversations-return", (2, 3)))
+}
 WORKLOADS = {
+    **CONVERSATION,
     **STREAMS,
     **NATURAL,
     **SHARED,
@@ -86,6 +98,7 @@ class Peer(NamedTuple):
     environment: tuple[tuple[str, str], ...] = ()
     serves: bool = True
     knows_capitals: bool = True  # which tells whether its answers make sense
+    scratch: Path | None = None  # a folder that it fills, and that is removed before
 
 
 def main() -> None:
@@ -109,7 +122,7 @@ def main() -> None:
     folder: Path = arguments.folder.resolve()
     results: Path = arguments.results or folder / "results.jsonl"
     files = [file.resolve() for file in arguments.file]
-    peers = [*ours(arguments.flags), *found_in(folder), *static_batches()]
+    peers = [*ours(arguments.flags), *tiers(folder, arguments.flags), *found_in(folder), *static_batches()]
     if files:
         peers = [peer for file in files for peer in on_file(file, folder, arguments.flags)]
     for peer in peers:
@@ -135,6 +148,22 @@ def ours(flags: Sequence[str]) -> list[Peer]:
         Peer("pyllm-prefix-cache", tuple(SHARED), (*command, *SHARED_CACHE)),
         Peer("pyllm-no-prefix-cache", tuple(SHARED), (*command, *SHARED_CACHE, "--no-enable-prefix-caching")),
     ]
+
+
+def tiers(folder: Path, flags: Sequence[str]) -> Iterator[Peer]:
+    """pyllm, and llama.cpp on the same file, with a small KV cache on the device, and what is kept beyond it."""
+    command = (sys.executable, "-m", "pyllm", "serve", "--port", "{port}", "--served-model-name", MODEL, *flags)
+    limits = ("--max-num-seqs", str(TALKING), "--max-model-len", str(CONVERSATION_CACHE // TALKING))
+    small = (*command, *limits, "--num-gpu-blocks-override", str(CONVERSATION_CACHE // 16))
+    disk = folder / "kv-cache"
+    yield Peer("pyllm-tier-none", tuple(CONVERSATION), small)
+    yield Peer("pyllm-tier-host", tuple(CONVERSATION), (*small, "--kv-offloading-size", "8GiB"))
+    yield Peer("pyllm-tier-disk", tuple(CONVERSATION), (*small, "--kv-cache-dir", str(disk)), scratch=disk)
+    program, file = folder / "llama" / "bin" / "llama-server", Path(read_checkpoint("").files[0])
+    if program.exists():
+        for tier, size in {"none": "0", "host": "8192"}.items():
+            peer = (*_llama_cpp(program, file, "on", TALKING, CONVERSATION_CACHE), "--cache-ram", size)
+            yield Peer(f"llama.cpp-tier-{tier}", tuple(CONVERSATION), peer)
 
 
 def found_in(folder: Path) -> Iterator[Peer]:
@@ -192,6 +221,8 @@ def measured(peer: Peer, workloads: Sequence[str], folder: Path) -> Iterator[Mea
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     log = logs / f"{peer.name}.log"
+    if peer.scratch is not None:
+        shutil.rmtree(peer.scratch, ignore_errors=True)
     with Server(peer.command, dict(peer.environment), log, peer.knows_capitals) as server:
         asyncio.run(measure(server.address, MODEL, warm_up_requests(), 2))
         for name in workloads:

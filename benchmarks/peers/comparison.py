@@ -48,6 +48,15 @@ ROWS = (
         )
         for shared, at_least, aim in ((2000, 3.0, 6.0), (80, None, 1.5), (341, None, 3.0))
     ),
+    *(
+        Row(f"{what}, conversations that return, {tiers}", "conversations-return", figure, ours, theirs, None, aim)
+        for what, figure, aim in (("requests/s", "requests_per_s", 2.0), ("TTFT p50", "ttft_p50_ms", 0.5))
+        for tiers, ours, theirs in (
+            ("host memory against none", "pyllm-tier-host", ("pyllm-tier-none",)),
+            ("disk against none", "pyllm-tier-disk", ("pyllm-tier-none",)),
+            ("host memory against llama.cpp", "pyllm-tier-host", ("llama.cpp-tier",)),
+        )
+    ),
     Row(
         "output tokens/s, mixed lengths", "mixed", "output_tokens_per_s", "pyllm-bfloat16", ("transformers",), 4.0, 8.0
     ),

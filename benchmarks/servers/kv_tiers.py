@@ -1,6 +1,6 @@
-"""What the tiers of the KV cache give: the first token of a long prompt after a restart, and conversations that return.
+"""What a KV store gives after a restart: the first token of a long prompt from disk, beside the cold one.
 
-With the embedded model and natural text. In each figure the tiers are compared with none, in the same run.
+Conversations that return are among the workloads of `benchmarks/peers`, beside llama.cpp.
 """
 
 import asyncio
@@ -15,41 +15,42 @@ from typing import Any, NamedTuple
 
 from benchmarks.record import Record
 from pyllm import AsyncEngine, SamplingParams
+from tests.tiny_model import write_tiny_model
 
 TEXT = Path(__file__).parents[1] / "perplexity.txt"
 PROMPT_TOKENS = 2000
 RUNS = 5
-DISK = {"kv_cache_disk_size": "8GiB"}
-
-CONVERSATIONS, TURNS, USER_TOKENS, ANSWER_TOKENS = 200, 3, 160, 32
-AT_ONCE = 8  # conversations that are answered at the same time
-KEPT = 0.1  # of the tokens of all conversations: what the device has room for
+_LLAMA_1B = {
+    "heads": 32,
+    "kv_heads": 8,
+    "head_dim": 64,
+    "layers": 16,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "vocab_size": 32_768,
+    "max_position_embeddings": 4096,
+}
 _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 def restarts() -> Iterator[Record]:
     """Seconds to the first token of a system prompt: cold, on the device, and from disk after a restart."""
-    yield from asyncio.run(_restarts(""))
+    yield from asyncio.run(_restarts("embedded", ""))
 
 
-def returns() -> Iterator[Record]:
-    """Tokens a second and seconds to the first token of conversations that come back, by tier."""
+def restarts_of_1b() -> Iterator[Record]:
+    """The same for random weights in the shape of Llama 3.2 1B, in bfloat16."""
     with tempfile.TemporaryDirectory() as folder:
-        tiers: dict[str, dict[str, Any]] = {
-            "none": {},
-            "host": {"kv_offloading_size": "8GiB"},
-            "disk": {"kv_cache_dir": folder, **DISK},
-        }
-        for tier, options in tiers.items():
-            yield from asyncio.run(_returns(tier, options))
+        model = write_tiny_model(Path(folder) / "1b", **_LLAMA_1B)
+        yield from asyncio.run(_restarts("1b", model, dtype="bfloat16", kv_cache_memory_bytes="1GiB"))
 
 
-FIGURES = {"kv_tiers.restart": restarts, "kv_tiers.returning": returns}
+FIGURES = {"kv_tiers.restart": restarts, "kv_tiers.restart_1b": restarts_of_1b}
 
 
-async def _restarts(model: str) -> list[Record]:
+async def _restarts(kind: str, model: str, **more: Any) -> list[Record]:
     with tempfile.TemporaryDirectory() as folder:
-        options: dict[str, Any] = {"kv_cache_dir": folder, **DISK, "max_model_len": 4096}
+        options = {"kv_cache_dir": folder, "kv_cache_disk_size": "8GiB", "max_model_len": 4096, **more}
         cold, hot, warm = [], [], []
         for run in range(RUNS):
             async with _engine(model, options) as engine:
@@ -68,6 +69,7 @@ async def _restarts(model: str) -> list[Record]:
     return [
         {
             "name": "kv_tiers.restart_ttft_s",
+            "model": kind,
             "value": value,
             "unit": "s",
             "tokens": PROMPT_TOKENS,
@@ -79,44 +81,9 @@ async def _restarts(model: str) -> list[Record]:
     ]
 
 
-async def _returns(tier: str, options: dict[str, Any]) -> list[Record]:
-    length = TURNS * (USER_TOKENS + ANSWER_TOKENS)
-    num_blocks = int(KEPT * CONVERSATIONS * length) // 16
-    limits = {"num_gpu_blocks_override": num_blocks, "max_model_len": 2048, "max_num_seqs": AT_ONCE}
-    async with _engine("", options | limits) as engine:
-        histories = [_tokens(engine, USER_TOKENS, start=7 * number) for number in range(CONVERSATIONS)]
-        questions = _tokens(engine, USER_TOKENS * 40)
-        answers: list[_Answer] = []
-        begin = time.perf_counter()
-        for turn in range(TURNS):
-            waiting = iter(range(CONVERSATIONS))
-
-            async def talk(turn: int = turn, waiting: Iterator[int] = waiting) -> None:
-                for number in waiting:
-                    answer = await _first_token(engine, histories[number], ANSWER_TOKENS)
-                    answers.append(answer)
-                    start = (31 * number + 977 * turn) % (len(questions) - USER_TOKENS)
-                    histories[number] += [*answer.tokens, *questions[start : start + USER_TOKENS]]
-
-            await asyncio.gather(*(talk() for _ in range(AT_ONCE)))
-        seconds = time.perf_counter() - begin
-    later = answers[CONVERSATIONS:]
-    cached = sum(answer.num_cached_tokens for answer in later) / sum(answer.num_prompt_tokens for answer in later)
-    case: Record = {"kind": tier, "streams": AT_ONCE, "requests": len(answers)}
-    rate: Record = {"name": "kv_tiers.returning_tokens_s", "unit": "tokens/s", **case}
-    rate["value"] = round(sum(answer.num_prompt_tokens + len(answer.tokens) for answer in answers) / seconds, 1)
-    rate["share"] = round(cached, 3)
-    first: Record = {"name": "kv_tiers.returning_ttft_s", "unit": "s", **case}
-    first["value"] = round(statistics.median(answer.seconds for answer in later), 4)
-    first["p99"] = round(statistics.quantiles((answer.seconds for answer in later), n=100)[98], 4)
-    return [rate, first]
-
-
 class _Answer(NamedTuple):
     seconds: float  # to the first token
-    num_prompt_tokens: int
     num_cached_tokens: int
-    tokens: tuple[int, ...]
 
 
 async def _first_token(engine: AsyncEngine, prompt: Sequence[int], max_tokens: int = 1) -> _Answer:
@@ -126,8 +93,7 @@ async def _first_token(engine: AsyncEngine, prompt: Sequence[int], max_tokens: i
     async for each in engine.generate({"prompt_token_ids": list(prompt)}, params):
         seconds = seconds or time.perf_counter() - begin
         outputs.append(each)
-    output = outputs[-1]
-    return _Answer(seconds, len(prompt), output.num_cached_tokens or 0, tuple(output.outputs[0].token_ids))
+    return _Answer(seconds, outputs[-1].num_cached_tokens or 0)
 
 
 async def _saved(engine: AsyncEngine) -> None:

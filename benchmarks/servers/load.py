@@ -45,6 +45,18 @@ def natural_requests(number: int, words: int, output_tokens: int, seed: int = 0)
     return [Request(" ".join(text[start : start + words]), output_tokens) for start in chosen]
 
 
+def conversation_requests(number: int, turns: Sequence[int], words: int, output_tokens: int) -> list[Request]:
+    """Prompts of conversations: of each turn (from 1 on) all conversations, every one so many words longer than before.
+
+    Each has its own stretch of `perplexity.txt`, which goes round.
+    """
+    text = (Path(__file__).parents[1] / "perplexity.txt").read_text().split()
+    starts = range(0, len(text), len(text) // number)[:number]
+    most, text = words * max(turns), 2 * text
+    assert most <= len(text) // 2, f"the text has no {most} words"
+    return [Request(" ".join(text[start : start + words * turn]), output_tokens) for turn in turns for start in starts]
+
+
 def mixed_requests(number: int, least: int, most: int, seed: int = 0) -> list[Request]:
     """Prompts and outputs each of `least` to `most` tokens, all lengths being as likely."""
     random = Random(seed)

@@ -7,7 +7,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from benchmarks.servers.load import Figures, Request, equal_requests, measure, mixed_requests, natural_requests
+from benchmarks.servers.load import (
+    Figures,
+    Request,
+    conversation_requests,
+    equal_requests,
+    measure,
+    mixed_requests,
+    natural_requests,
+)
 
 DONE = "[DONE]"
 Pieces = list[bytes]
@@ -126,3 +134,10 @@ def test_mixed_requests_keep_to_their_bounds() -> None:
     requests = mixed_requests(200, 5, 9)
     assert {len(request.prompt.split()) for request in requests} == {5, 6, 7, 8, 9}
     assert {request.output_tokens for request in requests} == {5, 6, 7, 8, 9}
+
+
+def test_conversations_grow_and_share_nothing_with_others() -> None:
+    requests = [request.prompt.split() for request in conversation_requests(50, (1, 2), 20, 8)]
+    assert [len(prompt) for prompt in requests] == 50 * [20] + 50 * [40]
+    assert all(later[:20] == first for first, later in zip(requests[:50], requests[50:], strict=True))
+    assert len({tuple(prompt[:8]) for prompt in requests}) == 50
