@@ -84,13 +84,18 @@ def write_tiny_model(
     }
     _write(folder / "config.json", fields | config)
     _write(folder / "generation_config.json", {"eos_token_id": [257]})
-    write_tokenizer(folder)
+    # A tokenizer with far fewer tokens than the embedding has rows would be another model's.
+    write_tokenizer(folder, num_tokens=vocab_size * 7 // 8)
     return str(folder)
 
 
-def write_tokenizer(folder: Path, merges: Sequence[str] = ()) -> None:
-    """Write a byte-level tokenizer of 256 bytes, two special tokens, 256 and 257, and merges, with a chat template."""
+def write_tokenizer(folder: Path, merges: Sequence[str] = (), num_tokens: int = 0) -> None:
+    """Write a byte-level tokenizer of 256 bytes, two special tokens, 256 and 257, and merges, with a chat template.
+
+    It has at least `num_tokens`; those that fill it up come out of no text.
+    """
     tokens = [*_byte_alphabet(), START, END, *("".join(merge.split()) for merge in merges)]
+    tokens += [f"<unused {index}>" for index in range(len(tokens), num_tokens)]
     _write(folder / "tokenizer.json", _tokenizer(tokens, merges))
     _write(
         folder / "tokenizer_config.json",

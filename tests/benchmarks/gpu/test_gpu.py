@@ -22,6 +22,7 @@ from benchmarks.gpu.offline_launches import Target
 from benchmarks.gpu.part_processes import RAISED, run_checks, run_parts
 from benchmarks.gpu.parts import PARTS, Setting, emit_parts, figure_parts, precisions
 from benchmarks.gpu.timing import copy_bandwidth, copy_size, matrix_rate
+from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.workers.layers.rank_group import RankGroup
 from tests.tiny_model import write_tiny_model
 
@@ -416,3 +417,8 @@ def test_without_a_card_it_says_so_and_fails() -> None:
     assert process.returncode == 2
     assert process.stdout == ""
     assert "no CUDA card is visible to torch here, so nothing was checked or measured" in process.stderr
+
+
+def test_a_random_model_with_many_tokens_is_one_that_servers_take(tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(write_tiny_model(tmp_path / "model", vocab_size=4096))
+    assert checkpoint.spec.vocab_size == 4096
