@@ -35,20 +35,20 @@ _DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
 def restarts() -> Iterator[Record]:
     """Seconds to the first token of a system prompt: cold, on the device, and from disk after a restart."""
-    yield from asyncio.run(_restarts("embedded", ""))
+    yield from asyncio.run(_restarts("restart_ttft_s", ""))
 
 
 def restarts_of_1b() -> Iterator[Record]:
     """The same for random weights in the shape of Llama 3.2 1B, in bfloat16."""
     with tempfile.TemporaryDirectory() as folder:
         model = write_tiny_model(Path(folder) / "1b", **_LLAMA_1B)
-        yield from asyncio.run(_restarts("1b", model, dtype="bfloat16", kv_cache_memory_bytes="1GiB"))
+        yield from asyncio.run(_restarts("restart_1b_ttft_s", model, dtype="bfloat16", kv_cache_memory_bytes="1GiB"))
 
 
 FIGURES = {"kv_tiers.restart": restarts, "kv_tiers.restart_1b": restarts_of_1b}
 
 
-async def _restarts(kind: str, model: str, **more: Any) -> list[Record]:
+async def _restarts(figure: str, model: str, **more: Any) -> list[Record]:
     with tempfile.TemporaryDirectory() as folder:
         options = {"kv_cache_dir": folder, "kv_cache_disk_size": "8GiB", "max_model_len": 4096, **more}
         cold, hot, warm = [], [], []
@@ -68,8 +68,7 @@ async def _restarts(kind: str, model: str, **more: Any) -> list[Record]:
     page_cache = "dropped" if is_dropped else "warm"
     return [
         {
-            "name": "kv_tiers.restart_ttft_s",
-            "model": kind,
+            "name": f"kv_tiers.{figure}",
             "value": value,
             "unit": "s",
             "tokens": PROMPT_TOKENS,
