@@ -318,7 +318,8 @@ class ModelRunner:
             cache=engine.cache,
         )
         blocks = GpuBlocks(cache) if self._placement.device.type == "cuda" else CpuBlocks(cache)
-        self._transfers = RankTransfers(make_worker_connector(config, context), blocks)
+        blocks_written = None if self._selector is None else self._selector.blocks_written
+        self._transfers = RankTransfers(make_worker_connector(config, context), blocks, blocks_written)
         if (hook := self._transfers.hook) is not None:
             self.add_attention_hook(hook)
 
