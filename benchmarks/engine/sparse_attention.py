@@ -142,7 +142,8 @@ class Bench:
             if layer >= DENSE_LAYERS and of_spec.attention.window is None
         ]
         budget = BlockBudget(SINK_BLOCKS, top_k, RECENT_BLOCKS)
-        return TopKSelector(self.runner._kernels, self._cache, layers, KINDS[kind], budget, max_rows=CHUNK + 1)
+        kernels, group = self.runner._kernels, RankGroup()
+        return TopKSelector(kernels, self._cache, layers, KINDS[kind], budget, max_rows=CHUNK + 1, group=group)
 
     def use(self, selector: KVSelector | None) -> None:
         """Attend as it chooses from now on; None: to everything."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyllm import LLMEngine, RequestOutput, SamplingParams
+from pyllm import LLM, LLMEngine, RequestOutput, SamplingParams
 from tests.tiny_model import write_tiny_model
 
 OPTIONS = {
@@ -83,6 +83,18 @@ def test_blocks_of_a_store_give_the_bits_of_blocks_that_were_computed(model: str
     for changed in (dense, options | {"sparse_attention_top_k": 4}):
         with closing(LLMEngine(model, **changed)) as engine:
             assert served(engine, [prompt])[0].num_cached_tokens == 0, "blocks of other settings mean something else"
+
+
+@pytest.mark.parametrize(("kind", "ranks", "stages"), [("quest", 2, 1), ("mean", 1, 2)])
+def test_ranks_and_stages_give_the_tokens_of_one_process(tmp_path: Path, kind: str, ranks: int, stages: int) -> None:
+    """Each rank has its own heads, and chooses by those of all."""
+    folder = write_tiny_model(tmp_path / "model", layers=4, heads=4, kv_heads=2)
+    prompts = [random.Random(number).choices(range(256), k=30 + 9 * number) for number in range(8)]
+    with closing(LLMEngine(folder, **OPTIONS, sparse_attention=kind)) as engine:
+        expected = outputs(engine, prompts)
+    options: dict[str, Any] = OPTIONS | {"sparse_attention": kind, "warm_spares": False}
+    with closing(LLM(folder, **options, tensor_parallel_size=ranks, pipeline_parallel_size=stages)) as llm:
+        assert [list(output.outputs[0].token_ids) for output in llm.generate(prompts, GREEDY)] == expected
 
 
 def bits_of(engine: LLMEngine, prompt: list[int]) -> list[Any]:

@@ -9,6 +9,7 @@ from pyllm_kernels import AttentionLayer, AttentionMetadata
 from torch import Tensor
 
 from pyllm.errors import ConfigError
+from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.sparse_attention.kv_selectors import (
     BUILT_IN,
     GROUP,
@@ -103,6 +104,6 @@ def test_what_makes_no_selector_is_a_configuration_error(tmp_path: Path, value: 
     engine = runner._engine
     assert runner._kv_cache is not None
     settings = type(engine.sparse)(sparse_attention="odd")
-    inputs = SelectorInputs(settings, runner._kernels, runner._kv_cache, (2,), 8)
+    inputs = SelectorInputs(settings, runner._kernels, runner._kv_cache, (2,), 8, RankGroup())
     with pytest.raises(ConfigError, match=f"sparse attention 'odd' .* {text}"):
         load_kv_selector(inputs, [entry("odd", value)])
