@@ -22,7 +22,9 @@ def check_sparse_attention(config: EngineConfig, spec: ModelSpec, device: str) -
         return
     find_kv_selector(name)
     if device != "cpu":
-        raise ConfigError(f"sparse_attention {name} is built for CPUs only, not for {device}: leave it out")
+        raise ConfigError(
+            f"sparse_attention {name} is built for CPUs only, not for {device}: leave it out, or set device to cpu"
+        )
     for setting in ("attention_backend", "kernel_backend"):
         backend = getattr(config.device, setting)
         if backend not in {"auto", "cpu", "sdpa", "reference"}:
