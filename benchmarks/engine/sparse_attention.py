@@ -2,7 +2,7 @@
 
 A runner without a scheduler, over the documents of this repository as a text: after a long prompt, the tokens that
 follow are taken as an output. `python -m benchmarks.engine.sparse_attention --model FILE.gguf --context 32000` measures
-another model. Knows no server.
+another model, with `--only-speed` over random keys and values. Knows no server.
 """
 
 import argparse
@@ -111,9 +111,13 @@ class AttentionMass:
 
 
 class Bench:
-    """A runner with a prompt in its cache, whose following tokens are computed again and again."""
+    """A runner with a prompt in its cache, whose following tokens are computed again and again.
 
-    def __init__(self, model: str, context: int) -> None:
+    With `is_random` the prompt is not computed, and the cache is full of random numbers: how fast the next tokens are
+    depends on how much they read, and not on what it is.
+    """
+
+    def __init__(self, model: str, context: int, *, is_random: bool = False) -> None:
         options = {"model": model, "device": "cpu", "max_num_seqs": 1, "max_num_batched_tokens": CHUNK}
         engine, checkpoint = resolve_config(engine_config(options))
         set_threads(engine, num_threads=1)  # All of the work is this thread's then: what else runs does not count.
@@ -132,7 +136,10 @@ class Bench:
         self._cache = runner._kv_cache
         self._dense = runner._forward
         self._planner.start(0, prompt_length=self.context)
-        self._run(self._tokens[: self.context])
+        if is_random:
+            self._fill()
+        else:
+            self._run(self._tokens[: self.context])
 
     def selector(self, choice: Choice) -> TopKSelector:
         kind, top_k = choice
@@ -142,7 +149,8 @@ class Bench:
             if layer >= DENSE_LAYERS and of_spec.attention.window is None
         ]
         budget = BlockBudget(SINK_BLOCKS, top_k, RECENT_BLOCKS)
-        return TopKSelector(self.runner._kernels, self._cache, layers, KINDS[kind], budget, max_rows=CHUNK + 1)
+        kernels, group = self.runner._kernels, RankGroup()
+        return TopKSelector(kernels, self._cache, layers, KINDS[kind], budget, max_rows=CHUNK + 1, group=group)
 
     def use(self, selector: KVSelector | None) -> None:
         """Attend as it chooses from now on; None: to everything."""
@@ -183,6 +191,14 @@ class Bench:
         return seconds[1:]
 
     @torch.inference_mode()
+    def _fill(self) -> None:
+        """Random numbers in all blocks, and the prompt's tables."""
+        self._cache.memory.normal_()  # Zeros that were never written would be one page, which stays in the caches.
+        for start in range(0, self.context, CHUNK):
+            step, frame = self._planner.step(Row(0, self._tokens[start : min(start + CHUNK, self.context)]))
+            self.runner._slots.apply(self.runner._plans.load(step.counts, frame))
+
+    @torch.inference_mode()
     def _run(self, tokens: list[int]) -> Tensor:
         """Hidden states of tokens that come next, in steps of `CHUNK`."""
         parts, forward = [], self.runner.forward
@@ -200,9 +216,10 @@ def run() -> Iterator[Record]:
     yield from figures("", CONTEXT)
 
 
-def figures(model: str, context: int) -> Iterator[Record]:
-    bench = Bench(model, context)
-    yield from quality(bench)
+def figures(model: str, context: int, *, only_speed: bool = False) -> Iterator[Record]:
+    bench = Bench(model, context, is_random=only_speed)
+    if not only_speed:
+        yield from quality(bench)
     yield from speed(bench)
 
 
@@ -248,8 +265,11 @@ def main() -> None:
     parser.add_argument(
         "--context", type=int, default=CONTEXT, help="tokens of the prompt, or as many as the model can have"
     )
+    parser.add_argument(
+        "--only-speed", action="store_true", help="over random keys and values: the prompt is not computed"
+    )
     arguments = parser.parse_args()
-    for record in figures(arguments.model, arguments.context):
+    for record in figures(arguments.model, arguments.context, only_speed=arguments.only_speed):
         print(json.dumps(record), flush=True)
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "rope_and_kv_write",
     "sample",
     "scale_and_cap",
+    "score_blocks",
     "select_blocks",
     "set_num_threads",
     "stay_awake",
@@ -218,7 +219,7 @@ def paged_attention(
     bfloat16, and so summed up. `IndexError` where the batch's numbers do not name what is there.
     """
 
-def select_blocks(
+def score_blocks(
     shape: tuple[int, int],
     query: _Rows,
     cache: _Cache,
@@ -227,15 +228,31 @@ def select_blocks(
     scale: float,
     summaries: tuple[str, int, int],
     budget: tuple[int, int, int],
-    out: tuple[int, int, int],
+    shares: int,
 ) -> None:
-    """Choose the blocks that sparse rows attend to; `shape` is tokens and query heads, and of the cache keys are read.
+    """Score the blocks that sparse rows choose from; `shape` is tokens and query heads, and of the cache keys are read.
 
     `is_sparse` is int32 [rows], 0 or 1. `summaries` is "mean" or "bounds", the address of vectors
     [num_blocks, kv_heads, parts, head_dim] of the cache's dtype, and that of uint8 [num_blocks], 1 where a block has
-    its own; both are written to. `budget` is how many first blocks, best ones and last ones a row keeps. `out` has the
-    addresses of a batch whose slots are its rows, int32: block tables [rows, max_blocks], slots and sequence lengths.
-    `ValueError` for a budget without a last block, `IndexError` where the batch's numbers do not name what is there.
+    its own; both are written to. `budget` is how many first blocks, best ones and last ones a row keeps. `shares` is
+    float32 [rows, max_blocks]: of a row that chooses, one is written for each block between the first and the last
+    ones. `ValueError` for a budget without a last block, `IndexError` where the batch's numbers do not name what is
+    there.
+    """
+
+def select_blocks(
+    tokens: int,
+    shares: int,
+    cache: _Cache,
+    batch: _Batch,
+    is_sparse: int,
+    budget: tuple[int, int, int],
+    out: tuple[int, int, int],
+) -> None:
+    """Choose the blocks that sparse rows attend to, by what `score_blocks` has written; nothing of the cache is read.
+
+    `out` has the addresses of a batch whose slots are its rows, int32: block tables [rows, max_blocks], slots and
+    sequence lengths. It raises what `score_blocks` raises.
     """
 
 def copy_blocks(cache: _Cache, copies: int, num_copies: int) -> None:

@@ -187,7 +187,7 @@ def paged_attention(
     return out
 
 
-def select_blocks(
+def score_blocks(
     query: Tensor,
     key_cache: Tensor,
     metadata: AttentionMetadata,
@@ -195,10 +195,10 @@ def select_blocks(
     scale: float,
     summaries: KeySummaries,
     budget: BlockBudget,
-) -> AttentionMetadata:
+) -> Tensor:
     if not _are_ours(query, key_cache):
         arguments = query, key_cache, metadata, is_sparse, scale, summaries, budget
-        return graph.not_captured(reference.select_blocks)(*arguments)
+        return graph.not_captured(reference.score_blocks)(*arguments)
     tokens, heads, head_dim = query.shape
     (rows,) = metadata.slots.shape
     num_blocks, _, kv_heads, _ = key_cache.shape
@@ -209,9 +209,8 @@ def select_blocks(
     _check_shape("known", summaries.known, (num_blocks,))
     _check_dtype("known", summaries.known, torch.uint8)
     _check_contiguous("known", summaries.known)
-    tables = graph.empty((rows, metadata.block_tables.shape[1]), torch.int32)
-    slots, lengths = graph.empty((rows,), torch.int32), graph.empty((rows,), torch.int32)
-    _cpu.select_blocks(
+    shares = graph.empty((rows, metadata.block_tables.shape[1]), torch.float32)
+    _cpu.score_blocks(
         (tokens, heads),
         _rows_of_heads("query", query),
         _cache(key_cache, key_cache, head_dim),
@@ -219,10 +218,36 @@ def select_blocks(
         is_sparse.data_ptr(),
         scale,
         (summaries.kind, summaries.vectors.data_ptr(), summaries.known.data_ptr()),
-        (budget.num_sink_blocks, budget.top_k, budget.num_recent_blocks),
-        (tables.data_ptr(), slots.data_ptr(), lengths.data_ptr()),
+        _budget(budget),
+        shares.data_ptr(),
     )
     graph.keep(query, key_cache, is_sparse, summaries.vectors, summaries.known)
+    return shares
+
+
+def select_blocks(
+    shares: Tensor, key_cache: Tensor, metadata: AttentionMetadata, is_sparse: Tensor, budget: BlockBudget
+) -> AttentionMetadata:
+    if not _are_ours(key_cache):
+        return graph.not_captured(reference.select_blocks)(shares, key_cache, metadata, is_sparse, budget)
+    (rows,) = metadata.slots.shape
+    max_blocks = metadata.block_tables.shape[1]
+    _check_indices("is_sparse", is_sparse, (rows,))
+    _check_shape("shares", shares, (rows, max_blocks))
+    _check_dtype("shares", shares, torch.float32)
+    _check_contiguous("shares", shares)
+    tables = graph.empty((rows, max_blocks), torch.int32)
+    slots, lengths = graph.empty((rows,), torch.int32), graph.empty((rows,), torch.int32)
+    _cpu.select_blocks(
+        metadata.num_tokens,
+        shares.data_ptr(),
+        _cache(key_cache, key_cache, key_cache.shape[3]),
+        _batch(metadata),
+        is_sparse.data_ptr(),
+        _budget(budget),
+        (tables.data_ptr(), slots.data_ptr(), lengths.data_ptr()),
+    )
+    graph.keep(shares, key_cache, is_sparse)
     return replace(metadata, block_tables=tables, slots=slots, sequence_lengths=lengths)
 
 
@@ -449,6 +474,10 @@ def _batch(metadata: AttentionMetadata) -> tuple[int, tuple[int, int], int, int,
     tables, *others = (tensor.data_ptr() for tensor in tensors)
     slots, query_starts, sequence_lengths = others
     return tables, (num_slots, max_blocks), slots, query_starts, sequence_lengths, rows
+
+
+def _budget(budget: BlockBudget) -> tuple[int, int, int]:
+    return budget.num_sink_blocks, budget.top_k, budget.num_recent_blocks
 
 
 def _cache(key_cache: Tensor, value_cache: Tensor, head_dim: int) -> tuple[str, int, int, tuple[int, int, int, int]]:

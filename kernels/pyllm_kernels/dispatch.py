@@ -161,9 +161,8 @@ class Kernels:
     experts: ExpertsOp
     plan_attention: PlanAttentionOp
     paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, AttentionLayer], Tensor]
-    select_blocks: Callable[
-        [Tensor, Tensor, AttentionMetadata, Tensor, float, KeySummaries, BlockBudget], AttentionMetadata
-    ]
+    score_blocks: Callable[[Tensor, Tensor, AttentionMetadata, Tensor, float, KeySummaries, BlockBudget], Tensor]
+    select_blocks: Callable[[Tensor, Tensor, AttentionMetadata, Tensor, BlockBudget], AttentionMetadata]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
     swap_blocks: Callable[[Tensor, Tensor, Tensor], None]
     gather_blocks: Callable[[Tensor, Tensor, Tensor], None]
@@ -446,7 +445,7 @@ def paged_attention(
     return select("auto", query.device).paged_attention(query, key_cache, value_cache, metadata, layer)
 
 
-def select_blocks(
+def score_blocks(
     query: Tensor,
     key_cache: Tensor,
     metadata: AttentionMetadata,
@@ -454,22 +453,37 @@ def select_blocks(
     scale: float,
     summaries: KeySummaries,
     budget: BlockBudget,
+) -> Tensor:
+    """What `select_blocks` chooses by in one layer: shares of the attention, float32 [rows, max_blocks].
+
+    query [tokens, heads, head_dim] and key_cache as in `paged_attention`; is_sparse int32 [rows], 0 or 1; scale as in
+    `AttentionLayer`. A sparse row of one token that has more blocks than the budget chooses between those that come
+    after its first ones and before its last ones, and has their shares in this order; what comes behind them, and the
+    line of another row, means nothing. A block's share is the softmax of a head's scores over these blocks, summed over
+    the heads. The score is `query @ mean`, or by bounds the most that `query @ key` can be (Quest, arXiv 2406.10774).
+    Where ranks have some of a layer's heads each, the sum of their shares is that of the layer.
+
+    Makes the summaries that are missing. A row's shares do not depend on the others.
+    """
+    score_on = select("auto", query.device).score_blocks
+    return score_on(query, key_cache, metadata, is_sparse, scale, summaries, budget)
+
+
+def select_blocks(
+    shares: Tensor, key_cache: Tensor, metadata: AttentionMetadata, is_sparse: Tensor, budget: BlockBudget
 ) -> AttentionMetadata:
     """The batch as `paged_attention` is to see it in one layer: the block tables of sparse rows without some blocks.
 
-    query [tokens, heads, head_dim] and key_cache as there; is_sparse int32 [rows], 0 or 1; scale as in
-    `AttentionLayer`. A sparse row of one token that has more blocks than the budget keeps its first and last ones, and
-    of those between the ones with the greatest share of the attention by their summaries. The share is the softmax of
-    a head's scores over these blocks, summed over the heads. The score is `query @ mean`, or by bounds the most that
-    `query @ key` can be (Quest, arXiv 2406.10774). Of equal shares the first count more. What is kept stays in order,
-    so a row that keeps all its blocks gets the bits of a row that is not sparse.
+    shares float32 [rows, max_blocks] as `score_blocks` gives them for the same batch, marks and budget. A row that
+    chooses keeps its first and last blocks, and of those between the ones with the greatest shares; of equal ones the
+    first count more. What is kept stays in order, so a row that keeps all its blocks gets the bits of a row that is not
+    sparse.
 
     Keys are rotated as they are written, so a table may leave blocks out, and the length is that of what is left: a row
-    is that long for attention. Makes the summaries that are missing. A row's choice does not depend on the others.
-    Gives metadata with `tasks` of no backend; the layer must have no window.
+    is that long for attention. Of the cache only its shape is used. Gives metadata with `tasks` of no backend; the
+    layer must have no window.
     """
-    select_on = select("auto", query.device).select_blocks
-    return select_on(query, key_cache, metadata, is_sparse, scale, summaries, budget)
+    return select("auto", shares.device).select_blocks(shares, key_cache, metadata, is_sparse, budget)
 
 
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
@@ -566,6 +580,7 @@ def _reference() -> Kernels:
         experts=reference.experts,
         plan_attention=reference.plan_attention,
         paged_attention=reference.paged_attention,
+        score_blocks=reference.score_blocks,
         select_blocks=reference.select_blocks,
         copy_blocks=reference.copy_blocks,
         swap_blocks=reference.swap_blocks,
@@ -595,6 +610,7 @@ def _cpu(device_type: str) -> Kernels:
         activation=cpu.activation,
         experts=cpu.experts,
         paged_attention=cpu.paged_attention,
+        score_blocks=cpu.score_blocks,
         select_blocks=cpu.select_blocks,
         copy_blocks=cpu.copy_blocks,
     )
@@ -647,7 +663,8 @@ def _triton(device_type: str) -> Kernels:
         experts=grouped_experts.experts,
         plan_attention=attention.plan_attention,
         paged_attention=attention.paged_attention,
-        select_blocks=reference.select_blocks,  # Rows are read on the host: the engine refuses it on a GPU.
+        score_blocks=reference.score_blocks,  # Rows are read on the host: the engine refuses it on a GPU.
+        select_blocks=reference.select_blocks,
         copy_blocks=blocks.copy_blocks,
         swap_blocks=reference.swap_blocks,  # ...and Triton has nothing to add to a copy over PCIe.
         gather_blocks=blocks.gather_blocks,

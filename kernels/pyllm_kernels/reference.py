@@ -5,7 +5,7 @@ It reads lengths on the host, so on CUDA it waits for the device; `dispatch.py` 
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -242,7 +242,7 @@ def paged_attention(
     return output
 
 
-def select_blocks(
+def score_blocks(
     query: Tensor,
     key_cache: Tensor,
     metadata: AttentionMetadata,
@@ -250,28 +250,45 @@ def select_blocks(
     scale: float,
     summaries: KeySummaries,
     budget: BlockBudget,
+) -> Tensor:
+    starts = metadata.query_starts.tolist()
+    size = len(metadata.slots), metadata.block_tables.shape[1]
+    shares = torch.zeros(size, dtype=torch.float32, device=query.device)
+    for row, first, end in _choosing(key_cache, metadata, is_sparse, budget):
+        candidates = metadata.block_tables[metadata.slots[row].long(), first:end].long()
+        _summarise(key_cache, candidates[summaries.known[candidates] == 0], summaries)
+        of_row = _shares(query[starts[row]].float() * scale, summaries.vectors[candidates].float())
+        shares[row, : end - first] = of_row
+    return shares
+
+
+def select_blocks(
+    shares: Tensor, key_cache: Tensor, metadata: AttentionMetadata, is_sparse: Tensor, budget: BlockBudget
 ) -> AttentionMetadata:
     block_size, num_rows = key_cache.shape[1], len(metadata.slots)
     tables = metadata.block_tables[metadata.slots.long()].clone()
     lengths = metadata.sequence_lengths.clone()
-    starts, may_choose = metadata.query_starts.tolist(), is_sparse.tolist()
-    for row, length in enumerate(lengths.tolist()):
-        used = -(-length // block_size)
-        end = used - budget.num_recent_blocks
-        num_candidates = end - budget.num_sink_blocks
-        if not may_choose[row] or starts[row + 1] - starts[row] != 1 or num_candidates <= budget.top_k:
-            continue
-        candidates = tables[row, budget.num_sink_blocks : end].long()
-        _summarise(key_cache, candidates[summaries.known[candidates] == 0], summaries)
-        shares = _shares(query[starts[row]].float() * scale, summaries.vectors[candidates].float())
+    for row, first, end in _choosing(key_cache, metadata, is_sparse, budget):
         # Of equal shares the first: torch's `topk` promises no order.
-        best = shares.sort(descending=True, stable=True).indices[: budget.top_k].sort().values
-        kept = (tables[row, : budget.num_sink_blocks], candidates[best].int(), tables[row, end:used])
-        chosen = torch.cat(kept)
+        best = shares[row, : end - first].sort(descending=True, stable=True).indices[: budget.top_k].sort().values
+        kept = tables[row, first:end][best]
+        chosen = torch.cat((tables[row, :first], kept, tables[row, end : end + budget.num_recent_blocks]))
         tables[row, : len(chosen)] = chosen
-        lengths[row] -= (num_candidates - budget.top_k) * block_size
+        lengths[row] -= (end - first - budget.top_k) * block_size
     slots = torch.arange(num_rows, dtype=torch.int32, device=lengths.device)
     return replace(metadata, block_tables=tables, slots=slots, sequence_lengths=lengths, tasks=None)
+
+
+def _choosing(
+    key_cache: Tensor, metadata: AttentionMetadata, is_sparse: Tensor, budget: BlockBudget
+) -> Iterator[tuple[int, int, int]]:
+    """The rows that leave blocks out, and where the blocks begin and end of which they keep the best."""
+    starts, may_choose = metadata.query_starts.tolist(), is_sparse.tolist()
+    for row, length in enumerate(metadata.sequence_lengths.tolist()):
+        end = -(-length // key_cache.shape[1]) - budget.num_recent_blocks
+        is_more = end - budget.num_sink_blocks > budget.top_k
+        if may_choose[row] and starts[row + 1] - starts[row] == 1 and is_more:
+            yield row, budget.num_sink_blocks, end
 
 
 def _summarise(key_cache: Tensor, blocks: Tensor, summaries: KeySummaries) -> None:

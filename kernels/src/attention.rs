@@ -17,7 +17,7 @@ mod tests;
 
 use std::ptr::with_exposed_provenance;
 
-pub(crate) use block_selection::{Budget, KeySummaries, SelectBlocks, Selection, SummaryKind};
+pub(crate) use block_selection::{Budget, KeySummaries, ScoreBlocks, SelectBlocks, Selection, SparseRows, SummaryKind};
 
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;

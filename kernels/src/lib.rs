@@ -278,7 +278,7 @@ mod _cpu {
     #[pymodule_export]
     use super::ops::{
         activation, add, add_bias, copy_blocks, edit_logits, experts, logprobs, norm, paged_attention,
-        rope_and_kv_write, sample, scale_and_cap, select_blocks,
+        rope_and_kv_write, sample, scale_and_cap, score_blocks, select_blocks,
     };
     #[pymodule_export]
     use super::{

@@ -8,7 +8,10 @@ use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
-use crate::attention::{Batch, Budget, KeySummaries, NO_WINDOW, PagedAttention, SelectBlocks, Selection, SummaryKind};
+use crate::attention::{
+    Batch, Budget, KeySummaries, NO_WINDOW, PagedAttention, ScoreBlocks, SelectBlocks, Selection, SparseRows,
+    SummaryKind,
+};
 use crate::blocks::CopyBlocks;
 use crate::dtype::DType;
 use crate::experts::{ExpertMatrices, Experts, Router};
@@ -348,7 +351,7 @@ pub(crate) unsafe fn paged_attention(
 /// The addresses are of what the stub says.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
-pub(crate) unsafe fn select_blocks(
+pub(crate) unsafe fn score_blocks(
     py: Python<'_>,
     shape: (usize, usize),
     query: Matrix,
@@ -358,7 +361,7 @@ pub(crate) unsafe fn select_blocks(
     scale: f32,
     summaries: (&str, usize, usize),
     budget: (usize, usize, usize),
-    out: (usize, usize, usize),
+    shares: usize,
 ) -> PyResult<()> {
     let ((tokens, heads), (kind, address, known)) = (shape, summaries);
     check_heads(heads, cache.kv_heads)?;
@@ -367,25 +370,39 @@ pub(crate) unsafe fn select_blocks(
         "bounds" => SummaryKind::Bounds,
         _ => return Err(PyValueError::new_err(format!("no summaries {kind:?} of keys: use mean or bounds"))),
     };
-    let (num_sink_blocks, top_k, num_recent_blocks) = budget;
+    let rows = SparseRows { tokens, cache, batch, is_sparse: Indices(is_sparse), budget: read_budget(budget)? };
+    let summaries = KeySummaries { kind, address, known };
+    // SAFETY: as the caller promises.
+    unsafe { execute(py, ScoreBlocks { rows, heads, scale, query, summaries, shares }) }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
+pub(crate) unsafe fn select_blocks(
+    py: Python<'_>,
+    tokens: usize,
+    shares: usize,
+    cache: KvLayer,
+    batch: Batch,
+    is_sparse: usize,
+    budget: (usize, usize, usize),
+    out: (usize, usize, usize),
+) -> PyResult<()> {
+    let (block_tables, slots, sequence_lengths) = out;
+    let rows = SparseRows { tokens, cache, batch, is_sparse: Indices(is_sparse), budget: read_budget(budget)? };
+    let out = Selection { block_tables, slots, sequence_lengths };
+    // SAFETY: as the caller promises.
+    unsafe { execute(py, SelectBlocks { rows, shares, out }) }
+}
+
+fn read_budget((num_sink_blocks, top_k, num_recent_blocks): (usize, usize, usize)) -> PyResult<Budget> {
     if num_recent_blocks == 0 {
         return Err(PyValueError::new_err("no recent block: a token sees at least the one it is in"));
     }
-    let (block_tables, slots, sequence_lengths) = out;
-    let op = SelectBlocks {
-        tokens,
-        heads,
-        scale,
-        query,
-        cache,
-        batch,
-        is_sparse: Indices(is_sparse),
-        summaries: KeySummaries { kind, address, known },
-        budget: Budget { num_sink_blocks, top_k, num_recent_blocks },
-        out: Selection { block_tables, slots, sequence_lengths },
-    };
-    // SAFETY: as the caller promises.
-    unsafe { execute(py, op) }
+    Ok(Budget { num_sink_blocks, top_k, num_recent_blocks })
 }
 
 /// # Safety

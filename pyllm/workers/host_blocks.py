@@ -69,6 +69,7 @@ def open_host_blocks(
         (config.rank, engine.parallel.tensor_parallel_size, engine.parallel.pipeline_parallel_size),
         (str(shape), [group.window for group in groups]),
         (engine.cache.prefix_hash, engine.cache.prefix_hash_seed),
+        engine.sparse,  # What an output attends to is in the keys and values of its later layers.
     )
     identity = hashlib.blake2b(msgspec.json.encode(meaning), digest_size=32).digest()
     block = (shape.num_layers, 2, shape.block_size, shape.num_kv_heads, shape.head_dim)

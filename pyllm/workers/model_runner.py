@@ -318,7 +318,8 @@ class ModelRunner:
             cache=engine.cache,
         )
         blocks = GpuBlocks(cache) if self._placement.device.type == "cuda" else CpuBlocks(cache)
-        self._transfers = RankTransfers(make_worker_connector(config, context), blocks)
+        blocks_written = None if self._selector is None else self._selector.blocks_written
+        self._transfers = RankTransfers(make_worker_connector(config, context), blocks, blocks_written)
         if (hook := self._transfers.hook) is not None:
             self.add_attention_hook(hook)
 
@@ -508,7 +509,8 @@ class ModelRunner:
             if layer >= settings.sparse_attention_dense_layers and self._spec.layers[layer].attention.window is None
         )
         max_rows = scheduler.max_num_seqs + scheduler.max_num_batched_tokens
-        return load_kv_selector(SelectorInputs(settings, self._kernels, kv_cache, layers, max_rows))
+        group = self._placement.group
+        return load_kv_selector(SelectorInputs(settings, self._kernels, kv_cache, layers, max_rows, group))
 
     def _forward_pass(self, kv_cache: KVCache, selector: KVSelector | None = None) -> ForwardPass:
         scheduler = self._engine.scheduler

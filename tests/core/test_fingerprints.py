@@ -24,6 +24,7 @@ def changed(config: CoreConfig, part: str, **values: Any) -> CoreConfig:
         ("model", {"dtype": "bfloat16"}, True),
         ("cache", {"kv_cache_dtype": "float16"}, True),
         ("parallel", {"tensor_parallel_size": 2}, True),
+        ("sparse", {"sparse_attention": "quest"}, True),
         ("cache", {"block_size": 32}, False),
         ("device", {"kernel_backend": "reference"}, False),
         ("model", {"max_model_len": 77}, False),
@@ -36,6 +37,16 @@ def test_what_changes_blocks_changes_their_namespace(
     before, after = (fingerprints(one, GROUPS, ["avx2"]) for one in (config, changed(config, part, **values)))
     assert before.cache_namespace != after.cache_namespace
     assert (before.numerics != after.numerics) == changes_numerics
+
+
+def test_each_setting_of_sparse_attention_makes_other_blocks_while_it_is_on(tmp_path: Any) -> None:
+    dense = core_config(str(tmp_path))
+    quest = changed(dense, "sparse", sparse_attention="quest")
+    others: list[dict[str, Any]] = [{"sparse_attention": "mean"}]
+    numbers = msgspec.structs.asdict(dense.engine.sparse).items()
+    others += [{name: value + 1} for name, value in numbers if isinstance(value, int)]
+    namespaces = {fingerprints(changed(quest, "sparse", **values), GROUPS, ["avx2"]) for values in others}
+    assert len({fingerprints(dense, GROUPS, ["avx2"]), fingerprints(quest, GROUPS, ["avx2"]), *namespaces}) == 7
 
 
 def test_machines_layers_and_weights_are_in_it_and_what_only_schedules_is_not(tmp_path: Any) -> None:

@@ -28,7 +28,8 @@ def chosen(
     kernels: Kernels, batch: PagedBatch, marks: Tensor, summaries: KeySummaries, budget: BlockBudget = BUDGET
 ) -> AttentionMetadata:
     arguments = batch.query, batch.key_cache, batch.metadata, marks, batch.layer.scale, summaries, budget
-    return kernels.select_blocks(*arguments)
+    shares = kernels.score_blocks(*arguments)
+    return kernels.select_blocks(shares, batch.key_cache, batch.metadata, marks, budget)
 
 
 def kept_blocks(metadata: AttentionMetadata, row: int, block_size: int) -> list[int]:
@@ -71,6 +72,29 @@ def test_blocks_with_the_greatest_shares_are_kept(
     for row in (1, 2, 4):  # several tokens, few blocks, not sparse
         assert kept_blocks(metadata, row, 16) == kept_blocks(batch.metadata, row, 16)
     assert metadata.sequence_lengths.tolist() == [5 * 16 + 15, 230, 41, 5 * 16 + 15, 304]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_of_some_heads_add_up_to_those_of_all(kernels: Kernels, device: torch.device, kind: str) -> None:
+    """As ranks have them: each its KV heads, and the query heads that read those."""
+    batch = paged_batch([(1, 400), (1, 900), (7, 30)], Shape(heads=6, kv_heads=3), device)
+    marks = mark(batch, 0, 1)
+
+    def scores(query: Tensor, keys: Tensor) -> list[Tensor]:
+        summaries = KeySummaries.empty(kind, keys)
+        shares = kernels.score_blocks(query, keys, batch.metadata, marks, batch.layer.scale, summaries, BUDGET)
+        return [shares[0, : 26 - 3], shares[1, : 57 - 3]]
+
+    whole = scores(batch.query, batch.key_cache)
+    parts = [
+        scores(
+            batch.query[:, 2 * head : 2 * head + 2].contiguous(), batch.key_cache[:, :, head : head + 1].contiguous()
+        )
+        for head in range(3)
+    ]
+    for row, of_all in enumerate(whole):
+        torch.testing.assert_close(sum(part[row] for part in parts), of_all)
+        torch.testing.assert_close(of_all.sum(), torch.tensor(6.0, device=device))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -59,6 +59,7 @@ def test_the_same_rank_of_the_same_engine_finds_what_was_there_and_no_other(mode
         (msgspec.structs.replace(config, checkpoint=checkpoint), {}),
         (worker_config(model, rank=1, **SIZE), {}),
         (worker_config(model, **SIZE, prefix_hash="sha256_cbor"), {}),
+        (worker_config(model, **SIZE, sparse_attention="quest"), {}),
         (config, {"arithmetic": "avx512 cpu"}),
         (config, {"groups": (KVGroup(8, (0, 1)),)}),
         (config, {"shape": OTHER_SHAPE}),

@@ -6,7 +6,7 @@ mod key_summaries;
 mod scores;
 
 use std::ops::Range;
-use std::ptr::with_exposed_provenance_mut;
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 use super::{Batch, NO_WINDOW, Sequences};
 use crate::dtype::DType;
@@ -22,19 +22,34 @@ use scores::{Scores, Shares};
 /// Blocks that a thread scores before it looks for another task.
 const CHUNK: usize = 64;
 
-/// Of one layer.
+/// Which rows of a step may leave blocks out, and which blocks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SelectBlocks {
+pub(crate) struct SparseRows {
     pub(crate) tokens: usize,
-    pub(crate) heads: usize,
-    pub(crate) scale: f32,
-    pub(crate) query: Matrix,
     pub(crate) cache: KvLayer,
     pub(crate) batch: Batch,
     /// Whether a row, of one token, may leave blocks out: int32 `[rows]`.
     pub(crate) is_sparse: Indices,
-    pub(crate) summaries: KeySummaries,
     pub(crate) budget: Budget,
+}
+
+/// The shares of the attention, in one layer, of the blocks of which a row keeps the best.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScoreBlocks {
+    pub(crate) rows: SparseRows,
+    pub(crate) heads: usize,
+    pub(crate) scale: f32,
+    pub(crate) query: Matrix,
+    pub(crate) summaries: KeySummaries,
+    /// Where they are written, summed over the heads: float32 `[rows, max_blocks]`, the first of these blocks first.
+    pub(crate) shares: usize,
+}
+
+/// The batch that attention reads, by these shares.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SelectBlocks {
+    pub(crate) rows: SparseRows,
+    pub(crate) shares: usize,
     pub(crate) out: Selection,
 }
 
@@ -65,81 +80,99 @@ struct Choosing<'a> {
     candidates: Range<usize>,
 }
 
-impl Op for SelectBlocks {
+impl Op for ScoreBlocks {
     fn name(&self) -> &'static str {
-        "select_blocks"
+        "score_blocks"
     }
 
     fn capacity(&self) -> Extent {
-        Extent { tokens: self.tokens, rows: self.batch.rows }
+        self.rows.capacity()
     }
 
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
         // SAFETY: as the caller promises.
-        let (sequences, is_sparse) = unsafe { (self.batch.sequences(extent.rows), self.is_sparse.first(extent.rows)) };
-        sequences.check(extent.tokens, &self.cache, self.batch.num_slots, NO_WINDOW)?;
-        check_range("mark of sparse row", is_sparse, 0..2)?;
-        let mut choosing = Vec::new();
-        for (row, &is_sparse) in is_sparse.iter().enumerate() {
-            // SAFETY: as the caller promises.
-            match self.candidates(&sequences, row).filter(|_| is_sparse == 1) {
-                Some(candidates) => choosing.push(Choosing {
-                    row,
-                    token: sequences.query_starts[row] as usize,
-                    table: sequences.table(row),
-                    candidates,
-                }),
-                None => unsafe { self.keep_all(&sequences, row) },
-            }
-        }
+        let (sequences, is_sparse) = unsafe { self.rows.read(extent)? };
+        let choosing: Vec<_> =
+            (0..is_sparse.len()).filter_map(|row| self.rows.choosing(&sequences, is_sparse, row)).collect();
         // SAFETY: as the caller promises; the blocks are in the cache.
         unsafe {
-            match self.cache.dtype {
-                DType::Float32 => self.choose::<f32>(&choosing, &sequences, isa, pool),
-                DType::Bfloat16 => self.choose::<Bfloat16>(&choosing, &sequences, isa, pool),
+            match self.rows.cache.dtype {
+                DType::Float32 => self.score::<f32>(&choosing, isa, pool),
+                DType::Bfloat16 => self.score::<Bfloat16>(&choosing, isa, pool),
             }
         }
         Ok(())
     }
 }
 
-impl SelectBlocks {
+impl Op for SelectBlocks {
+    fn name(&self) -> &'static str {
+        "select_blocks"
+    }
+
+    fn capacity(&self) -> Extent {
+        self.rows.capacity()
+    }
+
+    unsafe fn run(&self, extent: Extent, _: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
+        // SAFETY: as the caller promises.
+        let (sequences, is_sparse) = unsafe { self.rows.read(extent)? };
+        let mut choosing = Vec::new();
+        for row in 0..is_sparse.len() {
+            match self.rows.choosing(&sequences, is_sparse, row) {
+                Some(row) => choosing.push(row),
+                // SAFETY: as the caller promises.
+                None => unsafe { self.keep_all(&sequences, row) },
+            }
+        }
+        // SAFETY: as the caller promises; each row has shares of its own, and a table.
+        pool.run(choosing.len(), &|index| unsafe { self.keep_best(&choosing[index], &sequences) });
+        Ok(())
+    }
+}
+
+impl SparseRows {
+    fn capacity(&self) -> Extent {
+        Extent { tokens: self.tokens, rows: self.batch.rows }
+    }
+
+    /// The batch, and which rows are sparse.
+    ///
+    /// # Safety
+    ///
+    /// As for `Op::run`.
+    unsafe fn read<'a>(&self, extent: Extent) -> Result<(Sequences<'a>, &'a [i32]), OutOfRange> {
+        // SAFETY: as the caller promises.
+        let (sequences, is_sparse) = unsafe { (self.batch.sequences(extent.rows), self.is_sparse.first(extent.rows)) };
+        sequences.check(extent.tokens, &self.cache, self.batch.num_slots, NO_WINDOW)?;
+        check_range("mark of sparse row", is_sparse, 0..2)?;
+        Ok((sequences, is_sparse))
+    }
+
     /// None where all blocks of a row are kept.
-    fn candidates(&self, sequences: &Sequences<'_>, row: usize) -> Option<Range<usize>> {
+    fn choosing<'a>(&self, sequences: &'a Sequences<'_>, is_sparse: &[i32], row: usize) -> Option<Choosing<'a>> {
         let Budget { num_sink_blocks, top_k, num_recent_blocks } = self.budget;
         let num_tokens = sequences.query_starts[row + 1] - sequences.query_starts[row];
         let used = (sequences.lengths[row] as usize).div_ceil(self.cache.block_size);
         let candidates = num_sink_blocks..used.saturating_sub(num_recent_blocks);
-        (num_tokens == 1 && candidates.len() > top_k).then_some(candidates)
+        (is_sparse[row] == 1 && num_tokens == 1 && candidates.len() > top_k).then(|| Choosing {
+            row,
+            token: sequences.query_starts[row] as usize,
+            table: sequences.table(row),
+            candidates,
+        })
     }
+}
 
-    /// # Safety
-    ///
-    /// As for `Op::run`.
-    unsafe fn keep_all(&self, sequences: &Sequences<'_>, row: usize) {
-        let length = sequences.lengths[row];
-        let used = (length as usize).div_ceil(self.cache.block_size);
-        // SAFETY: as the caller promises.
-        unsafe {
-            self.table(row).copy_from_nonoverlapping(sequences.table(row).as_ptr(), used);
-            self.write_row(row, length);
-        }
-    }
-
+impl ScoreBlocks {
     /// # Safety
     ///
     /// As for `Op::run`; the cache is made of C.
-    unsafe fn choose<C: vector::Storage>(
-        &self,
-        choosing: &[Choosing<'_>],
-        sequences: &Sequences<'_>,
-        isa: Isa,
-        pool: &mut Pool,
-    ) {
+    unsafe fn score<C: vector::Storage>(&self, choosing: &[Choosing<'_>], isa: Isa, pool: &mut Pool) {
         let summaries = &self.summaries;
         // SAFETY: as the caller promises: nobody else writes to the marks meanwhile.
         let missing = unsafe { summaries.take_missing(choosing.iter().flat_map(Choosing::blocks)) };
-        let summarise = Summarise::<C>::new(summaries, &self.cache, &missing);
+        let summarise = Summarise::<C>::new(summaries, &self.rows.cache, &missing);
         // SAFETY: as the caller promises; no block is there twice.
         pool.run(missing.len(), &|index| unsafe { vector::run(isa, &summarise, index) });
 
@@ -166,16 +199,37 @@ impl SelectBlocks {
             });
             pool.run(rows.len(), &|index| {
                 let (row, scores) = (&rows[index], memory(first + index));
-                let shares = Shares { scores, heads: self.heads, count: row.candidates.len(), stride };
-                // SAFETY: as above; the scores were written before.
+                let count = row.candidates.len();
+                let to = with_exposed_provenance_mut::<f32>(self.shares);
+                let to = to.wrapping_add(row.row * self.rows.batch.max_blocks);
+                // SAFETY: as above; the scores were written before, and a row has as many candidates as blocks at most.
                 unsafe {
-                    vector::run(isa, &shares, 0);
-                    let shares = scores.wrapping_add(self.heads * stride);
-                    self.keep_best(row, std::slice::from_raw_parts(shares, row.candidates.len()), sequences);
+                    vector::run(isa, &Shares { scores, heads: self.heads, count, stride }, 0);
+                    to.copy_from_nonoverlapping(scores.wrapping_add(self.heads * stride), count);
                 }
             });
         }
         pool.scratch = scratch;
+    }
+
+    /// Query heads that share a KV head.
+    fn group(&self) -> usize {
+        self.heads / self.rows.cache.kv_heads
+    }
+}
+
+impl SelectBlocks {
+    /// # Safety
+    ///
+    /// As for `Op::run`.
+    unsafe fn keep_all(&self, sequences: &Sequences<'_>, row: usize) {
+        let length = sequences.lengths[row];
+        let used = (length as usize).div_ceil(self.rows.cache.block_size);
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.table(row).copy_from_nonoverlapping(sequences.table(row).as_ptr(), used);
+            self.write_row(row, length);
+        }
     }
 
     /// In the order of their positions, so that a row which keeps all gets the bits of one that chooses nothing. Of equal
@@ -184,9 +238,12 @@ impl SelectBlocks {
     /// # Safety
     ///
     /// As for `Op::run`.
-    unsafe fn keep_best(&self, choosing: &Choosing<'_>, shares: &[f32], sequences: &Sequences<'_>) {
+    unsafe fn keep_best(&self, choosing: &Choosing<'_>, sequences: &Sequences<'_>) {
         let Choosing { row, table, ref candidates, .. } = *choosing;
-        let (top_k, block_size) = (self.budget.top_k, self.cache.block_size);
+        let (top_k, block_size) = (self.rows.budget.top_k, self.rows.cache.block_size);
+        let shares = with_exposed_provenance::<f32>(self.shares).wrapping_add(row * self.rows.batch.max_blocks);
+        // SAFETY: as the caller promises.
+        let shares = unsafe { std::slice::from_raw_parts(shares, candidates.len()) };
         let mut best: Vec<u32> = (0..candidates.len() as u32).collect();
         if top_k > 0 {
             best.select_nth_unstable_by(top_k - 1, |&a, &b| {
@@ -223,12 +280,7 @@ impl SelectBlocks {
     }
 
     fn table(&self, row: usize) -> *mut i32 {
-        with_exposed_provenance_mut::<i32>(self.out.block_tables).wrapping_add(row * self.batch.max_blocks)
-    }
-
-    /// Query heads that share a KV head.
-    fn group(&self) -> usize {
-        self.heads / self.cache.kv_heads
+        with_exposed_provenance_mut::<i32>(self.out.block_tables).wrapping_add(row * self.rows.batch.max_blocks)
     }
 }
 

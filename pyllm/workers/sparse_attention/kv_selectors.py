@@ -15,6 +15,7 @@ from pyllm.plugins import find_entry_point
 if TYPE_CHECKING:
     from pyllm_kernels import Kernels
 
+    from pyllm.workers.layers.rank_group import RankGroup
     from pyllm.workers.step.kv_cache import KVCache
     from pyllm.workers.step.kv_selector import KVSelector
 
@@ -29,6 +30,7 @@ class SelectorInputs:
 
     - `layers`: the layers of this rank, by their numbers in the model, that are to be sparse.
     - `max_rows`: the most rows that a step has.
+    - `group`: the ranks that have the heads of these layers.
     """
 
     settings: SparseAttentionConfig
@@ -36,6 +38,7 @@ class SelectorInputs:
     kv_cache: "KVCache"
     layers: tuple[int, ...]
     max_rows: int
+    group: "RankGroup"
 
 
 def find_kv_selector(name: str, offered: Iterable[EntryPoint] | None = None) -> EntryPoint | None:
@@ -67,7 +70,13 @@ def load_kv_selector(inputs: SelectorInputs, offered: Iterable[EntryPoint] | Non
             settings.sparse_attention_recent_blocks,
         )
         return TopKSelector(
-            inputs.kernels, inputs.kv_cache, inputs.layers, BUILT_IN[name], budget, max_rows=inputs.max_rows
+            inputs.kernels,
+            inputs.kv_cache,
+            inputs.layers,
+            BUILT_IN[name],
+            budget,
+            max_rows=inputs.max_rows,
+            group=inputs.group,
         )
     try:
         selector: KVSelector = entry.load()(inputs)

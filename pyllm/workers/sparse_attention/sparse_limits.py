@@ -22,7 +22,9 @@ def check_sparse_attention(config: EngineConfig, spec: ModelSpec, device: str) -
         return
     find_kv_selector(name)
     if device != "cpu":
-        raise ConfigError(f"sparse_attention {name} is built for CPUs only, not for {device}: leave it out")
+        raise ConfigError(
+            f"sparse_attention {name} is built for CPUs only, not for {device}: leave it out, or set device to cpu"
+        )
     for setting in ("attention_backend", "kernel_backend"):
         backend = getattr(config.device, setting)
         if backend not in {"auto", "cpu", "sdpa", "reference"}:
@@ -34,12 +36,6 @@ def check_sparse_attention(config: EngineConfig, spec: ModelSpec, device: str) -
         raise ConfigError(
             f"sparse_attention {name} is not possible where transformers computes the model: leave it out, or use "
             "--model-impl native"
-        )
-    cache = config.cache
-    if config.kv_transfer.kv_transfer_config is not None or cache.kv_cache_dir or cache.kv_cache_redis_url:
-        raise ConfigError(
-            f"sparse_attention {name} does not know of blocks that a KV connector loads: leave out one of them "
-            "(kv_transfer_config, kv_cache_dir, kv_cache_redis_url)"
         )
     first = settings.sparse_attention_dense_layers
     if all(layer.attention.window is not None for layer in spec.layers[first:]):

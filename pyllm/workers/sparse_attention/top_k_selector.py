@@ -1,11 +1,13 @@
 """Chooses the first blocks, the last ones, and between them those whose keys' summaries promise the most attention.
 
 Quest (arXiv 2406.10774) with bounds of keys; with means as in InfLLM and MoBA (arXiv 2402.04617, 2502.13189). All heads
-of a layer share a choice. Knows no plan; the choice itself is an op of the kernels, which a CPU's graph holds.
+of a layer share a choice, those of other ranks, too. Knows no plan; scores and choice are ops of the kernels, which a
+CPU's graph holds.
 """
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from pyllm_kernels import (
     SUMMARY_PARTS,
@@ -17,6 +19,7 @@ from pyllm_kernels import (
 )
 from torch import Tensor
 
+from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.step.attention_batch import Ints
 from pyllm.workers.step.kv_cache import KVCache
 from pyllm.workers.step.step_rows import StepRows
@@ -25,12 +28,14 @@ from pyllm.workers.step.step_rows import StepRows
 class TopKSelector:
     """A `KVSelector` for some `layers` of a KV cache; `kind` is one of `SUMMARY_PARTS`.
 
+    `group` has the ranks whose heads together are a layer's. All of them choose the same blocks, by the sum of their
+    shares: so the choice is that of one rank with all heads, but for the rounding of that sum. It is an exchange for
+    each layer, of 4 bytes for each row and block to choose from.
+
     A block's summaries are made when a row first needs them, from what is in the cache then, and forgotten when the
     block is written: so it does not matter how its keys came there. They take `parts / (2 * block_size)` of the cache's
     memory, once they are made.
     """
-
-    in_graphs = True
 
     def __init__(
         self,
@@ -41,11 +46,14 @@ class TopKSelector:
         budget: BlockBudget,
         *,
         max_rows: int,
+        group: RankGroup,
     ) -> None:
+        self.in_graphs = group.size == 1  # Ranks wait for one another, and not in an op of the kernels.
+        self._group = group
         self._kernels = kernels
         self._keys = {layer: kv_cache.layers[layer].keys for layer in layers}
         self._budget = budget
-        num_blocks, _, kv_heads, head_dim = kv_cache.memory.shape[2:]
+        num_blocks, self._block_size, kv_heads, head_dim = kv_cache.memory.shape[2:]
         # Zeros cost nothing until they are touched, and of each layer the marks lie together.
         shape = len(layers), num_blocks, kv_heads, SUMMARY_PARTS[kind], head_dim
         vectors = torch.zeros(shape, dtype=kv_cache.memory.dtype)
@@ -53,14 +61,22 @@ class TopKSelector:
         parts = zip(layers, vectors, self._known, strict=True)
         self._summaries = {layer: KeySummaries(kind, of_layer, known) for layer, of_layer, known in parts}
         self._is_sparse = torch.zeros(max_rows, dtype=torch.int32)
+        self._choosing, self._most_candidates = torch.empty(0, dtype=torch.int64), 0
 
     def blocks_written(self, blocks: Ints) -> None:
         """Forget their summaries. Those of other groups' blocks are none of ours, and were never made."""
         self._known.numpy()[:, blocks] = 0
 
     def execute_begin(self, rows: StepRows) -> None:
-        """Note which rows are sparse, where a captured step finds it."""
+        """Note which rows are sparse, where a captured step finds it, and what ranks are to exchange of them."""
         self._is_sparse.numpy()[: len(rows.is_sparse)] = rows.is_sparse
+        if self._group.size > 1:
+            budget = self._budget
+            fixed = budget.num_sink_blocks + budget.num_recent_blocks
+            candidates = -(-rows.sequence_lengths // self._block_size) - fixed
+            chooses = (rows.is_sparse == 1) & (candidates > budget.top_k)
+            self._choosing = torch.from_numpy(np.flatnonzero(chooses))
+            self._most_candidates = int(candidates[chooses].max(initial=0))
 
     def attention_begin(
         self, layer: int, query: Tensor, metadata: AttentionMetadata, attention: AttentionLayer
@@ -69,9 +85,13 @@ class TopKSelector:
         keys = self._keys.get(layer)
         if keys is None:
             return metadata
-        is_sparse = self._is_sparse[: len(metadata.slots)]
+        is_sparse, budget = self._is_sparse[: len(metadata.slots)], self._budget
         summaries = self._summaries[layer]
-        return self._kernels.select_blocks(query, keys, metadata, is_sparse, attention.scale, summaries, self._budget)
+        shares = self._kernels.score_blocks(query, keys, metadata, is_sparse, attention.scale, summaries, budget)
+        if len(self._choosing):
+            some = shares[self._choosing, : self._most_candidates]
+            shares[self._choosing, : self._most_candidates] = self._group.sum(some)
+        return self._kernels.select_blocks(shares, keys, metadata, is_sparse, budget)
 
     def attention_finished(self, layer: int, output: Tensor) -> None:
         """Nothing is left to do."""

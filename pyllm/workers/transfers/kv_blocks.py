@@ -1,6 +1,6 @@
 """The KV cache of a rank as numbered blocks, which a connector copies from and to the host beside the steps.
 
-Knows neither a connector nor which blocks a step uses.
+Notes which of them were written, if asked. Knows neither a connector nor which blocks a step uses.
 """
 
 import threading
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from pyllm.kv_transfer import KVBlocks
+from pyllm.workers.step.attention_batch import Ints
 from pyllm.workers.step.kv_cache import KVCache
 
 _STAGED_BYTES = 16 << 20
@@ -106,3 +108,42 @@ class GpuBlocks:
 
     def _numbers(self, blocks: Sequence[int]) -> torch.Tensor:
         return torch.tensor(blocks, dtype=torch.int64).to(self._memory.device)
+
+
+class TrackedBlocks:
+    """A `KVBlocks` that copies by another one, `blocks`.
+
+    A block counts as written before the writer can say that it is: so whoever reads it first asks `take_written`.
+    """
+
+    def __init__(self, blocks: KVBlocks) -> None:
+        self._blocks = blocks
+        self._lock = threading.Lock()
+        self._written: set[int] = set()
+
+    @property
+    def block_bytes(self) -> int:
+        """See `KVBlocks.block_bytes`."""
+        return self._blocks.block_bytes
+
+    def begin(self) -> None:
+        """See `KVBlocks.begin`."""
+        self._blocks.begin()
+
+    def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
+        """See `KVBlocks.read`."""
+        self._blocks.read(blocks, into)
+
+    def write(self, blocks: Sequence[int], source: Sequence[memoryview]) -> None:
+        """See `KVBlocks.write`."""
+        try:
+            self._blocks.write(blocks, source)
+        finally:  # What failed midway has changed some of them.
+            with self._lock:
+                self._written.update(blocks)
+
+    def take_written(self) -> Ints:
+        """The blocks that were written since the last call, int32, each once, in their order. From any thread."""
+        with self._lock:
+            written, self._written = self._written, set()
+        return np.array(sorted(written), np.int32)

@@ -14,10 +14,19 @@ def test_all_blocks_hold_all_of_the_attention(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model", layers=3, max_position_embeddings=1024)
     try:
         records = list(figures(model, 600))
+        only_speed = list(figures(model, 600, only_speed=True))
     finally:
         pyllm_kernels.set_num_threads(1)
     recall = {(record["kind"], record["top_k"]): record for record in records if record["name"].endswith("recall")}
+    speeds = [
+        (record["name"], record["kind"], record["top_k"])
+        for record in records
+        if record["name"] == "sparse_attention.tokens_per_s"
+    ]
+    assert len(speeds) == 1 + 2 * len(TOP_K)
     perplexity = {(record["kind"], record["top_k"]): record for record in records if record["name"].endswith("ty")}
+    choices = [(record["name"], record["kind"], record["top_k"], record["context"]) for record in only_speed]
+    assert choices == [(name, kind, top_k, 600) for name, kind, top_k in speeds]
     assert len(recall) == len(perplexity) == 2 * len(TOP_K)
     for kind in ("quest", "mean"):
         shares = [recall[kind, top_k]["value"] for top_k in TOP_K]

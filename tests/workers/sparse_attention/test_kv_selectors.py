@@ -1,14 +1,17 @@
 """Selectors by name: our own, and those that other packages offer, around each step and each attention."""
 
+import re
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyllm_kernels import AttentionLayer, AttentionMetadata
 from torch import Tensor
 
 from pyllm.errors import ConfigError
+from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.sparse_attention.kv_selectors import (
     BUILT_IN,
     GROUP,
@@ -17,11 +20,13 @@ from pyllm.workers.sparse_attention.kv_selectors import (
     load_kv_selector,
 )
 from pyllm.workers.step.attention_batch import Ints
+from pyllm.workers.step.kv_selector import KVSelector
 from pyllm.workers.step.step_rows import StepRows
 from tests.plans import Planner, Row
 from tests.tiny_model import write_tiny_model
-from tests.workers.engine import loaded_runner, run
+from tests.workers.engine import greedy, loaded_runner, run
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "sparse-attention.md"
 HERE = "tests.workers.sparse_attention.test_kv_selectors"
 
 
@@ -52,8 +57,26 @@ class Diary:
         self.calls.append("finished")
 
 
+def example_of_the_documents(inputs: SelectorInputs) -> KVSelector:
+    (source,) = re.findall(r"^```python\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(source, names)
+    selector: KVSelector = names["FirstAndLast"](inputs)
+    return selector
+
+
 def make_diary(inputs: SelectorInputs) -> Diary:
     return Diary(inputs.layers)
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **selectors: str) -> None:
+    """A package that offers functions of this module."""
+    package = folder / "theirs-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    lines = [f"{name} = {HERE}:{function}\n" for name, function in selectors.items()]
+    (package / "entry_points.txt").write_text(f"[{GROUP}]\n{''.join(lines)}")
+    monkeypatch.syspath_prepend(folder)
 
 
 def entry(name: str, value: str) -> EntryPoint:
@@ -71,11 +94,7 @@ def test_our_own_need_no_package() -> None:
 def test_one_of_another_package_is_called_around_each_step_and_attention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "theirs-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text(f"[{GROUP}]\ndiary = {HERE}:make_diary\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, monkeypatch, diary="make_diary")
     model = write_tiny_model(tmp_path / "model", layers=3)
     runner = loaded_runner(model, sparse_attention="diary", sparse_attention_dense_layers=1)
     diary, planner = runner._selector, Planner()
@@ -91,6 +110,22 @@ def test_one_of_another_package_is_called_around_each_step_and_attention(
     assert diary.calls == [*expected, "finished"]
 
 
+def test_the_example_of_the_documents_reads_the_first_block_and_the_last_four(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ours does where it chooses none."""
+    install(tmp_path, monkeypatch, theirs="example_of_the_documents")
+    model = write_tiny_model(tmp_path / "model", layers=3)
+    prompt = [(7 * position) % 256 for position in range(60)]
+    ours: dict[str, Any] = {"sparse_attention_top_k": 0, "sparse_attention_sink_blocks": 1}
+    settings: list[dict[str, Any]] = [{"sparse_attention": "theirs"}, {"sparse_attention": "mean"} | ours, {}]
+    theirs, none_chosen, dense = (
+        greedy(loaded_runner(model, block_size=4, **options), Planner(block_size=4), 0, prompt, 40)
+        for options in settings
+    )
+    assert theirs == none_chosen != dense
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -103,6 +138,6 @@ def test_what_makes_no_selector_is_a_configuration_error(tmp_path: Path, value: 
     engine = runner._engine
     assert runner._kv_cache is not None
     settings = type(engine.sparse)(sparse_attention="odd")
-    inputs = SelectorInputs(settings, runner._kernels, runner._kv_cache, (2,), 8)
+    inputs = SelectorInputs(settings, runner._kernels, runner._kv_cache, (2,), 8, RankGroup())
     with pytest.raises(ConfigError, match=f"sparse attention 'odd' .* {text}"):
         load_kv_selector(inputs, [entry("odd", value)])

@@ -26,7 +26,6 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
         (QUEST, "cuda", "quest is built for CPUs only, not for cuda"),
         (QUEST | {"attention_backend": "triton"}, "cpu", "does not work with attention_backend triton"),
         (QUEST | {"kernel_backend": "triton"}, "cpu", "does not work with kernel_backend triton"),
-        (QUEST | {"kv_cache_dir": "kv"}, "cpu", "does not know of blocks that a KV connector loads"),
         (QUEST | {"sparse_attention_dense_layers": 4}, "cpu", "of 4 layers the first 4 read all blocks"),
     ],
 )
@@ -47,7 +46,12 @@ def test_a_model_of_windows_alone_has_nothing_to_choose(spec: ModelSpec) -> None
 
 @pytest.mark.parametrize(
     "options",
-    [{}, QUEST, {"sparse_attention": "mean", "kernel_backend": "reference"}, QUEST | {"attention_backend": "sdpa"}],
+    [
+        {},
+        QUEST | {"kv_cache_dir": "kv"},
+        {"sparse_attention": "mean", "kernel_backend": "reference"},
+        QUEST | {"attention_backend": "sdpa"},
+    ],
 )
 def test_dense_attention_and_our_own_backends_are_let_in(spec: ModelSpec, options: dict[str, object]) -> None:
     check_sparse_attention(engine_config(options), spec, "cpu")

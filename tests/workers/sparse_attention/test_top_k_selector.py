@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -201,15 +201,36 @@ def test_a_selector_is_asked_once_a_graph_and_dense_layers_call_nothing_more(mod
     assert calls_of_attention(captured) == []
 
 
+def test_a_dense_step_calls_nothing_of_it_and_a_captured_one_five_functions(model: str) -> None:
+    dense = loaded_runner(model, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    captured = sparse_runner(model, sparse_attention="quest")
+    parts = ("pyllm/workers/sparse_attention/", "pyllm/workers/step/step_rows.py")
+
+    def is_of_it(frame: FrameType) -> bool:
+        path = frame.f_code.co_filename
+        return "/tests/" not in path and any(part in path for part in parts)
+
+    assert calls_in_a_decode(dense, is_of_it) == []
+    around = ["execute_begin", "execute_finished"]
+    assert calls_in_a_decode(captured, is_of_it) == ["written_blocks", "blocks_written", "split_rows", *around]
+
+
 def calls_of_attention(runner: ModelRunner) -> list[str]:
     """The functions that the attention of each layer calls in one decode."""
+
+    def is_called_by_it(frame: FrameType) -> bool:
+        return frame.f_back is not None and frame.f_back.f_code is PagedAttention.__call__.__code__
+
+    return calls_in_a_decode(runner, is_called_by_it)
+
+
+def calls_in_a_decode(runner: ModelRunner, is_wanted: Callable[[FrameType], bool]) -> list[str]:
     planner = planner_of({0: 60})
     run(runner, planner.step(Row(0, SEQUENCES[0][:60])))
     step, called = planner.step(Row(0, [-1])), []
 
     def note(frame: FrameType, event: str, argument: object) -> None:
-        caller = frame.f_back
-        if event == "call" and caller is not None and caller.f_code is PagedAttention.__call__.__code__:
+        if event == "call" and is_wanted(frame):
             called.append(frame.f_code.co_name)
 
     sys.setprofile(note)

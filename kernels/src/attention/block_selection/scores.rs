@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
-use super::SelectBlocks;
+use super::ScoreBlocks;
 use super::key_summaries::SummaryKind;
 use crate::dtype::DType;
 use crate::memory::scratch::Scratch;
@@ -20,7 +20,7 @@ thread_local! {
 /// The scores of some blocks for every head of a token: with a mean `query @ mean`, with bounds the most that
 /// `query @ key` can be for keys within them.
 pub(super) struct Scores<'a, C> {
-    op: &'a SelectBlocks,
+    op: &'a ScoreBlocks,
     blocks: &'a [i32],
     token: usize,
     /// The scores of a head are `stride` behind those of the one before, and what is left of 16 after the last block is
@@ -34,7 +34,7 @@ pub(super) struct Scores<'a, C> {
 unsafe impl<C> Sync for Scores<'_, C> {}
 
 impl<'a, C> Scores<'a, C> {
-    pub(super) fn new(op: &'a SelectBlocks, blocks: &'a [i32], token: usize, to: *mut f32, stride: usize) -> Self {
+    pub(super) fn new(op: &'a ScoreBlocks, blocks: &'a [i32], token: usize, to: *mut f32, stride: usize) -> Self {
         Self { op, blocks, token, to, stride, element: PhantomData }
     }
 }
@@ -43,12 +43,12 @@ impl<C: Storage> Kernel for Scores<'_, C> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, _: usize) {
         let (op, group) = (self.op, self.op.group());
-        let width = op.cache.head_dim.next_multiple_of(LANES);
+        let width = op.rows.cache.head_dim.next_multiple_of(LANES);
         let floats = HEADS_AT_ONCE * op.summaries.kind.parts() * width;
         // What is called with a vector stays out of the closure, which has none of V's instructions.
         let queries: *mut f32 =
             QUERIES.with_borrow_mut(|queries| queries.bytes(floats * size_of::<f32>()).as_mut_ptr().cast());
-        for kv_head in 0..op.cache.kv_heads {
+        for kv_head in 0..op.rows.cache.kv_heads {
             for first in (0..group).step_by(HEADS_AT_ONCE) {
                 let (head, count) = (kv_head * group + first, HEADS_AT_ONCE.min(group - first));
                 // SAFETY: as the caller promises; there is so much memory.
@@ -88,7 +88,7 @@ impl<C: Storage> Scores<'_, C> {
     /// As for `Kernel::run`.
     #[inline(always)]
     unsafe fn load_queries_of<Q: Storage, V: Vector>(&self, head: usize, count: usize, to: *mut f32, width: usize) {
-        let (head_dim, parts) = (self.op.cache.head_dim, self.op.summaries.kind.parts());
+        let (head_dim, parts) = (self.op.rows.cache.head_dim, self.op.summaries.kind.parts());
         for index in 0..count {
             let from = self.op.query.row::<Q>(self.token).wrapping_add((head + index) * head_dim);
             let to = to.wrapping_add(index * parts * width);
@@ -121,7 +121,7 @@ impl<C: Storage> Scores<'_, C> {
         queries: *const f32,
         width: usize,
     ) {
-        let (cache, summaries) = (&self.op.cache, &self.op.summaries);
+        let (cache, summaries) = (&self.op.rows.cache, &self.op.summaries);
         let (head_dim, parts) = (cache.head_dim, summaries.kind.parts());
         // SAFETY: as the caller promises.
         unsafe {
