@@ -163,6 +163,7 @@ impl World {
             policy_key: add.policy_key,
             stateful: add.stateful && samples,
             prompt_logprobs: add.prompt_logprobs.is_some() && samples,
+            kv_cache_retention: add.retention,
             ..request(add.prompt)
         }
     }
