@@ -9,7 +9,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
-use pyllm_scheduler::{Config, KvGroup, Retention};
+use pyllm_scheduler::{Config, KvGroup};
 
 use crate::oracle::VOCABULARY;
 
@@ -87,7 +87,6 @@ pub struct Add {
     /// of the token after it, or the next chunk's of their first one.
     pub logprobs: bool,
     pub prompt_logprobs: Option<bool>,
-    pub retention: Retention,
 }
 
 /// Keys and values from outside, of which `quarters` will be right.
@@ -231,9 +230,7 @@ fn add() -> impl Strategy<Value = Add> {
         option::weighted(0.15, select(&[1.0, 0.0, -0.5, 2.0][..])),
     );
     let sampling = (weighted(0.15), any::<bool>(), weighted(0.3), option::weighted(0.2, any::<bool>()));
-    let retention = select(&[Retention::None, Retention::Default, Retention::Default, Retention::Long][..]);
-    let all = (shape, order, targets, ends, sampling, retention);
-    all.prop_map(|(shape, order, targets, ends, sampling, retention)| {
+    (shape, order, targets, ends, sampling).prop_map(|(shape, order, targets, ends, sampling)| {
         let (client, prompt, n, seed, max_tokens, min_tokens) = shape;
         let ((ttft_target, tpot_target), (stop_every, resume, offer, length_penalty)) = (targets, ends);
         let (pooling, stateful, logprobs, prompt_logprobs) = sampling;
@@ -259,7 +256,6 @@ fn add() -> impl Strategy<Value = Add> {
             stateful,
             logprobs,
             prompt_logprobs,
-            retention,
         }
     })
 }

@@ -44,7 +44,7 @@ pub struct World {
     loads: BTreeMap<LoadId, Pending>,
     saves: BTreeMap<SaveId, Saving>,
     saved_for_a_while: BTreeSet<(Name, u32)>, // with the group
-    pins: BTreeMap<u64, Vec<(Name, u32)>>, // with the group
+    pins: BTreeMap<u64, Vec<(Name, u32)>>,    // with the group
     subscriber: Subscriber,
     recording: Option<Vec<u8>>,
     now: f64,

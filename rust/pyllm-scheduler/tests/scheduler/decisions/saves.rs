@@ -85,7 +85,7 @@ fn of_two_requests_that_compute_a_block_at_once_the_one_that_wants_it_saved_coun
         plan(&mut scheduler)
     });
     for step in &steps {
-        assert_eq!((step.num_tokens(), scheduler.take_saves()), (5, vec![]));
+        assert_eq!(step.num_tokens(), 5);
         commit(&mut scheduler, step, 7);
     }
     assert!(scheduler.take_saves().iter().map(|save| (save.index, save.retention)).eq([(0, Retention::Long)]));
@@ -94,11 +94,11 @@ fn of_two_requests_that_compute_a_block_at_once_the_one_that_wants_it_saved_coun
 
 #[test]
 fn a_block_from_the_host_is_known_to_be_saved() -> Result<(), Error> {
-    let limits = Config { max_saving_blocks: 3, num_host_blocks: 8, ..config(4, 1, 64) };
+    let limits = Config { max_saving_blocks: 3, num_host_blocks: 8, ..config(5, 1, 64) };
     let mut scheduler = Scheduler::new(limits).expect("the limits are in range");
     assert_eq!(saved(&mut scheduler, &[Retention::Default])?[0].len(), 2);
     // Another one needs all of the device.
-    scheduler.add(Request { kv_cache_retention: Retention::None, ..request(9, [2; 13], 1) })?;
+    scheduler.add(Request { kv_cache_retention: Retention::None, ..request(9, [2; 17], 1) })?;
     let step = plan(&mut scheduler);
     commit(&mut scheduler, &step, 7);
     for (id, kv_cache_retention, num_saved) in [(10, Retention::Default, 0), (11, Retention::Long, 2)] {
