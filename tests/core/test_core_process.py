@@ -166,7 +166,8 @@ async def test_there_are_no_more_log_probabilities_than_tokens(tmp_path: Path) -
 async def test_clients_know_whether_blocks_are_saved(tmp_path: Path, role: str, saves: bool) -> None:
     store = {"store": "tests.kv_transfer.dict_store:open_dict", "store_options": {"name": "told"}}
     transfer = {"kv_connector": "StoreConnector", "kv_role": role, "kv_connector_extra_config": store}
-    _, parts = await started(tmp_path / "with", CountingExecutor(), kv_transfer_config=transfer)
+    ranks = UnequalRanks(register_kv_caches=[None])
+    _, parts = await started(tmp_path / "with", ranks, kv_transfer_config=transfer)
     assert parts.connector is not None
     parts.connector.shutdown()
     _, without = await started(tmp_path / "without", CountingExecutor())
