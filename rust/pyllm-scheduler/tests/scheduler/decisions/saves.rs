@@ -76,7 +76,7 @@ fn what_is_found_is_saved_for_whoever_wants_it_kept_longer() -> Result<(), Error
 }
 
 #[test]
-fn of_two_requests_that_compute_a_block_at_once_the_one_that_wants_it_saved_counts() -> Result<(), Error> {
+fn of_two_requests_that_compute_a_block_at_once_the_one_that_wants_it_saved_counts() {
     let limits = Config { max_saving_blocks: 3, ..config(8, 2, 64) };
     let mut scheduler = Scheduler::new(limits).expect("the limits are in range");
     let retentions = [(1, Retention::None), (2, Retention::Long)];
@@ -89,7 +89,6 @@ fn of_two_requests_that_compute_a_block_at_once_the_one_that_wants_it_saved_coun
         commit(&mut scheduler, step, 7);
     }
     assert!(scheduler.take_saves().iter().map(|save| (save.index, save.retention)).eq([(0, Retention::Long)]));
-    Ok(())
 }
 
 #[test]
