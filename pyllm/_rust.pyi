@@ -6,7 +6,7 @@ of another type is a `TypeError`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, final
+from typing import Any, Literal, Self, final
 
 from typing_extensions import Buffer
 
@@ -170,6 +170,7 @@ class Scheduler:
         length_penalty: float = 1.0,
         pooling: str = "none",
         name: str = "",
+        kv_cache_retention: str = "default",
     ) -> None:
         """Queue a request. `(client, request)` names it: uint32, uint64, never used again.
 
@@ -191,6 +192,8 @@ class Scheduler:
         With `pooling` it asks for its prompt's embedding: `max_tokens` is 0, the prompt may fill `max_model_len`, and
         the step that computes the last of it ends the request. All that is about output is excluded. It is
         none, last or mean; for the mean all of the prompt is computed, whatever is cached, and without a break.
+
+        `kv_cache_retention` is none, default or long: what `take_saves` tells of its blocks.
 
         Raises `NeverFitsError` if it could not run even alone, `SchedulerError` for any other argument that is wrong.
         """
@@ -327,11 +330,13 @@ class Scheduler:
 
         Raises `SchedulerError` if it is not under way.
         """
-    def take_saves(self) -> list[tuple[int, bytes, int, int, int]]:
-        """Full blocks of committed steps to keep outside, too: id, hash (32 bytes), group, index in its chain, block.
+    def take_saves(self) -> list[tuple[int, bytes, int, int, int, Literal["default", "long"]]]:
+        """Full blocks of committed steps to keep outside, too: id, hash (32 bytes), group, index in its chain, block,
+        and the retention that a request which computed or found it asked for.
 
         Each is kept, and no step writes it, until `finish_save`; there are at most `max_saving_blocks` at once. What
-        is evicted before, or needed by requests, is not saved.
+        is evicted before, or needed by requests, is not saved. A block is told of again when a request finds it that
+        wants it kept longer; blocks of requests with the retention none are not told of.
         """
     def finish_save(self, save: int) -> None:
         """A save has ended, whether or not it succeeded. Raises `SchedulerError` if it is not under way."""

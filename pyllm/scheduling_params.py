@@ -1,14 +1,17 @@
 """`SchedulingParams`: a request's priority, tenant and deadlines, checked. Knows neither the wire nor the policies."""
 
 import math
+from typing import get_args
 
 import msgspec
 
 from pyllm.arguments import check, instance, integer, is_unicode, number, text
 from pyllm.errors import RequestError
+from pyllm.kv_transfer.stores import Retention
 
 MAX_CACHE_SALT_CHARACTERS = 1024
 MAX_NAME_CHARACTERS = 256
+_RETENTIONS: tuple[str, ...] = get_args(Retention)
 _NOT_IN_SALTS = frozenset("@/\\\0")  # vLLM's
 
 
@@ -19,6 +22,9 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     blocks, and neither do requests with different ones of `cache_salt`. `timeout`: seconds after which it ends
     unfinished, with the finish reason `deadline`. `ttft_target` and `tpot_target`: seconds to the first token, and from
     token to token, that are wanted. `name`: the request's in reports (`EngineClient.requests`); nothing depends on it.
+
+    `kv_cache_retention`: how long a KV store keeps the request's blocks. `none`: nothing of it is written to a store.
+    `default`: as the store's settings say. `long`: longer than others, also what is cached already of its prompt.
 
     Where there are several cores, requests of one `session` go to the same one, unless another would be done earlier.
     `data_parallel_rank`: the index of the core that is to have the request; while that cannot, another one has it.
@@ -36,6 +42,7 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     name: str = ""
     session: str = ""
     data_parallel_rank: int | None = None
+    kv_cache_retention: Retention = "default"
 
     def __post_init__(self) -> None:
         self._read_types()
@@ -43,6 +50,8 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         allowed = f"at most {MAX_CACHE_SALT_CHARACTERS} characters, none of them @, /, \\ or NUL"
         is_allowed = len(self.cache_salt) <= MAX_CACHE_SALT_CHARACTERS and not _NOT_IN_SALTS & set(self.cache_salt)
         check("cache_salt", "another text", is_allowed, allowed)  # It is a secret, so the error does not have it.
+        retention = self.kv_cache_retention
+        check("kv_cache_retention", f"{retention:.80}", retention in _RETENTIONS, "none, default or long")
         for name in ("name", "session"):
             size = len(getattr(self, name))
             check(name, size, size <= MAX_NAME_CHARACTERS, f"at most {MAX_NAME_CHARACTERS} characters")
@@ -60,7 +69,7 @@ class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if self.data_parallel_rank is not None and type(self.data_parallel_rank) is not int:
             rank = integer("data_parallel_rank", self.data_parallel_rank)
             msgspec.structs.force_setattr(self, "data_parallel_rank", rank)
-        for name in ("tenant", "name", "session"):
+        for name in ("tenant", "name", "session", "kv_cache_retention"):
             text(name, getattr(self, name))
         if not isinstance(self.cache_salt, str) or not is_unicode(self.cache_salt):
             # It is a secret, so the error does not have it.

@@ -22,6 +22,16 @@ def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> Non
     assert refused.value.parameter == name
 
 
+@pytest.mark.parametrize("value", ["", "24h", "forever" * 100, None, 5])
+def test_a_retention_that_there_is_not_is_refused_with_those_that_there_are(value: object) -> None:
+    with pytest.raises(RequestError, match="kv_cache_retention must be") as refused:
+        SchedulingParams(kv_cache_retention=value)  # type: ignore[arg-type]
+    assert len(str(refused.value)) < 200
+    if isinstance(value, str):
+        assert "none, default or long" in str(refused.value)
+    assert SchedulingParams(kv_cache_retention="long").kv_cache_retention == "long"
+
+
 def test_misspelt_name_fails() -> None:
     with pytest.raises(TypeError, match="time_out"):
         SchedulingParams(time_out=3)  # type: ignore[call-arg]

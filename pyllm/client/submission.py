@@ -172,6 +172,7 @@ def _scheduled(submit: Submit, scheduling: SchedulingParams) -> Submit:
         ttft_target=scheduling.ttft_target,
         tpot_target=scheduling.tpot_target,
         name=scheduling.name,
+        kv_cache_retention=scheduling.kv_cache_retention,
     )
 
 

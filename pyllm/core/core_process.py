@@ -176,6 +176,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         cache_namespace=cache_namespace,
         batch_invariant=spec.transformers is None
         and (engine.device.batch_invariant or is_rust(engine.device, engine.device.device, dtypes)),
+        saves_kv_blocks=_saves(engine),
     )
     connector = await _connect(engine, executor, model)
     host_blocks = await whole_blocks(executor) if num_host_blocks else b""
@@ -234,8 +235,12 @@ def make_core(
 
 def _max_saving_blocks(engine: EngineConfig, num_blocks: int) -> int:
     """Blocks that wait to be copied for the KV connector, which nobody else can have meanwhile."""
+    return max(1, num_blocks // _SAVING_SHARE) if _saves(engine) else 0
+
+
+def _saves(engine: EngineConfig) -> bool:
     transfer = engine.kv_transfer.kv_transfer_config
-    return max(1, num_blocks // _SAVING_SHARE) if transfer is not None and transfer.saves else 0
+    return transfer is not None and transfer.saves
 
 
 async def _connect(engine: EngineConfig, executor: Executor, model: ModelInfo) -> SchedulerConnector | None:

@@ -152,6 +152,7 @@ class Inbox:
                 beam_width=submit.beam_width,
                 length_penalty=submit.length_penalty,
                 pooling=submit.sampling.pooling or "none",
+                kv_cache_retention=submit.kv_cache_retention,
             )
             key = RequestKey(client, submit.request)
             self._quarantine.admit(key, submit.num_losses)

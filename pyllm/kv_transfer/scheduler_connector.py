@@ -11,6 +11,7 @@ import msgspec
 
 from pyllm.config.engine_settings import CacheConfig
 from pyllm.config.kv_transfer_settings import KVTransferConfig
+from pyllm.kv_transfer.stores import Retention
 from pyllm.wire.messages import TransferResults
 
 
@@ -55,13 +56,18 @@ class BlockLoad(msgspec.Struct, frozen=True):
 
 
 class BlockSave(msgspec.Struct, frozen=True, array_like=True):
-    """A block that is full and committed: which one of its chain it is, and in which block it lies meanwhile."""
+    """A block that is full and committed: which one of its chain it is, and in which block it lies meanwhile.
+
+    `retention` is what its request asks for; `default`: what the connector's settings say. What is to be kept longer
+    than before is told again. A request with the retention `none` has no saves.
+    """
 
     id: int
     block_hash: bytes
     group: int
     index: int
     block: int
+    retention: Retention = "default"
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.kv_transfer.scheduler_connector import BlockSave, ConnectorContext
 from pyllm.kv_transfer.store_lookup import StoreLoad, StoreMetadata
 from pyllm.kv_transfer.store_settings import block_key, open_store, read_store_settings
-from pyllm.kv_transfer.stores import KVStore
+from pyllm.kv_transfer.stores import KVStore, Retention
 from pyllm.kv_transfer.worker_connector import KVBlocks, WorkerConnector
 from pyllm.wire.messages import TransferStats
 
@@ -157,11 +157,12 @@ class StoreTransfer(WorkerConnector):
 
     def _copy_out(self, saves: Sequence[BlockSave]) -> None:
         """Copy blocks to the host, as many as there is room for; whatever comes of it, they are free then."""
+        wanted = [save for save in saves if self._retention(save) != "none"]
         with self._lock:
-            num_staged = min(len(saves), len(self._staging)) if self.config.saves else 0
+            num_staged = min(len(wanted), len(self._staging))
             buffers = [self._staging.pop() for _ in range(num_staged)]
-            self._num_dropped_saves += len(saves) - num_staged
-        staged = list(saves[:num_staged])
+            self._num_dropped_saves += len(wanted) - num_staged
+        staged = wanted[:num_staged]
         try:
             self._blocks.read([save.block for save in staged], buffers)
             self._writer.submit(self._write, staged, buffers)
@@ -173,17 +174,24 @@ class StoreTransfer(WorkerConnector):
 
     def _write(self, saves: Sequence[BlockSave], buffers: Sequence[memoryview]) -> None:
         started = self._clock()
-        try:
-            keys = [block_key(self.context, save.block_hash, save.group, self.context.rank) for save in saves]
-            kept = self._store.save(keys, buffers, self._settings.retention)
-        except Exception as error:  # noqa: BLE001 - the same
-            logger.error("a save of KV blocks failed: %s: %s", type(error).__name__, error)
-            kept = [False] * len(saves)
+        num_kept = 0
+        for retention in sorted({self._retention(save) for save in saves}):
+            places = [at for at, save in enumerate(saves) if self._retention(save) == retention]
+            try:
+                keys = [
+                    block_key(self.context, saves[at].block_hash, saves[at].group, self.context.rank) for at in places
+                ]
+                num_kept += sum(self._store.save(keys, [buffers[at] for at in places], retention))
+            except Exception as error:  # noqa: BLE001 - the same
+                logger.error("a save of KV blocks failed: %s: %s", type(error).__name__, error)
         with self._lock:
             self._save_seconds += self._clock() - started
-            self._saved_bytes += sum(kept) * self._blocks.block_bytes
-            self._num_dropped_saves += len(kept) - sum(kept)
+            self._saved_bytes += num_kept * self._blocks.block_bytes
+            self._num_dropped_saves += len(saves) - num_kept
         self._give_back(buffers)
+
+    def _retention(self, save: BlockSave) -> Retention:
+        return self._settings.retention if save.retention == "default" else save.retention
 
     def _give_back(self, buffers: Sequence[memoryview]) -> None:
         with self._lock:

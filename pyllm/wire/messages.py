@@ -150,6 +150,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prefix_hash_seed: str = ""
     pipeline_parallel_size: int = 1
     cache_namespace: str = ""  # with blake3, a part of the name of every KV block
+    saves_kv_blocks: bool = False  # a KV store or connector gets the blocks that are computed
 
 
 # Client to core.
@@ -194,6 +195,7 @@ class Submit(Message, frozen=True):
     length_penalty: float = 1.0
     num_losses: int = 0  # cores in a row that were lost with this request, each after fewer than `CLEARING_TOKENS`
     name: str = ""  # as logs and reports have it; need not be unique
+    kv_cache_retention: str = "default"  # how long a KV store keeps its blocks: none, default or long
 
 
 class Abort(Message, frozen=True):

@@ -35,14 +35,14 @@ async def test_the_vector_comes_with_the_end_of_the_request() -> None:
 async def test_what_is_asked_is_the_prompt_and_its_place_among_others() -> None:
     core = FakeCore()
     client = await connected(core)
-    scheduling = SchedulingParams(priority=3, tenant="acme", timeout=5.0, cache_salt="salt")
+    scheduling = SchedulingParams(priority=3, tenant="acme", timeout=5.0, cache_salt="salt", kv_cache_retention="none")
     embedding = asyncio.create_task(client.embed([5] * MODEL.max_model_len, scheduling))
     await asyncio.sleep(0)
     (submit,) = core.sent(Submit)
     assert (submit.prompt, submit.max_tokens) == (array("i", [5] * MODEL.max_model_len).tobytes(), 0)
     assert (submit.sampling, submit.n, submit.outputs) == (POOLING["last"], 1, ())
     assert (submit.priority, submit.tenant, submit.timeout) == (3, "acme", 5.0)
-    assert submit.cache_salt == "salt"
+    assert (submit.cache_salt, submit.kv_cache_retention) == ("salt", "none")
     embedding.cancel()
 
 

@@ -79,7 +79,7 @@ async def started(folder: Path, executor: CountingExecutor, **options: Any) -> t
     config = core_config(str(folder))
     engine = config.engine
     parts = {}
-    for name in ("model", "cache", "scheduler", "sparse"):
+    for name in ("model", "cache", "scheduler", "sparse", "kv_transfer"):
         part = getattr(engine, name)
         values = msgspec.structs.asdict(part)
         parts[name] = config_part(type(part), values | {key: options[key] for key in options.keys() & values.keys()})
@@ -160,6 +160,18 @@ async def test_there_are_no_more_log_probabilities_than_tokens(tmp_path: Path) -
     assert parts.ready.model.max_logprobs == config.checkpoint.spec.vocab_size < 1 << 16
     _, few = await started(tmp_path, CountingExecutor(), max_logprobs=5)
     assert few.ready.model.max_logprobs == 5
+
+
+@pytest.mark.parametrize(("role", "saves"), [("kv_both", True), ("kv_producer", True), ("kv_consumer", False)])
+async def test_clients_know_whether_blocks_are_saved(tmp_path: Path, role: str, saves: bool) -> None:
+    store = {"store": "tests.kv_transfer.dict_store:open_dict", "store_options": {"name": "told"}}
+    transfer = {"kv_connector": "StoreConnector", "kv_role": role, "kv_connector_extra_config": store}
+    ranks = UnequalRanks(register_kv_caches=[None])
+    _, parts = await started(tmp_path / "with", ranks, kv_transfer_config=transfer)
+    assert parts.connector is not None
+    parts.connector.shutdown()
+    _, without = await started(tmp_path / "without", CountingExecutor())
+    assert (parts.ready.model.saves_kv_blocks, without.ready.model.saves_kv_blocks) == (saves, False)
 
 
 async def test_a_recording_is_begun_before_anything_happens(tmp_path: Path) -> None:

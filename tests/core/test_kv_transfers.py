@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from pyllm.errors import ConfigError
 from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, SchedulerOutput, TransferRequest
 from pyllm.kv_transfer.store_lookup import StoreLookup
 from pyllm.kv_transfer.store_transfer import StoreTransfer
-from pyllm.kv_transfer.stores import KVStore
+from pyllm.kv_transfer.stores import KVStore, Retention
 from pyllm.wire.messages import FinishCode, Rejected, TransferResults
 from tests.core.raw_engine import Engine
 from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor
@@ -32,16 +33,19 @@ def empty_stores() -> None:
     forget_all()
 
 
-def transfer_config(**keys: Any) -> KVTransferConfig:
+def transfer_config(retention: Retention = "default", **keys: Any) -> KVTransferConfig:
     extra = {"store": "unused:here", "load_timeout": LOAD_TIMEOUT, "lookup_timeout": 2.0, "staging_bytes": 1024}
+    extra |= {"retention": retention}
     return KVTransferConfig(kv_connector="StoreConnector", kv_connector_extra_config=extra, **keys)
 
 
 class Stored:
     """An engine with a store connector; `store` outlives it."""
 
-    def __init__(self, store: KVStore, num_blocks: int = 64, depth: int = 2, **keys: Any) -> None:
-        config = transfer_config(**keys)
+    def __init__(
+        self, store: KVStore, num_blocks: int = 64, depth: int = 2, retention: Retention = "default", **keys: Any
+    ) -> None:
+        config = transfer_config(retention, **keys)
         self.executor = TransferringExecutor(
             lambda: StoreTransfer(config, CONTEXT, store, clock=lambda: self.engine.now), num_blocks
         )
@@ -107,6 +111,41 @@ async def test_a_producer_only_saves_and_a_consumer_only_loads(role: str, num_sa
     stored.close()
     assert len(DictStore("role").blocks) == num_saved
     assert stored.engine.core.stats().get("num_kv_loaded_tokens", 0) == num_loaded
+
+
+@pytest.mark.parametrize("settings", ["none", "default", "long"])
+async def test_each_request_says_how_long_its_blocks_are_kept(settings: Retention) -> None:
+    """`default` is what the settings say; what a request finds on the device is kept as long as it wants."""
+    store = DictStore("retentions")
+    stored = Stored(store, retention=settings)
+    asked: list[tuple[int, Retention]] = [
+        (1, "none"),
+        (2, "default"),
+        (3, "long"),
+        (4, "none"),
+        (4, "long"),
+        (3, "none"),
+    ]
+    for number, (text, retention) in enumerate(asked):
+        await stored.run(number, [text] * 29, max_tokens=1, kv_cache_retention=retention)
+    num_unsaved = stored.engine.core.stats()["num_kv_unsaved_blocks"]
+    stored.close()
+    num_default = 0 if settings == "none" else 7
+    assert Counter(store.retentions.values()) == Counter({settings: num_default}) + Counter({"long": 14})
+    assert num_unsaved == 0
+
+
+async def test_what_was_loaded_is_kept_longer_for_whoever_wants_it() -> None:
+    first = Stored(DictStore("loaded"))
+    await first.run(1, list(range(30)), max_tokens=1)
+    first.close()
+    for retention, kept in (("none", {}), ("default", {}), ("long", {"long": 7})):
+        store = DictStore("loaded")
+        stored = Stored(store)
+        await stored.run(1, list(range(30)), max_tokens=1, kv_cache_retention=retention)
+        assert stored.engine.core.stats()["num_kv_loaded_tokens"] == 28
+        stored.close()
+        assert Counter(store.retentions.values()) == kept
 
 
 async def test_a_failed_load_ends_its_request_where_the_policy_says_so() -> None:

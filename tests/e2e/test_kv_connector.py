@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from pyllm import LLM, LLMEngine, SamplingParams
+from pyllm import LLM, LLMEngine, SamplingParams, SchedulingParams
+from pyllm.kv_transfer.stores import Retention
 from tests.kv_transfer.dict_store import forget_all
 from tests.tiny_model import write_tiny_model
 
@@ -54,3 +55,42 @@ def test_a_store_in_process_is_filled_and_read(tmp_path: Path) -> None:
     first, second = answers
     assert first.outputs[0].token_ids == second.outputs[0].token_ids
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 192)
+
+
+def run(engine: LLMEngine, prompt: list[int], retention: Retention = "default") -> int:
+    """How many tokens of the prompt were cached."""
+    params = SamplingParams(temperature=0, max_tokens=1)
+    engine.add_request("1", prompt, params, scheduling=SchedulingParams(kv_cache_retention=retention))
+    while engine.has_unfinished_requests():
+        ended = [output for output in engine.step() if output.finished]
+    return ended[0].num_cached_tokens
+
+
+def test_each_request_says_how_long_the_disk_keeps_it(tmp_path: Path) -> None:
+    model, folder = write_tiny_model(tmp_path / "model", heads=4, kv_heads=2), tmp_path / "blocks"
+    options = {"num_gpu_blocks_override": 64, "kv_cache_dir": str(folder), "kv_cache_disk_size": 1 << 20}
+
+    def open_engine() -> LLMEngine:
+        return LLMEngine(model, dtype="float32", **options)
+
+    engine = open_engine()
+    run(engine, PROMPT, "none")
+    engine.close()
+    assert list(folder.glob("*.segment")) == [], "nothing of it is written"
+
+    engine = open_engine()
+    assert run(engine, PROMPT) == 0
+    kept = [7] * 49
+    assert run(engine, kept, "long") == 0
+    num_bytes = 0
+    for text in range(20, 120):
+        run(engine, [text] * 200)
+        num_bytes = engine.stats()["kv_saved_bytes"]
+        if num_bytes > 2 << 20:
+            break
+    engine.close()
+    assert num_bytes > 2 << 20
+
+    engine = open_engine()
+    assert (run(engine, PROMPT), run(engine, kept)) == (0, 48)
+    engine.close()

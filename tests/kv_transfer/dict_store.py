@@ -15,6 +15,7 @@ class DictStore:
 
     def __init__(self, name: str) -> None:
         self.blocks = _STORES.setdefault(name, {})
+        self.retentions: dict[bytes, Retention] = {}  # of what this one was told to keep, the last
         self._lock = threading.Lock()
         self._num_loaded = self._num_misses = self._num_corrupt = self._num_saved = 0
 
@@ -26,6 +27,7 @@ class DictStore:
 
     def save(self, keys: Sequence[bytes], blocks: Sequence[memoryview], retention: Retention = "default") -> list[bool]:
         with self._lock:
+            self.retentions.update(dict.fromkeys(keys, retention))
             for key, block in zip(keys, blocks, strict=True):
                 if key not in self.blocks:
                     self.blocks[key] = crc32(block), bytes(block)

@@ -18,6 +18,7 @@ def test_submit_survives_the_wire() -> None:
         n=2,
         outputs=(Output(b"\x02\x00\x00\x00", False), Output(b"", True)),
         cache_salt="salt",
+        kv_cache_retention="long",
     )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(submit), type=ClientMessage) == submit
 

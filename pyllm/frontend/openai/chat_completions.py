@@ -70,7 +70,7 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         limit = data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens
         num_logprobs = num_chat_logprobs(data, state.client.model.max_logprobs)
         params = sampling_params(data, state.sampling, limit, num_logprobs)
-        scheduling = scheduling_params(data, context)
+        scheduling = scheduling_params(data, context, state.client.model)
         chunks = ChatChunks(state, context, data, params)
         truncation = truncation_from(data.truncate_prompt_tokens, data.truncation_side, limit or 1, state.client.model)
         conversation = msgspec.structs.replace(conversation_of(data, context.ignore), truncation=truncation)

@@ -64,11 +64,11 @@ class EngineRequest(Struct, kw_only=True):
 
     user: str | None = None  # Names the tenant where nothing else does.
     prompt_cache_key: str | None = None  # Names the session where the header does not.
+    prompt_cache_retention: str | None = None
 
     store: NoEffect = None
     metadata: NoEffect = None
     safety_identifier: NoEffect = None
-    prompt_cache_retention: NoEffect = None
     service_tier: NoEffect = None
 
     # Of other engines.

@@ -57,7 +57,7 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         names = constraint_names("response_format", data.response_format is not None, has_tools=False)
         context.field_names = {"beam_width": "use_beam_search"} | names
         params = _sampling_params(state, data)
-        scheduling = scheduling_params(data, context)
+        scheduling = scheduling_params(data, context, state.client.model)
         truncation = truncation_from(
             data.truncate_prompt_tokens, data.truncation_side, data.max_tokens or 1, state.client.model
         )

@@ -13,9 +13,11 @@ from pyllm.frontend.openai.common_fields import EngineRequest, StructuredOutputs
 from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest, StreamOptions
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.scheduling import scheduling_from
+from pyllm.kv_transfer.stores import Retention
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import SchedulingParams
 from pyllm.structured_outputs_params import StructuredOutputsParams
+from pyllm.wire.messages import ModelInfo
 
 Request = TypeVar("Request", bound=GenerationRequest)
 
@@ -35,6 +37,8 @@ _SAMPLING_FIELDS = (
     "ignore_eos",
     "skip_special_tokens",
 )
+# OpenAI's package has written the first one with a hyphen.
+_RETENTIONS: dict[str, Retention] = {"in_memory": "none", "in-memory": "none", "24h": "long"}
 
 
 def split_prompts(given: str | list[str | int | list[int]], name: str, most: int) -> list[str | list[int]]:
@@ -195,12 +199,18 @@ def num_chat_logprobs(request: ChatRequest, limit: int) -> int | None:
     return num_top if request.logprobs else None
 
 
-def scheduling_params(request: EngineRequest, context: RequestContext) -> SchedulingParams:
+def scheduling_params(request: EngineRequest, context: RequestContext, model: ModelInfo) -> SchedulingParams:
     """The part of a request that is about its place among the others, checked. The tenant is never the body's to name.
 
     Raises:
         RequestError: a value is out of range.
     """
+    retention = request.prompt_cache_retention
+    if retention is not None:
+        check("prompt_cache_retention", f"{retention:.80}", retention in _RETENTIONS, "in_memory or 24h")
+    kv_cache_retention: Retention = "default" if retention is None else _RETENTIONS[retention]
+    if kv_cache_retention == "long" and not model.saves_kv_blocks:
+        context.fields.ignore_hint("prompt_cache_retention", refusable=False)
     return scheduling_from(
         context,
         request.priority,
@@ -208,6 +218,7 @@ def scheduling_params(request: EngineRequest, context: RequestContext) -> Schedu
         ttft_target=request.ttft_target,
         tpot_target=request.tpot_target,
         cache_salt=request.cache_salt,
+        kv_cache_retention=kv_cache_retention,
     )
 
 

@@ -4,6 +4,7 @@ from hashlib import blake2b
 
 from pyllm.arguments import check
 from pyllm.frontend.requests.request_context import RequestContext
+from pyllm.kv_transfer.stores import Retention
 from pyllm.scheduling_params import MAX_NAME_CHARACTERS, SchedulingParams
 
 
@@ -15,6 +16,7 @@ def scheduling_from(
     ttft_target: float | None = None,
     tpot_target: float | None = None,
     cache_salt: str | None = None,
+    kv_cache_retention: Retention = "default",
 ) -> SchedulingParams:
     """What a body asks for, checked, and what the context has. The tenant is never the body's to name.
 
@@ -29,6 +31,7 @@ def scheduling_from(
         ttft_target=ttft_target,
         tpot_target=tpot_target,
         cache_salt=cache_salt or "",
+        kv_cache_retention=kv_cache_retention,
         session=_session(context.session),
         data_parallel_rank=context.data_parallel_rank,
         name=context.request_id,

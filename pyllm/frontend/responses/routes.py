@@ -72,7 +72,7 @@ def responses_routes(state: ServerState) -> Router:
         context.field_names = _field_names(data)
         stores = await _stores(store, data, context, owner)
         params = _sampling_params(state, data)
-        scheduling = scheduling_params(data, context)
+        scheduling = scheduling_params(data, context, state.client.model)
         items = [*await _history(store, data, owner), *input_items(data.input, context.request_id, context.ignore)]
         tools = callable_tools(data, items, context.ignore)
         conversation = _conversation(data, items, tools)

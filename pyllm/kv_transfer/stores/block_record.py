@@ -15,6 +15,7 @@ from pyllm.kv_transfer.stores.store import Retention
 MAX_KEY_BYTES = 255
 USED = 1  # of a record's state: it was loaded since it was written
 DEAD = 2  # its value is not what was saved
+LONG = 4  # it was saved once more, to be kept long
 STATE_OFFSET = 4  # the byte within a record that changes after it was written; no checksum covers it
 
 _MAGIC = b"KVB1"
@@ -22,8 +23,9 @@ _BODY = struct.Struct("<BBBQ16s")  # retention, passes, bytes of the key, bytes 
 _CHECK = struct.Struct("<I")
 HEADER_BYTES = len(_MAGIC) + 1 + _BODY.size + _CHECK.size
 _RETENTIONS: tuple[Retention, ...] = ("default", "long")
-# How often a block that nobody loaded is taken along when its segment is evicted, by its retention.
-_PASSES: tuple[int, ...] = (0, 3)
+# How often a block that nobody loaded is taken along when its segment is evicted: with the retention `long`, and each.
+LONG_PASSES = 3
+_PASSES: tuple[int, ...] = (0, LONG_PASSES)
 
 
 class RecordHeader(NamedTuple):
@@ -53,7 +55,7 @@ class RecordHeader(NamedTuple):
         """The header of the same block in a newer segment when its own is evicted; None: it is evicted, too."""
         if self.state & USED:
             return self._replace(state=0, passes=_PASSES[_RETENTIONS.index(self.retention)])
-        return self._replace(passes=self.passes - 1) if self.passes else None
+        return self._replace(state=0, passes=self.passes - 1) if self.passes else None
 
 
 def record_bytes(key_bytes: int, value_bytes: int) -> int:
@@ -82,4 +84,7 @@ def read_header(data: memoryview) -> RecordHeader | None:
     (check,) = _CHECK.unpack(data[HEADER_BYTES - _CHECK.size : HEADER_BYTES])
     if check != zlib.crc32(key, zlib.crc32(body)) or len(key) < key_bytes or retention >= len(_RETENTIONS):
         return None
-    return RecordHeader(key, value_bytes, value_checksum, _RETENTIONS[retention], passes, data[STATE_OFFSET])
+    state = data[STATE_OFFSET]
+    if state & LONG:
+        retention, passes = _RETENTIONS.index("long"), LONG_PASSES
+    return RecordHeader(key, value_bytes, value_checksum, _RETENTIONS[retention], passes, state)

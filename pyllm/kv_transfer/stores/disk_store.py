@@ -15,6 +15,8 @@ from pyllm.errors import ConfigError
 from pyllm.kv_transfer.stores.block_index import BlockIndex, Shelf
 from pyllm.kv_transfer.stores.block_record import (
     DEAD,
+    LONG,
+    LONG_PASSES,
     MAX_KEY_BYTES,
     USED,
     RecordHeader,
@@ -84,6 +86,9 @@ class DiskStore:
             None if key in self._index else new_header(key, len(block), checksum(block), retention)
             for key, block in zip(keys, blocks, strict=True)
         ]
+        for key, header in zip(keys, headers, strict=True):
+            if header is None and retention == "long":
+                self._keep_longer(key)
         with self._writing:
             saved = [
                 header is None or header.key in self._index or self._save_one(header, block)
@@ -159,6 +164,21 @@ class DiskStore:
             except OSError as error:
                 _log.debug("a KV block could not be marked in %s: %s", shelf.segment.path, error)
         return is_whole
+
+    def _keep_longer(self, key: bytes) -> None:
+        """Have a block that is there kept as if it were saved now, with the retention `long`."""
+        borrowed = self._index.borrow(key)
+        if borrowed is None:
+            return
+        shelf, place = borrowed
+        try:
+            header = shelf.segment.header_at(place.offset)
+            if header is not None and header.key == key and header.passes < LONG_PASSES:
+                shelf.segment.mark(place, header.state | LONG)
+        except OSError as error:
+            _log.debug("a KV block could not be marked in %s: %s", shelf.segment.path, error)
+        finally:
+            self._index.give_back(shelf)
 
     def _save_one(self, header: RecordHeader, block: memoryview) -> bool:
         is_saved = False

@@ -92,6 +92,9 @@ class RedisStore:
         found = None if self._clock() < self._full_until else self._ask(lambda: self._exist(keys), until)
         saved = [False] * len(keys) if found is None else found
         missing = [] if found is None else [index for index, is_there in enumerate(found) if not is_there]
+        if retention == "long" and any(saved):
+            known = [key for key, is_there in zip(keys, saved, strict=True) if is_there]
+            self._ask(lambda: self._keep_longer(known), until)
         for part in _parts(missing, [len(block) for block in blocks]):
             values = [_pack(keys[index], blocks[index], retention) for index in part]
             answers = self._ask(self._setting([keys[index] for index in part], values, EXPIRY[retention]), until)
@@ -146,6 +149,12 @@ class RedisStore:
         for key in keys:
             pipeline.exists(KEY_PREFIX + key)
         return [bool(count) for count in pipeline.execute()]
+
+    def _keep_longer(self, keys: Sequence[bytes]) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.expire(KEY_PREFIX + key, EXPIRY["long"])
+        pipeline.execute()
 
     def _get(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[bytes | None]:
         values: list[bytes | None] = []

@@ -62,7 +62,7 @@ class KVStore(Protocol):
         """
 
     def save(self, keys: Sequence[bytes], blocks: Sequence[memoryview], retention: Retention = "default") -> list[bool]:
-        """Keep each block; one that is there already is not written again.
+        """Keep each block; one that is there already is not written again, but kept longer if that is asked for now.
 
         Returns:
             Whether it is kept now: False where the store is full or failed, and for the retention `none`.

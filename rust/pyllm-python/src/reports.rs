@@ -94,10 +94,11 @@ pub(crate) fn block_owners<'py>(py: Python<'py>, owners: &BlockOwners) -> PyResu
     Ok(report)
 }
 
-pub(crate) type Save<'py> = (u64, Bound<'py, PyBytes>, u32, u32, u32);
+pub(crate) type Save<'py> = (u64, Bound<'py, PyBytes>, u32, u32, u32, &'static str);
 
 pub(crate) fn save<'py>(py: Python<'py>, save: &pyllm_scheduler::Save) -> Save<'py> {
-    (save.id.0, PyBytes::new(py, save.hash.as_bytes()), save.group, save.index, save.block.0)
+    let hash = PyBytes::new(py, save.hash.as_bytes());
+    (save.id.0, hash, save.group, save.index, save.block.0, save.retention.name())
 }
 
 pub(crate) fn decision<'py>(py: Python<'py>, decision: &Decision) -> PyResult<Bound<'py, PyDict>> {

@@ -26,6 +26,7 @@ use crate::kv_cache::prefix::Name;
 use crate::kv_cache::saves::{Candidate, Save, Saves};
 use crate::kv_cache::tier_cache::{Evicted, TierCache};
 use crate::kv_layout::GroupLayout;
+use crate::request::Retention;
 
 pub(crate) use crate::kv_cache::pending_swaps::Swap;
 
@@ -214,7 +215,12 @@ impl KvCache {
         let Content { hash, index, tokens: (head, tail), .. } = content;
         let key = hash.of(group);
         debug_assert_eq!(head.len() + tail.len(), self.limits.block_size as usize, "full blocks alone have names");
-        if !self.limits.enable_prefix_caching || !self.device.store(block, Name { key, index, filled }) {
+        if !self.limits.enable_prefix_caching {
+            return false;
+        }
+        let on_host = self.host.get(key).and_then(|host| self.host.name(host));
+        let retention = on_host.map_or(Retention::None, |name| name.retention);
+        if !self.device.store(block, Name { key, index, filled, retention }) {
             return false;
         }
         self.log.stored(group, &content);
@@ -223,17 +229,25 @@ impl KvCache {
         true
     }
 
-    /// `store`, of what is to be saved once it is there.
-    pub(crate) fn store_and_save(&mut self, block: BlockId, group: u32, content: Content<'_>, filled: StepId) {
-        if self.store(block, group, content, filled) {
-            let (key, index) = (content.hash.of(group), content.index);
-            self.saves.propose(Candidate { block, key, index, filled });
+    /// What the device has of these contents is to be saved once it is there, unless it was for as long already.
+    pub(crate) fn save(&mut self, key: GroupHash, retention: Retention) {
+        let Some(block) = self.device.get(key).filter(|_| self.limits.max_saving_blocks > 0) else { return };
+        if let Some(Name { index, filled, .. }) = self.device.raise_retention(block, retention) {
+            self.saves.propose(Candidate { block, key, index, filled, retention });
         }
     }
 
-    /// A block that may have a name is written again.
+    /// What the device has of these contents is kept outside already.
+    pub(crate) fn note_saved(&mut self, key: GroupHash) {
+        if let Some(block) = self.device.get(key) {
+            self.device.raise_retention(block, Retention::Default);
+        }
+    }
+
+    /// A block that may have a name is written again. It is not saved later either: nobody tells when that is done.
     pub(crate) fn withdraw_save(&mut self, block: BlockId) {
         self.saves.withdraw(block);
+        self.device.raise_retention(block, Retention::Long);
     }
 
     /// Whether `take_saves` has anything to look at.
@@ -245,7 +259,7 @@ impl KvCache {
     /// while there are more of them than all saves may take.
     pub(crate) fn take_saves(&mut self, committed: StepId) -> Vec<Save> {
         let mut taken = Vec::new();
-        while let Some(Candidate { block, key, index, .. }) = self.saves.next(committed) {
+        while let Some(Candidate { block, key, index, retention, .. }) = self.saves.next(committed) {
             let name = self.device.name(block).filter(|name| name.key == key && name.filled < committed);
             let is_scarce = self.num_available() <= i64::from(self.limits.max_saving_blocks);
             if name.is_none() || (self.references(block) == 0 && is_scarce) {
@@ -254,7 +268,7 @@ impl KvCache {
             }
             self.device.hold(block);
             let id = self.saves.begin(block);
-            taken.push(Save { id, hash: key.hash, group: key.group, index, block });
+            taken.push(Save { id, hash: key.hash, group: key.group, index, block, retention });
         }
         taken
     }
@@ -515,6 +529,7 @@ impl KvCache {
         let &Evicted { name, hits } = evicted;
         if let Some(host) = self.host.get(name.key) {
             self.host.refresh(host, hits);
+            self.host.raise_retention(host, name.retention);
         } else if let Some(host) = self.allocate_host() {
             self.swaps.push_out(block, host);
             self.store_host(host, name, hits);

@@ -95,7 +95,7 @@ pub use placement::{NewRequest, Placed, Placement, PlacementReplay};
 pub use plan::{ALIGNMENT, Plan, SECTIONS, SWAP_NAME_SIZE};
 pub use recorder::Input;
 pub use replay::{Replay, replay};
-pub use request::{Finish, Output, Pooling, Request};
+pub use request::{Finish, Output, Pooling, Request, Retention};
 pub use scheduler::{
     BlockOwners, Decision, Explanation, Load, LoadReport, Reason, RequestReport, Scheduler, Stats, TenantService,
 };

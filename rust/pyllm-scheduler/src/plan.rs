@@ -273,6 +273,7 @@ fn aligned(offset: usize) -> usize {
 mod tests {
     use super::*;
     use crate::kv_cache::hash::BlockHash;
+    use crate::request::Retention;
 
     #[test]
     fn sections_follow_one_another_at_multiples_of_64_bytes() {
@@ -298,7 +299,8 @@ mod tests {
         let key = BlockHash::root(&["x"]).of(3);
         let mut draft = Draft::default();
         draft.clear();
-        draft.swap_out(BlockId(1), HostBlockId(0), Some(Name { key, index: 9, filled: StepId(7) }));
+        let name = Name { key, index: 9, filled: StepId(7), retention: Retention::None };
+        draft.swap_out(BlockId(1), HostBlockId(0), Some(name));
         draft.swap_out(BlockId(2), HostBlockId(1), None);
         draft.swap_in(HostBlockId(1), BlockId(4));
         let plan = draft.finish(StepId(0));

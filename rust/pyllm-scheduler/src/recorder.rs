@@ -13,7 +13,7 @@ use crate::plan::Plan;
 use crate::request::{Finish, Request};
 
 /// What a recording begins with. The number grows when old recordings can no longer be read.
-pub(crate) const MAGIC: &[u8] = b"pyllm scheduler recording 13\n";
+pub(crate) const MAGIC: &[u8] = b"pyllm scheduler recording 14\n";
 
 /// One call that changed a scheduler. Of log-probabilities those are kept by which beams go on, and no embeddings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

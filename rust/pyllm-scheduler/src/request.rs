@@ -65,6 +65,8 @@ pub struct Request {
     pub cache_salt: String,
     /// The adapter's name, or empty. Blocks are never shared across adapters.
     pub adapter: String,
+    /// How long what is saved of its blocks is to be kept outside.
+    pub kv_cache_retention: Retention,
 }
 
 fn one() -> u32 {
@@ -86,6 +88,31 @@ pub enum Pooling {
     Last,
     /// The mean of all, which the worker adds up from the first on.
     Mean,
+}
+
+/// How long a block is kept outside, from the shortest to the longest. Several requests may ask for one block: the
+/// longest counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Retention {
+    /// It is not saved.
+    None,
+    /// As whoever saves it has settled.
+    #[default]
+    Default,
+    /// Longer than others.
+    Long,
+}
+
+impl Retention {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Default => "default",
+            Self::Long => "long",
+        }
+    }
 }
 
 /// What one sample of a resumed request has already.

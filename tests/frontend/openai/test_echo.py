@@ -124,6 +124,28 @@ async def test_a_salt_and_an_id_go_with_the_request(tokenizer: Tokenizer) -> Non
     assert answer["id"] == "cmpl-my-1"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/responses", {"input": "x"}),
+    ],
+)
+async def test_how_long_its_cache_is_kept_goes_with_the_request(
+    tokenizer: Tokenizer, path: str, body: dict[str, Any]
+) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer, TEMPLATE) as frontend:
+        headers = []
+        for retention in (None, "in_memory", "24h", "7d"):
+            answer = await frontend.http.post(path, json=body | {"prompt_cache_retention": retention})
+            headers.append((answer.status_code, answer.headers.get("pyllm-ignored-fields")))
+    assert [submit.kv_cache_retention for submit in frontend.core.sent(Submit)] == ["default", "none", "long"]
+    # Without a store nothing is kept longer, which the answer says.
+    assert headers == [(200, None), (200, None), (200, "prompt_cache_retention"), (400, None)]
+    assert answer.json()["error"]["param"] == "prompt_cache_retention"
+
+
 async def test_an_error_does_not_tell_the_salt(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         response = await frontend.http.post("/v1/completions", json={"prompt": "x", "cache_salt": "secret/"})

@@ -7,6 +7,7 @@ import pytest
 
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.errors import RequestError
+from pyllm.frontend.http.ignored_fields import RequestFields
 from pyllm.frontend.openai.parameters import (
     num_chat_logprobs,
     sampling_params,
@@ -19,6 +20,7 @@ from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import SchedulingParams
 from pyllm.structured_outputs_params import StructuredOutputsParams
+from tests.client.fake_core import MODEL
 
 CONTEXT = RequestContext("0")
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -164,14 +166,42 @@ def test_no_stop_trim_keeps_the_stop_string() -> None:
 def test_scheduling_fields_reach_the_parameters_but_the_tenant_does_not() -> None:
     fields = {"priority": -3, "timeout": 2, "ttft_target": 0.5, "tpot_target": 0.05}
     request = decode(ChatRequest, CHAT | fields)
-    assert scheduling_params(request, CONTEXT) == SchedulingParams(
+    assert scheduling_params(request, CONTEXT, MODEL) == SchedulingParams(
         priority=-3, timeout=2.0, ttft_target=0.5, tpot_target=0.05, tenant="", name=CONTEXT.request_id
     )
     plain = SchedulingParams(name=CONTEXT.request_id)
     null = decode(ChatRequest, CHAT | dict.fromkeys(fields))
-    assert scheduling_params(null, CONTEXT) == scheduling_params(decode(ChatRequest, CHAT), CONTEXT) == plain
+    assert scheduling_params(null, CONTEXT, MODEL) == plain
+    assert scheduling_params(decode(ChatRequest, CHAT), CONTEXT, MODEL) == plain
     named = decode(ChatRequest, CHAT | {"tenant": "somebody else"})
-    assert scheduling_params(named, CONTEXT) == plain
+    assert scheduling_params(named, CONTEXT, MODEL) == plain
+
+
+@pytest.mark.parametrize(
+    ("given", "retention", "ignored_without_store"),
+    [
+        (None, "default", []),
+        ("in_memory", "none", []),
+        ("in-memory", "none", []),
+        ("24h", "long", ["prompt_cache_retention"]),
+    ],
+)
+def test_openais_retention_is_that_of_the_store_and_told_where_it_has_no_effect(
+    given: str | None, retention: str, ignored_without_store: list[str]
+) -> None:
+    request = decode(ChatRequest, CHAT | {"prompt_cache_retention": given})
+    for model, ignored in ((msgspec.structs.replace(MODEL, saves_kv_blocks=True), []), (MODEL, ignored_without_store)):
+        for policy in ("warn", "refuse"):
+            context = RequestContext("0", fields=RequestFields(policy))
+            assert scheduling_params(request, context, model).kv_cache_retention == retention
+            assert [name for name, _ in context.fields.names] == (ignored if policy == "warn" else [])
+
+
+def test_a_retention_that_openai_does_not_have_is_refused_with_those_it_has() -> None:
+    request = decode(ChatRequest, CHAT | {"prompt_cache_retention": "7d"})
+    with pytest.raises(RequestError, match="prompt_cache_retention must be in_memory or 24h, got 7d") as refused:
+        scheduling_params(request, CONTEXT, MODEL)
+    assert refused.value.parameter == "prompt_cache_retention"
 
 
 def test_usage_is_an_option_of_streams() -> None:

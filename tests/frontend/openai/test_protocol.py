@@ -80,7 +80,7 @@ def test_only_the_mark_of_an_unsupported_field_makes_it_one() -> None:
 @pytest.mark.parametrize(("kind", "body"), [(CompletionRequest, COMPLETION), (ChatRequest, CHAT)])
 def test_what_has_no_effect_anywhere_is_accepted(kind: type[GenerationRequest], body: dict[str, Any]) -> None:
     harmless = {"user": "me", "store": True, "metadata": {"a": "b"}, "prompt_cache_key": "k", "service_tier": "auto"}
-    harmless |= {"safety_identifier": "s", "prompt_cache_retention": "24h"}
+    harmless |= {"safety_identifier": "s"}
     strict = RequestFields("refuse")
     for value in (*harmless.values(), 5, [], {"type": "of another time"}):
         odd = body | {name: value for name in harmless if name not in {"user", "prompt_cache_key"}}

@@ -95,6 +95,23 @@ def test_a_long_retention_outlives_the_default(store: DiskStore) -> None:
     assert lookup(store, range(9)) == []
 
 
+def test_a_block_that_is_there_is_kept_longer_from_when_that_is_asked_for(folder: Path, store: DiskStore) -> None:
+    """Also where another process has saved it, and again when its passes are used up."""
+    other = open_store(folder)
+    save(store, range(4), "default")
+    num_saved = store.stats().num_saved
+    assert save(other, range(1, 3), "long") == [True] * 2
+    assert (store.stats().num_saved, other.stats().num_saved) == (num_saved, 0), "nothing is written again"
+    other.close()
+    for start in range(100, 600, 100):
+        save(store, range(start, start + 100))
+        assert lookup(store, range(4)) == [1, 2]
+        save(store, range(1, 3), "long")
+    save(store, range(1, 3), "default")
+    save(store, range(600, 1100))
+    assert lookup(store, range(4)) == []
+
+
 def test_used_blocks_never_take_all_of_the_store(store: DiskStore) -> None:
     save(store, range(70))
     for number in range(1000, 1040):

@@ -77,6 +77,15 @@ def test_retention_is_when_redis_forgets(server: Redis, store: RedisStore) -> No
     assert not server.exists(KEY_PREFIX + key_of(3))
 
 
+def test_a_block_that_is_there_is_kept_longer_from_when_that_is_asked_for(server: Redis, store: RedisStore) -> None:
+    save(store, [1, 2])
+    assert save(store, [2, 3], "long") == [True, True]
+    assert save(store, [2], "default") == [True]
+    days = [server.ttl(KEY_PREFIX + key_of(number)) / (24 * 3600) for number in (1, 2, 3)]
+    assert [round(day) for day in days] == [1, 7, 7]
+    assert store.stats().num_saved == 3
+
+
 @pytest.mark.parametrize("position", [0, 50, 200, BLOCK_BYTES])
 def test_a_changed_block_is_forgotten(server: Redis, store: RedisStore, position: int) -> None:
     save(store, [1])

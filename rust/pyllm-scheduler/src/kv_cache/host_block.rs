@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{HostBlockId, StepId};
 use crate::kv_cache::hash::BlockHash;
 use crate::kv_cache::prefix::Name;
+use crate::request::Retention;
 
 /// A host block and the name of what it holds, as a plan gave it in `swap_names`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,8 +22,9 @@ pub struct HostBlock {
 }
 
 impl HostBlock {
-    /// Every step may read it.
+    /// Every step may read it. Whoever computed it has had it saved, if it was to be.
     pub(crate) fn name(&self) -> Name {
-        Name { key: BlockHash::from_bytes(self.hash).of(self.group), index: self.index, filled: StepId(0) }
+        let key = BlockHash::from_bytes(self.hash).of(self.group);
+        Name { key, index: self.index, filled: StepId(0), retention: Retention::Default }
     }
 }

@@ -7,6 +7,7 @@ use std::hash::BuildHasherDefault;
 
 use crate::ids::{Block, StepId};
 use crate::kv_cache::hash::{GroupHash, HashMapByDigest};
+use crate::request::Retention;
 
 pub(crate) struct PrefixCache<B> {
     blocks: HashMapByDigest<B>,
@@ -19,6 +20,8 @@ pub(crate) struct Name {
     pub(crate) key: GroupHash,
     pub(crate) index: u32, // of the block in its chain
     pub(crate) filled: StepId,
+    /// The longest that anybody has asked to keep it outside; none: nobody has.
+    pub(crate) retention: Retention,
 }
 
 impl<B: Block> PrefixCache<B> {
@@ -61,6 +64,13 @@ impl<B: Block> PrefixCache<B> {
         true
     }
 
+    /// What a block holds is to be kept outside. None: nothing known, or that was asked for already.
+    pub(crate) fn raise_retention(&mut self, block: B, retention: Retention) -> Option<Name> {
+        let name = self.names[block.number() as usize].as_mut().filter(|name| name.retention < retention)?;
+        name.retention = retention;
+        Some(*name)
+    }
+
     /// Forgets what a block holds, before it is written again.
     pub(crate) fn evict(&mut self, block: B) -> Option<Name> {
         let name = self.names[block.number() as usize].take()?;
@@ -86,7 +96,8 @@ mod tests {
     use crate::kv_cache::hash::BlockHash;
 
     fn name(key: &str, filled: u64) -> Name {
-        Name { key: BlockHash::root(&[key]).of(0), index: 0, filled: StepId(filled) }
+        let key = BlockHash::root(&[key]).of(0);
+        Name { key, index: 0, filled: StepId(filled), retention: Retention::None }
     }
 
     #[test]
@@ -110,5 +121,15 @@ mod tests {
         assert!(cache.evict(BlockId(0)).is_some_and(|evicted| evicted.key == one.key));
         assert_eq!((cache.get(one.key), cache.get(two.key)), (None, Some(BlockId(1))));
         assert_eq!(cache.len(), 1);
+    }
+
+    #[test]
+    fn the_longest_retention_counts_and_is_told_once() {
+        let mut cache = PrefixCache::new(2);
+        cache.store(BlockId(0), name("x", 0));
+        let raised = [Retention::None, Retention::Default, Retention::Default, Retention::Long, Retention::Default]
+            .map(|retention| cache.raise_retention(BlockId(0), retention).map(|name| name.retention));
+        assert_eq!(raised, [None, Some(Retention::Default), None, Some(Retention::Long), None]);
+        assert!(cache.raise_retention(BlockId(1), Retention::Long).is_none(), "it holds nothing known");
     }
 }

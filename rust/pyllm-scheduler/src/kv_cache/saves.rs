@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::ids::{BlockId, SaveId, StepId};
 use crate::kv_cache::hash::{BlockHash, GroupHash};
+use crate::request::Retention;
 
 /// A block to save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub struct Save {
     pub index: u32,
     /// Where the contents are.
     pub block: BlockId,
+    /// How long they are to be kept; never `None`.
+    pub retention: Retention,
 }
 
 #[derive(Clone, Copy)]
@@ -30,6 +33,7 @@ pub(crate) struct Candidate {
     pub(crate) index: u32,
     /// The step that writes it.
     pub(crate) filled: StepId,
+    pub(crate) retention: Retention,
 }
 
 pub(crate) struct Saves {
@@ -126,7 +130,7 @@ mod tests {
 
     fn candidate(block: u32, filled: u64) -> Candidate {
         let key = BlockHash::root(&[&block.to_string()]).of(0);
-        Candidate { block: BlockId(block), key, index: 0, filled: StepId(filled) }
+        Candidate { block: BlockId(block), key, index: 0, filled: StepId(filled), retention: Retention::Default }
     }
 
     fn take(saves: &mut Saves, committed: u64) -> Vec<u32> {

@@ -5,6 +5,7 @@ use crate::ids::{Block, StepId};
 use crate::kv_cache::block_pool::BlockPool;
 use crate::kv_cache::hash::GroupHash;
 use crate::kv_cache::prefix::{Name, PrefixCache};
+use crate::request::Retention;
 
 pub(crate) struct TierCache<B> {
     pool: BlockPool<B>,
@@ -98,6 +99,11 @@ impl<B: Block> TierCache<B> {
             self.pool.keep(block, name.index);
         }
         is_first
+    }
+
+    /// See `PrefixCache::raise_retention`.
+    pub(crate) fn raise_retention(&mut self, block: B, retention: Retention) -> Option<Name> {
+        self.names.raise_retention(block, retention)
     }
 
     /// What a block in use holds was hit this often on the other tier.

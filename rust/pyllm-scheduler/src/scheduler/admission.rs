@@ -221,7 +221,8 @@ impl Scheduler {
     }
 
     /// Takes what was found in the prefix cache as the sequence's first blocks; those on the host are brought back.
-    /// Gives the tokens they are, in blocks, and how many of the blocks were on the host for any group.
+    /// Gives the tokens they are, in blocks, and how many of the blocks were on the host for any group. Who computed them
+    /// may have had them saved for less time than this sequence wants, or not at all.
     fn take_found(&mut self, key: Key<Sequence>, planning: &Planning) -> (u32, u32) {
         self.hold_found();
         let mut on_host = 0;
@@ -229,19 +230,20 @@ impl Scheduler {
             let mut num_on_host = 0;
             self.sequences[key].chains[group as usize].first = found.first;
             for (index, &place) in (found.first..).zip(&found.blocks) {
+                let sequence = &self.sequences[key];
+                let live = &self.requests[sequence.request];
+                let content = sequence.content(live, index, self.config.block_size);
                 let block = match place {
                     Found::Device(block) => block,
                     Found::Host(host) => {
                         num_on_host += 1;
                         let block = self.cache.swap_in(host, group);
                         self.cache.free_host_block(host);
-                        let sequence = &self.sequences[key];
-                        let live = &self.requests[sequence.request];
-                        let content = sequence.content(live, index, self.config.block_size);
                         self.cache.store(block, group, content, planning.step);
                         block
                     }
                 };
+                self.cache.save(content.hash.of(group), live.request.kv_cache_retention);
                 self.sequences[key].chains[group as usize].blocks.push(block);
             }
             on_host = num_on_host.max(on_host);

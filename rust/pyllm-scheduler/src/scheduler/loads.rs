@@ -118,6 +118,8 @@ impl Scheduler {
                 for (index, &block) in (chain.first..kept_end).zip(&chain.blocks) {
                     let content = sequence.content(live, index, self.config.block_size);
                     self.cache.store(block, group, content, filled);
+                    self.cache.note_saved(content.hash.of(group));
+                    self.cache.save(content.hash.of(group), live.request.kv_cache_retention);
                 }
             }
         }

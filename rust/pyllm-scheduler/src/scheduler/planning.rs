@@ -428,15 +428,16 @@ impl Scheduler {
         let block_size = self.config.block_size;
         let num_full = sequence.num_readable() / block_size;
         sequence.hash_blocks(live, block_size, num_full, &mut self.hasher, self.config.separate_outputs);
+        let retention = live.request.kv_cache_retention;
         for index in sequence.num_stored..num_full {
             let content = sequence.content(live, index, block_size);
             for (group, chain) in (0..).zip(&sequence.chains) {
                 if let Some(block) = chain.get(index) {
+                    self.cache.store(block, group, content, sequence.last_step);
                     if index < sequence.num_loaded {
-                        self.cache.store(block, group, content, sequence.last_step);
-                    } else {
-                        self.cache.store_and_save(block, group, content, sequence.last_step);
+                        self.cache.note_saved(content.hash.of(group));
                     }
+                    self.cache.save(content.hash.of(group), retention);
                 }
             }
         }

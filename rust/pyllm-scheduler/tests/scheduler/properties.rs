@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use crate::calls::{Case, case, searching_case};
 use crate::world;
 
-const CORNERS: [&str; 92] = [
+const CORNERS: [&str; 93] = [
     "aborts with tokens in flight",
     "accepted drafts",
     "block copies",
@@ -76,6 +76,7 @@ const CORNERS: [&str; 92] = [
     "rows with drafts that are not ready",
     "rows with drafts that force",
     "saves",
+    "saves for longer than before",
     "saves that end",
     "slot copies",
     "steps beside what is isolated",

@@ -17,7 +17,7 @@ mod settings;
 mod steps;
 mod subscriber;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use pyllm_scheduler::{Config, LoadId, PolicyName, SaveId, Scheduler, Stats};
 
@@ -43,7 +43,8 @@ pub struct World {
     alone: Option<Alone>,
     loads: BTreeMap<LoadId, Pending>,
     saves: BTreeMap<SaveId, Saving>,
-    pins: BTreeMap<u64, Vec<(Name, u32)>>, // with the group
+    saved_for_a_while: BTreeSet<(Name, u32)>, // with the group
+    pins: BTreeMap<u64, Vec<(Name, u32)>>,    // with the group
     subscriber: Subscriber,
     recording: Option<Vec<u8>>,
     now: f64,
@@ -84,6 +85,7 @@ impl World {
             alone: None,
             loads: BTreeMap::new(),
             saves: BTreeMap::new(),
+            saved_for_a_while: BTreeSet::new(),
             pins: BTreeMap::new(),
             subscriber: Subscriber::new(&config),
             recording: case.is_recorded.then(Vec::new),

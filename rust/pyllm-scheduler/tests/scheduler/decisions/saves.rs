@@ -1,6 +1,6 @@
 //! Keys and values for outside.
 
-use pyllm_scheduler::{Config, Error, Request, Scheduler};
+use pyllm_scheduler::{Config, Error, Request, Retention, Scheduler, replay};
 
 use super::{commit, config, plan, request};
 
@@ -39,5 +39,73 @@ fn a_block_that_is_saved_is_not_given_away_and_what_requests_need_is_not_saved()
     }
     assert_eq!(scheduler.take_saves().len(), 3);
     assert_eq!(scheduler.take_saves(), []);
+    Ok(())
+}
+
+/// Blocks that are saved when requests of these retentions have run, one after the other, each with the same prompt of
+/// two full blocks. Of each block the index and the retention.
+fn saved(scheduler: &mut Scheduler, retentions: &[Retention]) -> Result<Vec<Vec<(u32, Retention)>>, Error> {
+    let one = |(id, &kv_cache_retention): (usize, &Retention)| {
+        scheduler.add(Request { kv_cache_retention, ..request(id as u64, [1; 9], 1) })?;
+        let step = plan(scheduler);
+        commit(scheduler, &step, 7);
+        let saves = scheduler.take_saves();
+        for save in &saves {
+            scheduler.finish_save(save.id)?;
+        }
+        Ok(saves.iter().map(|save| (save.index, save.retention)).collect())
+    };
+    retentions.iter().enumerate().map(one).collect()
+}
+
+#[test]
+fn what_is_found_is_saved_for_whoever_wants_it_kept_longer() -> Result<(), Error> {
+    use Retention::{Default, Long, None};
+    let both = |retention| vec![(0, retention), (1, retention)];
+    for (retentions, expected) in [
+        ([None, None, Default], [vec![], vec![], both(Default)]),
+        ([Default, Default, Long], [both(Default), vec![], both(Long)]),
+        ([Long, Default, None], [both(Long), vec![], vec![]]),
+    ] {
+        let mut scheduler = saving(3);
+        scheduler.start_recording()?;
+        assert_eq!(saved(&mut scheduler, &retentions)?, expected);
+        assert_eq!(replay(&scheduler.take_recording())?.stats, scheduler.stats());
+    }
+    Ok(())
+}
+
+#[test]
+fn of_two_requests_that_compute_a_block_at_once_the_one_that_wants_it_saved_counts() {
+    let limits = Config { max_saving_blocks: 3, ..config(8, 2, 64) };
+    let mut scheduler = Scheduler::new(limits).expect("the limits are in range");
+    let retentions = [(1, Retention::None), (2, Retention::Long)];
+    let steps = retentions.map(|(id, kv_cache_retention)| {
+        scheduler.add(Request { kv_cache_retention, ..request(id, [1; 5], 1) }).expect("it fits");
+        plan(&mut scheduler)
+    });
+    for step in &steps {
+        assert_eq!(step.num_tokens(), 5);
+        commit(&mut scheduler, step, 7);
+    }
+    assert!(scheduler.take_saves().iter().map(|save| (save.index, save.retention)).eq([(0, Retention::Long)]));
+}
+
+#[test]
+fn a_block_from_the_host_is_known_to_be_saved() -> Result<(), Error> {
+    let limits = Config { max_saving_blocks: 3, num_host_blocks: 8, ..config(5, 1, 64) };
+    let mut scheduler = Scheduler::new(limits).expect("the limits are in range");
+    assert_eq!(saved(&mut scheduler, &[Retention::Default])?[0].len(), 2);
+    // Another one needs all of the device.
+    scheduler.add(Request { kv_cache_retention: Retention::None, ..request(9, [2; 17], 1) })?;
+    let step = plan(&mut scheduler);
+    commit(&mut scheduler, &step, 7);
+    for (id, kv_cache_retention, num_saved) in [(10, Retention::Default, 0), (11, Retention::Long, 2)] {
+        scheduler.add(Request { kv_cache_retention, ..request(id, [1; 9], 1) })?;
+        let step = plan(&mut scheduler);
+        commit(&mut scheduler, &step, 7);
+        assert_eq!(scheduler.take_saves().len(), num_saved);
+    }
+    assert!(scheduler.stats().host_prefix_hits > 0);
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use pyllm_scheduler::{ClientId, Config, DeltaColumns, Error, Finish, Output, Pooling, Request, RequestId};
+use pyllm_scheduler::{ClientId, Config, DeltaColumns, Error, Finish, Output, Pooling, Request, RequestId, Retention};
 
 use super::World;
 use super::logprobs::check_logprobs;
@@ -163,6 +163,8 @@ impl World {
             policy_key: add.policy_key,
             stateful: add.stateful && samples,
             prompt_logprobs: add.prompt_logprobs.is_some() && samples,
+            kv_cache_retention: [Retention::None, Retention::Default, Retention::Default, Retention::Long]
+                [(add.seed % 4) as usize],
             ..request(add.prompt)
         }
     }

@@ -1,8 +1,9 @@
 //! Keys and values for outside: handed over by name, kept as they are, and let go of.
 
-use pyllm_scheduler::{BlockId, Error, Save, SaveId};
+use pyllm_scheduler::{BlockId, Error, Retention, Save, SaveId};
 
 use super::World;
+use super::requests::Known;
 use crate::device::Block;
 use crate::names;
 use crate::oracle::Prefix;
@@ -25,21 +26,27 @@ impl World {
         self.saw("saves", saves.len() as u64);
     }
 
-    /// The block holds, whole, what its name says, computed by these weights.
-    fn check_save(&self, save: &Save) {
+    /// The block holds, whole, what its name says, computed by these weights, and somebody who has these tokens wants it
+    /// saved for so long.
+    fn check_save(&mut self, save: &Save) {
         let (tokens, prefix, spoilt) = self.device.contents(save.block, save.group as usize, save.index as usize);
         assert!(!spoilt, "what a load did not bring is not saved");
         let fits = |root: Prefix| tokens.iter().fold(root, |prefix, &token| prefix.then(token)) == prefix;
         let weights = &self.config.weights_version;
-        let mut owners = self
-            .requests
-            .iter()
-            .filter(|known| fits(Prefix::empty(&known.request, weights)))
-            .map(|known| &known.request);
-        let owner = owners.next().expect("somebody's prefix, by the weights that there are");
+        let owners = || self.requests.iter().filter(|known| fits(Prefix::empty(&known.request, weights)));
+        let owner = &owners().next().expect("somebody's prefix, by the weights that there are").request;
         let blocks = tokens.chunks_exact(self.config.block_size as usize);
         let name = blocks.fold(names::root(owner, &self.config), names::child);
         assert_eq!(&name, save.hash.as_bytes(), "the name is that of the contents");
+
+        let asks = |known: &Known| known.request.kv_cache_retention == save.retention && may_have(known, &tokens);
+        assert!(save.retention != Retention::None && owners().any(asks), "nobody wants it saved like this");
+        let place = (name, save.group);
+        if save.retention == Retention::Default {
+            self.saved_for_a_while.insert(place);
+        } else if self.saved_for_a_while.remove(&place) {
+            self.saw("saves for longer than before", 1);
+        }
     }
 
     pub(super) fn finish_save(&mut self, pick: usize) {
@@ -63,4 +70,12 @@ impl World {
             assert_eq!(self.scheduler.finish_save(save), Err(Error::UnknownSave { save }));
         }
     }
+}
+
+/// Whether a request may come to have these tokens, prompt and output. The beams of a search are not known.
+fn may_have(known: &Known, tokens: &[i32]) -> bool {
+    let Known { request, samples, .. } = known;
+    let (of_prompt, output) = tokens.split_at(tokens.len().min(request.prompt.len()));
+    let is_answer = || samples.iter().any(|sample| sample.expected.starts_with(output));
+    request.prompt.starts_with(of_prompt) && (output.is_empty() || request.beam_width > 0 || is_answer())
 }
