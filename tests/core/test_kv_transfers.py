@@ -34,9 +34,16 @@ def empty_stores() -> None:
 
 
 def transfer_config(retention: Retention = "default", **keys: Any) -> KVTransferConfig:
-    extra = {"store": "unused:here", "load_timeout": LOAD_TIMEOUT, "lookup_timeout": 2.0, "staging_bytes": 1024}
+    extra = {"store": "unused:here", "load_timeout": LOAD_TIMEOUT, "lookup_timeout": 20.0, "staging_bytes": 1024}
     extra |= {"retention": retention}
     return KVTransferConfig(kv_connector="StoreConnector", kv_connector_extra_config=extra, **keys)
+
+
+class ThreadedEngine(Engine):
+    """Beside real threads its clock goes slowly, so that they can do what takes them no time."""
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(min(seconds, 0.001))
 
 
 class Stored:
@@ -50,11 +57,12 @@ class Stored:
             lambda: StoreTransfer(config, CONTEXT, store, clock=lambda: self.engine.now), num_blocks
         )
         self.connector = StoreLookup(config, CONTEXT, store, clock=lambda: self.engine.now)
-        self.engine = Engine(
+        self.engine = ThreadedEngine(
             self.executor,
             depth=depth,
             connector=self.connector,
             max_saving_blocks=8,
+            max_restarts=1000,
             kv_transfer_config={"kv_connector": "StoreConnector", **keys},
         )
 
