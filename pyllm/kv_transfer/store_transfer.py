@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -22,7 +22,7 @@ from pyllm.wire.messages import TransferStats
 
 # Bytes of a load that are read at once: the copy into the cache follows while the next ones are read.
 CHUNK_BYTES = 8 << 20
-# Loads of a rank that wait for a thread; what comes beyond them is computed.
+# Loads of a rank that have not returned, with those that were given up; what comes beyond them is computed.
 MAX_LOADS = 256
 # Blocks of a rank that wait to be written.
 MAX_STAGED = 4096
@@ -46,6 +46,7 @@ class StoreTransfer(WorkerConnector):
         self._clock = clock
         self._decoder = msgspec.msgpack.Decoder(StoreMetadata)
         self._readers = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="kv-load")
+        self._free_reads = threading.Semaphore(MAX_LOADS)
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-save")
         self._metadata = StoreMetadata()
@@ -78,10 +79,10 @@ class StoreTransfer(WorkerConnector):
         for load in loads:
             begun = _Load(load, self._clock() + self._settings.load_timeout)
             self._loads.append(begun)
-            if len(self._loads) > MAX_LOADS:
+            if not self._free_reads.acquire(blocking=False):
                 begun.give_up()
                 continue
-            begun.future = self._readers.submit(self._read, begun)
+            self._readers.submit(self._read, begun)
             if load.is_awaited:
                 awaited.append(begun)
         for begun in awaited:
@@ -126,11 +127,13 @@ class StoreTransfer(WorkerConnector):
         self._store.close()
 
     def _read(self, begun: "_Load") -> None:
-        """Read a load chunk by chunk, until something is missing."""
+        """Read a load chunk by chunk, until something is missing or it is given up."""
         load, size = begun.load, self._blocks.block_bytes
         num_chunk = max(1, CHUNK_BYTES // size)
-        memory = memoryview(bytearray(min(num_chunk, len(load.blocks)) * size))
         try:
+            if begun.has_ended:
+                return
+            memory = memoryview(bytearray(min(num_chunk, len(load.blocks)) * size))
             for start in range(0, len(load.blocks), num_chunk):
                 part = slice(start, start + num_chunk)
                 hashes, groups, blocks = load.hashes[part], load.groups[part], load.blocks[part]
@@ -154,6 +157,7 @@ class StoreTransfer(WorkerConnector):
             logger.error("a load of KV blocks failed, they are computed: %s: %s", type(error).__name__, error)
         finally:
             begun.end()
+            self._free_reads.release()
 
     def _copy_out(self, saves: Sequence[BlockSave]) -> None:
         """Copy blocks to the host, as many as there is room for; whatever comes of it, they are free then."""
@@ -196,7 +200,6 @@ class _Load:
     def __init__(self, load: StoreLoad, deadline: float) -> None:
         self.load = load
         self.deadline = deadline
-        self.future: Future[None] | None = None
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._missing = set(load.blocks)
