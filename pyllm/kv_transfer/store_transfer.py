@@ -42,7 +42,7 @@ class StoreTransfer(WorkerConnector):
     ) -> None:
         super().__init__(config, context)
         self._settings = settings = read_store_settings(config)
-        self._store = open_store(settings, context.cache) if store is None else store
+        self._store = open_store(settings, context.cache, saves=config.saves) if store is None else store
         self._clock = clock
         self._decoder = msgspec.msgpack.Decoder(StoreMetadata)
         self._readers = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="kv-load")
