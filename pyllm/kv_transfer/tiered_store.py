@@ -25,6 +25,7 @@ class TieredStore:
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="kv-tiers")
         self._lock = threading.Lock()
         self._copied_bytes = 0
+        self._is_closed = False
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         """See `KVStore.lookup`. A tier is asked for what those before it have not."""
@@ -67,21 +68,23 @@ class TieredStore:
 
     def close(self) -> None:
         """Close every tier. What waits to be saved in a faster one is not."""
+        with self._lock:
+            self._is_closed = True
         self._saver.shutdown(wait=False, cancel_futures=True)
         for tier in self._tiers:
             tier.close()
 
     def _copy(self, number: int, keys: Sequence[bytes], blocks: Sequence[memoryview]) -> None:
         """Have blocks of the tier with this number saved in those before it, as many as there is room for."""
-        copies = []
+        num_copied = 0
         with self._lock:
-            for block in blocks:
-                if self._copied_bytes + len(block) > MAX_COPIED_BYTES:
-                    break
-                self._copied_bytes += len(block)
-                copies.append(block)
-        if copies:
-            self._saver.submit(self._save_copies, number, keys[: len(copies)], [bytes(block) for block in copies])
+            while num_copied < len(blocks) and self._copied_bytes + len(blocks[num_copied]) <= MAX_COPIED_BYTES:
+                self._copied_bytes += len(blocks[num_copied])
+                num_copied += 1
+        copies = [bytes(block) for block in blocks[:num_copied]]
+        with self._lock:
+            if copies and not self._is_closed:
+                self._saver.submit(self._save_copies, number, keys[:num_copied], copies)
 
     def _save_copies(self, number: int, keys: Sequence[bytes], copies: Sequence[bytes]) -> None:
         try:

@@ -59,6 +59,16 @@ def test_a_store_that_is_only_read_writes_nothing() -> None:
     tiers.close()
 
 
+def test_what_is_loaded_after_close_is_not_saved() -> None:
+    forget_all()
+    fast, slow = DictStore("fast"), DictStore("slow")
+    slow.save([b"a"], [memoryview(b"1111")])
+    tiers = TieredStore([fast, slow])
+    tiers.close()
+    assert load(tiers, [b"a"], 4) == [b"1111"]
+    assert not fast.blocks
+
+
 def test_what_waits_for_a_faster_tier_is_bounded() -> None:
     forget_all()
     fast, slow = GatedStore("fast"), DictStore("slow")

@@ -72,4 +72,8 @@ class KVStore(Protocol):
         """The figures so far; it asks no other machine."""
 
     def close(self) -> None:
-        """Give up files and connections. Blocks stay. The store is not to be used again."""
+        """Give up files and connections; blocks stay. It waits for no medium that hangs.
+
+        A thread that was left behind may still call: it finds nothing, and nothing is kept. A call under way ends by
+        itself.
+        """
