@@ -400,8 +400,7 @@ def resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ..
             raise ConfigError('otlp_traces_endpoint needs OpenTelemetry: pip install "pyllm[otel]"')
         if not re.match(r"https?://[^/]", server.otlp_traces_endpoint):
             raise ConfigError(
-                f"otlp_traces_endpoint {server.otlp_traces_endpoint!r} must be the URL of OTLP over HTTP, "
-                "such as http://localhost:4318/v1/traces"
+                "otlp_traces_endpoint must be the URL of OTLP over HTTP, such as http://localhost:4318/v1/traces"
             )
     return server, keys
 
