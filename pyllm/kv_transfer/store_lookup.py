@@ -22,6 +22,7 @@ from pyllm.kv_transfer.scheduler_connector import (
 )
 from pyllm.kv_transfer.store_settings import block_key, open_store, read_store_settings
 from pyllm.kv_transfer.stores import KVStore
+from pyllm.kv_transfer.tier_figures import TierReport, TierReporter
 
 # Calls of the store that have not returned, with those that nobody waits for any more; what comes beyond is computed.
 MAX_LOOKUPS = 1024
@@ -63,6 +64,7 @@ class StoreLookup(SchedulerConnector):
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv-lookup")
         self._free_calls = threading.Semaphore(MAX_LOOKUPS)
         self._lookups: dict[str, tuple[float, Future[int]]] = {}
+        self._tiers = TierReporter(self._store, self._threads, clock)
         self._encoder = msgspec.msgpack.Encoder()
 
     def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -92,6 +94,9 @@ class StoreLookup(SchedulerConnector):
         if lookup is not None:
             lookup.cancel()
         return False, None
+
+    def get_tier_stats(self) -> TierReport:
+        return self._tiers.take()
 
     def shutdown(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -17,6 +17,7 @@ from pyllm.kv_transfer.scheduler_connector import BlockSave, ConnectorContext
 from pyllm.kv_transfer.store_lookup import StoreLoad, StoreMetadata
 from pyllm.kv_transfer.store_settings import block_key, open_store, read_store_settings
 from pyllm.kv_transfer.stores import KVStore
+from pyllm.kv_transfer.tier_figures import TierReporter
 from pyllm.kv_transfer.worker_connector import KVBlocks, WorkerConnector
 from pyllm.wire.messages import TransferStats
 
@@ -49,6 +50,7 @@ class StoreTransfer(WorkerConnector):
         self._free_reads = threading.Semaphore(MAX_LOADS)
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-save")
+        self._tiers = TierReporter(self._store, self._writer, clock)
         self._metadata = StoreMetadata()
         self._loads: list[_Load] = []
         self._lock = threading.Lock()  # of all that follows
@@ -110,9 +112,15 @@ class StoreTransfer(WorkerConnector):
         return errors
 
     def get_kv_connector_stats(self) -> TransferStats | None:
+        tiers = {medium: dict(figures) for medium, figures in self._tiers.take().items()}
         with self._lock:
             stats = TransferStats(
-                self._loaded_bytes, self._load_seconds, self._saved_bytes, self._save_seconds, self._num_dropped_saves
+                self._loaded_bytes,
+                self._load_seconds,
+                self._saved_bytes,
+                self._save_seconds,
+                self._num_dropped_saves,
+                tiers,
             )
             self._loaded_bytes = self._saved_bytes = self._num_dropped_saves = 0
             self._load_seconds = self._save_seconds = 0.0

@@ -65,7 +65,10 @@ class DiskStore:
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         """See `KVStore.lookup`. It looks for what others have saved unless a thread does so now."""
         self._look_again()
-        return [not self._is_closed and key in self._index for key in keys]
+        found = [not self._is_closed and key in self._index for key in keys]
+        self._count("num_queried", len(keys))
+        self._count("num_found", sum(found))
+        return found
 
     def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
         """See `KVStore.load`. Each block is one read into its buffer, without a copy."""

@@ -69,6 +69,8 @@ class RedisStore:
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         """See `KVStore.lookup`. One message to the server."""
         found = self._ask(lambda: self._exist(keys), self._clock() + self._deadline)
+        self._count("num_queried", len(keys))
+        self._count("num_found", sum(found or ()))
         return [False] * len(keys) if found is None else found
 
     def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:

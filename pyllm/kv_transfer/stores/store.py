@@ -22,6 +22,8 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     medium: str  # of the tier in metrics: disk, redis
+    num_queried: int = 0  # blocks that were looked up
+    num_found: int = 0  # of those
     num_loaded: int = 0  # blocks
     num_misses: int = 0
     num_corrupt: int = 0
