@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pyllm import LLM, LLMEngine, SamplingParams
+from tests.e2e.server import until
 from tests.kv_transfer.dict_store import forget_all
 from tests.tiny_model import write_tiny_model
 
@@ -32,6 +33,22 @@ def test_blocks_on_disk_serve_the_next_engine(tmp_path: Path, ranks: int) -> Non
     assert ask(model, **options) == (tokens, 192)
     other = write_tiny_model(tmp_path / "other", heads=4, kv_heads=2, seed=1)
     assert ask(other, **options)[1] == 0, "another model's blocks are in another namespace"
+
+
+def test_the_figures_of_the_folder_come_from_every_rank(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model", heads=4, kv_heads=2)
+    options: dict[str, Any] = {"tensor_parallel_size": 2, "kv_cache_dir": str(tmp_path / "blocks")}
+    llm = LLM(model, dtype="float32", num_gpu_blocks_override=64, **options)
+    try:
+        llm.generate([PROMPT], GREEDY)
+        until(lambda: llm.stats().get("kv_tier_disk_num_saved", 0) >= 24, "both ranks to tell of 12 blocks")
+        stats = llm.stats()
+    finally:
+        llm.close()
+    assert (stats["kv_tier_disk_num_saved"], stats["kv_tier_disk_num_found"]) == (24, 0)
+    assert stats["kv_tier_disk_num_queried"] == 24
+    assert stats["kv_tier_disk_capacity_bytes"] == 16 << 30
+    assert stats["kv_tier_disk_saved_bytes"] <= stats["kv_tier_disk_used_bytes"] == stats["kv_tier_disk_live_bytes"]
 
 
 def test_a_store_in_process_is_filled_and_read(tmp_path: Path) -> None:
