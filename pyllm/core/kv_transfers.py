@@ -110,7 +110,7 @@ class KVTransfers:
         self._moved = dict.fromkeys(("loaded_bytes", "saved_bytes", "num_dropped_saves"), 0)
         self._load_seconds = 0.0
         self._tiers = TierTotals()
-        self._ranks_answer = False
+        self._ranks_answer = connector is not None  # not while they start anew, nor at the end
 
     @property
     def is_busy(self) -> bool:

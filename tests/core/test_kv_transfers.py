@@ -105,7 +105,6 @@ async def test_the_figures_of_the_stores_tiers_reach_a_client_though_no_step_fol
     first.close()
     stored = Stored(DictStore("figures"))
     stored.connector._tiers._store = DictStore("of the core")  # Each half opens the store by itself.
-    await stored.engine.core._transfers.connect()
     await stored.run(1, list(range(30)), max_tokens=1)
     rank = stored.executor._transfers._connector  # type: ignore[union-attr]
     assert isinstance(rank, StoreTransfer)

@@ -102,7 +102,8 @@ class DiskStore:
         return saved
 
     def stats(self) -> StoreStats:
-        """See `KVStore.stats`."""
+        """See `KVStore.stats`. It looks for what others have saved, as `lookup` does."""
+        self._look_again()
         with self._counting:
             return StoreStats(
                 medium="disk",

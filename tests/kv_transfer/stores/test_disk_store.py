@@ -58,7 +58,9 @@ def test_two_processes_share_what_they_save(folder: Path, store: DiskStore) -> N
     other = open_store(folder)
     save(store, range(15))
     assert lookup(other, range(20)) == list(range(15))
+    assert other.stats().num_blocks == 15
     assert save(other, range(20)) == [True] * 20
+    assert store.stats().num_blocks == 20
     assert other.stats().num_saved == 5
     assert load(store, range(20)) == list(range(20))
     other.close()
