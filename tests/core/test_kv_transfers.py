@@ -38,6 +38,15 @@ def transfer_config(**keys: Any) -> KVTransferConfig:
     return KVTransferConfig(kv_connector="StoreConnector", kv_connector_extra_config=extra, **keys)
 
 
+class Answered(StoreLookup):
+    """Is asked a second time only once there is an answer: the engine's clock may run ahead of the store's thread."""
+
+    def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if (known := self._lookups.get(request.request_id)) is not None:
+            known[1].exception()
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+
 class Stored:
     """An engine with a store connector; `store` outlives it."""
 
@@ -46,7 +55,7 @@ class Stored:
         self.executor = TransferringExecutor(
             lambda: StoreTransfer(config, CONTEXT, store, clock=lambda: self.engine.now), num_blocks
         )
-        self.connector = StoreLookup(config, CONTEXT, store, clock=lambda: self.engine.now)
+        self.connector = Answered(config, CONTEXT, store, clock=lambda: self.engine.now)
         self.engine = Engine(
             self.executor,
             depth=depth,
