@@ -39,7 +39,7 @@ def read_kv_transfer(text: str) -> KVTransferConfig | None:
     """The setting from its JSON; an empty text: no connector.
 
     Raises:
-        ConfigError: it is no such object; the text names the key at fault.
+        ConfigError: it is no such object. The text names the key at fault and shows no value: there may be passwords.
     """
     if not text.strip():
         return None
@@ -47,7 +47,9 @@ def read_kv_transfer(text: str) -> KVTransferConfig | None:
         return msgspec.json.decode(text, type=KVTransferConfig)
     except msgspec.DecodeError as error:
         keys = ", ".join(KVTransferConfig.__struct_fields__)
-        raise ConfigError(f"cannot read kv_transfer_config {text!r:.200}: {error}; its keys are {keys}") from None
+        raise ConfigError(
+            f"cannot read kv_transfer_config: {error}; write a JSON object, whose keys are {keys}"
+        ) from None
 
 
 class KVTransferSettings(ConfigPart, frozen=True):
@@ -59,5 +61,5 @@ class KVTransferSettings(ConfigPart, frozen=True):
             description="connector that loads and saves KV blocks outside, as a JSON object with vLLM's keys: "
             "kv_connector, kv_role, kv_connector_module_path, kv_connector_extra_config, kv_load_failure_policy"
         ),
-        TextForm(parse=read_kv_transfer, metavar="JSON"),
+        TextForm(parse=read_kv_transfer, metavar="JSON", is_secret=True),
     ] = None

@@ -17,7 +17,15 @@ from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.core.executors.executor import Executor
 from pyllm.errors import EngineDeadError, WorkerDeadError
-from pyllm.kv_transfer import BlockLoad, BlockSave, LoadSpeed, SchedulerConnector, SchedulerOutput, TransferRequest
+from pyllm.kv_transfer import (
+    BlockLoad,
+    BlockSave,
+    LoadSpeed,
+    SchedulerConnector,
+    SchedulerOutput,
+    TierTotals,
+    TransferRequest,
+)
 from pyllm.wire.messages import TransferResults
 from pyllm.wire.supervision_messages import MAX_ENDED
 
@@ -101,6 +109,8 @@ class KVTransfers:
         )
         self._moved = dict.fromkeys(("loaded_bytes", "saved_bytes", "num_dropped_saves"), 0)
         self._load_seconds = 0.0
+        self._tiers = TierTotals()
+        self._ranks_answer = connector is not None  # not while they start anew, nor at the end
 
     @property
     def is_busy(self) -> bool:
@@ -126,7 +136,7 @@ class KVTransfers:
             for key in list(self._looked_up):
                 self._let_go(key)
         else:
-            self._is_connected = True
+            self._is_connected = self._ranks_answer = True
 
     def add(self, client: int, request: int) -> None:
         """A request has come. What is outside of it is offered to the scheduler, or looked for while it is held."""
@@ -184,6 +194,11 @@ class KVTransfers:
             await self._sleep(self._pause)
             self._pause = min(self._pause * _PAUSE_GROWTH, _LAST_PAUSE)
 
+    def ask(self) -> None:
+        """Have the ranks tell what they have moved since the last step. No step may be in flight."""
+        if self._ranks_answer and not self._calls and not self.is_busy and self._executor.death is None:
+            self._call(b"")
+
     def receive(self, results: TransferResults | None) -> None:
         """What a rank has ended."""
         if results is None or self._connector is None:
@@ -195,6 +210,7 @@ class KVTransfers:
             self._moved["saved_bytes"] += stats.saved_bytes
             self._moved["num_dropped_saves"] += stats.num_dropped_saves
             self._load_seconds += stats.load_seconds
+            self._tiers.add(stats.tiers)
         for load in results.loads:
             if self._has_ended("load", load):
                 self._end_load(load)
@@ -217,6 +233,7 @@ class KVTransfers:
 
     def lose(self) -> None:
         """The ranks are gone, and with them all that was under way."""
+        self._ranks_answer = False
         for call in self._calls:
             call.cancel()
         for pending in (self._calls, self._loads, self._saves, self._ranks_ended, self._error_blocks):
@@ -226,6 +243,7 @@ class KVTransfers:
         """Have the ranks copy and write what is to be saved, for a short while: no step follows."""
         if not self._is_connected or self._executor.death is not None:
             return
+        self._ranks_answer = False
         with suppress(TimeoutError, EngineDeadError):
             async with asyncio.timeout(_FINISH_SECONDS):
                 self.flush()
@@ -240,12 +258,13 @@ class KVTransfers:
         """Give up what the connector holds outside."""
         if self._connector is not None:
             self._connector.shutdown()
-            self._connector, self._is_connected = None, False
+            self._connector, self._is_connected, self._ranks_answer = None, False, False
 
     def stats(self) -> dict[str, int]:
         """Counters, and the speeds by which a load is chosen: tokens in a second, 0 before any was measured."""
         if self._connector is None:
             return {}
+        self._tiers.add(self._connector.get_tier_stats())
         prefill = self._scheduler.prefill_seconds(1)
         seconds = self._load_seconds
         return {
@@ -257,6 +276,7 @@ class KVTransfers:
             "kv_load_bytes_per_second": round(self._moved["loaded_bytes"] / seconds) if seconds else 0,
             "kv_load_tokens_per_second": max(speed.tokens_per_second for speed in self._load_speeds),
             "prefill_tokens_per_second": round(1 / prefill) if prefill else 0,
+            **self._tiers.figures(),
         }
 
     def _load_speed(self, num_tokens: int) -> LoadSpeed:

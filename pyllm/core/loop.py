@@ -108,7 +108,7 @@ class EngineCore:
             scheduler,
             config,
             policy,
-            self.stats,
+            self._fresh_stats,
             clock,
             profiling=self._profiling,
             inventory=inventory,
@@ -287,6 +287,12 @@ class EngineCore:
             "num_degradations": self._recovery.num_degradations,
             **self._transfers.stats(),
         }
+
+    def _fresh_stats(self) -> dict[str, int]:
+        """`stats` for a client: the next ones tell what ranks that rest have not told yet."""
+        if not self._in_flight:
+            self._transfers.ask()
+        return self.stats()
 
     @property
     def last_step(self) -> int:

@@ -44,7 +44,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
                     raise ConfigError(f"{word} needs a value")
                 value = words[index]
                 index += 1
-            _put(nested.setdefault(flag, {}), path.split("."), _value(value), word)
+            _put(nested.setdefault(flag, {}), path.split("."), _value(value), f"{flag}.{path}")
         else:
             plain.append(word)
     for flag, values in nested.items():
@@ -93,8 +93,7 @@ def _config_arguments(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read --config {path}: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:
-        text = str(error).replace('"<unicode string>", ', "")
-        raise ConfigError(f"--config {path} is not YAML: {' '.join(text.split())}") from None
+        raise ConfigError(f"--config {path} is not YAML: {_fault(error)}") from None
     if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
         raise ConfigError(f"--config {path} must map flags to values, as in `max-model-len: 4096`")
     if "config" in settings:
@@ -103,6 +102,15 @@ def _config_arguments(path: Path) -> list[str]:
         return as_arguments(settings)
     except ValueError:
         raise ConfigError(f"--config {path} has a value that refers to itself") from None
+
+
+def _fault(error: Any) -> str:
+    """What is wrong with a text of YAML, and where, without the line itself: it may hold a password."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " ".join(str(error).replace(' in "<unicode string>"', "").split())
+    problem = " ".join(part for part in (error.context, error.problem) if part)
+    return f"{problem}, in line {mark.line + 1}, column {mark.column + 1}"
 
 
 def _check_keys(path: Path, node: Any) -> None:
@@ -168,7 +176,7 @@ def _without(words: list[str], flag: str, values: dict[str, Any]) -> list[str]:
             text = words[at + 1]
         base = _value(text)
         if not isinstance(base, dict):
-            raise ConfigError(f"{flag} is {text!r:.80} and has settings of its own, too: give it a JSON object")
+            raise ConfigError(f"{flag} has a value and settings of its own, too: give it a JSON object")
         merged = [f"{flag}={json.dumps(base | values)}"]
         return [*words[:at], *merged, *words[at + (1 if equals else 2) :]]
     return [*words, f"{flag}={json.dumps(values)}"]

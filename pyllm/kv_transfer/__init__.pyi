@@ -8,6 +8,7 @@ from .scheduler_connector import (
     SchedulerOutput,
     TransferRequest,
 )
+from .tier_figures import TierReport, TierTotals
 from .worker_connector import KVBlocks, WorkerConnector, works_by_layer
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "LoadSpeed",
     "SchedulerConnector",
     "SchedulerOutput",
+    "TierReport",
+    "TierTotals",
     "TransferRequest",
     "WorkerConnector",
     "find_connector",

@@ -12,6 +12,7 @@ import msgspec
 from pyllm.config.engine_settings import CacheConfig
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.kv_transfer.stores import Retention
+from pyllm.kv_transfer.tier_figures import TierReport
 from pyllm.wire.messages import TransferResults
 
 
@@ -119,6 +120,10 @@ class SchedulerConnector:
         vLLM's first result, whether the blocks are freed later, must be False.
         """
         return False, None
+
+    def get_tier_stats(self) -> TierReport:
+        """What tiers of a store have counted in this half since the last call; see `TierReport`."""
+        return {}
 
     def shutdown(self) -> None:
         """Give up what it holds outside."""

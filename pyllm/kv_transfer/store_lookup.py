@@ -4,6 +4,7 @@ Knows hashes and block numbers. Moves nothing: `store_transfer.py` does, in each
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,8 +22,9 @@ from pyllm.kv_transfer.scheduler_connector import (
 )
 from pyllm.kv_transfer.store_settings import block_key, open_store, read_store_settings
 from pyllm.kv_transfer.stores import KVStore
+from pyllm.kv_transfer.tier_figures import TierReport, TierReporter
 
-# Requests whose blocks are looked up at once; what comes beyond them is computed.
+# Calls of the store that have not returned, with those that nobody waits for any more; what comes beyond is computed.
 MAX_LOOKUPS = 1024
 
 logger = logging.getLogger(__name__)
@@ -60,7 +62,9 @@ class StoreLookup(SchedulerConnector):
         self._store = open_store(self._settings, context.cache) if store is None else store
         self._clock = clock
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv-lookup")
+        self._free_calls = threading.Semaphore(MAX_LOOKUPS)
         self._lookups: dict[str, tuple[float, Future[int]]] = {}
+        self._tiers = TierReporter(self._store, self._threads, clock)
         self._encoder = msgspec.msgpack.Encoder()
 
     def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -68,9 +72,10 @@ class StoreLookup(SchedulerConnector):
         if not self.config.loads or num_computed >= len(request.block_hashes):
             return 0, True
         if request.request_id not in self._lookups:
-            if len(self._lookups) >= MAX_LOOKUPS:
+            if not self._free_calls.acquire(blocking=False):
                 return 0, True
-            lookup = self._threads.submit(self._look_up, request.block_hashes, num_computed)
+            lookup: Future[int] = Future()
+            self._threads.submit(self._answer, lookup, request.block_hashes, num_computed)
             self._lookups[request.request_id] = (self._clock() + self._settings.lookup_timeout, lookup)
         deadline, lookup = self._lookups[request.request_id]
         if not lookup.done() and self._clock() < deadline:
@@ -89,6 +94,9 @@ class StoreLookup(SchedulerConnector):
         if lookup is not None:
             lookup.cancel()
         return False, None
+
+    def get_tier_stats(self) -> TierReport:
+        return self._tiers.take()
 
     def shutdown(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -110,6 +118,16 @@ class StoreLookup(SchedulerConnector):
             tuple(block for _, _, block in places),
             load.step is not None,
         )
+
+    def _answer(self, lookup: Future[int], hashes: Sequence[bytes], num_computed: int) -> None:
+        """Look a request up unless it was given up. The pool's own future would leave its queue no sooner for that."""
+        try:
+            if lookup.set_running_or_notify_cancel():
+                lookup.set_result(self._look_up(hashes, num_computed))
+        except Exception as error:  # noqa: BLE001 - a store of another package may raise what it likes
+            lookup.set_exception(error)
+        finally:
+            self._free_calls.release()
 
     def _look_up(self, hashes: Sequence[bytes], num_computed: int) -> int:
         """How many of the first blocks are in the store or computed, so that what comes after them can go on."""

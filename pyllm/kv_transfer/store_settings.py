@@ -52,8 +52,8 @@ def read_store_settings(config: KVTransferConfig) -> StoreSettings:
     return settings
 
 
-def open_store(settings: StoreSettings, cache: CacheConfig) -> KVStore:
-    """The store, which this process closes.
+def open_store(settings: StoreSettings, cache: CacheConfig, *, saves: bool = True) -> KVStore:
+    """The store, which this process closes; without `saves` it writes nothing of its own accord.
 
     Raises:
         ConfigError: there is none, or it cannot be opened.
@@ -69,7 +69,7 @@ def open_store(settings: StoreSettings, cache: CacheConfig) -> KVStore:
                 "there is no store of KV blocks: give kv_cache_dir, kv_cache_redis_url, or in "
                 "kv_connector_extra_config a store as module:name"
             )
-        return tiers[0] if len(tiers) == 1 else TieredStore(tiers)
+        return tiers[0] if len(tiers) == 1 else TieredStore(tiers, saves=saves)
     module, _, name = settings.store.partition(":")
     try:
         make: Callable[..., KVStore] = getattr(importlib.import_module(module), name)

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -17,12 +17,13 @@ from pyllm.kv_transfer.scheduler_connector import BlockSave, ConnectorContext
 from pyllm.kv_transfer.store_lookup import StoreLoad, StoreMetadata
 from pyllm.kv_transfer.store_settings import block_key, open_store, read_store_settings
 from pyllm.kv_transfer.stores import KVStore, Retention
+from pyllm.kv_transfer.tier_figures import TierReporter
 from pyllm.kv_transfer.worker_connector import KVBlocks, WorkerConnector
 from pyllm.wire.messages import TransferStats
 
 # Bytes of a load that are read at once: the copy into the cache follows while the next ones are read.
 CHUNK_BYTES = 8 << 20
-# Loads of a rank that wait for a thread; what comes beyond them is computed.
+# Loads of a rank that have not returned, with those that were given up; what comes beyond them is computed.
 MAX_LOADS = 256
 # Blocks of a rank that wait to be written.
 MAX_STAGED = 4096
@@ -42,12 +43,14 @@ class StoreTransfer(WorkerConnector):
     ) -> None:
         super().__init__(config, context)
         self._settings = settings = read_store_settings(config)
-        self._store = open_store(settings, context.cache) if store is None else store
+        self._store = open_store(settings, context.cache, saves=config.saves) if store is None else store
         self._clock = clock
         self._decoder = msgspec.msgpack.Decoder(StoreMetadata)
         self._readers = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="kv-load")
+        self._free_reads = threading.Semaphore(MAX_LOADS)
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-save")
+        self._tiers = TierReporter(self._store, self._writer, clock)
         self._metadata = StoreMetadata()
         self._loads: list[_Load] = []
         self._lock = threading.Lock()  # of all that follows
@@ -78,10 +81,10 @@ class StoreTransfer(WorkerConnector):
         for load in loads:
             begun = _Load(load, self._clock() + self._settings.load_timeout)
             self._loads.append(begun)
-            if len(self._loads) > MAX_LOADS:
+            if not self._free_reads.acquire(blocking=False):
                 begun.give_up()
                 continue
-            begun.future = self._readers.submit(self._read, begun)
+            self._readers.submit(self._read, begun)
             if load.is_awaited:
                 awaited.append(begun)
         for begun in awaited:
@@ -109,9 +112,15 @@ class StoreTransfer(WorkerConnector):
         return errors
 
     def get_kv_connector_stats(self) -> TransferStats | None:
+        tiers = {medium: dict(figures) for medium, figures in self._tiers.take().items()}
         with self._lock:
             stats = TransferStats(
-                self._loaded_bytes, self._load_seconds, self._saved_bytes, self._save_seconds, self._num_dropped_saves
+                self._loaded_bytes,
+                self._load_seconds,
+                self._saved_bytes,
+                self._save_seconds,
+                self._num_dropped_saves,
+                tiers,
             )
             self._loaded_bytes = self._saved_bytes = self._num_dropped_saves = 0
             self._load_seconds = self._save_seconds = 0.0
@@ -126,11 +135,13 @@ class StoreTransfer(WorkerConnector):
         self._store.close()
 
     def _read(self, begun: "_Load") -> None:
-        """Read a load chunk by chunk, until something is missing."""
+        """Read a load chunk by chunk, until something is missing or it is given up."""
         load, size = begun.load, self._blocks.block_bytes
         num_chunk = max(1, CHUNK_BYTES // size)
-        memory = memoryview(bytearray(min(num_chunk, len(load.blocks)) * size))
         try:
+            if begun.has_ended:
+                return
+            memory = memoryview(bytearray(min(num_chunk, len(load.blocks)) * size))
             for start in range(0, len(load.blocks), num_chunk):
                 part = slice(start, start + num_chunk)
                 hashes, groups, blocks = load.hashes[part], load.groups[part], load.blocks[part]
@@ -154,6 +165,7 @@ class StoreTransfer(WorkerConnector):
             logger.error("a load of KV blocks failed, they are computed: %s: %s", type(error).__name__, error)
         finally:
             begun.end()
+            self._free_reads.release()
 
     def _copy_out(self, saves: Sequence[BlockSave]) -> None:
         """Copy blocks to the host, as many as there is room for; whatever comes of it, they are free then."""
@@ -204,7 +216,6 @@ class _Load:
     def __init__(self, load: StoreLoad, deadline: float) -> None:
         self.load = load
         self.deadline = deadline
-        self.future: Future[None] | None = None
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._missing = set(load.blocks)

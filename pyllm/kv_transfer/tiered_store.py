@@ -3,16 +3,29 @@
 Knows no medium and no step.
 """
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from pyllm.kv_transfer.stores import KVStore, Retention, StoreStats
 
+# Of blocks that a slower tier gave, while they wait to be saved in faster ones; what comes beyond stays where it is.
+MAX_COPIED_BYTES = 64 << 20
+
 
 class TieredStore:
-    """`tiers` are closed with it. A tier that fails costs its own hits."""
+    """`tiers` are closed with it. A tier that fails costs its own hits.
 
-    def __init__(self, tiers: Sequence[KVStore]) -> None:
+    `saves`: what a slower tier gave is saved in those before it, on a thread that no load waits for.
+    """
+
+    def __init__(self, tiers: Sequence[KVStore], *, saves: bool = True) -> None:
         self._tiers = tiers
+        self._saves = saves
+        self._saver = ThreadPoolExecutor(1, thread_name_prefix="kv-tiers")
+        self._lock = threading.Lock()
+        self._copied_bytes = 0
+        self._is_closed = False
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         """See `KVStore.lookup`. A tier is asked for what those before it have not."""
@@ -26,7 +39,7 @@ class TieredStore:
         return found
 
     def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
-        """See `KVStore.load`. What a later tier has given is saved in those before it."""
+        """See `KVStore.load`."""
         loaded = [False] * len(keys)
         for number, tier in enumerate(self._tiers):
             missing = [at for at, is_there in enumerate(loaded) if not is_there]
@@ -36,8 +49,8 @@ class TieredStore:
             new = [at for at, is_there in zip(missing, given, strict=True) if is_there]
             for at in new:
                 loaded[at] = True
-            for faster in self._tiers[:number] if new else ():
-                faster.save([keys[at] for at in new], [into[at] for at in new])
+            if number and new and self._saves:
+                self._copy(number, [keys[at] for at in new], [into[at] for at in new])
         return loaded
 
     def save(self, keys: Sequence[bytes], blocks: Sequence[memoryview], retention: Retention = "default") -> list[bool]:
@@ -54,6 +67,29 @@ class TieredStore:
         return [tier.stats() for tier in self._tiers]
 
     def close(self) -> None:
-        """Close every tier."""
+        """Close every tier. What waits to be saved in a faster one is not."""
+        with self._lock:
+            self._is_closed = True
+        self._saver.shutdown(wait=False, cancel_futures=True)
         for tier in self._tiers:
             tier.close()
+
+    def _copy(self, number: int, keys: Sequence[bytes], blocks: Sequence[memoryview]) -> None:
+        """Have blocks of the tier with this number saved in those before it, as many as there is room for."""
+        num_copied = 0
+        with self._lock:
+            while num_copied < len(blocks) and self._copied_bytes + len(blocks[num_copied]) <= MAX_COPIED_BYTES:
+                self._copied_bytes += len(blocks[num_copied])
+                num_copied += 1
+        copies = [bytes(block) for block in blocks[:num_copied]]
+        with self._lock:
+            if copies and not self._is_closed:
+                self._saver.submit(self._save_copies, number, keys[:num_copied], copies)
+
+    def _save_copies(self, number: int, keys: Sequence[bytes], copies: Sequence[bytes]) -> None:
+        try:
+            for faster in self._tiers[:number]:
+                faster.save(keys, [memoryview(copy) for copy in copies])
+        finally:
+            with self._lock:
+                self._copied_bytes -= sum(map(len, copies))

@@ -284,6 +284,12 @@ def _transfer(config: EngineConfig) -> KVTransferConfig | None:
             "kv_transfer_config, kv_cache_dir and kv_cache_redis_url are about blocks of the prefix cache: "
             "enable_prefix_caching"
         )
+    if cache.kv_cache_dir and config.parallel.distributed_executor_backend == "ray":
+        logger.warning(
+            "kv_cache_dir %s must be one folder for all nodes with ranks and for this machine, on a shared file "
+            "system: with a folder on each node no block is found again; kv_cache_redis_url needs none",
+            cache.kv_cache_dir,
+        )
     return transfer
 
 
@@ -400,8 +406,7 @@ def resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ..
             raise ConfigError('otlp_traces_endpoint needs OpenTelemetry: pip install "pyllm[otel]"')
         if not re.match(r"https?://[^/]", server.otlp_traces_endpoint):
             raise ConfigError(
-                f"otlp_traces_endpoint {server.otlp_traces_endpoint!r} must be the URL of OTLP over HTTP, "
-                "such as http://localhost:4318/v1/traces"
+                "otlp_traces_endpoint must be the URL of OTLP over HTTP, such as http://localhost:4318/v1/traces"
             )
     return server, keys
 

@@ -28,8 +28,8 @@ MAX_NAME = 80  # characters of a file's name
 # How a record's folder is named, with a dot before it while it is being written. Nothing else is ever removed.
 _STAMP = "%Y%m%dT%H%M%S.%fZ"
 _RECORD = re.compile(r"\.?\d{8}T\d{6}\.\d{6}Z-")
-# Fields of the configuration that are secret, and those that would only be long.
-SECRET_FIELDS = frozenset({"sha256", "secret", "kv_connector_extra_config"}) | SECRETS
+# Fields of the configuration that are secret, of a KV connector its own settings alone; and those that are only long.
+SECRET_FIELDS = frozenset({"sha256", "secret", "kv_connector_extra_config"}) | (SECRETS - {"kv_transfer_config"})
 _LONG_FIELDS = frozenset({"tensors"})
 
 logger = logging.getLogger(__name__)

@@ -106,3 +106,25 @@ def test_none_stands_for_the_default_of_a_known_option() -> None:
     assert engine_config({"kv_offloading_size": None, "model": None}) == EngineConfig()
     with pytest.raises(ConfigError, match="unknown option 'max_num_seq'"):
         engine_config({"max_num_seq": None})
+
+
+EXTRA = '"kv_connector_extra_config": {"url": "redis://:geheim@host"}'
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ('{"kv_connector": "X", "kv_rol": "kv_both", ' + EXTRA + "}", "kv_rol`"),
+        ('{"kv_connector": 5, ' + EXTRA + "}", "at `$.kv_connector`"),
+        ('{"kv_connector": "X", ' + EXTRA, "truncated"),
+        ("redis://:geheim@host", "malformed"),
+        ({"kv_connector_extra_config": {"url": "redis://:geheim@host"}}, "missing required field kv_connector"),
+        ({"kv_connector": {"password": "geheim"}}, "kv_transfer_config.kv_connector: expected str"),
+    ],
+)
+def test_what_is_wrong_with_a_connectors_settings_is_told_without_their_values(value: object, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        engine_config({"kv_transfer_config": value})
+    assert told in str(caught.value)
+    assert "kv_transfer_config" in str(caught.value)
+    assert "geheim" not in str(caught.value)

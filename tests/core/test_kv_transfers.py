@@ -17,8 +17,9 @@ from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, SchedulerOut
 from pyllm.kv_transfer.store_lookup import StoreLookup
 from pyllm.kv_transfer.store_transfer import StoreTransfer
 from pyllm.kv_transfer.stores import KVStore, Retention
-from pyllm.wire.messages import FinishCode, Rejected, TransferResults
-from tests.core.raw_engine import Engine
+from pyllm.kv_transfer.tier_figures import REPORT_SECONDS
+from pyllm.wire.messages import Call, FinishCode, Rejected, Reply, TransferResults
+from tests.core.raw_engine import EPOCH, Engine
 from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor
 from tests.core.transferring_executor import TransferringExecutor
 from tests.kv_transfer.dict_store import DictStore, forget_all
@@ -108,6 +109,29 @@ async def test_what_one_engine_saved_another_loads_and_answers_alike() -> None:
     assert stats["num_computed_tokens"] == 2 + 5
     assert (stats["num_saving_blocks"], stats["num_used_blocks"], stats["num_held"]) == (0, 0, 0)
     second.close()
+
+
+async def test_the_figures_of_the_stores_tiers_reach_a_client_though_no_step_follows() -> None:
+    first = Stored(DictStore("figures"))
+    await first.run(1, list(range(14)), max_tokens=1)
+    first.close()
+    stored = Stored(DictStore("figures"))
+    stored.connector._tiers._store = DictStore("of the core")  # Each half opens the store by itself.
+    await stored.run(1, list(range(30)), max_tokens=1)
+    rank = stored.executor._transfers._connector  # type: ignore[union-attr]
+    assert isinstance(rank, StoreTransfer)
+    rank._writer.submit(bool).result()  # What was copied is saved.
+    stored.engine.now += REPORT_SECONDS
+    for number in range(2):  # The first has the rank look at its store.
+        stored.engine.receive(Call(EPOCH, number, "stats"))
+        await stored.engine.core._transfers.wait()
+        rank._writer.submit(bool).result()
+    stored.engine.receive(Call(EPOCH, 2, "stats"))
+    *_, reply = stored.engine.messages(Reply)
+    assert (reply.value["kv_tier_dict_num_saved"], reply.value["kv_tier_dict_num_loaded"]) == (4, 3)
+    await stored.engine.core._transfers.wait()
+    stored.close()
+    assert "kv_tier_dict_num_saved" not in Engine().core.stats()
 
 
 @pytest.mark.parametrize(("role", "num_saved", "num_loaded"), [("kv_producer", 7, 0), ("kv_consumer", 0, 0)])

@@ -7,6 +7,7 @@ import pytest
 
 from pyllm import LLM, LLMEngine, SamplingParams, SchedulingParams
 from pyllm.kv_transfer.stores import Retention
+from tests.e2e.server import until
 from tests.kv_transfer.dict_store import forget_all
 from tests.tiny_model import write_tiny_model
 
@@ -33,6 +34,22 @@ def test_blocks_on_disk_serve_the_next_engine(tmp_path: Path, ranks: int) -> Non
     assert ask(model, **options) == (tokens, 192)
     other = write_tiny_model(tmp_path / "other", heads=4, kv_heads=2, seed=1)
     assert ask(other, **options)[1] == 0, "another model's blocks are in another namespace"
+
+
+def test_the_figures_of_the_folder_come_from_every_rank(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model", heads=4, kv_heads=2)
+    options: dict[str, Any] = {"tensor_parallel_size": 2, "kv_cache_dir": str(tmp_path / "blocks")}
+    llm = LLM(model, dtype="float32", num_gpu_blocks_override=64, **options)
+    try:
+        llm.generate([PROMPT], GREEDY)
+        names = ("kv_tier_disk_num_saved", "kv_tier_disk_num_blocks", "kv_tier_disk_num_queried")
+        until(lambda: [llm.stats().get(name) for name in names] == [24] * 3, "12 blocks of each rank")
+        stats = llm.stats()
+    finally:
+        llm.close()
+    assert stats["kv_tier_disk_num_found"] == 0
+    assert stats["kv_tier_disk_capacity_bytes"] == 16 << 30
+    assert stats["kv_tier_disk_saved_bytes"] <= stats["kv_tier_disk_used_bytes"] == stats["kv_tier_disk_live_bytes"]
 
 
 def test_a_store_in_process_is_filled_and_read(tmp_path: Path) -> None:

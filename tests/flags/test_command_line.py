@@ -78,6 +78,30 @@ def test_a_file_that_is_no_mapping_of_flags_is_refused(tmp_path: Path, content: 
         split_config(["--config", str(file)])
 
 
+def test_a_fault_in_a_file_is_told_by_its_place_and_without_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("port: 1\nkv-cache-redis-url: redis://:geheim@host: 1")
+    with pytest.raises(
+        ConfigError, match="not YAML: mapping values are not allowed here, in line 2, column 41"
+    ) as told:
+        split_config(["--config", str(file)])
+    assert "geheim" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--kv-transfer-config", "redis://:geheim@host", "--kv-transfer-config.kv_role", "kv_both"],
+        ["--kv-transfer-config.extra=geheim", "--kv-transfer-config.extra.password=geheim"],
+        ["--kv-transfer-config.extra=1", "--kv-transfer-config.extra+=geheim"],
+    ],
+)
+def test_no_error_of_nested_settings_shows_a_value(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--kv-transfer-config") as caught:
+        expand(words)
+    assert "geheim" not in str(caught.value)
+
+
 @pytest.mark.parametrize("words", [["--config"], ["--config", "/nowhere.yaml"], ["--config=a", "--config=b"]])
 def test_a_file_that_is_not_there_is_refused(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="--config"):

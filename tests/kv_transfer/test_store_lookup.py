@@ -1,6 +1,7 @@
 """What the store has of a request: the longest start that a sequence can go on from, on every rank."""
 
 import threading
+from collections.abc import Sequence
 
 import msgspec
 from hypothesis import given
@@ -8,12 +9,26 @@ from hypothesis import strategies as st
 
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.kv_transfer import BlockLoad, ConnectorContext, SchedulerOutput, TransferRequest
-from pyllm.kv_transfer.store_lookup import StoreLookup, StoreMetadata
+from pyllm.kv_transfer.store_lookup import MAX_LOOKUPS, StoreLookup, StoreMetadata
 from pyllm.kv_transfer.store_settings import block_key
 from tests.kv_transfer.dict_store import DictStore, forget_all
 
 BLOCK_SIZE = 4
 CONFIG = KVTransferConfig(kv_connector="StoreConnector", kv_connector_extra_config={"lookup_timeout": 3.0})
+
+
+class StuckStore(DictStore):
+    """Its look-ups return once the gate is open."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.gate, self.has_begun, self.num_calls = threading.Event(), threading.Event(), 0
+
+    def lookup(self, keys: Sequence[bytes]) -> list[bool]:
+        self.num_calls += 1
+        self.has_begun.set()
+        self.gate.wait()
+        return super().lookup(keys)
 
 
 def context(windows: tuple[int | None, ...] = (None,), num_ranks: int = 1) -> ConnectorContext:
@@ -66,21 +81,38 @@ def test_the_longest_start_of_which_all_that_is_read_later_is_known(
 
 
 def test_a_look_up_that_takes_too_long_is_given_up() -> None:
-    gate = threading.Event()
-
-    class SlowStore(DictStore):
-        def lookup(self, keys):  # type: ignore[no-untyped-def]
-            gate.wait()
-            return super().lookup(keys)
-
-    now = 0.0
-    lookup = StoreLookup(CONFIG, context(), SlowStore("slow"), clock=lambda: now)
+    store, now = StuckStore("slow"), 0.0
+    lookup = StoreLookup(CONFIG, context(), store, clock=lambda: now)
     assert lookup.get_num_new_matched_tokens(request(2), 0) == (None, True)
     now = 2.9
     assert lookup.get_num_new_matched_tokens(request(2), 0) == (None, True)
     now = 3.0
     assert lookup.get_num_new_matched_tokens(request(2), 0) == (0, True)
-    gate.set()
+    store.gate.set()
+    lookup.shutdown()
+
+
+def test_calls_that_do_not_return_are_bounded_and_those_given_up_before_they_begin_are_not_made() -> None:
+    store, now = StuckStore("bounded"), 0.0
+    lookup = StoreLookup(CONFIG, context(), store, clock=lambda: now)
+
+    def ask(name: str) -> int | None:
+        return lookup.get_num_new_matched_tokens(TransferRequest(name, request(2).block_hashes), 0)[0]
+
+    names = [str(number) for number in range(MAX_LOOKUPS)]
+    assert [ask(name) for name in names] == [None] * MAX_LOOKUPS
+    store.has_begun.wait()
+    assert ask("beyond") == 0
+    lookup.request_finished(TransferRequest("1", ()), ())
+    now = 3.0
+    assert [ask(name) for name in names if name != "1"] == [0] * (MAX_LOOKUPS - 1)
+    assert ask("beyond") == 0, "nobody waits for the calls, but they are there"
+    store.gate.set()
+    lookup._threads.submit(bool).result()  # comes after them
+    assert store.num_calls == 1
+    assert ask("beyond") is None
+    lookup._lookups["beyond"][1].exception()
+    assert (ask("beyond"), store.num_calls) == (0, 2)
     lookup.shutdown()
 
 

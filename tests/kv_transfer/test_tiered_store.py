@@ -1,21 +1,87 @@
-"""Two stores as one: asked in order, both written, the first filled from the second."""
+"""Two stores as one: asked in order, both written, the first filled from the second beside the loads."""
 
-from pyllm.kv_transfer.tiered_store import TieredStore
+import threading
+from collections.abc import Sequence
+
+from pyllm.kv_transfer.stores import Retention
+from pyllm.kv_transfer.tiered_store import MAX_COPIED_BYTES, TieredStore
 from tests.kv_transfer.dict_store import DictStore, forget_all
+
+
+class GatedStore(DictStore):
+    """Saves once the gate is open."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.gate = threading.Event()
+        self.told: list[Retention] = []
+
+    def save(self, keys: Sequence[bytes], blocks: Sequence[memoryview], retention: Retention = "default") -> list[bool]:
+        self.gate.wait()
+        self.told.append(retention)
+        return super().save(keys, blocks, retention)
+
+
+def load(tiers: TieredStore, keys: Sequence[bytes], size: int) -> list[bytes | None]:
+    """What the tiers give."""
+    buffers = [memoryview(bytearray(size)) for _ in keys]
+    loaded = tiers.load(keys, buffers)
+    return [bytes(buffer) if is_there else None for buffer, is_there in zip(buffers, loaded, strict=True)]
 
 
 def test_a_block_comes_from_the_first_tier_that_has_it_and_is_kept_in_those_before() -> None:
     forget_all()
-    fast, slow = DictStore("fast"), DictStore("slow")
+    fast, slow = GatedStore("fast"), DictStore("slow")
+    fast.gate.set()
     tiers = TieredStore([fast, slow])
-    blocks = [memoryview(b"1111"), memoryview(b"2222")]
-    assert tiers.save([b"a", b"b"], blocks) == [True, True]
+    assert tiers.save([b"a", b"b"], [memoryview(b"1111"), memoryview(b"2222")], "long") == [True, True]
     assert set(fast.blocks) == set(slow.blocks) == {b"a", b"b"}
     del fast.blocks[b"b"]
+    fast.gate.clear()
     assert tiers.lookup([b"a", b"b", b"c"]) == [True, True, False]
-    buffers = [memoryview(bytearray(4)) for _ in range(3)]
-    assert tiers.load([b"a", b"b", b"c"], buffers) == [True, True, False]
-    assert [bytes(buffer) for buffer in buffers[:2]] == [b"1111", b"2222"]
-    assert b"b" in fast.blocks
+    assert load(tiers, [b"a", b"b", b"c"], 4) == [b"1111", b"2222", None], "it does not wait for the faster tier"
     assert [stats.num_loaded for stats in tiers.tier_stats()] == [1, 1]
+    fast.gate.set()
+    tiers._saver.submit(bool).result()
+    assert bytes(fast.blocks[b"b"][1]) == b"2222"
+    assert fast.told == ["long", "default"]
     tiers.close()
+
+
+def test_a_store_that_is_only_read_writes_nothing() -> None:
+    forget_all()
+    fast, slow = DictStore("fast"), DictStore("slow")
+    slow.save([b"a"], [memoryview(b"1111")])
+    tiers = TieredStore([fast, slow], saves=False)
+    assert load(tiers, [b"a"], 4) == [b"1111"]
+    tiers._saver.submit(bool).result()
+    assert not fast.blocks
+    tiers.close()
+
+
+def test_what_is_loaded_after_close_is_not_saved() -> None:
+    forget_all()
+    fast, slow = DictStore("fast"), DictStore("slow")
+    slow.save([b"a"], [memoryview(b"1111")])
+    tiers = TieredStore([fast, slow])
+    tiers.close()
+    assert load(tiers, [b"a"], 4) == [b"1111"]
+    assert not fast.blocks
+
+
+def test_what_waits_for_a_faster_tier_is_bounded() -> None:
+    forget_all()
+    fast, slow = GatedStore("fast"), DictStore("slow")
+    size = MAX_COPIED_BYTES // 2
+    slow.save([b"a", b"b", b"c"], [memoryview(bytes([value]) * size) for value in range(3)])
+    tiers = TieredStore([fast, slow])
+    assert None not in load(tiers, [b"a", b"b", b"c"], size)
+    assert None not in load(tiers, [b"c"], size)
+    fast.gate.set()
+    tiers._saver.submit(bool).result()
+    assert set(fast.blocks) == {b"a", b"b"}
+    assert load(tiers, [b"c"], size) == [bytes([2]) * size]
+    tiers._saver.submit(bool).result()
+    assert set(fast.blocks) == {b"a", b"b", b"c"}
+    tiers.close()
+    forget_all()

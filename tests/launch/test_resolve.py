@@ -8,7 +8,7 @@ from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
 from pyllm.launch.cuda_driver import VisibleCard
 from pyllm.launch.probe_process import probe_model
-from pyllm.launch.resolve import resolve_config
+from pyllm.launch.resolve import _transfer, resolve_config
 from tests.tiny_model import write_tiny_model
 
 GIB = 1 << 30
@@ -175,6 +175,18 @@ def test_a_store_chooses_its_connector_unless_one_is_given(model: str, tmp_path:
     assert resolved(kv_cache_redis_url="redis://localhost").kv_connector == "StoreConnector"
     own = '{"kv_connector": "Mine", "kv_role": "kv_consumer"}'
     assert resolved(kv_cache_dir=str(tmp_path), kv_transfer_config=own).kv_connector == "Mine"
+
+
+@pytest.mark.parametrize(("backend", "is_told"), [("ray", True), ("mp", False)])
+def test_a_folder_of_kv_blocks_must_be_shared_by_the_nodes_of_a_cluster(
+    caplog: pytest.LogCaptureFixture, backend: str, is_told: bool
+) -> None:
+    # Not through `resolve_config`, which needs Ray.
+    _transfer(engine_config({"kv_cache_dir": "/kv", "distributed_executor_backend": backend}))
+    assert ("kv_cache_dir /kv must be one folder for all nodes" in caplog.text) is is_told
+    caplog.clear()
+    _transfer(engine_config({"kv_cache_redis_url": "redis://host", "distributed_executor_backend": "ray"}))
+    assert not caplog.records
 
 
 def test_a_model_may_have_several_names_each_once(model: str) -> None:

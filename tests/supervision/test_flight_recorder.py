@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from pyllm.config import process_config
 from pyllm.config.api_keys import ApiKey
+from pyllm.config.option_reading import option_names
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.supervision.flight_recorder import (
@@ -216,8 +217,7 @@ def test_no_setting_is_a_secret_that_nobody_thought_of() -> None:
     kinds = [
         kind for kind in vars(process_config).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     ]
-    names = {name for kind in (ServerConfig, *kinds) for name in kind.__struct_fields__}
-    suspicious = {
-        name for name in names if any(word in name for word in ("key", "secret", "password", "credential", "auth"))
-    }
+    names = {name for kind in (ServerConfig, *kinds) for name in kind.__struct_fields__} | {*option_names()}
+    words = ("key", "secret", "password", "credential", "auth", "url", "extra")
+    suspicious = {name for name in names if any(word in name for word in words)}
     assert suspicious - SECRET_FIELDS == harmless

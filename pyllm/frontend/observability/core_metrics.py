@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 from pyllm.client.client import EngineClient
 from pyllm.errors import PyllmError
 from pyllm.frontend.observability.metric_families import OURS, VLLM, Families
+from pyllm.frontend.observability.tier_metrics import families_of_tiers
 from pyllm.wire.messages import ModelInfo
 
 # Prefix, name, text, and the core's figure that it is; what is made of several figures is in `families_of_core`.
@@ -88,6 +89,7 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
     cached = {"device": stats["num_cached_blocks"], "host": stats["num_cached_host_blocks"]}
     yield families.gauges(OURS, "num_cached_blocks", "Blocks that the prefix cache knows.", "tier", cached)
     yield from _families_of_fragmentation(families, stats, in_use, model.block_size)
+    yield from families_of_tiers(families, stats)
     configuration = {
         "block_size": str(model.block_size),
         "num_gpu_blocks": str(stats["num_blocks"]),

@@ -50,6 +50,7 @@ class DiskStore:
         self._capacity = capacity
         self._segment_bytes = max(min(MAX_SEGMENT_BYTES, capacity // MIN_SEGMENTS), capacity // MAX_SEGMENTS)
         self._writing = threading.Lock()  # of the folder and the writer; loads do without
+        self._is_closed = self._is_released = False
         self._index = BlockIndex(files)
         self._writer: Shelf | None = None
         self._counting = threading.Lock()
@@ -66,7 +67,10 @@ class DiskStore:
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         """See `KVStore.lookup`. It looks for what others have saved unless a thread does so now."""
         self._look_again()
-        return [key in self._index for key in keys]
+        found = [not self._is_closed and key in self._index for key in keys]
+        self._count("num_queried", len(keys))
+        self._count("num_found", sum(found))
+        return found
 
     def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
         """See `KVStore.load`. Each block is one read into its buffer, without a copy."""
@@ -89,17 +93,22 @@ class DiskStore:
         for key, header in zip(keys, headers, strict=True):
             if header is None and retention == "long":
                 self._keep_longer(key)
-        with self._writing:
-            saved = [
-                header is None or header.key in self._index or self._save_one(header, block)
-                for header, block in zip(headers, blocks, strict=True)
-            ]
+        try:
+            with self._writing:
+                saved = [
+                    not self._is_closed
+                    and (header is None or header.key in self._index or self._save_one(header, block))
+                    for header, block in zip(headers, blocks, strict=True)
+                ]
+        finally:
+            self._release_if_closed()
         with self._counting:
             self._save_seconds += time.perf_counter() - start
         return saved
 
     def stats(self) -> StoreStats:
-        """See `KVStore.stats`."""
+        """See `KVStore.stats`. It looks for what others have saved, as `lookup` does."""
+        self._look_again()
         with self._counting:
             return StoreStats(
                 medium="disk",
@@ -111,11 +120,24 @@ class DiskStore:
             )
 
     def close(self) -> None:
-        """See `KVStore.close`. Whoever saves next, in any process, goes on with this one's segment."""
-        with self._writing:
-            self._writer = None
-            self._index.close()
-            self._folder.close()
+        """See `KVStore.close`. Whoever saves next, in any process, goes on with this one's segment.
+
+        It waits for no call that is under way: the last of them gives the files up.
+        """
+        self._is_closed = True
+        self._release_if_closed()
+
+    def _release_if_closed(self) -> None:
+        """Give up the files unless a thread works in the folder; it does so afterwards, then."""
+        if self._is_closed and self._writing.acquire(blocking=False):
+            try:
+                if not self._is_released:
+                    self._is_released = True
+                    self._writer = None
+                    self._index.close()
+                    self._folder.close()
+            finally:
+                self._writing.release()
 
     def _load_one(self, key: bytes, into: memoryview) -> bool:
         is_loaded = self._try_to_load(key, into)
@@ -128,7 +150,7 @@ class DiskStore:
 
     def _try_to_load(self, key: bytes, into: memoryview) -> bool | None:
         """None where the block is not in its place, or has none."""
-        borrowed = self._index.borrow(key)
+        borrowed = None if self._is_closed else self._index.borrow(key)
         if borrowed is None:
             return None
         shelf, place = borrowed
@@ -290,11 +312,13 @@ class DiskStore:
     def _look_again(self) -> None:
         if self._writing.acquire(blocking=False):
             try:
-                self._refresh()
+                if not self._is_closed:
+                    self._refresh()
             except OSError as error:
                 _log.debug("the folder of the KV store could not be read: %s", error)
             finally:
                 self._writing.release()
+                self._release_if_closed()
 
     def _refresh(self, *, lists_anew: bool = False) -> None:
         """Find what others have saved and removed. Raises OSError where the folder cannot be read."""

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -61,6 +61,7 @@ class RedisStore:
         self._clock = clock
         self._threads = ThreadPoolExecutor(NUM_THREADS, "kv-redis")
         self._lock = threading.Lock()
+        self._is_closed = False
         self._paused_until = self._full_until = float("-inf")
         self._counts: Counter[str] = Counter()  # fields of `StoreStats`
         self._load_seconds = self._save_seconds = 0.0
@@ -68,6 +69,8 @@ class RedisStore:
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         """See `KVStore.lookup`. One message to the server."""
         found = self._ask(lambda: self._exist(keys), self._clock() + self._deadline)
+        self._count("num_queried", len(keys))
+        self._count("num_found", sum(found or ()))
         return [False] * len(keys) if found is None else found
 
     def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
@@ -115,25 +118,41 @@ class RedisStore:
             )
 
     def close(self) -> None:
-        """See `KVStore.close`."""
+        """See `KVStore.close`. It does not wait for a server that is slow."""
+        with self._lock:
+            self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._client.close()
+        self._disconnect()
 
     def _ask(self, question: Callable[[], Answer], until: float) -> Answer | None:
-        """The server's answer; None where it is left alone, fails or has none by then."""
+        """The server's answer; None where it is left alone, fails or has none by then, and once the store is closed."""
         from redis.exceptions import RedisError
 
-        if self._clock() < self._paused_until:
-            return None
-        future = self._threads.submit(question)
+        with self._lock:
+            if self._is_closed or self._clock() < self._paused_until:
+                return None
+            future = self._threads.submit(self._answer, question)
         try:
             return future.result(max(0.0, until - self._clock()))
+        except CancelledError:  # It was closed meanwhile.
+            return None
         except FutureTimeoutError:
             future.cancel()
             self._leave_alone(f"did not answer within {self._deadline:g} s")
         except (RedisError, OSError) as error:
             self._leave_alone(f"cannot be used ({type(error).__name__}: {error})")
         return None
+
+    def _answer(self, question: Callable[[], Answer]) -> Answer:
+        try:
+            return question()
+        finally:
+            if self._is_closed:
+                self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Close the connections that no thread uses: one that loses its connection may fail in any way."""
+        self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _leave_alone(self, reason: str) -> None:
         with self._lock:

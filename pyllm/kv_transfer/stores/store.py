@@ -22,6 +22,8 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     medium: str  # of the tier in metrics: disk, redis
+    num_queried: int = 0  # blocks that were looked up
+    num_found: int = 0  # of those
     num_loaded: int = 0  # blocks
     num_misses: int = 0
     num_corrupt: int = 0
@@ -72,4 +74,8 @@ class KVStore(Protocol):
         """The figures so far; it asks no other machine."""
 
     def close(self) -> None:
-        """Give up files and connections. Blocks stay. The store is not to be used again."""
+        """Give up files and connections; blocks stay. It waits for no medium that hangs.
+
+        A thread that was left behind may still call: it finds nothing, and nothing is kept. A call under way ends by
+        itself.
+        """

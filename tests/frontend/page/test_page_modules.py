@@ -310,3 +310,65 @@ def test_panels_show_what_their_source_has_and_hide_without(modules: Browser) ->
     assert shown[1][-1] == "The prefix cache knows 4 of 20 blocks. Of all prompt tokens it had 25 %."
     assert shown[2] is None
     assert hidden == [None] * 3
+
+
+TIERS = """
+vllm:cache_config_info{engine="0",num_gpu_blocks="512",num_cpu_blocks="%d"} 1
+vllm:kv_cache_usage_perc{engine="0"} 0.5
+vllm:prefix_cache_queries_total{engine="0"} 1000
+vllm:prefix_cache_hits_total{engine="0"} 600
+vllm:cpu_cache_usage_perc{engine="0"} 0.25
+vllm:external_prefix_cache_queries_total{engine="0"} 400
+vllm:external_prefix_cache_hits_total{engine="0"} 0
+pyllm:kv_cache_slot_usage_perc{engine="0",tier="device"} 0.75
+pyllm:kv_cache_slot_usage_perc{engine="0",tier="host"} 1
+pyllm:kv_cache_free_runs{engine="0",tier="device"} 3
+pyllm:kv_cache_free_runs{engine="0",tier="host"} 1
+"""
+OF_STORES = """
+pyllm:kv_store_queries_total{engine="0",tier="disk"} 10
+pyllm:kv_store_queries_total{engine="1",tier="disk"} 5
+pyllm:kv_store_queries_total{engine="0",tier="redis"} 7
+pyllm:kv_store_hits_total{engine="0",tier="disk"} 8
+pyllm:kv_store_hits_total{engine="1",tier="disk"} 1
+pyllm:kv_store_hits_total{engine="0",tier="redis"} 7
+pyllm:kv_store_evicted_blocks_total{engine="0",tier="disk"} 2
+pyllm:kv_store_evicted_blocks_total{engine="0",tier="redis"} 0
+pyllm:kv_store_loaded_bytes_total{engine="0",tier="disk"} %(loaded)d
+pyllm:kv_store_loaded_bytes_total{engine="0",tier="redis"} 0
+pyllm:kv_store_saved_bytes_total{engine="0",tier="disk"} 0
+pyllm:kv_store_saved_bytes_total{engine="0",tier="redis"} 0
+pyllm:kv_store_capacity_bytes{engine="0",tier="disk"} 17179869184
+pyllm:kv_store_used_bytes{engine="0",tier="disk"} 1048576
+pyllm:kv_store_used_bytes{engine="1",tier="disk"} 2097152
+pyllm:kv_store_live_perc{engine="0",tier="disk"} 0.5
+pyllm:kv_store_free_runs{engine="0",tier="disk"} 4
+"""
+DASH = "\N{EN DASH}"
+
+
+def test_each_tier_of_kv_memory_is_a_row(modules: Browser) -> None:
+    looks = [TIERS % 0, TIERS % 40 + OF_STORES % {"loaded": 0}, TIERS % 40 + OF_STORES % {"loaded": 8 << 20}]
+    device, before, now = modules.run(
+        """
+        const { TiersPanel } = await import("/engine/tiers.js");
+        const { parseMetrics } = await import("/engine/prometheus.js");
+        const looks = arguments[0].map((text, index) => ({ time: 4000 * index, metrics: parseMetrics(text) }));
+        const panel = new TiersPanel();
+        return looks.map((current, index) => {
+            panel.update({ oldest: looks[Math.max(1, index - 1)], current });
+            const cells = (row) => [...row.children].map((cell) => cell.textContent);
+            return panel.root.hidden ? null : [...panel.body.children].map(cells);
+        });
+        """,
+        looks,
+    )
+    assert device is None
+    of_engine = [
+        ["device", "512 blocks", "50 %", "75 %", "3", "600 tokens", "400 tokens", DASH, DASH, DASH],
+        ["host", "40 blocks", "25 %", "100 %", "1", "0 tokens", "400 tokens", DASH, DASH, DASH],
+    ]
+    disk = ["disk", "16.00 GiB", "2 MiB", "50 %", "4", "9 blocks", "6 blocks", "2 blocks"]
+    redis = ["redis", DASH, DASH, DASH, DASH, "7 blocks", "0 blocks", "0 blocks"]
+    assert before == [*of_engine, [*disk, DASH, DASH], [*redis, DASH, DASH]]
+    assert now == [*of_engine, [*disk, "2 MiB/s", "0 MiB/s"], [*redis, "0 MiB/s", "0 MiB/s"]]

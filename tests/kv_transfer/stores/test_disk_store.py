@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from pyllm.errors import ConfigError
 from pyllm.kv_transfer.stores import DiskStore
 from pyllm.kv_transfer.stores.file_layer import SystemFiles
 from tests.kv_transfer.stores.blocks import BLOCK_BYTES, key_of, load, lookup, save, value_of
+from tests.kv_transfer.stores.simulated_disk import SimulatedDisk, SimulatedFiles
 
 CAPACITY = 64 << 10  # 8 segments of 9 blocks each
 
@@ -57,7 +58,9 @@ def test_two_processes_share_what_they_save(folder: Path, store: DiskStore) -> N
     other = open_store(folder)
     save(store, range(15))
     assert lookup(other, range(20)) == list(range(15))
+    assert other.stats().num_blocks == 15
     assert save(other, range(20)) == [True] * 20
+    assert store.stats().num_blocks == 20
     assert other.stats().num_saved == 5
     assert load(store, range(20)) == list(range(20))
     other.close()
@@ -262,3 +265,52 @@ def test_stats_count_bytes(store: DiskStore) -> None:
     assert (stats.num_saved, stats.saved_bytes) == (4, 4 * len(value_of(0)))
     assert (stats.num_loaded, stats.loaded_bytes, stats.num_misses) == (4, 4 * len(value_of(0)), 2)
     assert (stats.capacity_bytes, stats.num_blocks) == (CAPACITY, 4)
+
+
+class StuckFiles(SimulatedFiles):
+    """Operations of the kind `stuck` wait for the gate. A descriptor that is not open raises KeyError."""
+
+    stuck = ""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        super().__init__(disk)
+        self.gate, self.has_begun = threading.Event(), threading.Event()
+
+    def read(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        self._wait("read")
+        return super().read(fd, buffers, offset)
+
+    def write(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        self._wait("write")
+        return super().write(fd, buffers, offset)
+
+    def _wait(self, kind: str) -> None:
+        if kind == self.stuck:
+            self.has_begun.set()
+            self.gate.wait()
+
+
+@pytest.mark.parametrize(
+    ("stuck", "call", "result"),
+    [("read", load, [2]), ("read", lookup, []), ("write", save, [True, True, False])],
+)
+def test_close_waits_for_no_call_and_those_after_it_touch_no_file(
+    stuck: str, call: Callable[[DiskStore, list[int]], list[int]], result: list[int]
+) -> None:
+    files = StuckFiles(SimulatedDisk(seed=1))
+    store = DiskStore(Path("/kv"), CAPACITY, files)
+    save(store, range(3))
+    files.stuck = stuck
+    with ThreadPoolExecutor(1) as threads:
+        under_way = threads.submit(call, store, [2, 3, 4])
+        files.has_begun.wait()
+        store.close()
+        num_operations = files.num_operations
+        assert (load(store, [1]), lookup(store, [1]), files.num_operations) == ([], [], num_operations)
+        files.gate.set()
+        assert under_way.result() == result
+    assert not files.open_files
+    num_operations = files.num_operations
+    assert (load(store, [1]), lookup(store, [1]), save(store, [1, 9])) == ([], [], [False, False])
+    store.close()
+    assert files.num_operations == num_operations

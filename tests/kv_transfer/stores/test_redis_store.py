@@ -1,8 +1,10 @@
 """The store in Redis, with Debian's redis-server: shared, and of no harm where it is gone, slow or full."""
 
 import logging
+import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -199,6 +201,25 @@ def test_tls(tmp_path: Path) -> None:
         stranger = RedisStore(f"rediss://localhost:{port}", deadline=30)
         assert load(stranger, range(3)) == []
         stranger.close()
+
+
+def test_what_comes_after_close_is_a_miss(store: RedisStore, caplog: pytest.LogCaptureFixture) -> None:
+    save(store, range(3))
+    store.close()
+    assert (load(store, range(3)), lookup(store, range(3)), save(store, [1])) == ([], [], [False])
+    store.close()
+    assert not caplog.records
+
+
+def test_a_call_that_waits_for_the_server_outlives_close() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
+        store = RedisStore(f"redis://127.0.0.1:{server.getsockname()[1]}", deadline=30)
+        under_way = threads.submit(load, store, range(3))
+        connection, _ = server.accept()
+        store.close()
+        connection.close()
+        assert under_way.result() == []
+        assert lookup(store, range(3)) == []
 
 
 @pytest.mark.parametrize("url", [f"http://:{SECRET}@host", f"redis://:{SECRET}@host:port", f"redis://h?db={SECRET}"])

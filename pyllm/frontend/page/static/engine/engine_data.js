@@ -83,7 +83,7 @@ export class EngineData {
     this.take(this.snapshot.metrics, this.snapshot.health);
   }
 
-  // Takes in one look.
+  // Takes in one look. `current` is the latest one, and `oldest` the one that percentiles and rates are counted from.
   take(metrics, health) {
     const time = this.clock();
     this.#noteHealth(health, time);
@@ -100,6 +100,7 @@ export class EngineData {
     if (this.#looks.length > WINDOW) this.#looks.shift();
     this.#append(time, this.#figures(isSame ? before : null, look));
     this.current = look;
+    this.oldest = this.#looks[0];
   }
 
   // The latest value of a series, NaN if it has none.

@@ -7,6 +7,7 @@ import { compact, duration, grouped, share } from "./figures.js";
 import { BlocksPanel, EventsPanel, ModelPanel } from "./panels.js";
 import { sumOf } from "./prometheus.js";
 import { CardsPanel, CrashesPanel, ProcessesPanel, RequestsPanel, TenantsPanel } from "./tables.js";
+import { TiersPanel } from "./tiers.js";
 
 const CHARTS = [
   ["Tokens per second", [["generation", "generated"], ["prompt", "prompts"]], compact, 4],
@@ -22,6 +23,7 @@ const CHARTS = [
 const PANELS = [
   EventsPanel,
   BlocksPanel,
+  TiersPanel,
   RequestsPanel,
   ProcessesPanel,
   CardsPanel,

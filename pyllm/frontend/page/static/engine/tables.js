@@ -6,7 +6,7 @@ import { bytes, grouped, span } from "./figures.js";
 const MAX_ROWS = 20;
 
 // `columns` are titles, those of numbers with a leading "#"; `rowsOf` gives texts for them, or null for no table.
-class TablePanel {
+export class TablePanel {
   #rows = [];
 
   constructor(title, columns, rowsOf) {

@@ -1,0 +1,91 @@
+"""The figures of a store by tier: a half of the connector reports what is new, and the core adds the reports up.
+
+So counters outlive the process that counted. Knows no step, no metric and no medium.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+
+import msgspec
+
+from pyllm.kv_transfer.stores import KVStore, StoreStats
+from pyllm.kv_transfer.tiered_store import TieredStore
+
+REPORT_SECONDS = 2.0  # at least, between two looks at the store
+# Figures of `StoreStats` that are of now, not counted; they are of all processes that have the store open.
+SIZES = frozenset({"capacity_bytes", "used_bytes", "live_bytes", "num_blocks", "num_free_runs", "largest_free_run"})
+
+# For each tier, by its medium, what its counters have gained, and the sizes that have changed.
+TierReport = Mapping[str, Mapping[str, float]]
+
+logger = logging.getLogger(__name__)
+
+
+class TierReporter:
+    """Looks at the store on one of its `threads`, as that may wait for the locks of those who write it."""
+
+    def __init__(self, store: KVStore, threads: Executor, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._threads = threads
+        self._clock = clock
+        self._next_look = float("-inf")
+        self._known: dict[str, dict[str, float]] = {}
+        self._lock = threading.Lock()  # of all that follows
+        self._is_looking = False
+        self._report: TierReport = {}
+
+    def take(self) -> TierReport:
+        """What the last look has found that was not taken yet. It has the store looked at again, and never waits."""
+        with self._lock:
+            report, self._report = self._report, {}
+            is_due = not self._is_looking and self._clock() >= self._next_look
+            self._is_looking |= is_due
+        if is_due:
+            self._next_look = self._clock() + REPORT_SECONDS
+            self._threads.submit(self._look)
+        return report
+
+    def _look(self) -> None:
+        report: dict[str, dict[str, float]] = {}
+        try:
+            for stats in self._store.tier_stats() if isinstance(self._store, TieredStore) else [self._store.stats()]:
+                figures = msgspec.structs.asdict(stats)
+                medium = figures.pop("medium")
+                before = self._known.get(medium, {})
+                changed = {name: value for name, value in figures.items() if value != before.get(name, 0)}
+                if changed or medium not in self._known:
+                    report[medium] = {
+                        name: value if name in SIZES else value - before.get(name, 0) for name, value in changed.items()
+                    }
+                self._known[medium] = figures
+        except Exception as error:  # noqa: BLE001 - a store of another package may raise what it likes
+            logger.error("the figures of the store of KV blocks are not known: %s: %s", type(error).__name__, error)
+        with self._lock:
+            self._report, self._is_looking = report, False
+
+
+class TierTotals:
+    """The figures of all reports: sums of what was counted, and the sizes that were reported last."""
+
+    def __init__(self) -> None:
+        self._tiers: dict[str, dict[str, float]] = {}
+
+    def add(self, report: TierReport) -> None:
+        """What one half of the connector, on whichever rank, has reported."""
+        for medium, figures in report.items():
+            totals = self._tiers.setdefault(medium, {})
+            for name, value in figures.items():
+                totals[name] = value if name in SIZES else totals.get(name, 0) + value
+
+    def figures(self) -> dict[str, int]:
+        """`kv_tier_MEDIUM_FIGURE` for each tier and each figure of `StoreStats`; seconds become milliseconds."""
+        return {
+            f"kv_tier_{medium}_{name.replace('seconds', 'milliseconds')}": round(
+                totals.get(name, 0) * (1000 if name.endswith("seconds") else 1)
+            )
+            for medium, totals in self._tiers.items()
+            for name in StoreStats.__struct_fields__
+            if name != "medium"
+        }

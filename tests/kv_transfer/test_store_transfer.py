@@ -1,0 +1,83 @@
+"""A rank's loads from a store that hangs: how many there are, what becomes of those that were given up."""
+
+import threading
+from collections.abc import Sequence
+
+import msgspec
+
+from pyllm.config.kv_transfer_settings import KVTransferConfig
+from pyllm.kv_transfer import ConnectorContext
+from pyllm.kv_transfer.store_lookup import StoreLoad, StoreMetadata
+from pyllm.kv_transfer.store_transfer import MAX_LOADS, StoreTransfer
+from tests.kv_transfer.dict_store import DictStore
+
+BLOCK_BYTES = 16
+CONTEXT = ConnectorContext(namespace=bytes(32), block_size=4, num_ranks=1, rank=0)
+CONFIG = KVTransferConfig(
+    kv_connector="StoreConnector",
+    kv_connector_extra_config={"io_threads": 1, "load_timeout": 3.0, "staging_bytes": 1024},
+)
+
+
+class Blocks:
+    """A cache that counts the blocks which are written."""
+
+    block_bytes = BLOCK_BYTES
+
+    def __init__(self) -> None:
+        self.written: list[int] = []
+
+    def begin(self) -> None:
+        pass
+
+    def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
+        pass
+
+    def write(self, blocks: Sequence[int], source: Sequence[memoryview]) -> None:
+        self.written += blocks
+
+
+class StuckStore(DictStore):
+    """Has every block, and gives it once the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__("stuck")
+        self.gate, self.has_begun, self.num_calls = threading.Event(), threading.Event(), 0
+
+    def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
+        self.num_calls += 1
+        self.has_begun.set()
+        self.gate.wait()
+        return [True] * len(keys)
+
+
+def begin(transfer: StoreTransfer, loads: Sequence[int]) -> None:
+    """Loads of one block each, which has the load's number."""
+    told = tuple(StoreLoad(number, (bytes(32),), (0,), (number,), False) for number in loads)
+    transfer.bind_connector_metadata(msgspec.msgpack.encode(StoreMetadata(told)))
+    transfer.start_load_kv()
+    transfer.clear_connector_metadata()
+
+
+def test_loads_that_do_not_return_are_bounded_and_those_given_up_before_they_begin_are_not_read() -> None:
+    store, cache, now = StuckStore(), Blocks(), 0.0
+    transfer = StoreTransfer(CONFIG, CONTEXT, store, clock=lambda: now)
+    transfer.register_kv_caches(cache)
+    begin(transfer, range(MAX_LOADS + 1))
+    store.has_begun.wait()
+    assert transfer.get_finished() == (set(), {MAX_LOADS})
+    assert transfer.get_block_ids_with_load_errors() == {MAX_LOADS}
+    now = 3.0
+    assert transfer.get_finished() == (set(), set(range(MAX_LOADS)))
+    assert transfer.get_block_ids_with_load_errors() == set(range(MAX_LOADS))
+    begin(transfer, [1000])
+    assert transfer.get_finished() == (set(), {1000}), "nobody waits for the others, but their calls are there"
+    store.gate.set()
+    transfer._readers.submit(bool).result()  # comes after them
+    assert (store.num_calls, cache.written) == (1, [])
+    begin(transfer, [1001])
+    transfer._readers.submit(bool).result()
+    assert transfer.get_finished() == (set(), {1001})
+    assert transfer.get_block_ids_with_load_errors() == {1000}
+    assert (store.num_calls, cache.written) == (2, [1001])
+    transfer.shutdown()
