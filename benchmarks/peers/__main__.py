@@ -44,16 +44,18 @@ QUIET = 0.1  # cores that others may have during a load whose figures are to cou
 PROMPT_TOKENS = (128, 1000, 3500)
 # Conversations of three turns, each 120 words (160 tokens) longer than the one before, eight answered at a time, with a
 # KV cache on the device for a tenth of all tokens.
-CONVERSATIONS, TURN_WORDS, ANSWER_TOKENS, TALKING = 200, 120, 32, 8
+CONVERSATIONS, TURN_WORDS, ANSWER_TOKENS, CONVERSATIONS_AT_ONCE = 200, 120, 32, 8
 CONVERSATION_CACHE = 10_240  # tokens
+BLOCK_SIZE = 16
 SHARED_CACHE = ("--kv-cache-memory-bytes", "4GiB")  # 32 of the longest prompts side by side, in float32, too
 
 
 class Workload(NamedTuple):
-    """Requests, and how many run at once."""
+    """Requests, and how many run at once. Those `before` are sent first, and not measured."""
 
     requests: list[Request]
     concurrency: int
+    before: tuple[Request, ...] = ()
 
 
 # Seeds differ, so that no workload finds another's prompts in a cache.
@@ -74,11 +76,10 @@ SHARED = {
 LONG = {
     f"prompt-{tokens}": Workload(natural_requests(4, tokens * 5 // 8, 1, seed=tokens), 1) for tokens in PROMPT_TOKENS
 }
-# Turns that return follow the first ones on the same server.
-CONVERSATION = {
-    name: Workload(conversation_requests(CONVERSATIONS, turns, TURN_WORDS, ANSWER_TOKENS), TALKING)
-    for name, turns in (("conversations-new", (1,)), ("conversations-return", (2, 3)))
-}
+FIRST_TURNS, LATER_TURNS = (
+    conversation_requests(CONVERSATIONS, turns, TURN_WORDS, ANSWER_TOKENS) for turns in ((1,), (2, 3))
+)
+CONVERSATION = {"conversations-return": Workload(LATER_TURNS, CONVERSATIONS_AT_ONCE, tuple(FIRST_TURNS))}
 WORKLOADS = {
     **CONVERSATION,
     **STREAMS,
@@ -139,7 +140,7 @@ def main() -> None:
 
 def ours(flags: Sequence[str]) -> list[Peer]:
     """pyllm as it comes, in bfloat16, and with a KV cache of one size, its prefixes found again or not."""
-    command = (sys.executable, "-m", "pyllm", "serve", "--port", "{port}", "--served-model-name", MODEL, *flags)
+    command = _serve(flags)
     bfloat16 = ("--dtype", "bfloat16")
     return [
         Peer("pyllm", (*STREAMS, *NATURAL), command),
@@ -152,9 +153,14 @@ def ours(flags: Sequence[str]) -> list[Peer]:
 
 def tiers(folder: Path, flags: Sequence[str]) -> Iterator[Peer]:
     """pyllm, and llama.cpp on the same file, with a small KV cache on the device, and what is kept beyond it."""
-    command = (sys.executable, "-m", "pyllm", "serve", "--port", "{port}", "--served-model-name", MODEL, *flags)
-    limits = ("--max-num-seqs", str(TALKING), "--max-model-len", str(CONVERSATION_CACHE // TALKING))
-    small = (*command, *limits, "--num-gpu-blocks-override", str(CONVERSATION_CACHE // 16))
+    command = _serve(flags)
+    limits = (
+        "--max-num-seqs",
+        str(CONVERSATIONS_AT_ONCE),
+        "--max-model-len",
+        str(CONVERSATION_CACHE // CONVERSATIONS_AT_ONCE),
+    )
+    small = (*command, *limits, "--num-gpu-blocks-override", str(CONVERSATION_CACHE // BLOCK_SIZE))
     disk = folder / "kv-cache"
     yield Peer("pyllm-tier-none", tuple(CONVERSATION), small)
     yield Peer("pyllm-tier-host", tuple(CONVERSATION), (*small, "--kv-offloading-size", "8GiB"))
@@ -162,7 +168,7 @@ def tiers(folder: Path, flags: Sequence[str]) -> Iterator[Peer]:
     program, file = folder / "llama" / "bin" / "llama-server", Path(read_checkpoint("").files[0])
     if program.exists():
         for tier, size in {"none": "0", "host": "8192"}.items():
-            peer = (*_llama_cpp(program, file, "on", TALKING, CONVERSATION_CACHE), "--cache-ram", size)
+            peer = (*_llama_cpp(program, file, "on", CONVERSATIONS_AT_ONCE, CONVERSATION_CACHE), "--cache-ram", size)
             yield Peer(f"llama.cpp-tier-{tier}", tuple(CONVERSATION), peer)
 
 
@@ -185,7 +191,7 @@ def found_in(folder: Path) -> Iterator[Peer]:
 
 def on_file(file: Path, folder: Path, flags: Sequence[str]) -> Iterator[Peer]:
     """pyllm without and with guesses, and llama.cpp with and without flash attention, on one GGUF file."""
-    ours = (sys.executable, "-m", "pyllm", "serve", str(file), "--port", "{port}", "--served-model-name", MODEL, *flags)
+    ours = _serve([str(file), *flags])
     no_guesses = (*ours, "--num-speculative-tokens", "0", "--no-enable-prefix-caching")
     yield Peer(f"pyllm-no-guesses@{file.stem}", (*NATURAL, *LONG), no_guesses, knows_capitals=False)
     yield Peer(f"pyllm@{file.stem}", tuple(NATURAL), ours, knows_capitals=False)
@@ -226,9 +232,12 @@ def measured(peer: Peer, workloads: Sequence[str], folder: Path) -> Iterator[Mea
     with Server(peer.command, dict(peer.environment), log, peer.knows_capitals) as server:
         asyncio.run(measure(server.address, MODEL, warm_up_requests(), 2))
         for name in workloads:
-            before = server.clocks()
-            figures = asyncio.run(measure(server.address, MODEL, *WORKLOADS[name]))
-            cores = per_second(before, server.clocks())
+            workload = WORKLOADS[name]
+            if workload.before:
+                asyncio.run(measure(server.address, MODEL, workload.before, workload.concurrency))
+            begin = server.clocks()
+            figures = asyncio.run(measure(server.address, MODEL, workload.requests, workload.concurrency))
+            cores = per_second(begin, server.clocks())
             if cores.others + cores.stolen > QUIET:
                 taken = f"others had {cores.others} cores and the host {cores.stolen}"
                 print(f"{peer.name} was disturbed on {name}: {taken}; measure it again", file=sys.stderr)
@@ -254,6 +263,10 @@ def machine() -> str:
     """The processor as it calls itself, its cores, and the instructions that decide how fast it multiplies."""
     found = [flag for flag in INSTRUCTIONS if flag in cpu_features.instructions()]
     return ", ".join([cpu_features.about().get("model name", platform.machine()), f"{os.cpu_count()} cores", *found])
+
+
+def _serve(arguments: Sequence[str]) -> tuple[str, ...]:
+    return (sys.executable, "-m", "pyllm", "serve", *arguments, "--port", "{port}", "--served-model-name", MODEL)
 
 
 def _llama_cpp(program: Path, model: Path, attention: str, slots: int = 32, tokens: int = 16_384) -> tuple[str, ...]:

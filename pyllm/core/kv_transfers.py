@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,39 +17,31 @@ import msgspec
 from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.core.executors.executor import Executor
+from pyllm.core.kv_lookups import Key, KVLookups
 from pyllm.errors import EngineDeadError, WorkerDeadError
-from pyllm.kv_transfer import (
-    BlockLoad,
-    BlockSave,
-    LoadSpeed,
-    SchedulerConnector,
-    SchedulerOutput,
-    TierTotals,
-    TransferRequest,
-)
+from pyllm.kv_transfer import BlockLoad, BlockSave, SchedulerConnector, SchedulerOutput, TierTotals
 from pyllm.wire.messages import TransferResults
 from pyllm.wire.supervision_messages import MAX_ENDED
 
-HOLDER = "kv_lookup"
 # Seconds between two looks at transfers while no step is in flight, and how they grow while nothing ends.
 _FIRST_PAUSE, _LAST_PAUSE, _PAUSE_GROWTH = 0.001, 0.02, 1.25
 # Seconds that ranks have at an orderly end to copy what is to be saved, and as many to write it.
 _FINISH_SECONDS = 2.0
-# For a connector that keeps no time limits of its own, in seconds. A request is held for an answer no
-# longer, and ranks that never end a load or save, whose blocks nobody else may have, are started anew.
-_HOLD_SECONDS, _TRANSFER_SECONDS = 30.0, 120.0
-_LONG_LOAD = 256  # tokens, from which on a load counts as long
+# Ranks that have not ended a load or save after so long are started anew: nobody else may have its blocks meanwhile.
+TRANSFER_SECONDS = 120.0
 
-Key = tuple[int, int]  # client and request
 _RESULTS = msgspec.msgpack.Decoder(TransferResults | None)
 
 logger = logging.getLogger(__name__)
 
 
-class _Held(NamedTuple):
-    request: TransferRequest
-    num_computed: int  # tokens
-    since: float
+class _Ranks(Enum):
+    """What the ranks' halves of the connector are good for."""
+
+    READY = auto()
+    STARTING = auto()  # from `lose` to `connect`
+    FAILED = auto()  # they could not be made: nothing is loaded or saved
+    ENDED = auto()  # nor made again
 
 
 class _Load(NamedTuple):
@@ -80,42 +73,29 @@ class KVTransfers:
         self._scheduler = scheduler
         self._executor = executor
         self._connector = connector
-        self._is_connected = connector is not None
+        self._lookups = None if connector is None else KVLookups(scheduler, connector, num_ranks, clock)
+        self._ranks = _Ranks.ENDED if connector is None else _Ranks.READY
         self._config = config
         self._namespace = namespace
         self._num_ranks = num_ranks
         self._clock = clock
         self._sleep = sleep
         self._fail = fail
-        self._looked_up: dict[Key, _Held] = {}
-        self._offered: dict[Key, TransferRequest] = {}
         self._loads: dict[int, _Load] = {}
         self._saves: dict[int, float] = {}  # and when each was submitted
         self._ranks_ended: dict[tuple[str, int], int] = {}
         self._error_blocks: set[int] = set()
         self._calls: set[asyncio.Task[None]] = set()
         self._pause = _FIRST_PAUSE
-        # Of short loads, whose time is mostly that of asking, and of long ones.
-        self._load_speeds = (LoadSpeed(), LoadSpeed())
-        self._counts = dict.fromkeys(
-            (
-                "num_kv_lookups",
-                "num_kv_matched_tokens",
-                "num_kv_loaded_tokens",
-                "num_kv_skipped_hits",
-                "num_kv_connector_failures",
-            ),
-            0,
-        )
+        self._num_loaded_tokens = self._num_failures = 0
         self._moved = dict.fromkeys(("loaded_bytes", "saved_bytes", "num_dropped_saves"), 0)
         self._load_seconds = 0.0
         self._tiers = TierTotals()
-        self._ranks_answer = connector is not None  # not while they start anew, nor at the end
 
     @property
     def is_busy(self) -> bool:
         """Whether something is under way that no step brings to its end."""
-        return bool(self._looked_up or self._loads or self._saves)
+        return bool(self._loads or self._saves) or (self._lookups is not None and self._lookups.num_held > 0)
 
     async def connect(self) -> None:
         """Make the ranks' halves, once their KV caches are there. If they cannot, the core goes on without for now.
@@ -123,7 +103,7 @@ class KVTransfers:
         Raises:
             WorkerDeadError: a rank has died.
         """
-        if self._connector is None:
+        if self._lookups is None:
             return
         try:
             await self._executor.collective("register_kv_caches", self._namespace)
@@ -131,40 +111,28 @@ class KVTransfers:
             raise
         except EngineDeadError as error:
             logger.error("KV blocks are neither loaded nor saved until the workers start again: %s", error)
-            self._is_connected = False
-            self._counts["num_kv_connector_failures"] += 1
-            for key in list(self._looked_up):
-                self._let_go(key)
+            self._ranks = _Ranks.FAILED
+            self._num_failures += 1
+            self._lookups.release_all()
         else:
-            self._is_connected = self._ranks_answer = True
+            self._ranks = _Ranks.READY
 
     def add(self, client: int, request: int) -> None:
-        """A request has come. What is outside of it is offered to the scheduler, or looked for while it is held."""
-        if not self._is_connected or self._config is None or not self._config.loads:
-            return
-        num_computed, hashes = self._scheduler.known_prefix(client, request)
-        if not hashes:
-            return
-        known = TransferRequest(f"{client}/{request}", tuple(hashes))
-        self._counts["num_kv_lookups"] += 1
-        if not self._look_up((client, request), known, num_computed):
-            self._scheduler.hold(client, request, HOLDER)
-            self._looked_up[client, request] = _Held(known, num_computed, self._clock())
+        """A request has come."""
+        is_usable = self._ranks in {_Ranks.READY, _Ranks.STARTING}
+        if self._lookups is not None and is_usable and self._config is not None and self._config.loads:
+            self._lookups.add((client, request))
 
     def advance(self) -> None:
         """Look at the requests that are held; before each plan."""
-        for key, held in list(self._looked_up.items()):
-            if self._look_up(key, held.request, held.num_computed):
-                self._let_go(key)
-            elif self._clock() - held.since >= _HOLD_SECONDS:
-                logger.error("a KV connector did not say in %.0f s what it has of request %d/%d", _HOLD_SECONDS, *key)
-                self._let_go(key)
+        if self._lookups is not None:
+            self._lookups.advance()
 
     def take(self, *, with_step: bool) -> bytes:
         """What the ranks are told with a step that was just planned, or without one."""
         if self._connector is None:
             return b""
-        if not self._is_connected:
+        if self._ranks is _Ranks.FAILED:
             self._refuse()
             return b""
         loads = [self._begun(load) for load in self._scheduler.take_loads()]
@@ -194,9 +162,10 @@ class KVTransfers:
             await self._sleep(self._pause)
             self._pause = min(self._pause * _PAUSE_GROWTH, _LAST_PAUSE)
 
-    def ask(self) -> None:
+    def request_figures(self) -> None:
         """Have the ranks tell what they have moved since the last step. No step may be in flight."""
-        if self._ranks_answer and not self._calls and not self.is_busy and self._executor.death is None:
+        is_ready = self._ranks is _Ranks.READY and self._executor.death is None
+        if is_ready and not self._calls and not self.is_busy:
             self._call(b"")
 
     def receive(self, results: TransferResults | None) -> None:
@@ -222,18 +191,17 @@ class KVTransfers:
 
     def ended(self, reports: list[dict[str, Any]]) -> None:
         """Requests have ended, as `Scheduler.take_ended` tells of them."""
-        if self._connector is None:
+        if self._lookups is None:
             return
         for report in reports:
-            self._end_request((report["client"], report["request"]))
+            self._lookups.end((report["client"], report["request"]))
         if len(reports) >= MAX_ENDED:  # Of more than these it tells of the last ones.
-            for key in [*self._offered, *self._looked_up]:
-                if not self._is_live(key):
-                    self._end_request(key)
+            self._lookups.end_missing()
 
     def lose(self) -> None:
         """The ranks are gone, and with them all that was under way."""
-        self._ranks_answer = False
+        if self._ranks is not _Ranks.ENDED:
+            self._ranks = _Ranks.STARTING
         for call in self._calls:
             call.cancel()
         for pending in (self._calls, self._loads, self._saves, self._ranks_ended, self._error_blocks):
@@ -241,15 +209,15 @@ class KVTransfers:
 
     async def finish(self) -> None:
         """Have the ranks copy and write what is to be saved, for a short while: no step follows."""
-        if not self._is_connected or self._executor.death is not None:
+        if self._ranks is not _Ranks.READY or self._executor.death is not None:
             return
-        self._ranks_answer = False
         with suppress(TimeoutError, EngineDeadError):
             async with asyncio.timeout(_FINISH_SECONDS):
                 self.flush()
                 while self._saves and self._executor.death is None:
                     await self.wait()
                     self.flush()
+        self._ranks = _Ranks.ENDED
         with suppress(TimeoutError, EngineDeadError):
             async with asyncio.timeout(_FINISH_SECONDS):
                 await self._executor.collective("finish_transfers")
@@ -258,72 +226,25 @@ class KVTransfers:
         """Give up what the connector holds outside."""
         if self._connector is not None:
             self._connector.shutdown()
-            self._connector, self._is_connected, self._ranks_answer = None, False, False
+            self._connector, self._lookups, self._ranks = None, None, _Ranks.ENDED
 
     def stats(self) -> dict[str, int]:
-        """Counters, and the speeds by which a load is chosen: tokens in a second, 0 before any was measured."""
-        if self._connector is None:
+        """Counters, speeds, and the figures of the stores' tiers; none without a connector."""
+        if self._connector is None or self._lookups is None:
             return {}
         self._tiers.add(self._connector.get_tier_stats())
-        prefill = self._scheduler.prefill_seconds(1)
         seconds = self._load_seconds
         return {
-            **self._counts,
+            **self._lookups.stats(),
             "num_kv_loads": len(self._loads),
+            "num_kv_loaded_tokens": self._num_loaded_tokens,
+            "num_kv_connector_failures": self._num_failures,
             "kv_loaded_bytes": self._moved["loaded_bytes"],
             "kv_saved_bytes": self._moved["saved_bytes"],
             "num_kv_unsaved_blocks": self._moved["num_dropped_saves"],
             "kv_load_bytes_per_second": round(self._moved["loaded_bytes"] / seconds) if seconds else 0,
-            "kv_load_tokens_per_second": max(speed.tokens_per_second for speed in self._load_speeds),
-            "prefill_tokens_per_second": round(1 / prefill) if prefill else 0,
             **self._tiers.figures(),
         }
-
-    def _load_speed(self, num_tokens: int) -> LoadSpeed:
-        return self._load_speeds[num_tokens >= _LONG_LOAD]
-
-    def _look_up(self, key: Key, request: TransferRequest, num_computed: int) -> bool:
-        """Ask the connector for what it has of a request; False: it does not know yet."""
-        assert self._connector is not None
-        num_tokens, is_asynchronous = self._connector.get_num_new_matched_tokens(request, num_computed)
-        if num_tokens is None:
-            return False
-        if num_tokens <= 0:
-            return True
-        self._counts["num_kv_matched_tokens"] += num_tokens
-        if not self._load_speed(num_tokens).is_worth(num_tokens, self._scheduler.prefill_seconds(num_tokens)):
-            self._counts["num_kv_skipped_hits"] += 1
-            return True
-        try:
-            _, hashes = self._scheduler.known_prefix(*key)
-            if tuple(hashes[:1]) != request.block_hashes[:1]:
-                return True  # With other weights its blocks have other names.
-            # One rank alone hears in time what a load within a step has failed to bring.
-            is_asynchronous = is_asynchronous or self._num_ranks > 1
-            self._scheduler.offer_load(*key, num_computed + num_tokens, asynchronous=is_asynchronous)
-        except SchedulerError:
-            return True  # It has ended, or runs already.
-        self._offered[key] = request
-        return True
-
-    def _let_go(self, key: Key) -> None:
-        """Nothing more is looked for, so the request may run."""
-        del self._looked_up[key]
-        with suppress(SchedulerError):  # It has ended.
-            self._scheduler.release(*key, HOLDER)
-
-    def _is_live(self, key: Key) -> bool:
-        try:
-            self._scheduler.known_prefix(*key)
-        except SchedulerError:
-            return False
-        return True
-
-    def _end_request(self, key: Key) -> None:
-        assert self._connector is not None
-        held, offered = self._looked_up.pop(key, None), self._offered.pop(key, None)
-        request = held.request if held else offered or TransferRequest(f"{key[0]}/{key[1]}", ())
-        self._connector.request_finished(request, ())
 
     def _refuse(self) -> None:
         """Have computed what was offered before the connector failed, and save nothing."""
@@ -335,7 +256,7 @@ class KVTransfers:
     def _end_overdue(self) -> None:
         """End ranks in which a load or save has not come to an end: they may touch its blocks as long as they live."""
         submitted = [load.submitted for load in self._loads.values()] + list(self._saves.values())
-        if submitted and (seconds := self._clock() - min(submitted)) >= _TRANSFER_SECONDS:
+        if submitted and (seconds := self._clock() - min(submitted)) >= TRANSFER_SECONDS:
             logger.error(
                 "a KV connector has not ended a load or save in %.0f s, so all ranks are started anew", seconds
             )
@@ -343,8 +264,9 @@ class KVTransfers:
 
     def _begun(self, taken: dict[str, Any]) -> BlockLoad:
         assert self._connector is not None
+        assert self._lookups is not None
         key = taken["client"], taken["request"]
-        request = self._offered[key]
+        request = self._lookups.offered(key)
         blocks = tuple(tuple(memoryview(group).cast("i").tolist()) for group in taken["blocks"])
         load = BlockLoad(taken["id"], request, taken["first_token"], taken["num_tokens"], blocks, taken["step"])
         self._loads[load.id] = _Load(load, key, self._clock())
@@ -363,7 +285,9 @@ class KVTransfers:
         begun = self._loads.pop(number, None)
         if begun is None:
             return
-        load, size = begun.load, self._block_size(begun.load)
+        assert self._connector is not None
+        assert self._lookups is not None
+        load, size = begun.load, self._connector.context.block_size
         num_blocks = load.num_tokens // size
         num_right = num_blocks
         for blocks in load.blocks:
@@ -371,21 +295,15 @@ class KVTransfers:
             failed = (first + place for place, block in enumerate(blocks) if block in self._error_blocks)
             num_right = min(num_right, next(failed, num_blocks))
             self._error_blocks.difference_update(blocks)
-        missing, seconds = load.num_tokens - num_right * size, self._clock() - begun.submitted
-        if missing:  # It is computed after that.
-            seconds += self._scheduler.prefill_seconds(missing) or 0.0
-        self._load_speed(load.num_tokens).measure(load.num_tokens, seconds)
-        self._counts["num_kv_loaded_tokens"] += num_right * size
+        missing = load.num_tokens - num_right * size
+        self._lookups.measure(load.num_tokens, missing, self._clock() - begun.submitted)
+        self._num_loaded_tokens += num_right * size
         try:
             self._scheduler.finish_load(load.id, num_right * size)
         except SchedulerError:
             return  # The step that read it is committed.
         if missing and self._config is not None and self._config.kv_load_failure_policy == "fail":
             self._fail(*begun.key, f"{missing} of {load.num_tokens} tokens to load from outside did not come")
-
-    def _block_size(self, load: BlockLoad) -> int:
-        assert self._connector is not None
-        return self._connector.context.block_size
 
     def _call(self, metadata: bytes) -> None:
         call = asyncio.ensure_future(self._transfer(metadata))

@@ -108,7 +108,7 @@ class EngineCore:
             scheduler,
             config,
             policy,
-            self._fresh_stats,
+            self._stats_for_client,
             clock,
             profiling=self._profiling,
             inventory=inventory,
@@ -288,10 +288,10 @@ class EngineCore:
             **self._transfers.stats(),
         }
 
-    def _fresh_stats(self) -> dict[str, int]:
-        """`stats` for a client: the next ones tell what ranks that rest have not told yet."""
+    def _stats_for_client(self) -> dict[str, int]:
+        """Give `stats`, and have idle ranks report, which a later call will show."""
         if not self._in_flight:
-            self._transfers.ask()
+            self._transfers.request_figures()
         return self.stats()
 
     @property

@@ -93,7 +93,7 @@ def _config_arguments(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read --config {path}: {getattr(error, 'strerror', None) or error}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"--config {path} is not YAML: {_fault(error)}") from None
+        raise ConfigError(f"--config {path} is not YAML: {_yaml_problem(error)}") from None
     if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
         raise ConfigError(f"--config {path} must map flags to values, as in `max-model-len: 4096`")
     if "config" in settings:
@@ -104,13 +104,14 @@ def _config_arguments(path: Path) -> list[str]:
         raise ConfigError(f"--config {path} has a value that refers to itself") from None
 
 
-def _fault(error: Any) -> str:
-    """What is wrong with a text of YAML, and where, without the line itself: it may hold a password."""
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
+def _yaml_problem(error: Exception) -> str:
+    """What is wrong with a text, and where, without the line itself: it may hold a password."""
+    import yaml
+
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return " ".join(str(error).replace(' in "<unicode string>"', "").split())
     problem = " ".join(part for part in (error.context, error.problem) if part)
-    return f"{problem}, in line {mark.line + 1}, column {mark.column + 1}"
+    return f"{problem}, in line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
 
 
 def _check_keys(path: Path, node: Any) -> None:

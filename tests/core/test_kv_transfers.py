@@ -11,14 +11,15 @@ import pytest
 
 from pyllm._rust import Scheduler
 from pyllm.config.kv_transfer_settings import KVTransferConfig
-from pyllm.core.kv_transfers import KVTransfers
+from pyllm.core.kv_transfers import TRANSFER_SECONDS, KVTransfers
 from pyllm.errors import ConfigError
-from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, SchedulerOutput, TransferRequest
+from pyllm.kv_transfer import ConnectorContext
 from pyllm.kv_transfer.store_lookup import StoreLookup
 from pyllm.kv_transfer.store_transfer import StoreTransfer
 from pyllm.kv_transfer.stores import KVStore, Retention
 from pyllm.kv_transfer.tier_figures import REPORT_SECONDS
 from pyllm.wire.messages import Call, FinishCode, Rejected, Reply, TransferResults
+from tests.core.offering_connector import OfferingConnector
 from tests.core.raw_engine import EPOCH, Engine
 from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor
 from tests.core.transferring_executor import TransferringExecutor
@@ -252,28 +253,6 @@ def refuse() -> StoreTransfer:
     raise ConfigError("the folder is gone")
 
 
-class Silent(SchedulerConnector):
-    """Never says what it has."""
-
-    def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[None, bool]:
-        return None, True
-
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> bytes:
-        return b""
-
-
-async def test_a_connector_that_never_says_what_it_has_holds_no_request_for_ever() -> None:
-    engine = Engine(RememberingExecutor(), connector=Silent(transfer_config(), CONTEXT), kv_transfer_config=SILENT)
-    engine.submit(1, list(range(30)), max_tokens=6)
-    await engine.run_dry()
-    assert engine.outputs()[1][0] == await expected(list(range(30)), max_tokens=6)
-    assert engine.now >= 30.0
-    assert not engine.core._transfers.is_busy
-
-
-SILENT = {"kv_connector": "Silent"}
-
-
 class Endless(StoreTransfer):
     """Never says that a save or load has ended."""
 
@@ -292,19 +271,8 @@ async def test_ranks_in_which_a_transfer_never_ends_are_started_anew(kind: str) 
     stored.executor._make = lambda: next(halves, StoreTransfer)(config, CONTEXT, store, clock=lambda: stored.engine.now)
     assert await stored.run(2, prompt, max_tokens=6) == await expected(prompt, max_tokens=6)
     assert (stored.executor.num_restarts, stored.engine.core.stats()["num_quarantine_failures"]) == (1, 0)
-    assert stored.engine.now >= 120.0
+    assert stored.engine.now >= TRANSFER_SECONDS
     stored.close()
-
-
-class Offering(SchedulerConnector):
-    """Has every prompt whole, and tells of loads by their ids."""
-
-    def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int, bool]:
-        return len(request.block_hashes) * BLOCK_SIZE - num_computed_tokens, False
-
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> bytes:
-        self.told = scheduler_output
-        return b"told"
 
 
 class Ranks:
@@ -319,13 +287,13 @@ class Ranks:
         return [msgspec.msgpack.encode(results) for results in self.results.pop(0)]
 
 
-def offered(now: float) -> tuple[KVTransfers, Scheduler, Offering, Ranks, list[float]]:
+def offered(now: float) -> tuple[KVTransfers, Scheduler, OfferingConnector, Ranks, list[float]]:
     """Transfers of a request of 4 blocks, for two ranks, whose clock shows what the list holds."""
     scheduler = Scheduler(
         block_size=BLOCK_SIZE, num_blocks=32, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, vocab_size=99
     )
     clock = [now]
-    connector, ranks = Offering(transfer_config(), CONTEXT), Ranks()
+    connector, ranks = OfferingConnector(), Ranks()
     transfers = KVTransfers(
         scheduler,
         ranks,  # type: ignore[arg-type]  # All of an executor that is called.
@@ -384,43 +352,6 @@ async def test_a_hit_is_loaded_where_that_has_been_faster_than_to_compute_it_and
     stats = transfers.stats()
     assert (stats["kv_load_tokens_per_second"], stats["prefill_tokens_per_second"]) == (1, 2)
     assert stats["num_kv_skipped_hits"] == 37
-
-
-def test_loads_that_fail_are_not_worth_their_time() -> None:
-    transfers, scheduler, connector, _, clock = offered(0.0)
-    scheduler.add(0, 1, bytes(4 * 17), seed=0, max_tokens=1)
-    plan = scheduler.schedule(0.0)
-    assert plan is not None
-    scheduler.commit(plan.step, np.array([0, 1], "<i4"), np.array([7], "<i4"), plan.num_tokens * 0.5)
-    scheduler.add(0, 2, np.full(17, 5, "<i4").tobytes(), seed=0, max_tokens=1)
-    transfers.add(0, 2)
-    assert scheduler.schedule(0.0) is None
-    transfers.take(with_step=False)
-    (load,) = connector.told.loads
-    clock[0] += 0.1  # It would be fast if it had brought anything.
-    for _ in range(2):
-        transfers.receive(TransferResults(loads=(load.id,), error_blocks=load.blocks[0]))
-    assert not transfers._load_speed(16).is_worth(16, scheduler.prefill_seconds(16))
-
-
-def test_requests_of_which_nobody_told_that_they_ended_are_forgotten() -> None:
-    transfers, scheduler, connector, *_ = offered(0.0)
-    ended: list[str] = []
-    connector.request_finished = lambda request, blocks: (ended.append(request.request_id), (False, None))[1]  # type: ignore[method-assign]
-    for request in range(1100):
-        scheduler.add(0, request, bytes(4 * 17), seed=0, max_tokens=1)
-        transfers.add(0, request)
-    scheduler.drop_client(0)
-    transfers.ended(scheduler.take_ended())
-    assert len(ended) == len(set(ended)) == 1100
-    assert not transfers._offered
-
-
-def test_a_short_load_says_nothing_of_a_long_one() -> None:
-    transfers, *_ = offered(0.0)
-    transfers._load_speed(16).measure(16, 1.0)
-    assert not transfers._load_speed(16).is_worth(16, 0.5)
-    assert transfers._load_speed(2000).is_worth(2000, 2.0)
 
 
 @pytest.mark.parametrize("seed", range(4))

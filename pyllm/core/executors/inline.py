@@ -16,7 +16,7 @@ from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError
 from pyllm.supervision.memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
 
-# Seconds that a rank which was given up has to end, before the next one takes its memory beside it.
+# Seconds to wait for the old rank's thread. If it hangs, the next rank's memory comes on top of its own.
 _END_SECONDS = 1.0
 
 
@@ -101,7 +101,7 @@ class InlineExecutor:
     def _end_thread(self) -> None:
         rank, self._rank = self._rank, None
         # A process's files are closed as it ends; these are not.
-        self._thread.end(partial(rank.call, "finish_transfers", ()) if rank is not None else lambda: None)
+        self._thread.end(None if rank is None else partial(rank.call, "finish_transfers", ()))
 
     def _end(self, number: int, step: "asyncio.Future[Sampled]", answer: asyncio.Future[Sampled]) -> None:
         """Pass a step's answer on, unless the rank was given up meanwhile."""

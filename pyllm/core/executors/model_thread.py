@@ -46,7 +46,7 @@ class ModelThread:
         """Begin a step; the one before may still be on a GPU. Its answer comes when it is done."""
         return self._add(begin, is_step=True)
 
-    def end(self, last: Callable[[], Any]) -> None:
+    def end(self, last: Callable[[], Any] | None = None) -> None:
         """Cancel what has not begun, and end after what has, and after `last`, whatever comes of it."""
         while True:
             try:
@@ -55,7 +55,8 @@ class ModelThread:
                 break
             if task is not None:
                 task.result.cancel()
-        self.call(last)
+        if last is not None:
+            self.call(last)
         self._tasks.put(None)
 
     def join(self, timeout: float | None = None) -> None:

@@ -31,7 +31,7 @@ class OnDevice:
 def thread() -> Iterator[ModelThread]:
     thread = ModelThread()
     yield thread
-    thread.end(lambda: None)
+    thread.end()
     thread.join()
 
 

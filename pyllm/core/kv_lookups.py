@@ -1,0 +1,140 @@
+"""What a connector has of requests that come: they are held until it is known, and what is worth a load is offered.
+
+Knows the scheduler and the connector's half; not how anything is loaded.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from pyllm._rust import Scheduler, SchedulerError
+from pyllm.kv_transfer import LoadSpeed, SchedulerConnector, TransferRequest
+
+HOLDER = "kv_lookup"
+# Seconds that a request is held at most: for a connector that keeps no time limits of its own.
+HOLD_SECONDS = 30.0
+_LONG_LOAD = 256  # tokens, from which on a load counts as long
+
+Key = tuple[int, int]  # client and request
+
+logger = logging.getLogger(__name__)
+
+
+class _Held(NamedTuple):
+    request: TransferRequest
+    num_computed: int  # tokens
+    since: float
+
+
+class KVLookups:
+    """`num_ranks` decides whether a request can do without waiting for its load."""
+
+    def __init__(
+        self, scheduler: Scheduler, connector: SchedulerConnector, num_ranks: int, clock: Callable[[], float]
+    ) -> None:
+        self._scheduler = scheduler
+        self._connector = connector
+        self._num_ranks = num_ranks
+        self._clock = clock
+        self._held: dict[Key, _Held] = {}
+        self._offered: dict[Key, TransferRequest] = {}
+        # Of short loads, whose time is mostly that of asking, and of long ones.
+        self._load_speeds = (LoadSpeed(), LoadSpeed())
+        self._num_lookups = self._num_matched_tokens = self._num_skipped_hits = 0
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait."""
+        return len(self._held)
+
+    def add(self, key: Key) -> None:
+        """A request has come. What is outside of it is offered to the scheduler, or looked for while it is held."""
+        num_computed, hashes = self._scheduler.known_prefix(*key)
+        if not hashes:
+            return
+        request = TransferRequest(f"{key[0]}/{key[1]}", tuple(hashes))
+        self._num_lookups += 1
+        if not self._look_up(key, request, num_computed):
+            self._scheduler.hold(*key, HOLDER)
+            self._held[key] = _Held(request, num_computed, self._clock())
+
+    def advance(self) -> None:
+        """Look at the requests that are held; before each plan."""
+        for key, held in list(self._held.items()):
+            if self._look_up(key, held.request, held.num_computed):
+                self._release(key)
+            elif self._clock() - held.since >= HOLD_SECONDS:
+                logger.error("a KV connector did not say in %.0f s what it has of request %d/%d", HOLD_SECONDS, *key)
+                self._release(key)
+
+    def release_all(self) -> None:
+        """Nothing more is looked for."""
+        for key in list(self._held):
+            self._release(key)
+
+    def offered(self, key: Key) -> TransferRequest:
+        """The request of which a load was offered."""
+        return self._offered[key]
+
+    def end(self, key: Key) -> None:
+        """A request has ended."""
+        held, offered = self._held.pop(key, None), self._offered.pop(key, None)
+        request = held.request if held else offered or TransferRequest(f"{key[0]}/{key[1]}", ())
+        self._connector.request_finished(request, ())
+
+    def end_missing(self) -> None:
+        """Requests may have ended without a word."""
+        for key in [*self._offered, *self._held]:
+            try:
+                self._scheduler.known_prefix(*key)
+            except SchedulerError:
+                self.end(key)
+
+    def measure(self, num_tokens: int, num_missing: int, seconds: float) -> None:
+        """A load of so many tokens has ended, so many seconds after it was asked for."""
+        if num_missing:  # They are computed after that.
+            seconds += self._scheduler.prefill_seconds(num_missing) or 0.0
+        self._load_speed(num_tokens).measure(num_tokens, seconds)
+
+    def stats(self) -> dict[str, int]:
+        """Counters, and the speeds by which a load is chosen: tokens in a second, 0 before any was measured."""
+        prefill = self._scheduler.prefill_seconds(1)
+        return {
+            "num_kv_lookups": self._num_lookups,
+            "num_kv_matched_tokens": self._num_matched_tokens,
+            "num_kv_skipped_hits": self._num_skipped_hits,
+            "kv_load_tokens_per_second": max(speed.tokens_per_second for speed in self._load_speeds),
+            "prefill_tokens_per_second": round(1 / prefill) if prefill else 0,
+        }
+
+    def _load_speed(self, num_tokens: int) -> LoadSpeed:
+        return self._load_speeds[num_tokens >= _LONG_LOAD]
+
+    def _look_up(self, key: Key, request: TransferRequest, num_computed: int) -> bool:
+        """Ask the connector for what it has of a request; False: it does not know yet."""
+        num_tokens, is_asynchronous = self._connector.get_num_new_matched_tokens(request, num_computed)
+        if num_tokens is None:
+            return False
+        if num_tokens <= 0:
+            return True
+        self._num_matched_tokens += num_tokens
+        if not self._load_speed(num_tokens).is_worth(num_tokens, self._scheduler.prefill_seconds(num_tokens)):
+            self._num_skipped_hits += 1
+            return True
+        try:
+            _, hashes = self._scheduler.known_prefix(*key)
+            if tuple(hashes[:1]) != request.block_hashes[:1]:
+                return True  # With other weights its blocks have other names.
+            # One rank alone hears in time what a load within a step has failed to bring.
+            is_asynchronous = is_asynchronous or self._num_ranks > 1
+            self._scheduler.offer_load(*key, num_computed + num_tokens, asynchronous=is_asynchronous)
+        except SchedulerError:
+            return True  # It has ended, or runs already.
+        self._offered[key] = request
+        return True
+
+    def _release(self, key: Key) -> None:
+        del self._held[key]
+        with suppress(SchedulerError):  # It has ended.
+            self._scheduler.release(*key, HOLDER)
