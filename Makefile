@@ -80,10 +80,12 @@ endif
 fuzz: setup
 	@$(BIN)/python -m tests.e2e.fuzz $(CASES)
 
-# Everything goes wrong at random under a live server, then processes die at chosen steps; some of it is in `make test`.
+# Everything goes wrong at random under a live server, processes die at chosen steps, and servers die that share a folder of
+# KV blocks; some of it is in `make test`.
 chaos: setup
 	@$(BIN)/python -m tests.e2e.chaos $(or $(MINUTES),10)
 	@$(BIN)/python -m tests.e2e.kill_everywhere
+	@$(BIN)/python -m tests.e2e.kill_stores
 
 # Hosts as network namespaces, with a core each, and streams of one client: processes die, links are cut. Needs root.
 cluster: setup

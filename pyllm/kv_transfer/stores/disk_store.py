@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from pyllm.errors import ConfigError
@@ -59,7 +60,10 @@ class DiskStore:
         try:
             files.make_folder(folder)
             self._folder = SegmentFolder(files, folder)
-            self._refresh()
+            with ExitStack() as if_it_fails:
+                if_it_fails.callback(self.close)
+                self._refresh()
+                if_it_fails.pop_all()
         except OSError as error:
             raise ConfigError(f"the folder {folder} of the KV store cannot be used: {error}") from None
         self._keep_bound()

@@ -1,0 +1,65 @@
+"""A connector with hooks around each layer's attention, on a real model: each layer of each step calls them."""
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from pyllm import LLMEngine, SamplingParams
+from tests.kv_transfer import layer_connector
+from tests.kv_transfer.layer_connector import CALLS, SHAPES
+from tests.tiny_model import write_tiny_model
+
+PROMPT = list(range(1, 200))
+NUM_TOKENS, LAYERS, NUM_BLOCKS, KV_HEADS = 8, 2, 64, 3
+A_STEP = [(call, str(layer)) for layer in range(LAYERS) for call in ("wait_for_layer_load", "save_kv_layer")]
+
+
+class Run(NamedTuple):
+    tokens: list[int]
+    num_computed: int  # tokens
+    num_steps: int
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), layers=LAYERS, kv_heads=KV_HEADS)
+
+
+def run(model: str, **options: Any) -> Run:
+    engine = LLMEngine(model, dtype="float32", num_gpu_blocks_override=NUM_BLOCKS, **options)
+    engine.add_request("1", PROMPT, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True))
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += [output for output in engine.step() if output.finished]
+    stats = engine.stats()
+    engine.close()
+    (output,) = outputs
+    return Run(list(output.outputs[0].token_ids), stats["num_computed_tokens"], stats["num_steps"])
+
+
+def connector(name: str) -> dict[str, Any]:
+    module = layer_connector.__name__
+    return {"kv_transfer_config": {"kv_connector": name, "kv_connector_module_path": module}}
+
+
+def test_each_layer_of_each_step_waits_and_saves_and_loads_are_read_by_the_step(model: str) -> None:
+    layer_connector.forget()
+    without = run(model)
+    assert CALLS == []
+    first = run(model, **connector("LayerConnector"))
+    assert first == without
+    # A captured step would call them once, when it is captured.
+    assert first.num_steps * A_STEP == CALLS
+    assert {(NUM_BLOCKS, 16, KV_HEADS, 16)} == SHAPES
+    CALLS.clear()
+    second = run(model, **connector("LayerConnector"))
+    assert second.tokens == without.tokens
+    assert second.num_computed == without.num_computed - 192, "twelve blocks were loaded, as the first layer waited"
+    assert second.num_steps * A_STEP == CALLS
+
+
+def test_a_connector_with_nothing_for_layers_is_called_for_none(model: str) -> None:
+    layer_connector.forget()
+    assert run(model, **connector("PlainConnector")) == run(model)
+    assert CALLS == []
+    assert len(layer_connector.BLOCKS) == (len(PROMPT) + NUM_TOKENS - 1) // 16
