@@ -1,8 +1,8 @@
 """Chooses the first blocks, the last ones, and between them those whose keys' summaries promise the most attention.
 
 Quest (arXiv 2406.10774) with bounds of keys; with means as in InfLLM and MoBA (arXiv 2402.04617, 2502.13189). All heads
-of a layer share a choice, those of other ranks, too. Knows no plan; scores and choice are ops of the kernels, which a
-CPU's graph holds.
+of a layer share a choice, those of other ranks, too. Knows no plan; scores and choice are two ops of the kernels. On one
+rank they are part of a captured step; ranks wait for one another between the two, so their steps run without graphs.
 """
 
 from collections.abc import Sequence
