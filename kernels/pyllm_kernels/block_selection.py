@@ -4,14 +4,18 @@ It does not know which rows are sparse, nor when a summary is out of date.
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 # Vectors of a head_dim for each KV head of a block. "mean": the mean of its keys. "bounds": the greatest of each
 # dimension, and the least (Quest, arXiv 2406.10774).
 SUMMARY_PARTS = {"mean": 1, "bounds": 2}
+
+_Lengths = TypeVar("_Lengths", int, npt.NDArray[np.int32])
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,13 @@ class BlockBudget:
     def num_blocks(self) -> int:
         """All that a row keeps at most."""
         return self.num_sink_blocks + self.top_k + self.num_recent_blocks
+
+    def num_candidates(self, lengths: _Lengths, block_size: int) -> _Lengths:
+        """Blocks between the first and the last ones of sequences this long (an int or an array).
+
+        Negative where the first and the last ones overlap. With more than `top_k` a sparse row leaves blocks out.
+        """
+        return -(-lengths // block_size) - self.num_sink_blocks - self.num_recent_blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,10 +285,10 @@ def _choosing(
     """The rows that leave blocks out, and where the blocks begin and end of which they keep the best."""
     starts, may_choose = metadata.query_starts.tolist(), is_sparse.tolist()
     for row, length in enumerate(metadata.sequence_lengths.tolist()):
-        end = -(-length // key_cache.shape[1]) - budget.num_recent_blocks
-        is_more = end - budget.num_sink_blocks > budget.top_k
+        candidates = budget.num_candidates(length, key_cache.shape[1])
+        is_more = candidates > budget.top_k
         if may_choose[row] and starts[row + 1] - starts[row] == 1 and is_more:
-            yield row, budget.num_sink_blocks, end
+            yield row, budget.num_sink_blocks, budget.num_sink_blocks + candidates
 
 
 def _summarise(key_cache: Tensor, blocks: Tensor, summaries: KeySummaries) -> None:

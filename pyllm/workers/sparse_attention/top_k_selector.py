@@ -1,8 +1,8 @@
 """Chooses the first blocks, the last ones, and between them those whose keys' summaries promise the most attention.
 
 Quest (arXiv 2406.10774) with bounds of keys; with means as in InfLLM and MoBA (arXiv 2402.04617, 2502.13189). All heads
-of a layer share a choice, those of other ranks, too. Knows no plan; scores and choice are two ops of the kernels. On one
-rank they are part of a captured step; ranks wait for one another between the two, so their steps run without graphs.
+of a layer share a choice, those of other ranks, too. Knows no plan; scores and choice are two ops of the kernels. On
+one rank they are part of a captured step; several wait for one another between the two, so they run without graphs.
 """
 
 from collections.abc import Sequence
@@ -71,10 +71,8 @@ class TopKSelector:
         """Note which rows are sparse, where a captured step finds it, and what ranks are to exchange of them."""
         self._is_sparse.numpy()[: len(rows.is_sparse)] = rows.is_sparse
         if self._group.size > 1:
-            budget = self._budget
-            fixed = budget.num_sink_blocks + budget.num_recent_blocks
-            candidates = -(-rows.sequence_lengths // self._block_size) - fixed
-            chooses = (rows.is_sparse == 1) & (candidates > budget.top_k)
+            candidates = self._budget.num_candidates(rows.sequence_lengths, self._block_size)
+            chooses = (rows.is_sparse == 1) & (candidates > self._budget.top_k)
             self._choosing = torch.from_numpy(np.flatnonzero(chooses))
             self._most_candidates = int(candidates[chooses].max(initial=0))
 
