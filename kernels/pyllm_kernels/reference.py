@@ -254,11 +254,11 @@ def score_blocks(
     starts = metadata.query_starts.tolist()
     size = len(metadata.slots), metadata.block_tables.shape[1]
     shares = torch.zeros(size, dtype=torch.float32, device=query.device)
-    for row, first, end in _choosing(key_cache, metadata, is_sparse, budget):
+    for row, first, end in _selecting_rows(key_cache, metadata, is_sparse, budget):
         candidates = metadata.block_tables[metadata.slots[row].long(), first:end].long()
         _summarise(key_cache, candidates[summaries.known[candidates] == 0], summaries)
-        of_row = _shares(query[starts[row]].float() * scale, summaries.vectors[candidates].float())
-        shares[row, : end - first] = of_row
+        row_shares = _shares(query[starts[row]].float() * scale, summaries.vectors[candidates].float())
+        shares[row, : end - first] = row_shares
     return shares
 
 
@@ -268,7 +268,7 @@ def select_blocks(
     block_size, num_rows = key_cache.shape[1], len(metadata.slots)
     tables = metadata.block_tables[metadata.slots.long()].clone()
     lengths = metadata.sequence_lengths.clone()
-    for row, first, end in _choosing(key_cache, metadata, is_sparse, budget):
+    for row, first, end in _selecting_rows(key_cache, metadata, is_sparse, budget):
         # Of equal shares the first: torch's `topk` promises no order.
         best = shares[row, : end - first].sort(descending=True, stable=True).indices[: budget.top_k].sort().values
         kept = tables[row, first:end][best]
@@ -279,15 +279,15 @@ def select_blocks(
     return replace(metadata, block_tables=tables, slots=slots, sequence_lengths=lengths, tasks=None)
 
 
-def _choosing(
+def _selecting_rows(
     key_cache: Tensor, metadata: AttentionMetadata, is_sparse: Tensor, budget: BlockBudget
 ) -> Iterator[tuple[int, int, int]]:
     """The rows that leave blocks out, and where the blocks begin and end of which they keep the best."""
     starts, may_choose = metadata.query_starts.tolist(), is_sparse.tolist()
     for row, length in enumerate(metadata.sequence_lengths.tolist()):
         candidates = budget.num_candidates(length, key_cache.shape[1])
-        is_more = candidates > budget.top_k
-        if may_choose[row] and starts[row + 1] - starts[row] == 1 and is_more:
+        has_choice = candidates > budget.top_k
+        if may_choose[row] and starts[row + 1] - starts[row] == 1 and has_choice:
             yield row, budget.num_sink_blocks, budget.num_sink_blocks + candidates
 
 

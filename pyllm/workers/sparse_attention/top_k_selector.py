@@ -61,7 +61,7 @@ class TopKSelector:
         parts = zip(layers, vectors, self._known, strict=True)
         self._summaries = {layer: KeySummaries(kind, of_layer, known) for layer, of_layer, known in parts}
         self._is_sparse = torch.zeros(max_rows, dtype=torch.int32)
-        self._choosing, self._most_candidates = torch.empty(0, dtype=torch.int64), 0
+        self._selecting, self._most_candidates = torch.empty(0, dtype=torch.int64), 0
 
     def blocks_written(self, blocks: Ints) -> None:
         """Forget their summaries. Those of other groups' blocks are none of ours, and were never made."""
@@ -72,9 +72,9 @@ class TopKSelector:
         self._is_sparse.numpy()[: len(rows.is_sparse)] = rows.is_sparse
         if self._group.size > 1:
             candidates = self._budget.num_candidates(rows.sequence_lengths, self._block_size)
-            chooses = (rows.is_sparse == 1) & (candidates > self._budget.top_k)
-            self._choosing = torch.from_numpy(np.flatnonzero(chooses))
-            self._most_candidates = int(candidates[chooses].max(initial=0))
+            has_choice = (rows.is_sparse == 1) & (candidates > self._budget.top_k)
+            self._selecting = torch.from_numpy(np.flatnonzero(has_choice))
+            self._most_candidates = int(candidates[has_choice].max(initial=0))
 
     def attention_begin(
         self, layer: int, query: Tensor, metadata: AttentionMetadata, attention: AttentionLayer
@@ -86,9 +86,10 @@ class TopKSelector:
         is_sparse, budget = self._is_sparse[: len(metadata.slots)], self._budget
         summaries = self._summaries[layer]
         shares = self._kernels.score_blocks(query, keys, metadata, is_sparse, attention.scale, summaries, budget)
-        if len(self._choosing):
-            some = shares[self._choosing, : self._most_candidates]
-            shares[self._choosing, : self._most_candidates] = self._group.sum(some)
+        if len(self._selecting):
+            # Each rank has scored its own heads only.
+            partial_shares = shares[self._selecting, : self._most_candidates]
+            shares[self._selecting, : self._most_candidates] = self._group.sum(partial_shares)
         return self._kernels.select_blocks(shares, keys, metadata, is_sparse, budget)
 
     def attention_finished(self, layer: int, output: Tensor) -> None:
