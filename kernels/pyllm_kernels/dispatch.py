@@ -454,14 +454,15 @@ def score_blocks(
     summaries: KeySummaries,
     budget: BlockBudget,
 ) -> Tensor:
-    """What `select_blocks` chooses by in one layer: shares of the attention, float32 [rows, max_blocks].
+    """Score the blocks that sparse rows choose from in one layer: float32 [rows, max_blocks].
 
     query [tokens, heads, head_dim] and key_cache as in `paged_attention`; is_sparse int32 [rows], 0 or 1; scale as in
-    `AttentionLayer`. A sparse row of one token that has more blocks than the budget chooses between those that come
-    after its first ones and before its last ones, and has their shares in this order; what comes behind them, and the
-    line of another row, means nothing. A block's share is the softmax of a head's scores over these blocks, summed over
-    the heads. The score is `query @ mean`, or by bounds the most that `query @ key` can be (Quest, arXiv 2406.10774).
-    Where ranks have some of a layer's heads each, the sum of their shares is that of the layer.
+    `AttentionLayer`. A row chooses if it is sparse, has one token, and has more blocks than the budget. Its candidates
+    are its blocks without the first `num_sink_blocks` and the last `num_recent_blocks`. Column i of its row is the
+    share of candidate i; all other entries are undefined. A share is the softmax of a head's scores over the
+    candidates, summed over the heads. A score is `query @ mean`, or by bounds the most that `query @ key` can be
+    (Quest, arXiv 2406.10774). Where ranks have some of a layer's heads each, the sum of their shares is that of the
+    layer.
 
     Makes the summaries that are missing. A row's shares do not depend on the others.
     """
