@@ -1,6 +1,6 @@
-"""What `select_blocks` must know beside a batch: how many blocks a row keeps, and summaries of keys to choose by.
+"""What `select_blocks` must know: which rows are sparse, how many blocks they keep, and summaries to choose by.
 
-It does not know which rows are sparse, nor when a summary is out of date.
+It does not know why a row is sparse, nor when a summary is out of date.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from pyllm_kernels.metadata import AttentionMetadata
 
 # Vectors of a head_dim for each KV head of a block. "mean": the mean of its keys. "bounds": the greatest of each
 # dimension, and the least (Quest, arXiv 2406.10774).
@@ -42,6 +44,19 @@ class BlockBudget:
         Negative where the first and the last ones overlap. With more than `top_k` a sparse row leaves blocks out.
         """
         return -(-lengths // block_size) - self.num_sink_blocks - self.num_recent_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class SparseRows:
+    """A batch, and which of its rows may leave blocks out.
+
+    - `is_sparse` int32 [rows], 0 or 1.
+    - `budget`: how many blocks such a row keeps.
+    """
+
+    metadata: AttentionMetadata
+    is_sparse: Tensor
+    budget: BlockBudget
 
 
 @dataclass(frozen=True, slots=True)

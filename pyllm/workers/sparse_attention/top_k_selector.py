@@ -16,6 +16,7 @@ from pyllm_kernels import (
     BlockBudget,
     Kernels,
     KeySummaries,
+    SparseRows,
 )
 from torch import Tensor
 
@@ -83,14 +84,13 @@ class TopKSelector:
         keys = self._keys.get(layer)
         if keys is None:
             return metadata
-        is_sparse, budget = self._is_sparse[: len(metadata.slots)], self._budget
-        summaries = self._summaries[layer]
-        shares = self._kernels.score_blocks(query, keys, metadata, is_sparse, attention.scale, summaries, budget)
+        rows = SparseRows(metadata, self._is_sparse[: len(metadata.slots)], self._budget)
+        shares = self._kernels.score_blocks(query, keys, rows, attention.scale, self._summaries[layer])
         if len(self._selecting):
             # Each rank has scored its own heads only.
             partial_shares = shares[self._selecting, : self._most_candidates]
             shares[self._selecting, : self._most_candidates] = self._group.sum(partial_shares)
-        return self._kernels.select_blocks(shares, keys, metadata, is_sparse, budget)
+        return self._kernels.select_blocks(shares, keys, rows)
 
     def attention_finished(self, layer: int, output: Tensor) -> None:
         """Nothing is left to do."""
