@@ -16,7 +16,7 @@ from pyllm_kernels._cpu import (
     set_num_threads,
     stay_awake,
 )
-from pyllm_kernels.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries
+from pyllm_kernels.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries, SparseRows
 from pyllm_kernels.cards import CardError, check_card
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.dispatch import (
@@ -97,6 +97,7 @@ __all__ = [
     "QKNorm",
     "Router",
     "Scales",
+    "SparseRows",
     "activation",
     "add",
     "add_bias",

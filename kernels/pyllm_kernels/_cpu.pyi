@@ -234,10 +234,12 @@ def score_blocks(
 
     `is_sparse` is int32 [rows], 0 or 1. `summaries` is "mean" or "bounds", the address of vectors
     [num_blocks, kv_heads, parts, head_dim] of the cache's dtype, and that of uint8 [num_blocks], 1 where a block has
-    its own; both are written to. `budget` is how many first blocks, best ones and last ones a row keeps. `shares` is
-    float32 [rows, max_blocks]: of a row that chooses, one is written for each block between the first and the last
-    ones. `ValueError` for a budget without a last block, `IndexError` where the batch's numbers do not name what is
-    there.
+    its own; both are written to. `budget` is how many first blocks, best ones and last ones a row keeps.
+
+    A row chooses if it is sparse, has one token, and has more blocks than the budget. Its candidates are its blocks
+    without the first and the last ones. `shares` is float32 [rows, max_blocks]: column i of such a row gets the share
+    of candidate i, all other entries are left as they are. `ValueError` for a budget without a last block, `IndexError`
+    where the batch's numbers do not name what is there.
     """
 
 def select_blocks(

@@ -1,17 +1,23 @@
-"""What `select_blocks` must know beside a batch: how many blocks a row keeps, and summaries of keys to choose by.
+"""What `select_blocks` must know: which rows are sparse, how many blocks they keep, and summaries to choose by.
 
-It does not know which rows are sparse, nor when a summary is out of date.
+It does not know why a row is sparse, nor when a summary is out of date.
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from pyllm_kernels.metadata import AttentionMetadata
 
 # Vectors of a head_dim for each KV head of a block. "mean": the mean of its keys. "bounds": the greatest of each
 # dimension, and the least (Quest, arXiv 2406.10774).
 SUMMARY_PARTS = {"mean": 1, "bounds": 2}
+
+_Lengths = TypeVar("_Lengths", int, npt.NDArray[np.int32])
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,26 @@ class BlockBudget:
     def num_blocks(self) -> int:
         """All that a row keeps at most."""
         return self.num_sink_blocks + self.top_k + self.num_recent_blocks
+
+    def num_candidates(self, lengths: _Lengths, block_size: int) -> _Lengths:
+        """Blocks between the first and the last ones of sequences this long (an int or an array).
+
+        Negative where the first and the last ones overlap. With more than `top_k` a sparse row leaves blocks out.
+        """
+        return -(-lengths // block_size) - self.num_sink_blocks - self.num_recent_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class SparseRows:
+    """A batch, and which of its rows may leave blocks out.
+
+    - `is_sparse` int32 [rows], 0 or 1.
+    - `budget`: how many blocks such a row keeps.
+    """
+
+    metadata: AttentionMetadata
+    is_sparse: Tensor
+    budget: BlockBudget
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyllm_kernels import _cpu, graph, reference
-from pyllm_kernels.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries
+from pyllm_kernels.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries, SparseRows
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, KVScales, QKNorm
@@ -187,64 +187,51 @@ def paged_attention(
     return out
 
 
-def score_blocks(
-    query: Tensor,
-    key_cache: Tensor,
-    metadata: AttentionMetadata,
-    is_sparse: Tensor,
-    scale: float,
-    summaries: KeySummaries,
-    budget: BlockBudget,
-) -> Tensor:
+def score_blocks(query: Tensor, key_cache: Tensor, rows: SparseRows, scale: float, summaries: KeySummaries) -> Tensor:
     if not _are_ours(query, key_cache):
-        arguments = query, key_cache, metadata, is_sparse, scale, summaries, budget
-        return graph.not_captured(reference.score_blocks)(*arguments)
+        return graph.not_captured(reference.score_blocks)(query, key_cache, rows, scale, summaries)
     tokens, heads, head_dim = query.shape
-    (rows,) = metadata.slots.shape
     num_blocks, _, kv_heads, _ = key_cache.shape
-    _check_indices("is_sparse", is_sparse, (rows,))
+    is_sparse = _marks(rows)
     _check_shape("vectors", summaries.vectors, (num_blocks, kv_heads, SUMMARY_PARTS[summaries.kind], head_dim))
     _check_dtype("vectors", summaries.vectors, key_cache.dtype)
     _check_contiguous("vectors", summaries.vectors)
     _check_shape("known", summaries.known, (num_blocks,))
     _check_dtype("known", summaries.known, torch.uint8)
     _check_contiguous("known", summaries.known)
-    shares = graph.empty((rows, metadata.block_tables.shape[1]), torch.float32)
+    shares = graph.empty((len(is_sparse), rows.metadata.block_tables.shape[1]), torch.float32)
     _cpu.score_blocks(
         (tokens, heads),
         _rows_of_heads("query", query),
         _cache(key_cache, key_cache, head_dim),
-        _batch(metadata),
+        _batch(rows.metadata),
         is_sparse.data_ptr(),
         scale,
         (summaries.kind, summaries.vectors.data_ptr(), summaries.known.data_ptr()),
-        _budget(budget),
+        _budget(rows.budget),
         shares.data_ptr(),
     )
     graph.keep(query, key_cache, is_sparse, summaries.vectors, summaries.known)
     return shares
 
 
-def select_blocks(
-    shares: Tensor, key_cache: Tensor, metadata: AttentionMetadata, is_sparse: Tensor, budget: BlockBudget
-) -> AttentionMetadata:
+def select_blocks(shares: Tensor, key_cache: Tensor, rows: SparseRows) -> AttentionMetadata:
     if not _are_ours(key_cache):
-        return graph.not_captured(reference.select_blocks)(shares, key_cache, metadata, is_sparse, budget)
-    (rows,) = metadata.slots.shape
-    max_blocks = metadata.block_tables.shape[1]
-    _check_indices("is_sparse", is_sparse, (rows,))
-    _check_shape("shares", shares, (rows, max_blocks))
+        return graph.not_captured(reference.select_blocks)(shares, key_cache, rows)
+    metadata, is_sparse = rows.metadata, _marks(rows)
+    num_rows, max_blocks = len(is_sparse), metadata.block_tables.shape[1]
+    _check_shape("shares", shares, (num_rows, max_blocks))
     _check_dtype("shares", shares, torch.float32)
     _check_contiguous("shares", shares)
-    tables = graph.empty((rows, max_blocks), torch.int32)
-    slots, lengths = graph.empty((rows,), torch.int32), graph.empty((rows,), torch.int32)
+    tables = graph.empty((num_rows, max_blocks), torch.int32)
+    slots, lengths = graph.empty((num_rows,), torch.int32), graph.empty((num_rows,), torch.int32)
     _cpu.select_blocks(
         metadata.num_tokens,
         shares.data_ptr(),
         _cache(key_cache, key_cache, key_cache.shape[3]),
         _batch(metadata),
         is_sparse.data_ptr(),
-        _budget(budget),
+        _budget(rows.budget),
         (tables.data_ptr(), slots.data_ptr(), lengths.data_ptr()),
     )
     graph.keep(shares, key_cache, is_sparse)
@@ -474,6 +461,11 @@ def _batch(metadata: AttentionMetadata) -> tuple[int, tuple[int, int], int, int,
     tables, *others = (tensor.data_ptr() for tensor in tensors)
     slots, query_starts, sequence_lengths = others
     return tables, (num_slots, max_blocks), slots, query_starts, sequence_lengths, rows
+
+
+def _marks(rows: SparseRows) -> Tensor:
+    _check_indices("is_sparse", rows.is_sparse, tuple(rows.metadata.slots.shape))
+    return rows.is_sparse
 
 
 def _budget(budget: BlockBudget) -> tuple[int, int, int]:

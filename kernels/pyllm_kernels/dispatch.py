@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyllm_kernels import cpu, cpu_linear, reference
-from pyllm_kernels.block_selection import BlockBudget, KeySummaries
+from pyllm_kernels.block_selection import KeySummaries, SparseRows
 from pyllm_kernels.cpu_linear import PackedLinear
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
@@ -161,8 +161,8 @@ class Kernels:
     experts: ExpertsOp
     plan_attention: PlanAttentionOp
     paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, AttentionLayer], Tensor]
-    score_blocks: Callable[[Tensor, Tensor, AttentionMetadata, Tensor, float, KeySummaries, BlockBudget], Tensor]
-    select_blocks: Callable[[Tensor, Tensor, AttentionMetadata, Tensor, BlockBudget], AttentionMetadata]
+    score_blocks: Callable[[Tensor, Tensor, SparseRows, float, KeySummaries], Tensor]
+    select_blocks: Callable[[Tensor, Tensor, SparseRows], AttentionMetadata]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
     swap_blocks: Callable[[Tensor, Tensor, Tensor], None]
     gather_blocks: Callable[[Tensor, Tensor, Tensor], None]
@@ -445,45 +445,34 @@ def paged_attention(
     return select("auto", query.device).paged_attention(query, key_cache, value_cache, metadata, layer)
 
 
-def score_blocks(
-    query: Tensor,
-    key_cache: Tensor,
-    metadata: AttentionMetadata,
-    is_sparse: Tensor,
-    scale: float,
-    summaries: KeySummaries,
-    budget: BlockBudget,
-) -> Tensor:
-    """What `select_blocks` chooses by in one layer: shares of the attention, float32 [rows, max_blocks].
+def score_blocks(query: Tensor, key_cache: Tensor, rows: SparseRows, scale: float, summaries: KeySummaries) -> Tensor:
+    """Score the blocks that sparse rows choose from in one layer: float32 [rows, max_blocks].
 
-    query [tokens, heads, head_dim] and key_cache as in `paged_attention`; is_sparse int32 [rows], 0 or 1; scale as in
-    `AttentionLayer`. A sparse row of one token that has more blocks than the budget chooses between those that come
-    after its first ones and before its last ones, and has their shares in this order; what comes behind them, and the
-    line of another row, means nothing. A block's share is the softmax of a head's scores over these blocks, summed over
-    the heads. The score is `query @ mean`, or by bounds the most that `query @ key` can be (Quest, arXiv 2406.10774).
-    Where ranks have some of a layer's heads each, the sum of their shares is that of the layer.
+    query [tokens, heads, head_dim] and key_cache as in `paged_attention`; scale as in `AttentionLayer`. A row chooses
+    if it is sparse, has one token, and has more blocks than the budget. Its candidates are its blocks without the first
+    `num_sink_blocks` and the last `num_recent_blocks`. Column i of its row is the share of candidate i; all other
+    entries are undefined. A share is the softmax of a head's scores over the candidates, summed over the heads. A score
+    is `query @ mean`, or by bounds the most that `query @ key` can be (Quest, arXiv 2406.10774). Where ranks have some
+    of a layer's heads each, the sum of their shares is that of the layer.
 
     Makes the summaries that are missing. A row's shares do not depend on the others.
     """
-    score_on = select("auto", query.device).score_blocks
-    return score_on(query, key_cache, metadata, is_sparse, scale, summaries, budget)
+    return select("auto", query.device).score_blocks(query, key_cache, rows, scale, summaries)
 
 
-def select_blocks(
-    shares: Tensor, key_cache: Tensor, metadata: AttentionMetadata, is_sparse: Tensor, budget: BlockBudget
-) -> AttentionMetadata:
+def select_blocks(shares: Tensor, key_cache: Tensor, rows: SparseRows) -> AttentionMetadata:
     """The batch as `paged_attention` is to see it in one layer: the block tables of sparse rows without some blocks.
 
-    shares float32 [rows, max_blocks] as `score_blocks` gives them for the same batch, marks and budget. A row that
-    chooses keeps its first and last blocks, and of those between the ones with the greatest shares; of equal ones the
-    first count more. What is kept stays in order, so a row that keeps all its blocks gets the bits of a row that is not
+    shares float32 [rows, max_blocks] as `score_blocks` gives them for the same rows. A row that chooses keeps its
+    first and last blocks, and of those between the ones with the greatest shares; of equal ones the first count more.
+    What is kept stays in order, so a row that keeps all its blocks gets the bits of a row that is not
     sparse.
 
     Keys are rotated as they are written, so a table may leave blocks out, and the length is that of what is left: a row
     is that long for attention. Of the cache only its shape is used. Gives metadata with `tasks` of no backend; the
     layer must have no window.
     """
-    return select("auto", shares.device).select_blocks(shares, key_cache, metadata, is_sparse, budget)
+    return select("auto", shares.device).select_blocks(shares, key_cache, rows)
 
 
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyllm_kernels.block_selection import BlockBudget, KeySummaries
+from pyllm_kernels.block_selection import KeySummaries, SparseRows
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
@@ -242,33 +242,25 @@ def paged_attention(
     return output
 
 
-def score_blocks(
-    query: Tensor,
-    key_cache: Tensor,
-    metadata: AttentionMetadata,
-    is_sparse: Tensor,
-    scale: float,
-    summaries: KeySummaries,
-    budget: BlockBudget,
-) -> Tensor:
+def score_blocks(query: Tensor, key_cache: Tensor, rows: SparseRows, scale: float, summaries: KeySummaries) -> Tensor:
+    metadata = rows.metadata
     starts = metadata.query_starts.tolist()
     size = len(metadata.slots), metadata.block_tables.shape[1]
     shares = torch.zeros(size, dtype=torch.float32, device=query.device)
-    for row, first, end in _choosing(key_cache, metadata, is_sparse, budget):
+    for row, first, end in _selecting_rows(key_cache, rows):
         candidates = metadata.block_tables[metadata.slots[row].long(), first:end].long()
         _summarise(key_cache, candidates[summaries.known[candidates] == 0], summaries)
-        of_row = _shares(query[starts[row]].float() * scale, summaries.vectors[candidates].float())
-        shares[row, : end - first] = of_row
+        row_shares = _shares(query[starts[row]].float() * scale, summaries.vectors[candidates].float())
+        shares[row, : end - first] = row_shares
     return shares
 
 
-def select_blocks(
-    shares: Tensor, key_cache: Tensor, metadata: AttentionMetadata, is_sparse: Tensor, budget: BlockBudget
-) -> AttentionMetadata:
+def select_blocks(shares: Tensor, key_cache: Tensor, rows: SparseRows) -> AttentionMetadata:
+    metadata, budget = rows.metadata, rows.budget
     block_size, num_rows = key_cache.shape[1], len(metadata.slots)
     tables = metadata.block_tables[metadata.slots.long()].clone()
     lengths = metadata.sequence_lengths.clone()
-    for row, first, end in _choosing(key_cache, metadata, is_sparse, budget):
+    for row, first, end in _selecting_rows(key_cache, rows):
         # Of equal shares the first: torch's `topk` promises no order.
         best = shares[row, : end - first].sort(descending=True, stable=True).indices[: budget.top_k].sort().values
         kept = tables[row, first:end][best]
@@ -279,16 +271,15 @@ def select_blocks(
     return replace(metadata, block_tables=tables, slots=slots, sequence_lengths=lengths, tasks=None)
 
 
-def _choosing(
-    key_cache: Tensor, metadata: AttentionMetadata, is_sparse: Tensor, budget: BlockBudget
-) -> Iterator[tuple[int, int, int]]:
+def _selecting_rows(key_cache: Tensor, rows: SparseRows) -> Iterator[tuple[int, int, int]]:
     """The rows that leave blocks out, and where the blocks begin and end of which they keep the best."""
-    starts, may_choose = metadata.query_starts.tolist(), is_sparse.tolist()
-    for row, length in enumerate(metadata.sequence_lengths.tolist()):
-        end = -(-length // key_cache.shape[1]) - budget.num_recent_blocks
-        is_more = end - budget.num_sink_blocks > budget.top_k
-        if may_choose[row] and starts[row + 1] - starts[row] == 1 and is_more:
-            yield row, budget.num_sink_blocks, end
+    budget = rows.budget
+    starts, may_choose = rows.metadata.query_starts.tolist(), rows.is_sparse.tolist()
+    for row, length in enumerate(rows.metadata.sequence_lengths.tolist()):
+        candidates = budget.num_candidates(length, key_cache.shape[1])
+        has_choice = candidates > budget.top_k
+        if may_choose[row] and starts[row + 1] - starts[row] == 1 and has_choice:
+            yield row, budget.num_sink_blocks, budget.num_sink_blocks + candidates
 
 
 def _summarise(key_cache: Tensor, blocks: Tensor, summaries: KeySummaries) -> None:

@@ -10,6 +10,7 @@ from pyllm.config.option_reading import engine_config
 from pyllm.core.calls import MAX_EVENTS, Calls
 from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.kept_state import KeptState
+from pyllm.core.policy_plugins import GROUP
 from pyllm.core.profiling import Profiling
 from pyllm.wire.messages import PROTOCOL_VERSION as VERSION
 from pyllm.wire.messages import FinishCode, Hello
@@ -128,7 +129,8 @@ async def test_steps_become_smaller_down_to_a_bound_until_a_client_says_otherwis
 async def test_a_policy_of_another_package_can_be_taken_while_the_engine_runs(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, {"longest": "longest_policy:key"}, longest_policy="def key(request): return -request.max_tokens")
+    policy = "def key(request): return -request.max_tokens"
+    install(tmp_path, GROUP, {"longest": "longest_policy:key"}, longest_policy=policy)
     monkeypatch.syspath_prepend(str(tmp_path))
     engine = Engine(max_num_seqs=1)
     assert engine.call("reconfigure", {"scheduling_policy": "longest"}).ok

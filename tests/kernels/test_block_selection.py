@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyllm_kernels import AttentionMetadata, BlockBudget, Graph, Kernels, KeySummaries, select
+from pyllm_kernels import AttentionMetadata, BlockBudget, Graph, Kernels, KeySummaries, SparseRows, select
 from torch import Tensor
 
 from tests.kernels.paged import PagedBatch, Shape, paged_batch
@@ -27,9 +27,9 @@ def mark(batch: PagedBatch, *sparse: int) -> Tensor:
 def chosen(
     kernels: Kernels, batch: PagedBatch, marks: Tensor, summaries: KeySummaries, budget: BlockBudget = BUDGET
 ) -> AttentionMetadata:
-    arguments = batch.query, batch.key_cache, batch.metadata, marks, batch.layer.scale, summaries, budget
-    shares = kernels.score_blocks(*arguments)
-    return kernels.select_blocks(shares, batch.key_cache, batch.metadata, marks, budget)
+    rows = SparseRows(batch.metadata, marks, budget)
+    shares = kernels.score_blocks(batch.query, batch.key_cache, rows, batch.layer.scale, summaries)
+    return kernels.select_blocks(shares, batch.key_cache, rows)
 
 
 def kept_blocks(metadata: AttentionMetadata, row: int, block_size: int) -> list[int]:
@@ -78,11 +78,10 @@ def test_blocks_with_the_greatest_shares_are_kept(
 def test_shares_of_some_heads_add_up_to_those_of_all(kernels: Kernels, device: torch.device, kind: str) -> None:
     """As ranks have them: each its KV heads, and the query heads that read those."""
     batch = paged_batch([(1, 400), (1, 900), (7, 30)], Shape(heads=6, kv_heads=3), device)
-    marks = mark(batch, 0, 1)
+    rows = SparseRows(batch.metadata, mark(batch, 0, 1), BUDGET)
 
     def scores(query: Tensor, keys: Tensor) -> list[Tensor]:
-        summaries = KeySummaries.empty(kind, keys)
-        shares = kernels.score_blocks(query, keys, batch.metadata, marks, batch.layer.scale, summaries, BUDGET)
+        shares = kernels.score_blocks(query, keys, rows, batch.layer.scale, KeySummaries.empty(kind, keys))
         return [shares[0, : 26 - 3], shares[1, : 57 - 3]]
 
     whole = scores(batch.query, batch.key_cache)

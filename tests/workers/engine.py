@@ -13,6 +13,7 @@ from pyllm.wire.messages import Step
 from pyllm.workers.attention_backends import GROUP
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
+from tests.core.fake_distribution import install
 from tests.plans import Planner, Row
 
 
@@ -38,10 +39,7 @@ def worker_config(
 
 def offer_backend(folder: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     """Install a package that offers the attention backend `theirs`, made by `value` (module:function)."""
-    package = folder / "theirs-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text(f"[{GROUP}]\ntheirs = {value}\n")
+    install(folder, GROUP, {"theirs": value})
     monkeypatch.syspath_prepend(folder)
 
 

@@ -72,7 +72,7 @@ pub(crate) struct Selection {
 }
 
 /// A row that leaves blocks out.
-struct Choosing<'a> {
+struct SelectingRow<'a> {
     row: usize,
     token: usize,
     table: &'a [i32],
@@ -92,13 +92,13 @@ impl Op for ScoreBlocks {
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
         // SAFETY: as the caller promises.
         let (sequences, is_sparse) = unsafe { self.rows.read(extent)? };
-        let choosing: Vec<_> =
-            (0..is_sparse.len()).filter_map(|row| self.rows.choosing(&sequences, is_sparse, row)).collect();
+        let selecting: Vec<_> =
+            (0..is_sparse.len()).filter_map(|row| self.rows.selecting_row(&sequences, is_sparse, row)).collect();
         // SAFETY: as the caller promises; the blocks are in the cache.
         unsafe {
             match self.rows.cache.dtype {
-                DType::Float32 => self.score::<f32>(&choosing, isa, pool),
-                DType::Bfloat16 => self.score::<Bfloat16>(&choosing, isa, pool),
+                DType::Float32 => self.score::<f32>(&selecting, isa, pool),
+                DType::Bfloat16 => self.score::<Bfloat16>(&selecting, isa, pool),
             }
         }
         Ok(())
@@ -117,16 +117,16 @@ impl Op for SelectBlocks {
     unsafe fn run(&self, extent: Extent, _: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
         // SAFETY: as the caller promises.
         let (sequences, is_sparse) = unsafe { self.rows.read(extent)? };
-        let mut choosing = Vec::new();
+        let mut selecting = Vec::new();
         for row in 0..is_sparse.len() {
-            match self.rows.choosing(&sequences, is_sparse, row) {
-                Some(row) => choosing.push(row),
+            match self.rows.selecting_row(&sequences, is_sparse, row) {
+                Some(row) => selecting.push(row),
                 // SAFETY: as the caller promises.
                 None => unsafe { self.keep_all(&sequences, row) },
             }
         }
         // SAFETY: as the caller promises; each row has shares of its own, and a table.
-        pool.run(choosing.len(), &|index| unsafe { self.keep_best(&choosing[index], &sequences) });
+        pool.run(selecting.len(), &|index| unsafe { self.keep_best(&selecting[index], &sequences) });
         Ok(())
     }
 }
@@ -150,12 +150,17 @@ impl SparseRows {
     }
 
     /// None where all blocks of a row are kept.
-    fn choosing<'a>(&self, sequences: &'a Sequences<'_>, is_sparse: &[i32], row: usize) -> Option<Choosing<'a>> {
+    fn selecting_row<'a>(
+        &self,
+        sequences: &'a Sequences<'_>,
+        is_sparse: &[i32],
+        row: usize,
+    ) -> Option<SelectingRow<'a>> {
         let Budget { num_sink_blocks, top_k, num_recent_blocks } = self.budget;
         let num_tokens = sequences.query_starts[row + 1] - sequences.query_starts[row];
         let used = (sequences.lengths[row] as usize).div_ceil(self.cache.block_size);
         let candidates = num_sink_blocks..used.saturating_sub(num_recent_blocks);
-        (is_sparse[row] == 1 && num_tokens == 1 && candidates.len() > top_k).then(|| Choosing {
+        (is_sparse[row] == 1 && num_tokens == 1 && candidates.len() > top_k).then(|| SelectingRow {
             row,
             token: sequences.query_starts[row] as usize,
             table: sequences.table(row),
@@ -168,24 +173,24 @@ impl ScoreBlocks {
     /// # Safety
     ///
     /// As for `Op::run`; the cache is made of C.
-    unsafe fn score<C: vector::Storage>(&self, choosing: &[Choosing<'_>], isa: Isa, pool: &mut Pool) {
+    unsafe fn score<C: vector::Storage>(&self, selecting: &[SelectingRow<'_>], isa: Isa, pool: &mut Pool) {
         let summaries = &self.summaries;
         // SAFETY: as the caller promises: nobody else writes to the marks meanwhile.
-        let missing = unsafe { summaries.take_missing(choosing.iter().flat_map(Choosing::blocks)) };
+        let missing = unsafe { summaries.take_missing(selecting.iter().flat_map(SelectingRow::blocks)) };
         let summarise = Summarise::<C>::new(summaries, &self.rows.cache, &missing);
         // SAFETY: as the caller promises; no block is there twice.
         pool.run(missing.len(), &|index| unsafe { vector::run(isa, &summarise, index) });
 
         // As many rows at once as there are threads: what is kept of them stays near.
         let num_at_once = pool.num_threads();
-        let stride = choosing.iter().map(|row| row.candidates.len()).max().unwrap_or(0).next_multiple_of(LANES);
+        let stride = selecting.iter().map(|row| row.candidates.len()).max().unwrap_or(0).next_multiple_of(LANES);
         // The scores of each head, then the shares.
         let row_floats = (self.heads + 1) * stride;
         let mut scratch = std::mem::take(&mut pool.scratch);
         let address = scratch.bytes(num_at_once * row_floats * size_of::<f32>()).as_mut_ptr().expose_provenance();
         let memory =
             |index: usize| with_exposed_provenance_mut::<f32>(address).wrapping_add(index % num_at_once * row_floats);
-        for (first, rows) in (0..).step_by(num_at_once).zip(choosing.chunks(num_at_once)) {
+        for (first, rows) in (0..).step_by(num_at_once).zip(selecting.chunks(num_at_once)) {
             let chunks = stride.div_ceil(CHUNK);
             pool.run(rows.len() * chunks, &|task| {
                 let (index, start) = (task / chunks, task % chunks * CHUNK);
@@ -238,8 +243,8 @@ impl SelectBlocks {
     /// # Safety
     ///
     /// As for `Op::run`.
-    unsafe fn keep_best(&self, choosing: &Choosing<'_>, sequences: &Sequences<'_>) {
-        let Choosing { row, table, ref candidates, .. } = *choosing;
+    unsafe fn keep_best(&self, selecting_row: &SelectingRow<'_>, sequences: &Sequences<'_>) {
+        let SelectingRow { row, table, ref candidates, .. } = *selecting_row;
         let (top_k, block_size) = (self.rows.budget.top_k, self.rows.cache.block_size);
         let shares = with_exposed_provenance::<f32>(self.shares).wrapping_add(row * self.rows.batch.max_blocks);
         // SAFETY: as the caller promises.
@@ -284,7 +289,7 @@ impl SelectBlocks {
     }
 }
 
-impl Choosing<'_> {
+impl SelectingRow<'_> {
     fn blocks(&self) -> &[i32] {
         &self.table[self.candidates.clone()]
     }

@@ -1,8 +1,8 @@
 """Chooses the first blocks, the last ones, and between them those whose keys' summaries promise the most attention.
 
 Quest (arXiv 2406.10774) with bounds of keys; with means as in InfLLM and MoBA (arXiv 2402.04617, 2502.13189). All heads
-of a layer share a choice, those of other ranks, too. Knows no plan; scores and choice are ops of the kernels, which a
-CPU's graph holds.
+of a layer share a choice, those of other ranks, too. Knows no plan; scores and choice are two ops of the kernels. On
+one rank they are part of a captured step; several wait for one another between the two, so they run without graphs.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from pyllm_kernels import (
     BlockBudget,
     Kernels,
     KeySummaries,
+    SparseRows,
 )
 from torch import Tensor
 
@@ -61,7 +62,7 @@ class TopKSelector:
         parts = zip(layers, vectors, self._known, strict=True)
         self._summaries = {layer: KeySummaries(kind, of_layer, known) for layer, of_layer, known in parts}
         self._is_sparse = torch.zeros(max_rows, dtype=torch.int32)
-        self._choosing, self._most_candidates = torch.empty(0, dtype=torch.int64), 0
+        self._selecting, self._most_candidates = torch.empty(0, dtype=torch.int64), 0
 
     def blocks_written(self, blocks: Ints) -> None:
         """Forget their summaries. Those of other groups' blocks are none of ours, and were never made."""
@@ -71,12 +72,10 @@ class TopKSelector:
         """Note which rows are sparse, where a captured step finds it, and what ranks are to exchange of them."""
         self._is_sparse.numpy()[: len(rows.is_sparse)] = rows.is_sparse
         if self._group.size > 1:
-            budget = self._budget
-            fixed = budget.num_sink_blocks + budget.num_recent_blocks
-            candidates = -(-rows.sequence_lengths // self._block_size) - fixed
-            chooses = (rows.is_sparse == 1) & (candidates > budget.top_k)
-            self._choosing = torch.from_numpy(np.flatnonzero(chooses))
-            self._most_candidates = int(candidates[chooses].max(initial=0))
+            candidates = self._budget.num_candidates(rows.sequence_lengths, self._block_size)
+            has_choice = (rows.is_sparse == 1) & (candidates > self._budget.top_k)
+            self._selecting = torch.from_numpy(np.flatnonzero(has_choice))
+            self._most_candidates = int(candidates[has_choice].max(initial=0))
 
     def attention_begin(
         self, layer: int, query: Tensor, metadata: AttentionMetadata, attention: AttentionLayer
@@ -85,13 +84,13 @@ class TopKSelector:
         keys = self._keys.get(layer)
         if keys is None:
             return metadata
-        is_sparse, budget = self._is_sparse[: len(metadata.slots)], self._budget
-        summaries = self._summaries[layer]
-        shares = self._kernels.score_blocks(query, keys, metadata, is_sparse, attention.scale, summaries, budget)
-        if len(self._choosing):
-            some = shares[self._choosing, : self._most_candidates]
-            shares[self._choosing, : self._most_candidates] = self._group.sum(some)
-        return self._kernels.select_blocks(shares, keys, metadata, is_sparse, budget)
+        rows = SparseRows(metadata, self._is_sparse[: len(metadata.slots)], self._budget)
+        shares = self._kernels.score_blocks(query, keys, rows, attention.scale, self._summaries[layer])
+        if len(self._selecting):
+            # Each rank has scored its own heads only.
+            partial_shares = shares[self._selecting, : self._most_candidates]
+            shares[self._selecting, : self._most_candidates] = self._group.sum(partial_shares)
+        return self._kernels.select_blocks(shares, keys, rows)
 
     def attention_finished(self, layer: int, output: Tensor) -> None:
         """Nothing is left to do."""

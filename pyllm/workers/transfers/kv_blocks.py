@@ -4,7 +4,7 @@ Notes which of them were written, if asked. Knows neither a connector nor which 
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,13 +111,15 @@ class GpuBlocks:
 
 
 class TrackedBlocks:
-    """A `KVBlocks` that copies by another one, `blocks`.
+    """A `KVBlocks` that copies by another one, `blocks`, and tells `blocks_written` which of them were written.
 
-    A block counts as written before the writer can say that it is: so whoever reads it first asks `take_written`.
+    A connector says that a load has ended only after `write` returned, so whoever calls `tell_written` before it reads
+    the blocks misses nothing.
     """
 
-    def __init__(self, blocks: KVBlocks) -> None:
+    def __init__(self, blocks: KVBlocks, blocks_written: Callable[[Ints], None]) -> None:
         self._blocks = blocks
+        self._blocks_written = blocks_written
         self._lock = threading.Lock()
         self._written: set[int] = set()
 
@@ -142,8 +144,9 @@ class TrackedBlocks:
             with self._lock:
                 self._written.update(blocks)
 
-    def take_written(self) -> Ints:
-        """The blocks that were written since the last call, int32, each once, in their order. From any thread."""
+    def tell_written(self) -> None:
+        """Call `blocks_written` on this thread, if any were since the last call: int32, each once, in their order."""
         with self._lock:
             written, self._written = self._written, set()
-        return np.array(sorted(written), np.int32)
+        if written:
+            self._blocks_written(np.array(sorted(written), np.int32))

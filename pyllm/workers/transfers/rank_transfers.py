@@ -29,8 +29,7 @@ class RankTransfers:
         blocks_written: "Callable[[Ints], None] | None" = None,
     ) -> None:
         self._connector = connector
-        self._blocks_written = blocks_written
-        self._tracked = None if blocks_written is None else TrackedBlocks(blocks)
+        self._tracked = None if blocks_written is None else TrackedBlocks(blocks, blocks_written)
         connector.register_kv_caches(self._tracked or blocks)
 
     @property
@@ -48,10 +47,8 @@ class RankTransfers:
 
     def tell_written(self) -> None:
         """Pass on which blocks the connector has written since the last call."""
-        if self._tracked is not None and self._blocks_written is not None:
-            written = self._tracked.take_written()
-            if len(written):
-                self._blocks_written(written)
+        if self._tracked is not None:
+            self._tracked.tell_written()
 
     def end(self, metadata: bytes) -> None:
         """The step with this metadata is computed."""

@@ -22,6 +22,7 @@ from pyllm.workers.sparse_attention.kv_selectors import (
 from pyllm.workers.step.attention_batch import Ints
 from pyllm.workers.step.kv_selector import KVSelector
 from pyllm.workers.step.step_rows import StepRows
+from tests.core.fake_distribution import install
 from tests.plans import Planner, Row
 from tests.tiny_model import write_tiny_model
 from tests.workers.engine import greedy, loaded_runner, run
@@ -69,13 +70,9 @@ def make_diary(inputs: SelectorInputs) -> Diary:
     return Diary(inputs.layers)
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **selectors: str) -> None:
-    """A package that offers functions of this module."""
-    package = folder / "theirs-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    lines = [f"{name} = {HERE}:{function}\n" for name, function in selectors.items()]
-    (package / "entry_points.txt").write_text(f"[{GROUP}]\n{''.join(lines)}")
+def offer_selector(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, function: str) -> None:
+    """Install a package that offers a function of this module."""
+    install(folder, GROUP, {name: f"{HERE}:{function}"})
     monkeypatch.syspath_prepend(folder)
 
 
@@ -94,7 +91,7 @@ def test_our_own_need_no_package() -> None:
 def test_one_of_another_package_is_called_around_each_step_and_attention(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path, monkeypatch, diary="make_diary")
+    offer_selector(tmp_path, monkeypatch, "diary", "make_diary")
     model = write_tiny_model(tmp_path / "model", layers=3)
     runner = loaded_runner(model, sparse_attention="diary", sparse_attention_dense_layers=1)
     diary, planner = runner._selector, Planner()
@@ -114,7 +111,7 @@ def test_the_example_of_the_documents_reads_the_first_block_and_the_last_four(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As ours does where it chooses none."""
-    install(tmp_path, monkeypatch, theirs="example_of_the_documents")
+    offer_selector(tmp_path, monkeypatch, "theirs", "example_of_the_documents")
     model = write_tiny_model(tmp_path / "model", layers=3)
     prompt = [(7 * position) % 256 for position in range(60)]
     ours: dict[str, Any] = {"sparse_attention_top_k": 0, "sparse_attention_sink_blocks": 1}
