@@ -73,6 +73,15 @@ impl FoundStart {
     }
 }
 
+/// How a block came by its contents.
+#[derive(Clone, Copy)]
+pub(crate) struct Filled {
+    /// The step that writes them, or after which a load has written them.
+    pub(crate) step: StepId,
+    /// They were loaded, so they are kept outside already.
+    pub(crate) is_loaded: bool,
+}
+
 pub(crate) struct KvCache {
     limits: CacheLimits,
     device: TierCache<BlockId>,
@@ -229,18 +238,28 @@ impl KvCache {
         true
     }
 
+    /// Names a block as `store` does, and has what the device has of these contents saved for a request.
+    pub(crate) fn store_for(
+        &mut self,
+        block: BlockId,
+        group: u32,
+        content: Content<'_>,
+        filled: Filled,
+        retention: Retention,
+    ) {
+        let key = content.hash.of(group);
+        self.store(block, group, content, filled.step);
+        if let Some(block) = self.device.get(key).filter(|_| filled.is_loaded) {
+            self.device.mark_saved(block, Saved::For(Retention::Default));
+        }
+        self.save(key, retention);
+    }
+
     /// What the device has of these contents is to be saved once it is there, unless it was for as long already.
     pub(crate) fn save(&mut self, key: GroupHash, retention: Retention) {
         let Some(block) = self.device.get(key).filter(|_| self.limits.max_saving_blocks > 0) else { return };
         if let Some(Name { index, filled, .. }) = self.device.mark_saved(block, retention.into()) {
             self.saves.propose(Candidate { block, key, index, filled, retention });
-        }
-    }
-
-    /// What the device has of these contents is kept outside already.
-    pub(crate) fn note_saved(&mut self, key: GroupHash) {
-        if let Some(block) = self.device.get(key) {
-            self.device.mark_saved(block, Saved::For(Retention::Default));
         }
     }
 
