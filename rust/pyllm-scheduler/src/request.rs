@@ -97,7 +97,7 @@ pub enum Pooling {
 pub enum Retention {
     /// It is not saved.
     None,
-    /// As whoever saves it has settled.
+    /// As the connector's settings say.
     #[default]
     Default,
     /// Longer than others.
