@@ -1,6 +1,6 @@
 //! Keys and values for outside.
 
-use pyllm_scheduler::{Config, Error, HostBlock, HostBlockId, Request, Retention, Scheduler, replay};
+use pyllm_scheduler::{Config, Error, HostBlock, HostBlockId, Request, Retention, SaveId, Scheduler, replay};
 
 use super::{Sections, commit, config, plan, request};
 
@@ -130,7 +130,7 @@ fn a_block_that_was_written_again_is_saved_when_it_is_found_on_the_host() -> Res
     let again = plan(&mut scheduler);
     commit(&mut scheduler, &again, 7);
     assert!(scheduler.take_saves().iter().map(|save| save.index).eq([0]), "the other one is written again");
-    scheduler.finish_save(pyllm_scheduler::SaveId(0))?;
+    scheduler.finish_save(SaveId(0))?;
     // Another one needs all of the device.
     let none = Retention::None;
     assert_eq!(saved_of(&mut scheduler, Request { kv_cache_retention: none, ..request(2, [2; 17], 1) })?, []);
