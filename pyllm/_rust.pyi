@@ -193,7 +193,8 @@ class Scheduler:
         the step that computes the last of it ends the request. All that is about output is excluded. It is
         none, last or mean; for the mean all of the prompt is computed, whatever is cached, and without a break.
 
-        `kv_cache_retention` is none, default or long: what `take_saves` tells of its blocks.
+        `kv_cache_retention` is none, default or long. `take_saves` gives it with each of the request's blocks; with
+        none they are not saved.
 
         Raises `NeverFitsError` if it could not run even alone, `SchedulerError` for any other argument that is wrong.
         """
@@ -335,8 +336,8 @@ class Scheduler:
         and the retention that a request which computed or found it asked for.
 
         Each is kept, and no step writes it, until `finish_save`; there are at most `max_saving_blocks` at once. What
-        is evicted before, or needed by requests, is not saved. A block is told of again when a request finds it that
-        wants it kept longer; blocks of requests with the retention none are not told of.
+        is evicted before, or needed by requests, is not saved. A block is listed again when a request that wants it
+        kept longer finds it.
         """
     def finish_save(self, save: int) -> None:
         """A save has ended, whether or not it succeeded. Raises `SchedulerError` if it is not under way."""

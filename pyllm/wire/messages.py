@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 CLEARING_TOKENS = 8  # of each sample: with so many from a core, a request is not suspected of having ended it
 LOSSES_TO_RUN_ALONE = 2  # cores in a row that were lost with a request, after which the next one runs it by itself
 # Seconds that one `Reserve` lasts, and that a core stays reserved at most if clients ask again. It then rests for as

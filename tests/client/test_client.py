@@ -27,7 +27,19 @@ from pyllm.errors import (
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import SchedulingParams
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
-from pyllm.wire.messages import Abort, Call, ClientMessage, FinishCode, Heartbeat, Hello, Ready, Rejected, Reply, Submit
+from pyllm.wire.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Call,
+    ClientMessage,
+    FinishCode,
+    Heartbeat,
+    Hello,
+    Ready,
+    Rejected,
+    Reply,
+    Submit,
+)
 from pyllm.wire.profiles import ProfileOutcome
 from tests.client.fake_core import EPOCH, Cores, FakeCore, Row, ScriptedCore, connected, deltas, told
 
@@ -59,14 +71,14 @@ class Recorder:
 async def test_hello_is_answered_by_what_a_client_may_rely_on() -> None:
     core = FakeCore()
     client = await connected(core)
-    assert core.received == [Hello(1)]
+    assert core.received == [Hello(PROTOCOL_VERSION)]
     assert (client.model, client.epoch, client.fingerprint, client.alive) == (core.model, EPOCH, "fingerprint", True)
 
 
 async def test_another_version_is_a_protocol_error() -> None:
     core = FakeCore()
-    core.version = 2
-    with pytest.raises(ProtocolError, match="version 2"):
+    core.version = PROTOCOL_VERSION + 1
+    with pytest.raises(ProtocolError, match=f"version {PROTOCOL_VERSION + 1}"):
         await connected(core)
     assert core.closed
 
@@ -183,7 +195,7 @@ async def test_a_core_that_goes_while_requests_are_sent_again_leaves_them_to_the
     for _ in range(2):
         client.submit([1], GREEDY, Recorder())
     core.closed = True
-    core.say(Ready(1, EPOCH + 1, core.model, "fingerprint"))
+    core.say(Ready(PROTOCOL_VERSION, EPOCH + 1, core.model, "fingerprint"))
     assert (client.epoch, client.num_requests, len(follower.sent(Submit))) == (EPOCH + 2, 2, 2)
 
 
@@ -192,7 +204,7 @@ async def test_a_core_that_has_forgotten_the_client_gets_everything_again() -> N
     client = await connected(core)
     client.submit([1], GREEDY, Recorder())
     core.say(Rejected(None, "hello", "say Hello first"))
-    assert core.sent(Hello) == [Hello(1), Hello(1)]
+    assert core.sent(Hello) == [Hello(PROTOCOL_VERSION), Hello(PROTOCOL_VERSION)]
     assert [submit.prompt for submit in core.sent(Submit)] == [b"\1\0\0\0"] * 2
 
 
@@ -655,7 +667,7 @@ async def test_a_full_queue_keeps_the_order() -> None:
     request = client.submit([1], GREEDY, Recorder())
     client.abort(request)
     client.beat()
-    assert core.received == [Hello(1)]
+    assert core.received == [Hello(PROTOCOL_VERSION)]
     core.takes_messages = True
     client.beat()
     assert [type(message) for message in core.received] == [Hello, Submit, Abort, Heartbeat]

@@ -10,7 +10,7 @@ from pyllm.client.client import EngineClient
 from pyllm.client.embedding import Embedding
 from pyllm.errors import DeadlineError, EngineDeadError, PyllmError, RequestError, RequestTooLargeError
 from pyllm.scheduling_params import SchedulingParams
-from pyllm.wire.messages import POOLING, Abort, FinishCode, Ready, Rejected, Submit
+from pyllm.wire.messages import POOLING, PROTOCOL_VERSION, Abort, FinishCode, Ready, Rejected, Submit
 from tests.client.fake_core import EPOCH, MODEL, FakeCore, Row, connected
 
 VECTOR = (0.5, -0.25, 0.125, 1.0)
@@ -68,7 +68,7 @@ async def test_it_is_cut_where_the_model_was_trained_for_it(sizes: tuple[int, ..
 async def test_a_core_that_forgot_the_client_is_asked_again() -> None:
     core = FakeCore()
     _, embedding, request = await asked(core)
-    core.say(Ready(1, EPOCH, MODEL, "fingerprint"))
+    core.say(Ready(PROTOCOL_VERSION, EPOCH, MODEL, "fingerprint"))
     first, again = core.sent(Submit)
     assert (again.prompt, again.sampling, again.outputs) == (first.prompt, first.sampling, ())
     core.say_rows(Row(request, [], finish=FinishCode.STOP, embedding=(9.0,)))

@@ -37,8 +37,8 @@ _SAMPLING_FIELDS = (
     "ignore_eos",
     "skip_special_tokens",
 )
-# OpenAI's package has written the first one with a hyphen.
-_RETENTIONS: dict[str, Retention] = {"in_memory": "none", "in-memory": "none", "24h": "long"}
+# Older versions of OpenAI's package spell it in-memory.
+_OPENAI_RETENTIONS: dict[str, Retention] = {"in_memory": "none", "in-memory": "none", "24h": "long"}
 
 
 def split_prompts(given: str | list[str | int | list[int]], name: str, most: int) -> list[str | list[int]]:
@@ -207,8 +207,8 @@ def scheduling_params(request: EngineRequest, context: RequestContext, model: Mo
     """
     retention = request.prompt_cache_retention
     if retention is not None:
-        check("prompt_cache_retention", f"{retention:.80}", retention in _RETENTIONS, "in_memory or 24h")
-    kv_cache_retention: Retention = "default" if retention is None else _RETENTIONS[retention]
+        check("prompt_cache_retention", f"{retention:.80}", retention in _OPENAI_RETENTIONS, "in_memory or 24h")
+    kv_cache_retention: Retention = "default" if retention is None else _OPENAI_RETENTIONS[retention]
     if kv_cache_retention == "long" and not model.saves_kv_blocks:
         context.fields.ignore_hint("prompt_cache_retention", refusable=False)
     return scheduling_from(

@@ -22,7 +22,7 @@ _MAGIC = b"KVB1"
 _BODY = struct.Struct("<BBBQ16s")  # retention, passes, bytes of the key, bytes of the value, its checksum
 _CHECK = struct.Struct("<I")
 HEADER_BYTES = len(_MAGIC) + 1 + _BODY.size + _CHECK.size
-_RETENTIONS: tuple[Retention, ...] = ("default", "long")
+_STORED_RETENTIONS: tuple[Retention, ...] = ("default", "long")
 # How often a block that nobody loaded is taken along when its segment is evicted: with the retention `long`, and each.
 LONG_PASSES = 3
 _PASSES: tuple[int, ...] = (0, LONG_PASSES)
@@ -46,7 +46,7 @@ class RecordHeader(NamedTuple):
     def pack(self) -> bytes:
         """Header and key, which the value follows."""
         body = _BODY.pack(
-            _RETENTIONS.index(self.retention), self.passes, len(self.key), self.value_bytes, self.checksum
+            _STORED_RETENTIONS.index(self.retention), self.passes, len(self.key), self.value_bytes, self.checksum
         )
         check = _CHECK.pack(zlib.crc32(self.key, zlib.crc32(body)))
         return b"".join((_MAGIC, bytes((self.state,)), body, check, self.key))
@@ -54,7 +54,7 @@ class RecordHeader(NamedTuple):
     def carried_on(self) -> "RecordHeader | None":
         """The header of the same block in a newer segment when its own is evicted; None: it is evicted, too."""
         if self.state & USED:
-            return self._replace(state=0, passes=_PASSES[_RETENTIONS.index(self.retention)])
+            return self._replace(state=0, passes=_PASSES[_STORED_RETENTIONS.index(self.retention)])
         return self._replace(state=0, passes=self.passes - 1) if self.passes else None
 
 
@@ -70,7 +70,7 @@ def checksum(value: memoryview) -> bytes:
 
 def new_header(key: bytes, value_bytes: int, value_checksum: bytes, retention: Retention) -> RecordHeader:
     """The header of a block that is saved now."""
-    passes = _PASSES[_RETENTIONS.index(retention)]
+    passes = _PASSES[_STORED_RETENTIONS.index(retention)]
     return RecordHeader(key, value_bytes, value_checksum, retention, passes)
 
 
@@ -82,9 +82,9 @@ def read_header(data: memoryview) -> RecordHeader | None:
     retention, passes, key_bytes, value_bytes, value_checksum = _BODY.unpack(body)
     key = bytes(data[HEADER_BYTES : HEADER_BYTES + key_bytes])
     (check,) = _CHECK.unpack(data[HEADER_BYTES - _CHECK.size : HEADER_BYTES])
-    if check != zlib.crc32(key, zlib.crc32(body)) or len(key) < key_bytes or retention >= len(_RETENTIONS):
+    if check != zlib.crc32(key, zlib.crc32(body)) or len(key) < key_bytes or retention >= len(_STORED_RETENTIONS):
         return None
     state = data[STATE_OFFSET]
     if state & LONG:
-        retention, passes = _RETENTIONS.index("long"), LONG_PASSES
-    return RecordHeader(key, value_bytes, value_checksum, _RETENTIONS[retention], passes, state)
+        retention, passes = _STORED_RETENTIONS.index("long"), LONG_PASSES
+    return RecordHeader(key, value_bytes, value_checksum, _STORED_RETENTIONS[retention], passes, state)

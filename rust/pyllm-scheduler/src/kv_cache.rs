@@ -22,7 +22,7 @@ use crate::kv_cache::hash::{BlockHash, Content, GroupHash};
 use crate::kv_cache::host_block::HostBlock;
 use crate::kv_cache::pending_swaps::PendingSwaps;
 use crate::kv_cache::pins::Pins;
-use crate::kv_cache::prefix::Name;
+use crate::kv_cache::prefix::{Name, Saved};
 use crate::kv_cache::saves::{Candidate, Save, Saves};
 use crate::kv_cache::tier_cache::{Evicted, TierCache};
 use crate::kv_layout::GroupLayout;
@@ -71,6 +71,15 @@ impl FoundStart {
     pub(crate) fn places(&self) -> impl Iterator<Item = Found> {
         self.chains.iter().flat_map(|chain| chain.blocks.iter().copied())
     }
+}
+
+/// How a block came by its contents.
+#[derive(Clone, Copy)]
+pub(crate) struct Filled {
+    /// The step that writes them, or after which a load has written them.
+    pub(crate) step: StepId,
+    /// They were loaded, so they are kept outside already.
+    pub(crate) is_loaded: bool,
 }
 
 pub(crate) struct KvCache {
@@ -219,8 +228,8 @@ impl KvCache {
             return false;
         }
         let on_host = self.host.get(key).and_then(|host| self.host.name(host));
-        let retention = on_host.map_or(Retention::None, |name| name.retention);
-        if !self.device.store(block, Name { key, index, filled, retention }) {
+        let saved = on_host.map_or(Saved::Nothing, |name| name.saved);
+        if !self.device.store(block, Name { key, index, filled, saved }) {
             return false;
         }
         self.log.stored(group, &content);
@@ -229,25 +238,36 @@ impl KvCache {
         true
     }
 
+    /// Names a block as `store` does, and has what the device has of these contents saved for a request.
+    pub(crate) fn store_for(
+        &mut self,
+        block: BlockId,
+        group: u32,
+        content: Content<'_>,
+        filled: Filled,
+        retention: Retention,
+    ) {
+        let key = content.hash.of(group);
+        self.store(block, group, content, filled.step);
+        if let Some(block) = self.device.get(key).filter(|_| filled.is_loaded) {
+            self.device.mark_saved(block, Saved::For(Retention::Default));
+        }
+        self.save(key, retention);
+    }
+
     /// What the device has of these contents is to be saved once it is there, unless it was for as long already.
     pub(crate) fn save(&mut self, key: GroupHash, retention: Retention) {
         let Some(block) = self.device.get(key).filter(|_| self.limits.max_saving_blocks > 0) else { return };
-        if let Some(Name { index, filled, .. }) = self.device.raise_retention(block, retention) {
+        if let Some(Name { index, filled, .. }) = self.device.mark_saved(block, retention.into()) {
             self.saves.propose(Candidate { block, key, index, filled, retention });
         }
     }
 
-    /// What the device has of these contents is kept outside already.
-    pub(crate) fn note_saved(&mut self, key: GroupHash) {
-        if let Some(block) = self.device.get(key) {
-            self.device.raise_retention(block, Retention::Default);
-        }
-    }
-
-    /// A block that may have a name is written again. It is not saved later either: nobody tells when that is done.
+    /// A block that may have a name is written again. It is not saved while the device has it, as nobody tells when that
+    /// is done; a copy that the host gets later may be.
     pub(crate) fn withdraw_save(&mut self, block: BlockId) {
         self.saves.withdraw(block);
-        self.device.raise_retention(block, Retention::Long);
+        self.device.mark_saved(block, Saved::Withdrawn);
     }
 
     /// Whether `take_saves` has anything to look at.
@@ -529,7 +549,7 @@ impl KvCache {
         let &Evicted { name, hits } = evicted;
         if let Some(host) = self.host.get(name.key) {
             self.host.refresh(host, hits);
-            self.host.raise_retention(host, name.retention);
+            self.host.mark_saved(host, name.on_host().saved);
         } else if let Some(host) = self.allocate_host() {
             self.swaps.push_out(block, host);
             self.store_host(host, name, hits);
@@ -575,7 +595,7 @@ impl KvCache {
     }
 
     fn store_host(&mut self, host: HostBlockId, name: Name, hits: u8) {
-        self.host.store(host, name);
+        self.host.store(host, name.on_host());
         self.host.raise_hits(host, hits);
         self.log.copied(name.key);
         // Known already, but told again: a snapshot may be past the block that has it now, and before the other.

@@ -273,7 +273,7 @@ fn aligned(offset: usize) -> usize {
 mod tests {
     use super::*;
     use crate::kv_cache::hash::BlockHash;
-    use crate::request::Retention;
+    use crate::kv_cache::prefix::Saved;
 
     #[test]
     fn sections_follow_one_another_at_multiples_of_64_bytes() {
@@ -299,7 +299,7 @@ mod tests {
         let key = BlockHash::root(&["x"]).of(3);
         let mut draft = Draft::default();
         draft.clear();
-        let name = Name { key, index: 9, filled: StepId(7), retention: Retention::None };
+        let name = Name { key, index: 9, filled: StepId(7), saved: Saved::Nothing };
         draft.swap_out(BlockId(1), HostBlockId(0), Some(name));
         draft.swap_out(BlockId(2), HostBlockId(1), None);
         draft.swap_in(HostBlockId(1), BlockId(4));

@@ -65,7 +65,7 @@ pub struct Request {
     pub cache_salt: String,
     /// The adapter's name, or empty. Blocks are never shared across adapters.
     pub adapter: String,
-    /// How long what is saved of its blocks is to be kept outside.
+    /// How long its blocks are kept outside.
     pub kv_cache_retention: Retention,
 }
 
@@ -97,7 +97,7 @@ pub enum Pooling {
 pub enum Retention {
     /// It is not saved.
     None,
-    /// As whoever saves it has settled.
+    /// As the connector's settings say.
     #[default]
     Default,
     /// Longer than others.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllm.errors import GivenUpError, StartError
-from pyllm.wire.messages import POOLING, Abort, FinishCode, Heartbeat, Hello, Rejected, Sampling
+from pyllm.wire.messages import POOLING, PROTOCOL_VERSION, Abort, FinishCode, Heartbeat, Hello, Rejected, Sampling
 from tests.core.counting_executor import DEATH, CountingExecutor
 from tests.core.raw_engine import EPOCH, Engine
 from tests.core.remembering_executor import RememberingExecutor
@@ -87,7 +87,7 @@ async def test_the_mailbox_is_open_while_it_recovers() -> None:
     assert engine.outputs()[2] == ([13], FinishCode.DEADLINE)
     engine.submit(4, [31, 32], max_tokens=1)
     assert engine.call("stats").value["num_requests"] == 2
-    engine.receive(Hello(1), b"another")
+    engine.receive(Hello(PROTOCOL_VERSION), b"another")
     assert engine.sent[-1] == (b"another", Heartbeat("recovering", 0, DEATH))
     engine.core.drain()
     engine.executor.goes_on.set()

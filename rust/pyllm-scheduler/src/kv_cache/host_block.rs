@@ -5,8 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{HostBlockId, StepId};
 use crate::kv_cache::hash::BlockHash;
-use crate::kv_cache::prefix::Name;
-use crate::request::Retention;
+use crate::kv_cache::prefix::{Name, Saved};
 
 /// A host block and the name of what it holds, as a plan gave it in `swap_names`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,9 +21,10 @@ pub struct HostBlock {
 }
 
 impl HostBlock {
-    /// Every step may read it. Whoever computed it has had it saved, if it was to be.
+    /// Every step may read it. Whether it was saved before is not known, so whoever asks has it saved again: a store
+    /// that has it does not write it.
     pub(crate) fn name(&self) -> Name {
         let key = BlockHash::from_bytes(self.hash).of(self.group);
-        Name { key, index: self.index, filled: StepId(0), retention: Retention::Default }
+        Name { key, index: self.index, filled: StepId(0), saved: Saved::Nothing }
     }
 }

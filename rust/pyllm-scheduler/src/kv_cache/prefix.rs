@@ -20,8 +20,32 @@ pub(crate) struct Name {
     pub(crate) key: GroupHash,
     pub(crate) index: u32, // of the block in its chain
     pub(crate) filled: StepId,
-    /// The longest that anybody has asked to keep it outside; none: nobody has.
-    pub(crate) retention: Retention,
+    pub(crate) saved: Saved,
+}
+
+impl Name {
+    /// The name of a copy on the host, which nobody writes again.
+    pub(crate) fn on_host(self) -> Self {
+        let saved = if self.saved == Saved::Withdrawn { Saved::Nothing } else { self.saved };
+        Self { saved, ..self }
+    }
+}
+
+/// What has been done to keep a block's contents outside as well. Each replaces those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Saved {
+    /// Nothing, as far as is known.
+    Nothing,
+    /// They were saved, or are to be saved, for as long as the one asked who wants them longest.
+    For(Retention),
+    /// A step may write the block again while a save reads it: it is not saved, whoever asks.
+    Withdrawn,
+}
+
+impl From<Retention> for Saved {
+    fn from(retention: Retention) -> Self {
+        if retention == Retention::None { Self::Nothing } else { Self::For(retention) }
+    }
 }
 
 impl<B: Block> PrefixCache<B> {
@@ -64,10 +88,10 @@ impl<B: Block> PrefixCache<B> {
         true
     }
 
-    /// What a block holds is to be kept outside. None: nothing known, or that was asked for already.
-    pub(crate) fn raise_retention(&mut self, block: B, retention: Retention) -> Option<Name> {
-        let name = self.names[block.number() as usize].as_mut().filter(|name| name.retention < retention)?;
-        name.retention = retention;
+    /// Notes what is done to keep a block's contents outside. None: they have no name, or no less was done before.
+    pub(crate) fn mark_saved(&mut self, block: B, saved: Saved) -> Option<Name> {
+        let name = self.names[block.number() as usize].as_mut().filter(|name| name.saved < saved)?;
+        name.saved = saved;
         Some(*name)
     }
 
@@ -97,7 +121,7 @@ mod tests {
 
     fn name(key: &str, filled: u64) -> Name {
         let key = BlockHash::root(&[key]).of(0);
-        Name { key, index: 0, filled: StepId(filled), retention: Retention::None }
+        Name { key, index: 0, filled: StepId(filled), saved: Saved::Nothing }
     }
 
     #[test]
@@ -124,12 +148,14 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_retention_counts_and_is_told_once() {
+    fn the_longest_retention_counts_once_until_the_save_is_withdrawn() {
         let mut cache = PrefixCache::new(2);
         cache.store(BlockId(0), name("x", 0));
-        let raised = [Retention::None, Retention::Default, Retention::Default, Retention::Long, Retention::Default]
-            .map(|retention| cache.raise_retention(BlockId(0), retention).map(|name| name.retention));
-        assert_eq!(raised, [None, Some(Retention::Default), None, Some(Retention::Long), None]);
-        assert!(cache.raise_retention(BlockId(1), Retention::Long).is_none(), "it holds nothing known");
+        let [none, default, long] = [Retention::None, Retention::Default, Retention::Long].map(Saved::from);
+        let marked = [none, default, default, long, default, Saved::Withdrawn, long]
+            .map(|saved| cache.mark_saved(BlockId(0), saved).map(|name| name.saved));
+        assert_eq!(marked, [None, Some(default), None, Some(long), None, Some(Saved::Withdrawn), None]);
+        assert!(cache.mark_saved(BlockId(1), long).is_none(), "it holds nothing known");
+        assert_eq!(cache.name(BlockId(0)).map(|name| name.on_host().saved), Some(Saved::Nothing));
     }
 }

@@ -213,7 +213,7 @@ fn what_is_forgotten_on_its_way_to_the_host_has_no_name_there() {
 fn of_two_restored_blocks_with_equal_contents_the_first_stays() {
     let (mut cache, _, hashes) = full_device(2);
     cache.clear();
-    let name = Name { key: hashes[0].of(0), index: 0, filled: StepId(0), retention: Retention::None };
+    let name = Name { key: hashes[0].of(0), index: 0, filled: StepId(0), saved: Saved::Nothing };
     cache.restore_host(vec![held(HostBlockId(1), name), held(HostBlockId(0), name)]);
     assert_eq!(found(&cache, &hashes), [Found::Host(HostBlockId(1))]);
     assert_eq!((cache.num_host_free(), cache.num_host_cached()), (2, 1));

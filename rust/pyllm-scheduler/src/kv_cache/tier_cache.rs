@@ -4,8 +4,7 @@
 use crate::ids::{Block, StepId};
 use crate::kv_cache::block_pool::BlockPool;
 use crate::kv_cache::hash::GroupHash;
-use crate::kv_cache::prefix::{Name, PrefixCache};
-use crate::request::Retention;
+use crate::kv_cache::prefix::{Name, PrefixCache, Saved};
 
 pub(crate) struct TierCache<B> {
     pool: BlockPool<B>,
@@ -101,9 +100,9 @@ impl<B: Block> TierCache<B> {
         is_first
     }
 
-    /// See `PrefixCache::raise_retention`.
-    pub(crate) fn raise_retention(&mut self, block: B, retention: Retention) -> Option<Name> {
-        self.names.raise_retention(block, retention)
+    /// See `PrefixCache::mark_saved`.
+    pub(crate) fn mark_saved(&mut self, block: B, saved: Saved) -> Option<Name> {
+        self.names.mark_saved(block, saved)
     }
 
     /// What a block in use holds was hit this often on the other tier.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::arena::Key;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, ClientId, LoadId, RequestId, StepId};
-use crate::kv_cache::{Found, FoundChain};
+use crate::kv_cache::{Filled, Found, FoundChain};
 use crate::recorder::Input;
 use crate::sequence::{Offer, Sequence, State};
 
@@ -111,15 +111,14 @@ impl Scheduler {
                 self.sequences[key].load = None;
             }
             // They are complete, as if a step had filled them that is committed.
-            let filled = StepId(self.oldest_step().0.saturating_sub(1));
+            let filled = Filled { step: StepId(self.oldest_step().0.saturating_sub(1)), is_loaded: true };
             let sequence = &self.sequences[key];
             let live = &self.requests[sequence.request];
+            let retention = live.request.kv_cache_retention;
             for (group, chain) in (0..).zip(&chains) {
                 for (index, &block) in (chain.first..kept_end).zip(&chain.blocks) {
                     let content = sequence.content(live, index, self.config.block_size);
-                    self.cache.store(block, group, content, filled);
-                    self.cache.note_saved(content.hash.of(group));
-                    self.cache.save(content.hash.of(group), live.request.kv_cache_retention);
+                    self.cache.store_for(block, group, content, filled, retention);
                 }
             }
         }

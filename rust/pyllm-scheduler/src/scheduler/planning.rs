@@ -5,8 +5,8 @@
 use crate::arena::Key;
 use crate::error::Result;
 use crate::ids::{BlockId, LoadId, StepId};
-use crate::kv_cache::KvCache;
 use crate::kv_cache::pending_swaps::Swap;
+use crate::kv_cache::{Filled, KvCache};
 use crate::kv_layout::KvLayout;
 use crate::philox;
 use crate::plan::{Draft, Plan};
@@ -431,13 +431,10 @@ impl Scheduler {
         let retention = live.request.kv_cache_retention;
         for index in sequence.num_stored..num_full {
             let content = sequence.content(live, index, block_size);
+            let filled = Filled { step: sequence.last_step, is_loaded: index < sequence.num_loaded };
             for (group, chain) in (0..).zip(&sequence.chains) {
                 if let Some(block) = chain.get(index) {
-                    self.cache.store(block, group, content, sequence.last_step);
-                    if index < sequence.num_loaded {
-                        self.cache.note_saved(content.hash.of(group));
-                    }
-                    self.cache.save(content.hash.of(group), retention);
+                    self.cache.store_for(block, group, content, filled, retention);
                 }
             }
         }

@@ -43,8 +43,8 @@ pub struct World {
     alone: Option<Alone>,
     loads: BTreeMap<LoadId, Pending>,
     saves: BTreeMap<SaveId, Saving>,
-    saved_for_a_while: BTreeSet<(Name, u32)>, // with the group
-    pins: BTreeMap<u64, Vec<(Name, u32)>>,    // with the group
+    saved_with_default: BTreeSet<(Name, u32)>, // with the group
+    pins: BTreeMap<u64, Vec<(Name, u32)>>,     // with the group
     subscriber: Subscriber,
     recording: Option<Vec<u8>>,
     now: f64,
@@ -85,7 +85,7 @@ impl World {
             alone: None,
             loads: BTreeMap::new(),
             saves: BTreeMap::new(),
-            saved_for_a_while: BTreeSet::new(),
+            saved_with_default: BTreeSet::new(),
             pins: BTreeMap::new(),
             subscriber: Subscriber::new(&config),
             recording: case.is_recorded.then(Vec::new),

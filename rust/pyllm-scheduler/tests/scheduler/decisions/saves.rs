@@ -1,8 +1,8 @@
 //! Keys and values for outside.
 
-use pyllm_scheduler::{Config, Error, Request, Retention, Scheduler, replay};
+use pyllm_scheduler::{Config, Error, HostBlock, HostBlockId, Request, Retention, SaveId, Scheduler, replay};
 
-use super::{commit, config, plan, request};
+use super::{Sections, commit, config, plan, request};
 
 fn saving(max_saving_blocks: u32) -> Scheduler {
     Scheduler::new(Config { max_saving_blocks, ..config(8, 1, 64) }).expect("the limits are in range")
@@ -106,6 +106,60 @@ fn a_block_from_the_host_is_known_to_be_saved() -> Result<(), Error> {
         commit(&mut scheduler, &step, 7);
         assert_eq!(scheduler.take_saves().len(), num_saved);
     }
+    assert!(scheduler.stats().host_prefix_hits > 0);
+    Ok(())
+}
+
+/// The indices of the blocks that are saved once a request with this prompt has run, whose saves end.
+fn saved_of(scheduler: &mut Scheduler, request: Request) -> Result<Vec<u32>, Error> {
+    scheduler.add(request)?;
+    let step = plan(scheduler);
+    commit(scheduler, &step, 7);
+    let saves = scheduler.take_saves();
+    saves.iter().try_for_each(|save| scheduler.finish_save(save.id))?;
+    Ok(saves.iter().map(|save| save.index).collect())
+}
+
+#[test]
+fn a_block_that_was_written_again_is_saved_when_it_is_found_on_the_host() -> Result<(), Error> {
+    let limits = Config { max_saving_blocks: 3, num_host_blocks: 8, ..config(5, 1, 64) };
+    let mut scheduler = Scheduler::new(limits)?;
+    scheduler.add(Request { stateful: true, ..request(1, [1; 8], 1) })?;
+    let first = plan(&mut scheduler);
+    scheduler.commit(first.step, &[0, 0], &[], 0.0, None, None)?;
+    let again = plan(&mut scheduler);
+    commit(&mut scheduler, &again, 7);
+    assert!(scheduler.take_saves().iter().map(|save| save.index).eq([0]), "the other one is written again");
+    scheduler.finish_save(SaveId(0))?;
+    // Another one needs all of the device.
+    let none = Retention::None;
+    assert_eq!(saved_of(&mut scheduler, Request { kv_cache_retention: none, ..request(2, [2; 17], 1) })?, []);
+    let default = request(3, [1; 9], 1);
+    assert_eq!(saved_of(&mut scheduler, default)?, [1]);
+    assert!(scheduler.stats().host_prefix_hits > 0);
+    Ok(())
+}
+
+#[test]
+fn a_host_block_that_outlives_the_device_is_saved_for_whoever_finds_it() -> Result<(), Error> {
+    let limits = Config { max_saving_blocks: 3, num_host_blocks: 8, ..config(5, 1, 64) };
+    let mut scheduler = Scheduler::new(limits)?;
+    let none = Retention::None;
+    let unsaved = |id, prompt: Vec<i32>| Request { kv_cache_retention: none, ..request(id, prompt, 1) };
+    assert_eq!(saved_of(&mut scheduler, unsaved(1, vec![1; 9]))?, []);
+    scheduler.add(unsaved(2, vec![2; 17]))?;
+    let step = plan(&mut scheduler);
+    let kept = Sections::new(&step).swaps().into_iter().filter_map(|swap| {
+        let (hash, group, index) = swap.name?;
+        Some(HostBlock { block: HostBlockId(swap.host as u32), group, index, hash })
+    });
+    let kept: Vec<_> = kept.collect();
+    assert_eq!(kept.len(), 2);
+    commit(&mut scheduler, &step, 7);
+    scheduler.lose_device();
+    scheduler.restore_host_blocks(kept)?;
+    assert_eq!(saved_of(&mut scheduler, unsaved(3, vec![1; 9]))?, []);
+    assert_eq!(saved_of(&mut scheduler, request(4, [1; 9], 1))?, [0, 1]);
     assert!(scheduler.stats().host_prefix_hits > 0);
     Ok(())
 }

@@ -43,8 +43,8 @@ impl World {
         assert!(save.retention != Retention::None && owners().any(asks), "nobody wants it saved like this");
         let place = (name, save.group);
         if save.retention == Retention::Default {
-            self.saved_for_a_while.insert(place);
-        } else if self.saved_for_a_while.remove(&place) {
+            self.saved_with_default.insert(place);
+        } else if self.saved_with_default.remove(&place) {
             self.saw("saves for longer than before", 1);
         }
     }
