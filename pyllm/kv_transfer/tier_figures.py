@@ -15,7 +15,7 @@ from pyllm.kv_transfer.tiered_store import TieredStore
 
 REPORT_SECONDS = 2.0  # at least, between two looks at the store
 # Figures of `StoreStats` that are of now, not counted; they are of all processes that have the store open.
-SIZES = frozenset({"capacity_bytes", "used_bytes", "live_bytes", "num_blocks", "num_free_runs", "largest_free_run"})
+SIZES = frozenset({"capacity_bytes", "used_bytes", "live_bytes", "num_blocks", "num_free_runs", "longest_free_run_bytes"})
 
 # For each tier, by its medium, what its counters have gained, and the sizes that have changed.
 TierReport = Mapping[str, Mapping[str, float]]

@@ -17,7 +17,7 @@ class DictStore:
         self.blocks = _STORES.setdefault(name, {})
         self.retentions: dict[bytes, Retention] = {}  # of what this one was told to keep, the last
         self._lock = threading.Lock()
-        self._num_loaded = self._num_misses = self._num_corrupt = self._num_saved = 0
+        self._num_loaded = self._num_absent = self._num_corrupt = self._num_saved = 0
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         return [key in self.blocks for key in keys]
@@ -38,7 +38,7 @@ class DictStore:
         return StoreStats(
             medium="dict",
             num_loaded=self._num_loaded,
-            num_misses=self._num_misses,
+            num_absent=self._num_absent,
             num_corrupt=self._num_corrupt,
             num_saved=self._num_saved,
         )
@@ -50,7 +50,7 @@ class DictStore:
         with self._lock:
             checksum, block = self.blocks.get(key, (0, None))
             if block is None or len(block) != len(buffer):
-                self._num_misses += 1
+                self._num_absent += 1
                 return False
             buffer[:] = block
             is_whole = crc32(block) == checksum

@@ -69,8 +69,8 @@ class RedisStore:
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         """See `KVStore.lookup`. One message to the server."""
         found = self._ask(lambda: self._exist(keys), self._clock() + self._deadline)
-        self._count("num_queried", len(keys))
-        self._count("num_found", sum(found or ()))
+        self._count("num_queries", len(keys))
+        self._count("num_hits", sum(found or ()))
         return [False] * len(keys) if found is None else found
 
     def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
@@ -204,7 +204,7 @@ class RedisStore:
         """Copy a block from its record into the buffer, if it is what was saved. Else Redis is to forget it."""
         header = None if value is None else read_header(memoryview(value))
         if value is None or (header is not None and header.value_bytes != len(into)):
-            self._count("num_misses")
+            self._count("num_absent")
             return False
         is_whole = header is not None and header.key == key and header.num_bytes == len(value)
         if header is not None and is_whole:

@@ -140,9 +140,9 @@ def test_a_segment_of_dead_blocks_is_compacted_before_the_oldest_goes(folder: Pa
     before = store.stats()
     save(store, range(110, 150))
     after = store.stats()
-    assert before.largest_free_run > 7 * BLOCK_BYTES
+    assert before.longest_free_run_bytes > 7 * BLOCK_BYTES
     assert after.num_compactions == 1
-    assert after.largest_free_run == 0
+    assert after.longest_free_run_bytes == 0
     assert lookup(store, range(9)) == list(range(9))
     store.close()
 
@@ -159,7 +159,7 @@ def test_fragmentation_is_told(folder: Path, store: DiskStore) -> None:
     stats = store.stats()
     assert (stats.num_blocks, stats.num_corrupt) == (6, 3)
     assert (stats.used_bytes, stats.live_bytes) == (9 * size, 6 * size)
-    assert (stats.num_free_runs, stats.largest_free_run) == (2, 2 * size)
+    assert (stats.num_free_runs, stats.longest_free_run_bytes) == (2, 2 * size)
 
 
 def test_a_lower_bound_holds_from_the_start(folder: Path) -> None:
@@ -263,7 +263,7 @@ def test_stats_count_bytes(store: DiskStore) -> None:
     stats = store.stats()
     assert stats.medium == "disk"
     assert (stats.num_saved, stats.saved_bytes) == (4, 4 * len(value_of(0)))
-    assert (stats.num_loaded, stats.loaded_bytes, stats.num_misses) == (4, 4 * len(value_of(0)), 2)
+    assert (stats.num_loaded, stats.loaded_bytes, stats.num_absent) == (4, 4 * len(value_of(0)), 2)
     assert (stats.capacity_bytes, stats.num_blocks) == (CAPACITY, 4)
 
 

@@ -58,7 +58,7 @@ def test_several_engines_share_one(folder: Path, store: RedisStore) -> None:
     other.close()
     figures = other.stats()
     assert (figures.num_saved, figures.saved_bytes) == (2, 2 * BLOCK_BYTES)
-    assert (figures.num_loaded, figures.loaded_bytes, figures.num_misses) == (12, 12 * BLOCK_BYTES, 2)
+    assert (figures.num_loaded, figures.loaded_bytes, figures.num_absent) == (12, 12 * BLOCK_BYTES, 2)
 
 
 def test_large_blocks_take_several_messages(store: RedisStore) -> None:
