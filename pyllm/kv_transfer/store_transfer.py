@@ -112,7 +112,7 @@ class StoreTransfer(WorkerConnector):
         return errors
 
     def get_kv_connector_stats(self) -> TransferStats | None:
-        tiers = {medium: dict(figures) for medium, figures in self._tiers.take().items()}
+        tiers = self._tiers.take()
         with self._lock:
             stats = TransferStats(
                 self._loaded_bytes,
