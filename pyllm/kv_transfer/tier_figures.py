@@ -11,7 +11,6 @@ from concurrent.futures import Executor
 import msgspec
 
 from pyllm.kv_transfer.stores import KVStore, StoreStats
-from pyllm.kv_transfer.tiered_store import TieredStore
 
 REPORT_SECONDS = 2.0  # at least, between two looks at the store
 # Figures of `StoreStats` that are of now, not counted; they are of all processes that have the store open.
@@ -60,7 +59,7 @@ class TierReporter:
     def _look(self) -> None:
         report: dict[str, dict[str, float]] = {}
         try:
-            for stats in self._store.tier_stats() if isinstance(self._store, TieredStore) else [self._store.stats()]:
+            for stats in self._store.stats():
                 figures = msgspec.structs.asdict(stats)
                 medium = figures.pop("medium")
                 before = self._known.get(medium, {})

@@ -58,13 +58,9 @@ class TieredStore:
         kept = [tier.save(keys, blocks, retention) for tier in self._tiers]
         return [any(of_block) for of_block in zip(*kept, strict=True)]
 
-    def stats(self) -> StoreStats:
-        """The figures of the first tier; `tier_stats` has them all."""
-        return self._tiers[0].stats()
-
-    def tier_stats(self) -> list[StoreStats]:
-        """The figures of each tier, the fastest first."""
-        return [tier.stats() for tier in self._tiers]
+    def stats(self) -> list[StoreStats]:
+        """See `KVStore.stats`. The fastest tier comes first."""
+        return [stats for tier in self._tiers for stats in tier.stats()]
 
     def close(self) -> None:
         """Close every tier. What waits to be saved in a faster one is not."""

@@ -34,14 +34,16 @@ class DictStore:
                     self._num_saved += 1
         return [True] * len(keys)
 
-    def stats(self) -> StoreStats:
-        return StoreStats(
-            medium="dict",
-            num_loaded=self._num_loaded,
-            num_absent=self._num_absent,
-            num_corrupt=self._num_corrupt,
-            num_saved=self._num_saved,
-        )
+    def stats(self) -> list[StoreStats]:
+        return [
+            StoreStats(
+                medium="dict",
+                num_loaded=self._num_loaded,
+                num_absent=self._num_absent,
+                num_corrupt=self._num_corrupt,
+                num_saved=self._num_saved,
+            )
+        ]
 
     def close(self) -> None:
         pass

@@ -17,8 +17,8 @@ class Told(DictStore):
         super().__init__("told")
         self.figures = figures
 
-    def stats(self) -> StoreStats:
-        return StoreStats(**{"medium": "disk", **self.figures})  # type: ignore[arg-type]
+    def stats(self) -> list[StoreStats]:
+        return [StoreStats(**{"medium": "disk", **self.figures})]  # type: ignore[arg-type]
 
 
 class Looking:

@@ -40,7 +40,7 @@ def test_a_block_comes_from_the_first_tier_that_has_it_and_is_kept_in_those_befo
     fast.gate.clear()
     assert tiers.lookup([b"a", b"b", b"c"]) == [True, True, False]
     assert load(tiers, [b"a", b"b", b"c"], 4) == [b"1111", b"2222", None], "it does not wait for the faster tier"
-    assert [stats.num_loaded for stats in tiers.tier_stats()] == [1, 1]
+    assert [stats.num_loaded for stats in tiers.stats()] == [1, 1]
     fast.gate.set()
     tiers._saver.submit(bool).result()
     assert bytes(fast.blocks[b"b"][1]) == b"2222"

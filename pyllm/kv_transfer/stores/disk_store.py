@@ -110,18 +110,20 @@ class DiskStore:
             self._save_seconds += time.perf_counter() - start
         return saved
 
-    def stats(self) -> StoreStats:
+    def stats(self) -> list[StoreStats]:
         """See `KVStore.stats`. It looks for what others have saved, as `lookup` does."""
         self._look_again()
         with self._counting:
-            return StoreStats(
-                medium="disk",
-                capacity_bytes=self._capacity,
-                load_seconds=self._load_seconds,
-                save_seconds=self._save_seconds,
-                **self._counts,
-                **self._index.figures(),
-            )
+            return [
+                StoreStats(
+                    medium="disk",
+                    capacity_bytes=self._capacity,
+                    load_seconds=self._load_seconds,
+                    save_seconds=self._save_seconds,
+                    **self._counts,
+                    **self._index.figures(),
+                )
+            ]
 
     def close(self) -> None:
         """See `KVStore.close`. Whoever saves next, in any process, goes on with this one's segment.

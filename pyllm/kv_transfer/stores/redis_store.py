@@ -110,12 +110,14 @@ class RedisStore:
             self._save_seconds += time.perf_counter() - start
         return saved
 
-    def stats(self) -> StoreStats:
-        """See `KVStore.stats`. What is in Redis, its own metrics tell."""
+    def stats(self) -> list[StoreStats]:
+        """See `KVStore.stats`. For what Redis holds, see its own metrics."""
         with self._lock:
-            return StoreStats(
-                medium="redis", load_seconds=self._load_seconds, save_seconds=self._save_seconds, **self._counts
-            )
+            return [
+                StoreStats(
+                    medium="redis", load_seconds=self._load_seconds, save_seconds=self._save_seconds, **self._counts
+                )
+            ]
 
     def close(self) -> None:
         """See `KVStore.close`. It does not wait for a server that is slow."""

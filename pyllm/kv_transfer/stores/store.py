@@ -14,7 +14,7 @@ Retention = Literal["none", "default", "long"]
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a store. Counts and seconds are of this process since it opened the store.
+    """The figures of a tier of a store. Counts and seconds are of this process since it opened the store.
 
     Sizes are of what all processes have in the store together, as this process last saw it; 0 where it cannot tell.
     A block that `load` is asked for counts once: as `num_loaded`, `num_absent`, `num_corrupt` or `num_failed_loads`.
@@ -69,8 +69,8 @@ class KVStore(Protocol):
             Whether it is kept now: False where the store is full or failed, and for the retention `none`.
         """
 
-    def stats(self) -> StoreStats:
-        """The figures so far; it asks no other machine."""
+    def stats(self) -> list[StoreStats]:
+        """The figures so far, one for each tier. It asks no other machine."""
 
     def close(self) -> None:
         """Give up files and connections; blocks stay. It waits for no medium that hangs.
