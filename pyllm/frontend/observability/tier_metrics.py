@@ -26,7 +26,7 @@ _COUNTERS = (
     ("kv_store_failed_saves", "KV blocks that could not be written.", "num_failed_saves"),
     ("kv_store_evicted_blocks", "KV blocks that made room for others.", "num_evicted"),
     ("kv_store_compactions", "Files with few blocks left that were compacted.", "num_compactions"),
-    ("kv_store_pauses", "Times that the store was left alone, as it was slow or gone.", "num_pauses"),
+    ("kv_store_pauses", "Times the store was not asked for a while, because it was slow or unreachable.", "num_pauses"),
     ("kv_store_loaded_bytes", "Bytes that were loaded.", "loaded_bytes"),
     ("kv_store_saved_bytes", "Bytes that were written.", "saved_bytes"),
     ("kv_store_load_seconds", "Time of threads in loads.", "load_seconds"),

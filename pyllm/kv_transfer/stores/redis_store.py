@@ -1,6 +1,6 @@
 """The store in Redis, which engines on several machines share. Its server bounds and evicts what is in it.
 
-Each batch has a deadline; a server that is gone or too slow is left alone for a while. The caller never waits longer:
+Each batch has a deadline; a server that is unreachable or too slow is not asked for a while. The caller never waits longer:
 threads of the store's own talk to the server, in buffers of their own. Knows no disk.
 """
 
@@ -127,7 +127,7 @@ class RedisStore:
         self._disconnect()
 
     def _ask(self, question: Callable[[], Answer], until: float) -> Answer | None:
-        """The server's answer; None where it is left alone, fails or has none by then, and once the store is closed."""
+        """The server's answer; None if it is paused, fails or misses the deadline, and once the store is closed."""
         from redis.exceptions import RedisError
 
         with self._lock:
@@ -140,9 +140,9 @@ class RedisStore:
             return None
         except FutureTimeoutError:
             future.cancel()
-            self._leave_alone(f"did not answer within {self._deadline:g} s")
+            self._pause_for(f"did not answer within {self._deadline:g} s")
         except (RedisError, OSError) as error:
-            self._leave_alone(f"cannot be used ({type(error).__name__}: {error})")
+            self._pause_for(f"cannot be used ({type(error).__name__}: {error})")
         return None
 
     def _answer(self, question: Callable[[], Answer]) -> Answer:
@@ -156,7 +156,7 @@ class RedisStore:
         """Close the connections that no thread uses: one that loses its connection may fail in any way."""
         self._client.connection_pool.disconnect(inuse_connections=False)
 
-    def _leave_alone(self, reason: str) -> None:
+    def _pause_for(self, reason: str) -> None:
         with self._lock:
             is_new = self._clock() >= self._paused_until
             if is_new:

@@ -41,7 +41,7 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_free_runs: int = 0  # stretches of used bytes that hold nothing which can be found
     longest_free_run_bytes: int = 0
     num_compactions: int = 0
-    num_pauses: int = 0  # times that the store was left alone for a while, as it was slow or gone
+    num_pauses: int = 0  # times the store was not asked for a while, because it was slow or unreachable
 
 
 class KVStore(Protocol):
