@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from pyllm.kv_transfer.stores import Retention
-from pyllm.kv_transfer.tiered_store import MAX_COPIED_BYTES, TieredStore
+from pyllm.kv_transfer.tiered_store import MAX_PROMOTED_BYTES, TieredStore
 from tests.kv_transfer.dict_store import DictStore, forget_all
 
 
@@ -72,7 +72,7 @@ def test_what_is_loaded_after_close_is_not_saved() -> None:
 def test_what_waits_for_a_faster_tier_is_bounded() -> None:
     forget_all()
     fast, slow = GatedStore("fast"), DictStore("slow")
-    size = MAX_COPIED_BYTES // 2
+    size = MAX_PROMOTED_BYTES // 2
     slow.save([b"a", b"b", b"c"], [memoryview(bytes([value]) * size) for value in range(3)])
     tiers = TieredStore([fast, slow])
     assert None not in load(tiers, [b"a", b"b", b"c"], size)

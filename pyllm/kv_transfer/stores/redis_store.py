@@ -1,7 +1,7 @@
 """The store in Redis, which engines on several machines share. Its server bounds and evicts what is in it.
 
-Each batch has a deadline; a server that is unreachable or too slow is not asked for a while. The caller never waits longer:
-threads of the store's own talk to the server, in buffers of their own. Knows no disk.
+Each batch has a deadline, and the caller never waits longer: threads of the store's own talk to the server, in buffers
+of their own. A server that is unreachable or too slow is not asked for a while. Knows no disk.
 """
 
 import logging
