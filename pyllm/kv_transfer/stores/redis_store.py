@@ -153,7 +153,7 @@ class RedisStore:
                 self._disconnect()
 
     def _disconnect(self) -> None:
-        """Close the connections that no thread uses: one that loses its connection may fail in any way."""
+        """Close idle connections only: a thread whose connection is closed under it may fail in any way."""
         self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _pause_for(self, reason: str) -> None:
