@@ -32,8 +32,8 @@ class MemoryStore:
         BLOCKS.update((key, bytes(block)) for key, block in zip(keys, blocks, strict=True))
         return [True] * len(keys)
 
-    def stats(self) -> StoreStats:
-        return StoreStats(medium="memory", num_blocks=len(BLOCKS))
+    def stats(self) -> list[StoreStats]:
+        return [StoreStats(medium="memory", num_blocks=len(BLOCKS))]
 
     def close(self) -> None:
         pass

@@ -18,7 +18,7 @@ class LoadSpeed:
         return round(1 / self._seconds) if self._seconds else 0
 
     def measure(self, num_tokens: int, seconds: float) -> None:
-        """It took so long to have these tokens."""
+        """These tokens took so many seconds to be there, loaded or computed."""
         newest = seconds / num_tokens
         self._seconds = newest if self._seconds is None else self._seconds + _NEWEST * (newest - self._seconds)
 

@@ -120,7 +120,11 @@ class StoreLookup(SchedulerConnector):
         )
 
     def _answer(self, lookup: Future[int], hashes: Sequence[bytes], num_computed: int) -> None:
-        """Look a request up unless it was given up. The pool's own future would leave its queue no sooner for that."""
+        """Look a request up, unless it was given up.
+
+        This is not the pool's own future: the pool keeps a cancelled one in its queue, and `_free_calls` must count it
+        until it leaves.
+        """
         try:
             if lookup.set_running_or_notify_cancel():
                 lookup.set_result(self._look_up(hashes, num_computed))

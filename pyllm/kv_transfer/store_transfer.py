@@ -57,7 +57,7 @@ class StoreTransfer(WorkerConnector):
         self._staging: list[memoryview] = []
         self._saved: set[int] = set()
         self._loaded_bytes = self._saved_bytes = self._num_dropped_saves = 0
-        self._load_seconds = self._save_seconds = 0.0
+        self._load_seconds = 0.0
         self._errors: set[int] = set()
 
     def register_kv_caches(self, kv_caches: KVBlocks) -> None:
@@ -112,18 +112,17 @@ class StoreTransfer(WorkerConnector):
         return errors
 
     def get_kv_connector_stats(self) -> TransferStats | None:
-        tiers = {medium: dict(figures) for medium, figures in self._tiers.take().items()}
+        tiers = self._tiers.take()
         with self._lock:
             stats = TransferStats(
                 self._loaded_bytes,
                 self._load_seconds,
                 self._saved_bytes,
-                self._save_seconds,
                 self._num_dropped_saves,
                 tiers,
             )
             self._loaded_bytes = self._saved_bytes = self._num_dropped_saves = 0
-            self._load_seconds = self._save_seconds = 0.0
+            self._load_seconds = 0.0
         return None if stats == TransferStats() else stats
 
     def shutdown(self) -> None:
@@ -185,7 +184,6 @@ class StoreTransfer(WorkerConnector):
             self._saved.update(save.id for save in saves)
 
     def _write(self, saves: Sequence[BlockSave], buffers: Sequence[memoryview]) -> None:
-        started = self._clock()
         num_kept = 0
         for retention in sorted({self._retention(save) for save in saves}):
             places = [at for at, save in enumerate(saves) if self._retention(save) == retention]
@@ -197,7 +195,6 @@ class StoreTransfer(WorkerConnector):
             except Exception as error:  # noqa: BLE001 - the same
                 logger.error("a save of KV blocks failed: %s: %s", type(error).__name__, error)
         with self._lock:
-            self._save_seconds += self._clock() - started
             self._saved_bytes += num_kept * self._blocks.block_bytes
             self._num_dropped_saves += len(saves) - num_kept
         self._give_back(buffers)

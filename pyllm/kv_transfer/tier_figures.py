@@ -11,14 +11,23 @@ from concurrent.futures import Executor
 import msgspec
 
 from pyllm.kv_transfer.stores import KVStore, StoreStats
-from pyllm.kv_transfer.tiered_store import TieredStore
 
 REPORT_SECONDS = 2.0  # at least, between two looks at the store
 # Figures of `StoreStats` that are of now, not counted; they are of all processes that have the store open.
-SIZES = frozenset({"capacity_bytes", "used_bytes", "live_bytes", "num_blocks", "num_free_runs", "largest_free_run"})
+SIZES = frozenset(
+    {"capacity_bytes", "used_bytes", "live_bytes", "num_blocks", "num_free_runs", "longest_free_run_bytes"}
+)
 
 # For each tier, by its medium, what its counters have gained, and the sizes that have changed.
-TierReport = Mapping[str, Mapping[str, float]]
+TierReport = dict[str, dict[str, float]]
+
+_PREFIX = "kv_tier_"
+# For each figure the end of its key among a core's figures, and by what it is multiplied there.
+_KEYS = {
+    name: (name.replace("seconds", "milliseconds"), 1000 if name.endswith("seconds") else 1)
+    for name in StoreStats.__struct_fields__
+    if name != "medium"
+}
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +59,7 @@ class TierReporter:
     def _look(self) -> None:
         report: dict[str, dict[str, float]] = {}
         try:
-            for stats in self._store.tier_stats() if isinstance(self._store, TieredStore) else [self._store.stats()]:
+            for stats in self._store.stats():
                 figures = msgspec.structs.asdict(stats)
                 medium = figures.pop("medium")
                 before = self._known.get(medium, {})
@@ -82,10 +91,17 @@ class TierTotals:
     def figures(self) -> dict[str, int]:
         """`kv_tier_MEDIUM_FIGURE` for each tier and each figure of `StoreStats`; seconds become milliseconds."""
         return {
-            f"kv_tier_{medium}_{name.replace('seconds', 'milliseconds')}": round(
-                totals.get(name, 0) * (1000 if name.endswith("seconds") else 1)
-            )
+            f"{_PREFIX}{medium}_{key}": round(totals.get(name, 0) * factor)
             for medium, totals in self._tiers.items()
-            for name in StoreStats.__struct_fields__
-            if name != "medium"
+            for name, (key, factor) in _KEYS.items()
         }
+
+
+def tiers_of(stats: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """`TierTotals.figures` of a core's figures, by medium; seconds again."""
+    mark = "_num_queries"  # Each tier has this figure.
+    media = [key[len(_PREFIX) : -len(mark)] for key in stats if key.startswith(_PREFIX) and key.endswith(mark)]
+    return {
+        medium: {name: stats.get(f"{_PREFIX}{medium}_{key}", 0) / factor for name, (key, factor) in _KEYS.items()}
+        for medium in media
+    }

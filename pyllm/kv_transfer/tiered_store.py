@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pyllm.kv_transfer.stores import KVStore, Retention, StoreStats
 
 # Of blocks that a slower tier gave, while they wait to be saved in faster ones; what comes beyond stays where it is.
-MAX_COPIED_BYTES = 64 << 20
+MAX_PROMOTED_BYTES = 64 << 20
 
 
 class TieredStore:
@@ -24,7 +24,7 @@ class TieredStore:
         self._saves = saves
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="kv-tiers")
         self._lock = threading.Lock()
-        self._copied_bytes = 0
+        self._promoted_bytes = 0
         self._is_closed = False
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
@@ -50,7 +50,7 @@ class TieredStore:
             for at in new:
                 loaded[at] = True
             if number and new and self._saves:
-                self._copy(number, [keys[at] for at in new], [into[at] for at in new])
+                self._promote(number, [keys[at] for at in new], [into[at] for at in new])
         return loaded
 
     def save(self, keys: Sequence[bytes], blocks: Sequence[memoryview], retention: Retention = "default") -> list[bool]:
@@ -58,13 +58,9 @@ class TieredStore:
         kept = [tier.save(keys, blocks, retention) for tier in self._tiers]
         return [any(of_block) for of_block in zip(*kept, strict=True)]
 
-    def stats(self) -> StoreStats:
-        """The figures of the first tier; `tier_stats` has them all."""
-        return self._tiers[0].stats()
-
-    def tier_stats(self) -> list[StoreStats]:
-        """The figures of each tier, the fastest first."""
-        return [tier.stats() for tier in self._tiers]
+    def stats(self) -> list[StoreStats]:
+        """See `KVStore.stats`. The fastest tier comes first."""
+        return [stats for tier in self._tiers for stats in tier.stats()]
 
     def close(self) -> None:
         """Close every tier. What waits to be saved in a faster one is not."""
@@ -74,22 +70,22 @@ class TieredStore:
         for tier in self._tiers:
             tier.close()
 
-    def _copy(self, number: int, keys: Sequence[bytes], blocks: Sequence[memoryview]) -> None:
+    def _promote(self, number: int, keys: Sequence[bytes], blocks: Sequence[memoryview]) -> None:
         """Have blocks of the tier with this number saved in those before it, as many as there is room for."""
-        num_copied = 0
+        num_promoted = 0
         with self._lock:
-            while num_copied < len(blocks) and self._copied_bytes + len(blocks[num_copied]) <= MAX_COPIED_BYTES:
-                self._copied_bytes += len(blocks[num_copied])
-                num_copied += 1
-        copies = [bytes(block) for block in blocks[:num_copied]]
+            while num_promoted < len(blocks) and self._promoted_bytes + len(blocks[num_promoted]) <= MAX_PROMOTED_BYTES:
+                self._promoted_bytes += len(blocks[num_promoted])
+                num_promoted += 1
+        copies = [bytes(block) for block in blocks[:num_promoted]]
         with self._lock:
             if copies and not self._is_closed:
-                self._saver.submit(self._save_copies, number, keys[:num_copied], copies)
+                self._saver.submit(self._save_promoted, number, keys[:num_promoted], copies)
 
-    def _save_copies(self, number: int, keys: Sequence[bytes], copies: Sequence[bytes]) -> None:
+    def _save_promoted(self, number: int, keys: Sequence[bytes], copies: Sequence[bytes]) -> None:
         try:
             for faster in self._tiers[:number]:
                 faster.save(keys, [memoryview(copy) for copy in copies])
         finally:
             with self._lock:
-                self._copied_bytes -= sum(map(len, copies))
+                self._promoted_bytes -= sum(map(len, copies))

@@ -78,7 +78,7 @@ def wait_for_blocks(folder: Path, number: int) -> None:
 
     def are_there() -> bool:
         store.lookup([])  # looks at what others have written
-        return store.stats().num_blocks >= number
+        return store.stats()[0].num_blocks >= number
 
     until(are_there, f"{number} blocks in the store")
     store.close()

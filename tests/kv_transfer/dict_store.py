@@ -17,7 +17,7 @@ class DictStore:
         self.blocks = _STORES.setdefault(name, {})
         self.retentions: dict[bytes, Retention] = {}  # of what this one was told to keep, the last
         self._lock = threading.Lock()
-        self._num_loaded = self._num_misses = self._num_corrupt = self._num_saved = 0
+        self._num_loaded = self._num_absent = self._num_corrupt = self._num_saved = 0
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         return [key in self.blocks for key in keys]
@@ -34,14 +34,16 @@ class DictStore:
                     self._num_saved += 1
         return [True] * len(keys)
 
-    def stats(self) -> StoreStats:
-        return StoreStats(
-            medium="dict",
-            num_loaded=self._num_loaded,
-            num_misses=self._num_misses,
-            num_corrupt=self._num_corrupt,
-            num_saved=self._num_saved,
-        )
+    def stats(self) -> list[StoreStats]:
+        return [
+            StoreStats(
+                medium="dict",
+                num_loaded=self._num_loaded,
+                num_absent=self._num_absent,
+                num_corrupt=self._num_corrupt,
+                num_saved=self._num_saved,
+            )
+        ]
 
     def close(self) -> None:
         pass
@@ -50,7 +52,7 @@ class DictStore:
         with self._lock:
             checksum, block = self.blocks.get(key, (0, None))
             if block is None or len(block) != len(buffer):
-                self._num_misses += 1
+                self._num_absent += 1
                 return False
             buffer[:] = block
             is_whole = crc32(block) == checksum

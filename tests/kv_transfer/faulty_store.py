@@ -58,7 +58,7 @@ class FaultyStore:
                 return [False] * len(keys)
         return self._store.save(keys, blocks, retention)
 
-    def stats(self) -> StoreStats:
+    def stats(self) -> list[StoreStats]:
         return self._store.stats()
 
     def close(self) -> None:

@@ -1,8 +1,5 @@
 """What the store has of a request: the longest start that a sequence can go on from, on every rank."""
 
-import threading
-from collections.abc import Sequence
-
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,23 +9,10 @@ from pyllm.kv_transfer import BlockLoad, ConnectorContext, SchedulerOutput, Tran
 from pyllm.kv_transfer.store_lookup import MAX_LOOKUPS, StoreLookup, StoreMetadata
 from pyllm.kv_transfer.store_settings import block_key
 from tests.kv_transfer.dict_store import DictStore, forget_all
+from tests.kv_transfer.gated_store import GatedStore
 
 BLOCK_SIZE = 4
 CONFIG = KVTransferConfig(kv_connector="StoreConnector", kv_connector_extra_config={"lookup_timeout": 3.0})
-
-
-class StuckStore(DictStore):
-    """Its look-ups return once the gate is open."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.gate, self.has_begun, self.num_calls = threading.Event(), threading.Event(), 0
-
-    def lookup(self, keys: Sequence[bytes]) -> list[bool]:
-        self.num_calls += 1
-        self.has_begun.set()
-        self.gate.wait()
-        return super().lookup(keys)
 
 
 def context(windows: tuple[int | None, ...] = (None,), num_ranks: int = 1) -> ConnectorContext:
@@ -81,7 +65,7 @@ def test_the_longest_start_of_which_all_that_is_read_later_is_known(
 
 
 def test_a_look_up_that_takes_too_long_is_given_up() -> None:
-    store, now = StuckStore("slow"), 0.0
+    store, now = GatedStore("slow", "lookup"), 0.0
     lookup = StoreLookup(CONFIG, context(), store, clock=lambda: now)
     assert lookup.get_num_new_matched_tokens(request(2), 0) == (None, True)
     now = 2.9
@@ -93,7 +77,7 @@ def test_a_look_up_that_takes_too_long_is_given_up() -> None:
 
 
 def test_calls_that_do_not_return_are_bounded_and_those_given_up_before_they_begin_are_not_made() -> None:
-    store, now = StuckStore("bounded"), 0.0
+    store, now = GatedStore("bounded", "lookup"), 0.0
     lookup = StoreLookup(CONFIG, context(), store, clock=lambda: now)
 
     def ask(name: str) -> int | None:

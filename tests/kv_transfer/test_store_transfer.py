@@ -1,6 +1,5 @@
 """A rank's loads from a store that hangs: how many there are, what becomes of those that were given up."""
 
-import threading
 from collections.abc import Sequence
 
 import msgspec
@@ -8,8 +7,10 @@ import msgspec
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.kv_transfer import ConnectorContext
 from pyllm.kv_transfer.store_lookup import StoreLoad, StoreMetadata
+from pyllm.kv_transfer.store_settings import block_key
 from pyllm.kv_transfer.store_transfer import MAX_LOADS, StoreTransfer
-from tests.kv_transfer.dict_store import DictStore
+from tests.kv_transfer.fake_blocks import FakeBlocks
+from tests.kv_transfer.gated_store import GatedStore
 
 BLOCK_BYTES = 16
 CONTEXT = ConnectorContext(namespace=bytes(32), block_size=4, num_ranks=1, rank=0)
@@ -17,38 +18,6 @@ CONFIG = KVTransferConfig(
     kv_connector="StoreConnector",
     kv_connector_extra_config={"io_threads": 1, "load_timeout": 3.0, "staging_bytes": 1024},
 )
-
-
-class Blocks:
-    """A cache that counts the blocks which are written."""
-
-    block_bytes = BLOCK_BYTES
-
-    def __init__(self) -> None:
-        self.written: list[int] = []
-
-    def begin(self) -> None:
-        pass
-
-    def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
-        pass
-
-    def write(self, blocks: Sequence[int], source: Sequence[memoryview]) -> None:
-        self.written += blocks
-
-
-class StuckStore(DictStore):
-    """Has every block, and gives it once the gate is open."""
-
-    def __init__(self) -> None:
-        super().__init__("stuck")
-        self.gate, self.has_begun, self.num_calls = threading.Event(), threading.Event(), 0
-
-    def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
-        self.num_calls += 1
-        self.has_begun.set()
-        self.gate.wait()
-        return [True] * len(keys)
 
 
 def begin(transfer: StoreTransfer, loads: Sequence[int]) -> None:
@@ -60,7 +29,8 @@ def begin(transfer: StoreTransfer, loads: Sequence[int]) -> None:
 
 
 def test_loads_that_do_not_return_are_bounded_and_those_given_up_before_they_begin_are_not_read() -> None:
-    store, cache, now = StuckStore(), Blocks(), 0.0
+    store, cache, now = GatedStore("stuck", "load"), FakeBlocks(1002, BLOCK_BYTES), 0.0
+    store.save([block_key(CONTEXT, bytes(32), 0, 0)], [memoryview(bytes(BLOCK_BYTES))])
     transfer = StoreTransfer(CONFIG, CONTEXT, store, clock=lambda: now)
     transfer.register_kv_caches(cache)
     begin(transfer, range(MAX_LOADS + 1))

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pyllm.kv_transfer.stores import StoreStats
-from pyllm.kv_transfer.tier_figures import REPORT_SECONDS, TierReporter, TierTotals
+from pyllm.kv_transfer.tier_figures import REPORT_SECONDS, TierReporter, TierTotals, tiers_of
 from pyllm.kv_transfer.tiered_store import TieredStore
 from tests.kv_transfer.dict_store import DictStore
 
@@ -17,8 +17,8 @@ class Told(DictStore):
         super().__init__("told")
         self.figures = figures
 
-    def stats(self) -> StoreStats:
-        return StoreStats(**{"medium": "disk", **self.figures})  # type: ignore[arg-type]
+    def stats(self) -> list[StoreStats]:
+        return [StoreStats(**{"medium": "disk", **self.figures})]  # type: ignore[arg-type]
 
 
 class Looking:
@@ -34,7 +34,7 @@ class Looking:
         self.now += seconds
         assert self.reporter.take() == {}, "a look is not waited for"
         self.threads.submit(bool).result()
-        return {medium: dict(figures) for medium, figures in self.reporter.take().items()}
+        return self.reporter.take()
 
 
 def test_a_report_has_what_counters_have_gained_and_sizes_as_they_are() -> None:
@@ -82,3 +82,9 @@ def test_reports_of_all_ranks_and_processes_add_up() -> None:
     assert figures["kv_tier_disk_load_milliseconds"] == 1
     assert figures["kv_tier_redis_num_saved"] == 0
     assert len(figures) == 2 * (len(StoreStats.__struct_fields__) - 1)
+    tiers = tiers_of({"num_kv_lookups": 4, **figures})
+    assert tiers.keys() == {"disk", "redis"}
+    disk = {name: value for name, value in tiers["disk"].items() if value}
+    assert disk == {"num_saved": 7, "used_bytes": 40, "load_seconds": 0.001}
+    assert {"medium", *tiers["redis"]} == set(StoreStats.__struct_fields__)
+    assert tiers_of({"num_kv_lookups": 4}) == {}

@@ -1,25 +1,10 @@
 """Two stores as one: asked in order, both written, the first filled from the second beside the loads."""
 
-import threading
 from collections.abc import Sequence
 
-from pyllm.kv_transfer.stores import Retention
-from pyllm.kv_transfer.tiered_store import MAX_COPIED_BYTES, TieredStore
+from pyllm.kv_transfer.tiered_store import MAX_PROMOTED_BYTES, TieredStore
 from tests.kv_transfer.dict_store import DictStore, forget_all
-
-
-class GatedStore(DictStore):
-    """Saves once the gate is open."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.gate = threading.Event()
-        self.told: list[Retention] = []
-
-    def save(self, keys: Sequence[bytes], blocks: Sequence[memoryview], retention: Retention = "default") -> list[bool]:
-        self.gate.wait()
-        self.told.append(retention)
-        return super().save(keys, blocks, retention)
+from tests.kv_transfer.gated_store import GatedStore
 
 
 def load(tiers: TieredStore, keys: Sequence[bytes], size: int) -> list[bytes | None]:
@@ -31,7 +16,7 @@ def load(tiers: TieredStore, keys: Sequence[bytes], size: int) -> list[bytes | N
 
 def test_a_block_comes_from_the_first_tier_that_has_it_and_is_kept_in_those_before() -> None:
     forget_all()
-    fast, slow = GatedStore("fast"), DictStore("slow")
+    fast, slow = GatedStore("fast", "save"), DictStore("slow")
     fast.gate.set()
     tiers = TieredStore([fast, slow])
     assert tiers.save([b"a", b"b"], [memoryview(b"1111"), memoryview(b"2222")], "long") == [True, True]
@@ -40,11 +25,11 @@ def test_a_block_comes_from_the_first_tier_that_has_it_and_is_kept_in_those_befo
     fast.gate.clear()
     assert tiers.lookup([b"a", b"b", b"c"]) == [True, True, False]
     assert load(tiers, [b"a", b"b", b"c"], 4) == [b"1111", b"2222", None], "it does not wait for the faster tier"
-    assert [stats.num_loaded for stats in tiers.tier_stats()] == [1, 1]
+    assert [stats.num_loaded for stats in tiers.stats()] == [1, 1]
     fast.gate.set()
     tiers._saver.submit(bool).result()
     assert bytes(fast.blocks[b"b"][1]) == b"2222"
-    assert fast.told == ["long", "default"]
+    assert fast.retentions == {b"a": "long", b"b": "default"}
     tiers.close()
 
 
@@ -71,8 +56,8 @@ def test_what_is_loaded_after_close_is_not_saved() -> None:
 
 def test_what_waits_for_a_faster_tier_is_bounded() -> None:
     forget_all()
-    fast, slow = GatedStore("fast"), DictStore("slow")
-    size = MAX_COPIED_BYTES // 2
+    fast, slow = GatedStore("fast", "save"), DictStore("slow")
+    size = MAX_PROMOTED_BYTES // 2
     slow.save([b"a", b"b", b"c"], [memoryview(bytes([value]) * size) for value in range(3)])
     tiers = TieredStore([fast, slow])
     assert None not in load(tiers, [b"a", b"b", b"c"], size)

@@ -114,7 +114,7 @@ class BlockIndex:
                 "live_bytes": sum(shelf.live_bytes for shelf in self._shelves.values()),
                 "num_blocks": len(self._by_key),
                 "num_free_runs": len(runs),
-                "largest_free_run": max(runs, default=0),
+                "longest_free_run_bytes": max(runs, default=0),
             }
 
     def _drop(self, shelf: Shelf, place: Place) -> None:

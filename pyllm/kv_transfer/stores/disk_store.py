@@ -72,8 +72,8 @@ class DiskStore:
         """See `KVStore.lookup`. It looks for what others have saved unless a thread does so now."""
         self._look_again()
         found = [not self._is_closed and key in self._index for key in keys]
-        self._count("num_queried", len(keys))
-        self._count("num_found", sum(found))
+        self._count("num_queries", len(keys))
+        self._count("num_hits", sum(found))
         return found
 
     def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
@@ -110,18 +110,20 @@ class DiskStore:
             self._save_seconds += time.perf_counter() - start
         return saved
 
-    def stats(self) -> StoreStats:
+    def stats(self) -> list[StoreStats]:
         """See `KVStore.stats`. It looks for what others have saved, as `lookup` does."""
         self._look_again()
         with self._counting:
-            return StoreStats(
-                medium="disk",
-                capacity_bytes=self._capacity,
-                load_seconds=self._load_seconds,
-                save_seconds=self._save_seconds,
-                **self._counts,
-                **self._index.figures(),
-            )
+            return [
+                StoreStats(
+                    medium="disk",
+                    capacity_bytes=self._capacity,
+                    load_seconds=self._load_seconds,
+                    save_seconds=self._save_seconds,
+                    **self._counts,
+                    **self._index.figures(),
+                )
+            ]
 
     def close(self) -> None:
         """See `KVStore.close`. Whoever saves next, in any process, goes on with this one's segment.
@@ -149,7 +151,7 @@ class DiskStore:
             self._look_again()
             is_loaded = self._try_to_load(key, into)
         if is_loaded is None:
-            self._count("num_misses")
+            self._count("num_absent")
         return bool(is_loaded)
 
     def _try_to_load(self, key: bytes, into: memoryview) -> bool | None:

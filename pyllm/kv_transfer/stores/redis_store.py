@@ -1,7 +1,7 @@
 """The store in Redis, which engines on several machines share. Its server bounds and evicts what is in it.
 
-Each batch has a deadline; a server that is gone or too slow is left alone for a while. The caller never waits longer:
-threads of the store's own talk to the server, in buffers of their own. Knows no disk.
+Each batch has a deadline, and the caller never waits longer: threads of the store's own talk to the server, in buffers
+of their own. A server that is unreachable or too slow is not asked for a while. Knows no disk.
 """
 
 import logging
@@ -69,8 +69,8 @@ class RedisStore:
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         """See `KVStore.lookup`. One message to the server."""
         found = self._ask(lambda: self._exist(keys), self._clock() + self._deadline)
-        self._count("num_queried", len(keys))
-        self._count("num_found", sum(found or ()))
+        self._count("num_queries", len(keys))
+        self._count("num_hits", sum(found or ()))
         return [False] * len(keys) if found is None else found
 
     def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
@@ -110,12 +110,14 @@ class RedisStore:
             self._save_seconds += time.perf_counter() - start
         return saved
 
-    def stats(self) -> StoreStats:
-        """See `KVStore.stats`. What is in Redis, its own metrics tell."""
+    def stats(self) -> list[StoreStats]:
+        """See `KVStore.stats`. For what Redis holds, see its own metrics."""
         with self._lock:
-            return StoreStats(
-                medium="redis", load_seconds=self._load_seconds, save_seconds=self._save_seconds, **self._counts
-            )
+            return [
+                StoreStats(
+                    medium="redis", load_seconds=self._load_seconds, save_seconds=self._save_seconds, **self._counts
+                )
+            ]
 
     def close(self) -> None:
         """See `KVStore.close`. It does not wait for a server that is slow."""
@@ -125,7 +127,7 @@ class RedisStore:
         self._disconnect()
 
     def _ask(self, question: Callable[[], Answer], until: float) -> Answer | None:
-        """The server's answer; None where it is left alone, fails or has none by then, and once the store is closed."""
+        """The server's answer; None if it is paused, fails or misses the deadline, and once the store is closed."""
         from redis.exceptions import RedisError
 
         with self._lock:
@@ -138,9 +140,9 @@ class RedisStore:
             return None
         except FutureTimeoutError:
             future.cancel()
-            self._leave_alone(f"did not answer within {self._deadline:g} s")
+            self._pause_for(f"did not answer within {self._deadline:g} s")
         except (RedisError, OSError) as error:
-            self._leave_alone(f"cannot be used ({type(error).__name__}: {error})")
+            self._pause_for(f"cannot be used ({type(error).__name__}: {error})")
         return None
 
     def _answer(self, question: Callable[[], Answer]) -> Answer:
@@ -151,10 +153,10 @@ class RedisStore:
                 self._disconnect()
 
     def _disconnect(self) -> None:
-        """Close the connections that no thread uses: one that loses its connection may fail in any way."""
+        """Close idle connections only: a thread whose connection is closed under it may fail in any way."""
         self._client.connection_pool.disconnect(inuse_connections=False)
 
-    def _leave_alone(self, reason: str) -> None:
+    def _pause_for(self, reason: str) -> None:
         with self._lock:
             is_new = self._clock() >= self._paused_until
             if is_new:
@@ -204,7 +206,7 @@ class RedisStore:
         """Copy a block from its record into the buffer, if it is what was saved. Else Redis is to forget it."""
         header = None if value is None else read_header(memoryview(value))
         if value is None or (header is not None and header.value_bytes != len(into)):
-            self._count("num_misses")
+            self._count("num_absent")
             return False
         is_whole = header is not None and header.key == key and header.num_bytes == len(value)
         if header is not None and is_whole:

@@ -14,20 +14,19 @@ Retention = Literal["none", "default", "long"]
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a store. Counts and seconds are of this process since it opened the store.
+    """The figures of a tier of a store. Counts and seconds are of this process since it opened the store.
 
     Sizes are of what all processes have in the store together, as this process last saw it; 0 where it cannot tell.
-    A block that was asked for is loaded, missed (`num_misses`) or failed: `num_corrupt` did not have the bytes that
-    were saved, `num_failed_loads` could not be read.
+    A block that `load` is asked for counts once: as `num_loaded`, `num_absent`, `num_corrupt` or `num_failed_loads`.
     """
 
     medium: str  # of the tier in metrics: disk, redis
-    num_queried: int = 0  # blocks that were looked up
-    num_found: int = 0  # of those
+    num_queries: int = 0  # blocks that were looked up
+    num_hits: int = 0  # of those
     num_loaded: int = 0  # blocks
-    num_misses: int = 0
-    num_corrupt: int = 0
-    num_failed_loads: int = 0
+    num_absent: int = 0  # blocks that a load did not find
+    num_corrupt: int = 0  # blocks that were not as they were saved
+    num_failed_loads: int = 0  # blocks that could not be read
     num_saved: int = 0  # blocks that were written; one that is there already counts in none of these
     num_failed_saves: int = 0
     num_evicted: int = 0  # blocks that this process evicted
@@ -40,9 +39,9 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     live_bytes: int = 0  # of blocks that can be found
     num_blocks: int = 0
     num_free_runs: int = 0  # stretches of used bytes that hold nothing which can be found
-    largest_free_run: int = 0  # bytes
+    longest_free_run_bytes: int = 0
     num_compactions: int = 0
-    num_pauses: int = 0  # times that the store was left alone for a while, as it was slow or gone
+    num_pauses: int = 0  # times the store was not asked for a while, because it was slow or unreachable
 
 
 class KVStore(Protocol):
@@ -70,8 +69,8 @@ class KVStore(Protocol):
             Whether it is kept now: False where the store is full or failed, and for the retention `none`.
         """
 
-    def stats(self) -> StoreStats:
-        """The figures so far; it asks no other machine."""
+    def stats(self) -> list[StoreStats]:
+        """The figures so far, one for each tier. It asks no other machine."""
 
     def close(self) -> None:
         """Give up files and connections; blocks stay. It waits for no medium that hangs.

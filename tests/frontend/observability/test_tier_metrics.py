@@ -6,10 +6,10 @@ from tests.client.fake_core import MODEL
 from tests.frontend.observability.test_metrics import STATS, exposed
 
 DISK = {
-    "num_queried": 10,
-    "num_found": 8,
+    "num_queries": 10,
+    "num_hits": 8,
     "num_loaded": 6,
-    "num_misses": 1,
+    "num_absent": 1,
     "num_corrupt": 2,
     "num_failed_loads": 4,
     "num_saved": 12,
@@ -25,13 +25,13 @@ DISK = {
     "live_bytes": 250,
     "num_blocks": 7,
     "num_free_runs": 9,
-    "largest_free_run": 300,
+    "longest_free_run_bytes": 300,
 }
 
 
 def test_each_tier_has_its_own_label() -> None:
     totals = TierTotals()
-    totals.add({"disk": DISK, "redis": {"num_queried": 2, "num_pauses": 1}})
+    totals.add({"disk": DISK, "redis": {"num_queries": 2, "num_pauses": 1}})
     samples = exposed(Metrics("tiny", MODEL), STATS | totals.figures())
     found = {name.removeprefix("pyllm:kv_store_"): value for name, value in samples.items() if "kv_store_" in name}
     disk, redis = (
@@ -41,7 +41,8 @@ def test_each_tier_has_its_own_label() -> None:
         "queries_total": 10,
         "hits_total": 8,
         "loaded_blocks_total": 6,
-        "failed_loads_total": 7,
+        "absent_blocks_total": 1,
+        "failed_loads_total": 4,
         "corrupt_blocks_total": 2,
         "saved_blocks_total": 12,
         "failed_saves_total": 3,

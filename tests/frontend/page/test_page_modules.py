@@ -320,7 +320,8 @@ vllm:prefix_cache_hits_total{engine="0"} 600
 vllm:cpu_cache_usage_perc{engine="0"} 0.25
 vllm:external_prefix_cache_queries_total{engine="0"} 400
 vllm:external_prefix_cache_hits_total{engine="0"} 0
-pyllm:kv_cache_slot_usage_perc{engine="0",tier="device"} 0.75
+pyllm:kv_cache_slot_usage_perc{engine="0",tier="device"} 1
+pyllm:kv_cache_slot_usage_perc{engine="1",tier="device"} 0.5
 pyllm:kv_cache_slot_usage_perc{engine="0",tier="host"} 1
 pyllm:kv_cache_free_runs{engine="0",tier="device"} 3
 pyllm:kv_cache_free_runs{engine="0",tier="host"} 1

@@ -36,7 +36,7 @@ class Machine:
                 save(store, numbers, retention)
             lookup(store, numbers)
             self.num_loaded += len(load(store, numbers))
-            stats = store.stats()
+            stats = store.stats()[0]
             assert stats.live_bytes <= stats.used_bytes <= CAPACITY
         except KilledError:
             self.num_deaths += 1
@@ -82,7 +82,7 @@ def is_usable(machine: Machine) -> None:
     machine.run(0, range(0), None)
     writer = machine.stores[0]
     assert writer is not None
-    figures = writer.stats()
+    figures = writer.stats()[0]
     assert figures.live_bytes >= CAPACITY / 2
     assert writer.lookup([key_of(1099)]) == [True]
     named = list(machine.disk.names.values())
@@ -159,11 +159,11 @@ def test_a_flipped_bit_is_a_miss_for_every_process() -> None:
     machine.run(1, range(4), None)
     assert machine.num_loaded == 4 + 3
     assert machine.stores[1] is not None
-    assert machine.stores[1].stats().num_corrupt == 1
+    assert machine.stores[1].stats()[0].num_corrupt == 1
     machine.run(0, range(4), None)
     assert machine.num_loaded == 4 + 3 + 3
     assert machine.stores[0] is not None
-    assert machine.stores[0].stats().num_corrupt == 0  # The first one to see it has told.
+    assert machine.stores[0].stats()[0].num_corrupt == 0  # The first one to see it has told.
 
 
 def test_a_power_loss_takes_some_blocks_which_are_saved_again() -> None:

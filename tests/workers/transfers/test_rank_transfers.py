@@ -1,7 +1,6 @@
 """A rank's half of a connector: what it writes is told on the thread of the steps, before anything reads it."""
 
 import threading
-from collections.abc import Sequence
 
 import pytest
 
@@ -10,31 +9,9 @@ from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.kv_transfer import ConnectorContext, KVBlocks, WorkerConnector
 from pyllm.workers.step.attention_batch import Ints
 from pyllm.workers.transfers import RankTransfers
+from tests.kv_transfer.fake_blocks import FakeBlocks
 
 CONTEXT = ConnectorContext(namespace=bytes(32), block_size=4, num_ranks=1, windows=(None,), rank=0, cache=CacheConfig())
-
-
-class FakeBlocks:
-    """Eight blocks of a byte, of which the last one is broken."""
-
-    block_bytes = 1
-
-    def __init__(self) -> None:
-        self.contents = bytearray(8)
-        self.num_begun = 0
-
-    def begin(self) -> None:
-        self.num_begun += 1
-
-    def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
-        for block, buffer in zip(blocks, into, strict=True):
-            buffer[0] = self.contents[block]
-
-    def write(self, blocks: Sequence[int], source: Sequence[memoryview]) -> None:
-        for block, buffer in zip(blocks, source, strict=True):
-            if block == 7:
-                raise OSError("block 7 is broken")
-            self.contents[block] = buffer[0]
 
 
 class Filling(WorkerConnector):
@@ -81,7 +58,7 @@ class Written:
 
 
 def started(kind: type[Filling], written: Written | None) -> tuple[Filling, RankTransfers, FakeBlocks]:
-    blocks, connector = FakeBlocks(), kind(KVTransferConfig(kv_connector="theirs"), CONTEXT)
+    blocks, connector = FakeBlocks(8, broken=7), kind(KVTransferConfig(kv_connector="theirs"), CONTEXT)
     return connector, RankTransfers(connector, blocks, written), blocks
 
 

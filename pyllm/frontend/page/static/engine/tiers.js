@@ -50,7 +50,7 @@ function ownRow(metrics, tier, label, usage, cache) {
     tier,
     `${grouped(capacity)} blocks`,
     share(sumOf(metrics, usage) / metrics.get(usage)?.length),
-    share(largest(metrics, "pyllm:kv_cache_slot_usage_perc", tier)),
+    share(meanOfTier(metrics, "pyllm:kv_cache_slot_usage_perc", tier)),
     compact(sumOfTier(metrics, "pyllm:kv_cache_free_runs", tier)),
     `${grouped(hits)} tokens`,
     `${grouped(sumOf(metrics, `${cache}_queries_total`) - hits)} tokens`,
@@ -64,7 +64,7 @@ function storeRow(before, now, tier) {
   const { metrics } = now;
   const seconds = (now.time - before.time) / 1000;
   const count = (name) => sumOfTier(metrics, `pyllm:kv_store_${name}_total`, tier);
-  const size = (name) => largest(metrics, `pyllm:kv_store_${name}`, tier);
+  const size = (name) => largestOfTier(metrics, `pyllm:kv_store_${name}`, tier);
   const rate = (name) => {
     const metric = `pyllm:kv_store_${name}_total`;
     const growth = sumOfTier(metrics, metric, tier) - sumOfTier(before.metrics, metric, tier);
@@ -88,10 +88,18 @@ function sumOfTier(metrics, name, tier) {
   return byLabel(metrics, name, "tier").find(([of]) => of === tier)?.[1] ?? NaN;
 }
 
-// Of all cores, which may have one store together: each tells of the whole of it.
-function largest(metrics, name, tier) {
-  const values = (metrics.get(name) || []).filter(({ labels }) => labels.tier === tier).map(({ value }) => value);
+function meanOfTier(metrics, name, tier) {
+  return sumOfTier(metrics, name, tier) / valuesOfTier(metrics, name, tier).length;
+}
+
+// Cores that share a store each report the whole of it.
+function largestOfTier(metrics, name, tier) {
+  const values = valuesOfTier(metrics, name, tier);
   return values.length ? Math.max(...values) : NaN;
+}
+
+function valuesOfTier(metrics, name, tier) {
+  return (metrics.get(name) || []).filter(({ labels }) => labels.tier === tier).map(({ value }) => value);
 }
 
 function orDash(value, text) {
