@@ -1,4 +1,4 @@
-from .cache import CacheError, cache_folder, file_identity, forget_gguf, write_file
+from .cache import CacheError, cache_folder, file_identity, forget_gguf, weights_digest, write_file
 from .generation_config import SamplingDefaults, parse_overrides
 from .gguf_types import BLOCK_SIZES, FLOAT_TYPES, REQUANTISED_TYPES
 from .hub import Hub, find_model, outline_model, size_text
@@ -39,5 +39,6 @@ __all__ = [
     "read_generation_config",
     "remove",
     "size_text",
+    "weights_digest",
     "write_file",
 ]

@@ -1,4 +1,6 @@
-"""The parsed header and tokenizer of each GGUF file, kept in the user's cache folder by the file's identity.
+"""What takes long to find out about a model's files, kept in the user's cache folder by the files' identities.
+
+It is the parsed header and tokenizer of each GGUF file, and the digest of all weights.
 
 A damaged or outdated entry is rebuilt without a word. Does not know how a GGUF is read.
 """
@@ -8,8 +10,11 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.metadata import entry_points
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import msgspec
@@ -20,6 +25,9 @@ from pyllm.checkpoint.gguf_header import part_names
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.registry import GROUP
+
+_WEIGHTS_DIGEST_BYTES = 32
+_DIGESTED_BYTES = 64 << 20  # that one thread digests at a time
 
 
 class CacheError(ConfigError):
@@ -58,6 +66,34 @@ def forget_gguf(path: Path, folder: Path) -> None:
     key = hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
     for name in (f"{key}.checkpoint", f"{key}.tokenizer.json"):
         (folder / name).unlink(missing_ok=True)
+
+
+def weights_digest(files: Sequence[str], folder: Path) -> str:
+    """64 hexadecimal digits: a digest of all bytes of a model's files. It is kept in `folder` by the files' identities.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    identities = [file_identity(file) for file in files]
+    entry = folder / f"{_digest(repr((list(files), identities)).encode())}.weights"
+    try:
+        kept = entry.read_text()
+        if len(bytes.fromhex(kept)) == _WEIGHTS_DIGEST_BYTES:
+            return kept
+    except (OSError, ValueError):
+        pass
+    whole = hashlib.blake2b(digest_size=_WEIGHTS_DIGEST_BYTES)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for file in files:
+            with Path(file).open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
+                starts = range(0, len(content), _DIGESTED_BYTES)
+                for part in threads.map(lambda start, content=content: _part_digest(content, start), starts):
+                    whole.update(part)
+            whole.update(b"end of file")
+    digest = whole.hexdigest()
+    with suppress(CacheError):
+        write_file(entry, digest.encode())
+    return digest
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -113,6 +149,11 @@ def _read_entry(path: Path) -> _Entry | None:
         return msgspec.msgpack.decode(path.read_bytes(), type=_Entry)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def _part_digest(content: mmap, start: int) -> bytes:
+    with memoryview(content) as whole, whole[start : start + _DIGESTED_BYTES] as part:
+        return hashlib.blake2b(part).digest()
 
 
 def _file_digest(path: Path) -> str:

@@ -10,7 +10,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from mmap import mmap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,7 +112,11 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         logger.info("rank %d of core %d holds %s", rank, config.index, megabytes)
     groups = kv_groups(spec, max_model_len, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
     epoch = secrets.randbits(63)
-    numerics, cache_namespace = fingerprints(config, groups, await executor.collective("instruction_set"))
+    weights = ""
+    if engine.kv_transfer.kv_transfer_config is not None:
+        weights = await asyncio.to_thread(_weights_digest, config.checkpoint.files)
+    instruction_sets = await executor.collective("instruction_set")
+    numerics, cache_namespace = fingerprints(config, groups, instruction_sets, weights)
     swap_block_seconds = max(await executor.collective("swap_seconds"))
     token_seconds = _through_all_stages(await executor.collective("token_seconds"), engine.parallel)
     try:
@@ -231,6 +235,19 @@ def make_core(
     if parts.host_blocks:  # After the settings that clients of a core before have changed.
         scheduler.restore_host_blocks(parts.host_blocks)
     return core
+
+
+def _weights_digest(files: Sequence[str]) -> str:
+    """The digest of all weights. Raises ConfigError where they cannot be read."""
+    from pyllm.checkpoint.cache import cache_folder, weights_digest
+
+    began = time.monotonic()
+    try:
+        digest = weights_digest(files, cache_folder())
+    except OSError as error:
+        raise ConfigError(f"the weights cannot be read, by which a KV store knows models apart: {error}") from error
+    logger.info("all weights were digested for the KV store in %.1f s", time.monotonic() - began)
+    return digest
 
 
 def _max_saving_blocks(engine: EngineConfig, num_blocks: int) -> int:

@@ -23,8 +23,13 @@ class Fingerprints(NamedTuple):
     cache_namespace: str
 
 
-def fingerprints(config: CoreConfig, groups: Sequence[KVGroup], instruction_sets: Sequence[str]) -> Fingerprints:
+def fingerprints(
+    config: CoreConfig, groups: Sequence[KVGroup], instruction_sets: Sequence[str], weights: str = ""
+) -> Fingerprints:
     """Of a core whose ranks have these instruction sets; `groups` are the groups of layers.
+
+    `weights` is a digest of all of them, which blocks that others may load need: the checkpoint's fingerprint knows
+    models apart by the beginnings of their tensors.
 
     Two cores with the same namespace compute the same keys and values for the same tokens, and lay them out alike:
     weights, number formats, arithmetic, kernels, ranks, the size of a block and the layers of each group are in it.
@@ -42,7 +47,7 @@ def fingerprints(config: CoreConfig, groups: Sequence[KVGroup], instruction_sets
     layout = (engine.cache.block_size, [(group.window, group.layers) for group in groups])
     place = (engine.parallel.pipeline_parallel_size, engine.parallel.enable_expert_parallel)
     # How long the context may get changes the angles of some models.
-    rest = (_LAYOUT_VERSION, kernels, layout, place, engine.model.max_model_len)
+    rest = (weights, _LAYOUT_VERSION, kernels, layout, place, engine.model.max_model_len)
     return Fingerprints(
         hashlib.blake2b(msgspec.json.encode(numerics), digest_size=16).hexdigest(),
         hashlib.sha256(msgspec.json.encode((numerics, rest))).hexdigest(),

@@ -35,7 +35,7 @@ def find_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | Non
         value = f"{module}:{name}"
         entry = EntryPoint(name, value, KV_CONNECTORS)
     else:
-        found = find_entry_point("KV connector", name, KV_CONNECTORS, (), offered)
+        found = find_entry_point("KV connector", name, KV_CONNECTORS, tuple(BUILT_IN), offered)
         assert found is not None, "none of its names is built in"
         entry, value = found, found.value
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from pyllm.checkpoint.cache import cache_folder, cached_gguf
+from pyllm.checkpoint.cache import cache_folder, cached_gguf, weights_digest
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
 from tests.tiny_gguf import write_tiny_gguf
@@ -91,3 +91,23 @@ def test_a_damaged_entry_is_rebuilt(model: Path, folder: Path, suffix: str, dama
     assert cached_gguf(model, folder) == first
     assert entry.read_bytes() != damage
     assert Tokenizer.from_file(first.tokenizer.path).encode("the").ids
+
+
+def test_the_digest_of_weights_is_of_all_bytes_and_kept_by_the_files_identities(tmp_path: Path) -> None:
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        file.write_bytes(bytes(100_000))
+    names = [str(file) for file in files]
+    before = weights_digest(names, tmp_path)
+    assert len(bytes.fromhex(before)) == 32
+    (kept,) = tmp_path.glob("*.weights")
+    assert weights_digest(names, tmp_path) == before
+    kept.write_text("11" * 32)
+    assert weights_digest(names, tmp_path) == "11" * 32, "they are not read again"
+    kept.write_text("11")
+    assert weights_digest(names, tmp_path) == before
+    with files[1].open("r+b") as file:
+        file.seek(99_999)
+        file.write(b"1")
+    assert weights_digest(names, tmp_path) != before
+    assert weights_digest(names[::-1], tmp_path) != weights_digest(names, tmp_path)

@@ -60,5 +60,6 @@ def test_machines_layers_and_weights_are_in_it_and_what_only_schedules_is_not(tm
         fingerprints(config, (KVGroup(9, (0, 1)),), ["avx2"]),
         fingerprints(config, GROUPS, ["avx512"]),
         fingerprints(msgspec.structs.replace(config, checkpoint=weights), GROUPS, ["avx2"]),
+        fingerprints(config, GROUPS, ["avx2"], "a digest of all weights"),
     ]
-    assert len({before.cache_namespace, *(other.cache_namespace for other in others)}) == 4
+    assert len({before.cache_namespace, *(other.cache_namespace for other in others)}) == 5

@@ -1,9 +1,11 @@
 """KV blocks that outlive the engine: processes and ranks that save and load them, and answers that stay the same."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from pyllm import LLM, LLMEngine, SamplingParams, SchedulingParams
 from pyllm.kv_transfer.stores import Retention
@@ -34,6 +36,22 @@ def test_blocks_on_disk_serve_the_next_engine(tmp_path: Path, ranks: int) -> Non
     assert ask(model, **options) == (tokens, 192)
     other = write_tiny_model(tmp_path / "other", heads=4, kv_heads=2, seed=1)
     assert ask(other, **options)[1] == 0, "another model's blocks are in another namespace"
+
+
+def test_a_model_that_differs_only_deep_within_its_tensors_is_another_one(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    other = shutil.copytree(model, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    for name in ("k_proj", "v_proj"):
+        changed = tensors[f"model.layers.0.self_attn.{name}.weight"]
+        assert changed.nbytes > 8192
+        changed[len(changed) // 2 :] *= -1
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    expected, _ = ask(str(other))
+    folder = str(tmp_path / "blocks")
+    tokens, _ = ask(model, kv_cache_dir=folder)
+    assert tokens != expected
+    assert ask(str(other), kv_cache_dir=folder) == (expected, 0)
 
 
 def test_the_figures_of_the_folder_come_from_every_rank(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class DiskStore:
         self._capacity = capacity
         self._segment_bytes = max(min(MAX_SEGMENT_BYTES, capacity // MIN_SEGMENTS), capacity // MAX_SEGMENTS)
         self._writing = threading.Lock()  # of the folder and the writer; loads do without
-        self._is_closed = self._is_released = False
+        self._is_closed = self._is_released = self._has_warned = False
         self._index = BlockIndex(files)
         self._writer: Shelf | None = None
         self._counting = threading.Lock()
@@ -210,7 +210,9 @@ class DiskStore:
 
     def _save_one(self, header: RecordHeader, block: memoryview) -> bool:
         is_saved = False
-        if len(header.key) <= MAX_KEY_BYTES and header.num_bytes <= self._segment_bytes // 2:
+        if header.num_bytes > self._segment_bytes // 2:
+            self._warn_of_size(header)
+        elif len(header.key) <= MAX_KEY_BYTES:
             try:
                 if self._writer is None or not self._writer.segment.has_room(header):
                     self._next_writer(header)
@@ -220,6 +222,16 @@ class DiskStore:
         self._count("num_saved" if is_saved else "num_failed_saves")
         self._count("saved_bytes", len(block) if is_saved else 0)
         return is_saved
+
+    def _warn_of_size(self, header: RecordHeader) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "KV blocks of %d bytes are not kept in %d bytes of disk: at least %d are needed (kv_cache_disk_size)",
+                header.num_bytes,
+                self._capacity,
+                2 * MIN_SEGMENTS * header.num_bytes,
+            )
 
     def _append(self, shelf: Shelf, header: RecordHeader, block: memoryview) -> bool:
         if not shelf.segment.has_room(header):
