@@ -7,8 +7,8 @@ but `wait`, while no step is in flight.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
@@ -41,7 +41,8 @@ class _Ranks(Enum):
     READY = auto()
     STARTING = auto()  # from `lose` to `connect`
     FAILED = auto()  # they could not be made: nothing is loaded or saved
-    ENDED = auto()  # nor made again
+    GIVEN_UP = auto()  # nor made again, as the half in this process has failed
+    ENDED = auto()
 
 
 class _Load(NamedTuple):
@@ -103,7 +104,7 @@ class KVTransfers:
         Raises:
             WorkerDeadError: a rank has died.
         """
-        if self._lookups is None:
+        if self._lookups is None or self._ranks is _Ranks.GIVEN_UP:
             return
         try:
             await self._executor.collective("register_kv_caches", self._namespace)
@@ -121,26 +122,32 @@ class KVTransfers:
         """A request has come."""
         is_usable = self._ranks in {_Ranks.READY, _Ranks.STARTING}
         if self._lookups is not None and is_usable and self._config is not None and self._config.loads:
-            self._lookups.add((client, request))
+            with self._trying():
+                self._lookups.add((client, request))
 
     def advance(self) -> None:
         """Look at the requests that are held; before each plan."""
-        if self._lookups is not None:
-            self._lookups.advance()
+        if self._lookups is not None and self._lookups.num_held:
+            with self._trying():
+                self._lookups.advance()
 
     def take(self, *, with_step: bool) -> bytes:
         """What the ranks are told with a step that was just planned, or without one."""
         if self._connector is None:
             return b""
-        if self._ranks is _Ranks.FAILED:
+        if self._ranks in {_Ranks.FAILED, _Ranks.GIVEN_UP}:
             self._refuse()
             return b""
-        loads = [self._begun(load) for load in self._scheduler.take_loads()]
-        saves = [BlockSave(*save) for save in self._scheduler.take_saves()]
-        self._saves.update((save.id, self._clock()) for save in saves)
-        if not with_step and not loads and not saves:
-            return b""
-        return self._connector.build_connector_meta(SchedulerOutput(loads, saves))
+        with self._trying():
+            loads = [self._begun(load) for load in self._scheduler.take_loads()]
+            saves = [BlockSave(*save) for save in self._scheduler.take_saves()]
+            self._saves.update((save.id, self._clock()) for save in saves)
+            if with_step or loads or saves:
+                metadata = self._connector.build_connector_meta(SchedulerOutput(loads, saves))
+                if not isinstance(metadata, bytes):
+                    raise TypeError(f"build_connector_meta must give bytes, not {type(metadata).__name__}")
+                return metadata
+        return b""
 
     def flush(self) -> None:
         """Tell the ranks what is new though no step was planned, and ask those that answer no step."""
@@ -187,20 +194,22 @@ class KVTransfers:
             if self._has_ended("save", save) and save in self._saves:
                 del self._saves[save]
                 self._scheduler.finish_save(save)
-        self._connector.update_connector_output(results)
+        with self._trying():
+            self._connector.update_connector_output(results)
 
     def ended(self, reports: list[dict[str, Any]]) -> None:
         """Requests have ended, as `Scheduler.take_ended` tells of them."""
-        if self._lookups is None:
+        if self._lookups is None or self._ranks is _Ranks.GIVEN_UP:
             return
-        for report in reports:
-            self._lookups.end((report["client"], report["request"]))
-        if len(reports) >= MAX_ENDED:  # Of more than these it tells of the last ones.
-            self._lookups.end_missing()
+        with self._trying():
+            for report in reports:
+                self._lookups.end((report["client"], report["request"]))
+            if len(reports) >= MAX_ENDED:  # Of more than these it tells of the last ones.
+                self._lookups.end_missing()
 
     def lose(self) -> None:
         """The ranks are gone, and with them all that was under way."""
-        if self._ranks is not _Ranks.ENDED:
+        if self._ranks in {_Ranks.READY, _Ranks.FAILED}:
             self._ranks = _Ranks.STARTING
         for call in self._calls:
             call.cancel()
@@ -232,7 +241,8 @@ class KVTransfers:
         """Counters, speeds, and the figures of the stores' tiers; none without a connector."""
         if self._connector is None or self._lookups is None:
             return {}
-        self._tiers.add(self._connector.get_tier_stats())
+        with self._trying():
+            self._tiers.add(self._connector.get_tier_stats())
         seconds = self._load_seconds
         return {
             **self._lookups.stats(),
@@ -245,6 +255,24 @@ class KVTransfers:
             "kv_load_bytes_per_second": round(self._moved["loaded_bytes"] / seconds) if seconds else 0,
             **self._tiers.figures(),
         }
+
+    @contextmanager
+    def _trying(self) -> Iterator[None]:
+        """Go on without the connector if its half here raises anything.
+
+        What it has told the ranks is not known then, so these start anew, and all is computed that they had.
+        """
+        try:
+            yield
+        except Exception:
+            if self._ranks is _Ranks.GIVEN_UP:
+                return
+            logger.exception("the KV connector failed: nothing is loaded or saved until the core starts again")
+            self._num_failures += 1
+            self._ranks = _Ranks.GIVEN_UP
+            if self._lookups is not None:
+                self._lookups.release_all()
+            self._executor.kill("killed")
 
     def _refuse(self) -> None:
         """Have computed what was offered before the connector failed, and save nothing."""

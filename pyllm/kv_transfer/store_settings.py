@@ -69,7 +69,7 @@ def open_store(settings: StoreSettings, cache: CacheConfig, *, saves: bool = Tru
                 "there is no store of KV blocks: give kv_cache_dir, kv_cache_redis_url, or in "
                 "kv_connector_extra_config a store as module:name"
             )
-        return tiers[0] if len(tiers) == 1 else TieredStore(tiers, saves=saves)
+        return tiers[0] if len(tiers) == 1 else TieredStore(tiers, saves=saves and settings.retention != "none")
     module, _, name = settings.store.partition(":")
     try:
         make: Callable[..., KVStore] = getattr(importlib.import_module(module), name)

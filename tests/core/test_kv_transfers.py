@@ -52,13 +52,19 @@ class Stored:
     """An engine with a store connector; `store` outlives it."""
 
     def __init__(
-        self, store: KVStore, num_blocks: int = 64, depth: int = 2, retention: Retention = "default", **keys: Any
+        self,
+        store: KVStore,
+        num_blocks: int = 64,
+        depth: int = 2,
+        retention: Retention = "default",
+        half: type[StoreLookup] = StoreLookup,
+        **keys: Any,
     ) -> None:
         config = transfer_config(retention, **keys)
         self.executor = TransferringExecutor(
             lambda: StoreTransfer(config, CONTEXT, store, clock=lambda: self.engine.now), num_blocks
         )
-        self.connector = StoreLookup(config, CONTEXT, store, clock=lambda: self.engine.now)
+        self.connector = half(config, CONTEXT, store, clock=lambda: self.engine.now)
         self.engine = ThreadedEngine(
             self.executor,
             depth=depth,
@@ -251,6 +257,43 @@ async def test_a_store_that_cannot_be_opened_after_a_death_costs_its_hits_and_is
 
 def refuse() -> StoreTransfer:
     raise ConfigError("the folder is gone")
+
+
+def failing(method: str) -> type[StoreLookup]:
+    """A connector's half in the core that fails in one of its methods; `metadata`: gives what is no bytes."""
+
+    def fail(self: StoreLookup, *args: Any) -> Any:
+        raise LookupError("a bug of the connector")
+
+    if method == "metadata":
+        return type("Failing", (StoreLookup,), {"build_connector_meta": lambda self, output: "text"})
+    return type("Failing", (StoreLookup,), {method: fail})
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "get_num_new_matched_tokens",
+        "update_state_after_alloc",
+        "build_connector_meta",
+        "metadata",
+        "update_connector_output",
+        "request_finished",
+    ],
+)
+async def test_the_core_goes_on_without_a_connector_that_fails_in_it(method: str) -> None:
+    store, prompts = DictStore("failing"), [list(range(30)), list(range(40, 70)), [*range(20), 7, 7]]
+    first = Stored(store)
+    await first.run(1, prompts[0], max_tokens=6)
+    first.close()
+    stored = Stored(store, half=failing(method))
+    for number, prompt in enumerate(prompts):
+        assert await stored.run(number, prompt, max_tokens=6) == await expected(prompt, max_tokens=6)
+    stats = stored.engine.core.stats()
+    assert (stats["num_kv_connector_failures"], stored.executor.num_restarts) == (1, 1)
+    assert (stats["num_used_blocks"], stats["num_saving_blocks"], stats["num_held"]) == (0, 0, 0)
+    assert stats["num_quarantine_failures"] == 0
+    stored.close()
 
 
 class Endless(StoreTransfer):

@@ -54,6 +54,7 @@ class DiskStore:
         self._is_closed = self._is_released = self._has_warned = False
         self._index = BlockIndex(files)
         self._writer: Shelf | None = None
+        self._marking = threading.Lock()
         self._counting = threading.Lock()
         self._counts: Counter[str] = Counter()  # fields of `StoreStats`
         self._load_seconds = self._save_seconds = 0.0
@@ -185,12 +186,9 @@ class DiskStore:
             is_first = self._count("num_corrupt") == 1
             level = logging.WARNING if is_first else logging.DEBUG  # After a power loss there may be thousands.
             _log.log(level, "a KV block in %s is corrupt and dropped; num_corrupt counts them", shelf.segment.path)
-        state = header.state | (USED if is_whole else DEAD)
-        if state != header.state:
-            try:
-                shelf.segment.mark(place, state)
-            except OSError as error:
-                _log.debug("a KV block could not be marked in %s: %s", shelf.segment.path, error)
+        mark = USED if is_whole else DEAD
+        if not header.state & mark:
+            self._mark(shelf, place, mark)
         return is_whole
 
     def _keep_longer(self, key: bytes) -> None:
@@ -200,13 +198,20 @@ class DiskStore:
             return
         shelf, place = borrowed
         try:
-            header = shelf.segment.header_at(place.offset)
-            if header is not None and header.key == key and header.passes < LONG_PASSES:
-                shelf.segment.mark(place, header.state | LONG)
-        except OSError as error:
-            _log.debug("a KV block could not be marked in %s: %s", shelf.segment.path, error)
+            self._mark(shelf, place, LONG)
         finally:
             self._index.give_back(shelf)
+
+    def _mark(self, shelf: Shelf, place: Place, mark: int) -> None:
+        """Add a mark to a record's state, beside those of other threads."""
+        try:
+            with self._marking:
+                header = shelf.segment.header_at(place.offset)
+                is_kept_long = mark == LONG and header is not None and header.passes >= LONG_PASSES
+                if header is not None and header.key == place.key and not is_kept_long:
+                    shelf.segment.mark(place, header.state | mark)
+        except OSError as error:
+            _log.debug("a KV block could not be marked in %s: %s", shelf.segment.path, error)
 
     def _save_one(self, header: RecordHeader, block: memoryview) -> bool:
         is_saved = False
