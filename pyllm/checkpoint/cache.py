@@ -68,20 +68,18 @@ def forget_gguf(path: Path, folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def weights_digest(files: Sequence[str], folder: Path) -> str:
-    """64 hexadecimal digits: a digest of all bytes of a model's files. It is kept in `folder` by the files' identities.
+def weights_digest(files: Sequence[str], environment: Mapping[str, str] = os.environ) -> str:
+    """64 hexadecimal digits: a digest of all bytes of a model's files, which the cache keeps if it can be written.
 
     Raises:
         OSError: a file cannot be read.
     """
     identities = [file_identity(file) for file in files]
-    entry = folder / f"{_digest(repr((list(files), identities)).encode())}.weights"
-    try:
-        kept = entry.read_text()
+    name = f"{_digest(repr((list(files), identities)).encode())}.weights"
+    with suppress(CacheError, OSError, ValueError):
+        kept = (cache_folder(environment) / name).read_text()
         if len(bytes.fromhex(kept)) == _WEIGHTS_DIGEST_BYTES:
             return kept
-    except (OSError, ValueError):
-        pass
     whole = hashlib.blake2b(digest_size=_WEIGHTS_DIGEST_BYTES)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for file in files:
@@ -92,7 +90,7 @@ def weights_digest(files: Sequence[str], folder: Path) -> str:
             whole.update(b"end of file")
     digest = whole.hexdigest()
     with suppress(CacheError):
-        write_file(entry, digest.encode())
+        write_file(cache_folder(environment) / name, digest.encode())
     return digest
 
 

@@ -239,11 +239,11 @@ def make_core(
 
 def _weights_digest(files: Sequence[str]) -> str:
     """The digest of all weights. Raises ConfigError where they cannot be read."""
-    from pyllm.checkpoint.cache import cache_folder, weights_digest
+    from pyllm.checkpoint.cache import weights_digest
 
     began = time.monotonic()
     try:
-        digest = weights_digest(files, cache_folder())
+        digest = weights_digest(files)
     except OSError as error:
         raise ConfigError(f"the weights cannot be read, by which a KV store knows models apart: {error}") from error
     logger.info("all weights were digested for the KV store in %.1f s", time.monotonic() - began)

@@ -97,17 +97,19 @@ def test_the_digest_of_weights_is_of_all_bytes_and_kept_by_the_files_identities(
     files = [tmp_path / "a", tmp_path / "b"]
     for file in files:
         file.write_bytes(bytes(100_000))
-    names = [str(file) for file in files]
-    before = weights_digest(names, tmp_path)
+    names, environment = [str(file) for file in files], {"XDG_CACHE_HOME": str(tmp_path)}
+    before = weights_digest(names, environment)
     assert len(bytes.fromhex(before)) == 32
-    (kept,) = tmp_path.glob("*.weights")
-    assert weights_digest(names, tmp_path) == before
+    (kept,) = (tmp_path / "pyllm").glob("*.weights")
+    assert weights_digest(names, environment) == before
     kept.write_text("11" * 32)
-    assert weights_digest(names, tmp_path) == "11" * 32, "they are not read again"
+    assert weights_digest(names, environment) == "11" * 32, "they are not read again"
     kept.write_text("11")
-    assert weights_digest(names, tmp_path) == before
+    assert weights_digest(names, environment) == before
     with files[1].open("r+b") as file:
         file.seek(99_999)
         file.write(b"1")
-    assert weights_digest(names, tmp_path) != before
-    assert weights_digest(names[::-1], tmp_path) != weights_digest(names, tmp_path)
+    assert weights_digest(names, environment) != before
+    assert weights_digest(names[::-1], environment) != weights_digest(names, environment)
+    unusable = {"XDG_CACHE_HOME": str(files[0])}
+    assert weights_digest(names, unusable) == weights_digest(names, environment)
