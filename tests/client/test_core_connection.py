@@ -11,7 +11,7 @@ from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import SchedulingParams
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL, SILENCE
-from pyllm.wire.messages import Abort, FinishCode, Heartbeat, Isolated, Rejected, Submit
+from pyllm.wire.messages import PROTOCOL_VERSION, Abort, FinishCode, Heartbeat, Isolated, Rejected, Submit
 from tests.client.fake_core import EPOCH, Cores, FakeCore, Row, connected, deltas
 from tests.client.mortal_core import Reader
 
@@ -206,12 +206,12 @@ async def test_a_request_that_cannot_be_sent_to_the_next_core_fails_alone() -> N
 
 async def test_a_core_of_another_version_is_the_end() -> None:
     core, other = FakeCore(), FakeCore(epoch=EPOCH + 1)
-    other.version = 2
+    other.version = PROTOCOL_VERSION + 1
     client = await connected(Cores(core, other))
     reader = Reader(1)
     client.submit([1], GREEDY, reader)
     core.on_disconnect()
-    assert "version 2" in str(reader.errors[0])
+    assert f"version {PROTOCOL_VERSION + 1}" in str(reader.errors[0])
     assert not client.alive
 
 
