@@ -157,7 +157,9 @@ def test_every_argument_of_llm_engine_may_be_anything(model: str) -> None:
     while engine.has_unfinished_requests():
         engine.step()
     engine.add_request("last", "hi", ONE)
-    assert engine.step()[-1].request_id == "last"
+    # A step may still be in flight that was planned before an end of sequence was known.
+    outputs = engine.step() or engine.step()
+    assert outputs[-1].request_id == "last"
     engine.close()
 
 
