@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import entry_points
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -85,7 +86,7 @@ def weights_digest(files: Sequence[str], environment: Mapping[str, str] = os.env
         for file in files:
             with Path(file).open("rb") as opened, mmap(opened.fileno(), 0, access=ACCESS_READ) as content:
                 starts = range(0, len(content), _DIGESTED_BYTES)
-                for part in threads.map(lambda start, content=content: _part_digest(content, start), starts):
+                for part in threads.map(partial(_part_digest, content), starts):
                     whole.update(part)
             whole.update(b"end of file")
     digest = whole.hexdigest()

@@ -27,7 +27,7 @@ from pyllm.wire.supervision_messages import MAX_ENDED
 _FIRST_PAUSE, _LAST_PAUSE, _PAUSE_GROWTH = 0.001, 0.02, 1.25
 # Seconds that ranks have at an orderly end to copy what is to be saved, and as many to write it.
 _FINISH_SECONDS = 2.0
-# Ranks that have not ended a load or save after so long are started anew: nobody else may have its blocks meanwhile.
+# Ranks that have not ended a load or save after so long are restarted: nobody else may have its blocks meanwhile.
 TRANSFER_SECONDS = 120.0
 
 _RESULTS = msgspec.msgpack.Decoder(TransferResults | None)
@@ -260,7 +260,7 @@ class KVTransfers:
     def _trying(self) -> Iterator[None]:
         """Go on without the connector if its half here raises anything.
 
-        What it has told the ranks is not known then, so these start anew, and all is computed that they had.
+        What it has told the ranks is not known then, so they restart, and recompute all that they had.
         """
         try:
             yield
@@ -285,9 +285,7 @@ class KVTransfers:
         """End ranks in which a load or save has not come to an end: they may touch its blocks as long as they live."""
         submitted = [load.submitted for load in self._loads.values()] + list(self._saves.values())
         if submitted and (seconds := self._clock() - min(submitted)) >= TRANSFER_SECONDS:
-            logger.error(
-                "a KV connector has not ended a load or save in %.0f s, so all ranks are started anew", seconds
-            )
+            logger.error("a KV connector has not ended a load or save in %.0f s, so all ranks are restarted", seconds)
             self._executor.kill("killed")
 
     def _begun(self, taken: dict[str, Any]) -> BlockLoad:
@@ -345,7 +343,7 @@ class KVTransfers:
             return  # The loop hears it from the executor.
         except EngineDeadError as error:
             # What was under way will not come to its end on all ranks.
-            logger.error("KV blocks could not be moved, so all ranks are started anew: %s", error)
+            logger.error("KV blocks could not be moved, so all ranks are restarted: %s", error)
             self._executor.kill("crashed")
             return
         for answer in answers:

@@ -60,7 +60,7 @@ class BlockSave(msgspec.Struct, frozen=True, array_like=True):
     """A block that is full and committed: which one of its chain it is, and in which block it lies meanwhile.
 
     `retention` is what its request asks for; `default`: what the connector's settings say. What is to be kept longer
-    than before is told again. A request with the retention `none` has no saves.
+    than before is listed again. A request with the retention `none` has no saves.
     """
 
     id: int
