@@ -317,7 +317,7 @@ class Scheduler:
     def offer_load(self, client: int, request: int, num_tokens: int, *, asynchronous: bool) -> None:
         """Keys and values of a request's first tokens can be loaded from outside; if asynchronously, it waits for them.
 
-        Raises `SchedulerError` without prefix caching, and once the request has begun to run.
+        Raises `SchedulerError` without prefix caching, and while the request runs or loads.
         """
     def take_loads(self) -> list[dict[str, Any]]:
         """The loads that plans call for: id, client, request, first_token, num_tokens, blocks, step.

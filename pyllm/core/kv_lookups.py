@@ -59,6 +59,13 @@ class KVLookups:
             self._scheduler.hold(*key, HOLDER)
             self._held[key] = _Held(request, num_computed, self._clock())
 
+    def add_all(self) -> None:
+        """What requests had on the device is lost, and what is outside of them is looked for once more."""
+        for report in self._scheduler.requests(self._scheduler.stats()["num_requests"]):
+            key = report["client"], report["request"]
+            if key not in self._held:
+                self.add(key)
+
     def advance(self) -> None:
         """Look at the requests that are held; before each plan."""
         for key, held in list(self._held.items()):

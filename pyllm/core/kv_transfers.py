@@ -120,10 +120,15 @@ class KVTransfers:
 
     def add(self, client: int, request: int) -> None:
         """A request has come."""
-        is_usable = self._ranks in {_Ranks.READY, _Ranks.STARTING}
-        if self._lookups is not None and is_usable and self._config is not None and self._config.loads:
+        if self._lookups is not None and self._may_load():
             with self._trying():
                 self._lookups.add((client, request))
+
+    def recovered(self) -> None:
+        """New ranks go on with the requests that are there."""
+        if self._lookups is not None and self._may_load():
+            with self._trying():
+                self._lookups.add_all()
 
     def advance(self) -> None:
         """Look at the requests that are held; before each plan."""
@@ -255,6 +260,10 @@ class KVTransfers:
             "kv_load_bytes_per_second": round(self._moved["loaded_bytes"] / seconds) if seconds else 0,
             **self._tiers.figures(),
         }
+
+    def _may_load(self) -> bool:
+        is_usable = self._ranks in {_Ranks.READY, _Ranks.STARTING}
+        return is_usable and self._config is not None and self._config.loads
 
     @contextmanager
     def _trying(self) -> Iterator[None]:

@@ -246,6 +246,7 @@ class EngineCore:
             self._fail(*verdict.key, Rejected(verdict.key.request, "error", verdict.reason))
         self._clients.deliver(self._scheduler.pending_clients())
         await self._recovery.end(death)
+        self._transfers.recovered()
         self._stage.send_changes()
 
     def receive(self, identity: bytes, message: ClientMessage) -> None:

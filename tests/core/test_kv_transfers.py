@@ -251,8 +251,30 @@ async def test_a_store_that_cannot_be_opened_after_a_death_costs_its_hits_and_is
     await stored.engine.run_dry()
     assert stored.engine.outputs()[5][0] == answer
     stats = stored.engine.core.stats()
-    assert (stats["num_kv_connector_failures"], stats["num_kv_loaded_tokens"]) == (1, 28)
+    # Request 4 was looked for when the new ranks were there.
+    assert (stats["num_kv_connector_failures"], stats["num_kv_loaded_tokens"]) == (1, 56)
     stored.close()
+
+
+async def test_prompt_and_output_of_a_running_request_are_loaded_after_a_death() -> None:
+    prompt, store = list(range(30)), DictStore("recovery")
+    first = Stored(store)
+    answer = await first.run(1, prompt, max_tokens=60)
+    first.close()
+    second = Stored(store, depth=1)
+    await second.start()
+    second.engine.submit(1, prompt, max_tokens=60)
+    while 1 not in second.engine.outputs() or len(second.engine.outputs()[1][0]) < 23:
+        await second.engine.core.step()
+    before = second.engine.core.stats()
+    second.executor.kill("killed")
+    await second.engine.run_dry()
+    assert second.engine.outputs()[1][0] == answer
+    after = second.engine.core.stats()
+    assert (before["num_kv_loaded_tokens"], after["num_kv_loaded_tokens"]) == (28, 28 + 52)
+    num_again = len(prompt) + 23 - 52
+    assert after["num_computed_tokens"] - before["num_computed_tokens"] == num_again + 60 - 24
+    second.close()
 
 
 def refuse() -> StoreTransfer:

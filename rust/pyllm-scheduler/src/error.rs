@@ -84,7 +84,7 @@ pub enum Error {
         /// What is in the way.
         problem: &'static str,
     },
-    /// Nothing may be offered to a request that has begun to run.
+    /// Nothing may be offered to a request that runs or loads.
     TooLate {
         /// The request.
         request: RequestId,
@@ -231,7 +231,7 @@ impl fmt::Display for Error {
                 write!(formatter, "sample {sample} of request {request} {problem}")
             }
             Self::TooLate { request } => {
-                write!(formatter, "request {request} has begun to run; offer what can be loaded right after add")
+                write!(formatter, "request {request} runs or loads; offer what can be loaded while it waits")
             }
             Self::UnknownLoad { load } => {
                 write!(formatter, "load {load} is not under way: it was finished, or lost with the device")

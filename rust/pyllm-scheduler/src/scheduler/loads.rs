@@ -58,7 +58,7 @@ impl Scheduler {
     /// The keys and values of a request's first `num_tokens` tokens can be loaded from outside: by the step that needs
     /// them, or asynchronously, in which case the request waits. It is used if it is more than the prefix cache has.
     ///
-    /// Errors: `Disabled` without prefix caching, `UnknownRequest`, `TooLate`.
+    /// Errors: `Disabled` without prefix caching, `UnknownRequest`, `TooLate` while it has blocks or a step in flight.
     pub fn offer_load(
         &mut self,
         client: ClientId,
@@ -71,7 +71,12 @@ impl Scheduler {
         }
         let key = self.find(client, request)?;
         let mut live = super::live_sequences(&self.requests[key]).into_iter().map(|key| &self.sequences[key]);
-        if live.any(|sequence| sequence.cached_tokens.is_some() || sequence.state == State::Loading) {
+        // One that was preempted, or lost what it had with the device, starts as a new one does.
+        let starts = |sequence: &Sequence| {
+            let has_place = matches!(sequence.state, State::Running(_) | State::Loading) || sequence.is_on_host();
+            !has_place && sequence.num_in_flight == 0
+        };
+        if !live.all(starts) {
             return Err(Error::TooLate { request });
         }
         self.requests[key].offer = Some(Offer { num_tokens, asynchronous });

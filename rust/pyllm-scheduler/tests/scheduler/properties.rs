@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use crate::calls::{Case, case, searching_case};
 use crate::world;
 
-const CORNERS: [&str; 93] = [
+const CORNERS: [&str; 94] = [
     "aborts with tokens in flight",
     "accepted drafts",
     "block copies",
@@ -43,6 +43,7 @@ const CORNERS: [&str; 93] = [
     "isolations",
     "loads that requests wait for",
     "loads within a step",
+    "loads of outputs",
     "losses while something is pinned",
     "losses while something is saved",
     "losses while something loads",

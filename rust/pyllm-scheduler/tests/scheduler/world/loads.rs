@@ -55,6 +55,7 @@ impl World {
             assert!(known.request.client == load.client && !known.is_held() && !known.is_dropped);
             let live = known.samples.iter().find(|sample| !sample.is_finished).expect("it goes on");
             let end = (load.first_token + load.num_tokens) as usize;
+            let num_prompt = known.request.prompt.len();
             let tokens = known.request.prompt.iter().chain(&live.expected).take(end);
             let quarters = known.offer.expect("it was offered");
             let loaded = Loaded {
@@ -79,6 +80,7 @@ impl World {
             assert!(loaded.tokens.len() == end && load.num_tokens > 0 && end % block_size == 0);
             let what = if load.step.is_none() { "loads that requests wait for" } else { "loads within a step" };
             self.saw(what, 1);
+            self.saw("loads of outputs", u64::from(end > num_prompt));
             self.loads.insert(load.id, Pending { loaded, step: load.step, has_begun: false });
         }
     }
