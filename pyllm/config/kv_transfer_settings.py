@@ -39,7 +39,8 @@ def read_kv_transfer(text: str) -> KVTransferConfig | None:
     """The setting from its JSON; an empty text: no connector.
 
     Raises:
-        ConfigError: it is no such object. The text names the key at fault and shows no value: there may be passwords.
+        ConfigError: it is no such object. The text names the key at fault and shows nothing of
+            kv_connector_extra_config, where there may be passwords.
     """
     if not text.strip():
         return None

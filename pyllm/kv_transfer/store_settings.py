@@ -70,6 +70,11 @@ def open_store(settings: StoreSettings, cache: CacheConfig, *, saves: bool = Tru
                 "kv_connector_extra_config a store as module:name"
             )
         return tiers[0] if len(tiers) == 1 else TieredStore(tiers, saves=saves and settings.retention != "none")
+    if cache.kv_cache_dir or cache.kv_cache_redis_url:
+        raise ConfigError(
+            f"the store {settings.store!r} takes the place of those in kv_cache_dir and kv_cache_redis_url: "
+            "leave these or the store of kv_connector_extra_config out"
+        )
     module, _, name = settings.store.partition(":")
     try:
         make: Callable[..., KVStore] = getattr(importlib.import_module(module), name)

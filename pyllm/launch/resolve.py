@@ -274,9 +274,11 @@ def _transfer(config: EngineConfig) -> KVTransferConfig | None:
     """The connector of the settings: where a store is given and no connector, that of stores.
 
     Raises:
-        ConfigError: there is no prefix cache, whose blocks it moves.
+        ConfigError: there is no prefix cache, whose blocks it moves, or a size is given for no folder.
     """
     cache, transfer = config.cache, config.kv_transfer.kv_transfer_config
+    if cache.kv_cache_disk_size != CacheConfig().kv_cache_disk_size and not cache.kv_cache_dir:
+        raise ConfigError("kv_cache_disk_size is how much a folder may take, and none is given: kv_cache_dir")
     if transfer is None and (cache.kv_cache_dir or cache.kv_cache_redis_url):
         transfer = KVTransferConfig(kv_connector="StoreConnector")
     if transfer is not None and not cache.enable_prefix_caching:

@@ -3,8 +3,10 @@
 from importlib.metadata import EntryPoint
 from typing import Any
 
+import msgspec
 import pytest
 
+from pyllm.config.engine_settings import CacheConfig
 from pyllm.config.kv_transfer_settings import KVTransferConfig, read_kv_transfer
 from pyllm.errors import ConfigError
 from pyllm.kv_transfer import ConnectorContext
@@ -59,6 +61,13 @@ def test_what_is_no_connector_is_refused_by_name(refused: KVTransferConfig, text
 def test_a_store_connector_names_the_setting_that_is_wrong(extra: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         make_scheduler_connector(config("StoreConnector", kv_connector_extra_config=extra), CONTEXT)
+
+
+@pytest.mark.parametrize("cache", [{"kv_cache_dir": "/kv"}, {"kv_cache_redis_url": "redis://host"}])
+def test_a_store_beside_those_of_the_cache_settings_is_refused(cache: dict[str, str]) -> None:
+    context = msgspec.structs.replace(CONTEXT, cache=CacheConfig(**cache))
+    with pytest.raises(ConfigError, match="takes the place of those in kv_cache_dir"):
+        make_scheduler_connector(config("StoreConnector", kv_connector_extra_config=STORE), context)
 
 
 def test_the_setting_is_json_with_vllms_keys() -> None:

@@ -126,6 +126,7 @@ def test_what_was_asked_for_stays(model: str) -> None:
         ({"max_pinned_blocks": 1, "enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"enable_kv_cache_events": True, "enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"kv_cache_dir": "/tmp/kv", "enable_prefix_caching": False}, "blocks of the prefix cache"),
+        ({"kv_cache_disk_size": 1 << 30}, "none is given: kv_cache_dir"),
         ({"kv_events_endpoint": "tcp://*:5557"}, "enable_kv_cache_events"),
         ({"kv_events_replay_endpoint": "tcp://*:5558", "enable_kv_cache_events": True}, "kv_events_endpoint"),
         ({"kv_cache_dtype": "fp8"}, "fp8 is for GPUs, and the device is cpu: use bfloat16, or auto"),

@@ -336,6 +336,8 @@ class DiskStore:
         if self._writing.acquire(blocking=False):
             try:
                 if not self._is_closed:
+                    if self._folder.renew():
+                        _log.warning("the folder %s of the KV store was deleted, and is made anew", self._folder.path)
                     self._refresh()
             except OSError as error:
                 _log.debug("the folder of the KV store could not be read: %s", error)

@@ -38,6 +38,9 @@ class Files(Protocol):
     def size(self, fd: int) -> int:
         """Bytes from the start to the end of a file."""
 
+    def has_name(self, fd: int) -> bool:
+        """Whether an open file is still in some folder."""
+
     def truncate(self, fd: int, size: int) -> None:
         """Cut a file, whose bytes behind `size` are free at once, whoever has it open."""
 
@@ -77,6 +80,9 @@ class SystemFiles:
 
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
+
+    def has_name(self, fd: int) -> bool:
+        return os.fstat(fd).st_nlink > 0
 
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)

@@ -233,7 +233,7 @@ def _connect(url: str, deadline: float) -> "Redis":
     except ImportError:
         raise ConfigError('a KV store in Redis needs redis-py: pip install "pyllm[redis]"') from None
     try:
-        return Redis.from_url(
+        client = Redis.from_url(
             url, socket_timeout=deadline, socket_connect_timeout=deadline, retry=Retry(NoBackoff(), 0), protocol=2
         )
     except (ValueError, TypeError):  # Their texts may hold parts of the URL.
@@ -241,6 +241,9 @@ def _connect(url: str, deadline: float) -> "Redis":
             "the URL of the KV store in Redis does not read: write redis://[user:password@]host[:port][/db], or "
             "rediss:// for TLS"
         ) from None
+    if client.get_encoder().decode_responses:
+        raise ConfigError("the URL of the KV store in Redis asks for text, and blocks are none: no decode_responses")
+    return client
 
 
 def _without_secrets(url: str) -> str:

@@ -30,11 +30,21 @@ class SegmentFolder:
 
     def __init__(self, files: Files, path: Path) -> None:
         self._files = files
-        self._path = path
+        self.path = path
         self._generation = -1
         self.segments: dict[str, Segment] = {}  # by name; oldest first
         self._max_bytes: dict[str, int] = {}  # also of segments that could not be opened
         self._lock_fd = self._open_lock()
+
+    def renew(self) -> bool:
+        """Make the folder anew if it was deleted; whether it was. `refresh` gives its segments as gone, then."""
+        if self._files.has_name(self._lock_fd):
+            return False
+        self._files.make_folder(self.path)
+        deleted, self._lock_fd = self._lock_fd, self._open_lock()
+        self._files.close(deleted)
+        self._generation = -1
+        return True
 
     def refresh(self, *, lists_anew: bool = False) -> list[Segment]:
         """Look again if another process has made or removed segments; `lists_anew`: whatever it has told.
@@ -45,18 +55,18 @@ class SegmentFolder:
         generation = self._read_generation()
         if generation == self._generation and not lists_anew:
             return []
-        names = {name: match for name in self._files.list_names(self._path) if (match := _NAME.fullmatch(name))}
+        names = {name: match for name in self._files.list_names(self.path) if (match := _NAME.fullmatch(name))}
         self._max_bytes = {name: int(match[2], 16) for name, match in names.items()}
         gone = [self.segments.pop(name) for name in list(self.segments) if name not in names]
         is_complete = True
         for name in names.keys() - self.segments.keys():
             sequence, max_bytes = (int(text, 16) for text in names[name].groups())
             try:
-                fd = self._files.open(self._path / name)
+                fd = self._files.open(self.path / name)
             except OSError:  # gone, or not to be read now: the next call looks again
                 is_complete = False
             else:
-                self.segments[name] = Segment(self._files, self._path / name, fd, sequence, max_bytes)
+                self.segments[name] = Segment(self._files, self.path / name, fd, sequence, max_bytes)
         self.segments = dict(sorted(self.segments.items()))
         if is_complete:
             self._generation = generation
@@ -66,7 +76,7 @@ class SegmentFolder:
     def locked(self) -> Iterator[None]:
         """Keep all other processes from making and removing segments; raises FolderBusyError."""
         if not self._files.lock(self._lock_fd, LOCK_SECONDS):
-            raise FolderBusyError(f"another process holds {self._path / 'lock'}")
+            raise FolderBusyError(f"another process holds {self.path / 'lock'}")
         try:
             yield
         finally:
@@ -79,11 +89,11 @@ class SegmentFolder:
     def create(self, max_bytes: int) -> Segment:
         """Make an empty segment that this process may write. Under the lock."""
         # What was removed, by whichever process, must not come back beside this one after a power loss.
-        self._files.sync_folder(self._path)
+        self._files.sync_folder(self.path)
         newest = max((int(name.partition("-")[0], 16) for name in self._max_bytes), default=0)
         sequence = (max(newest, self._read_generation()) + 1) & _MAX_SEQUENCE
         name = f"{sequence:016x}-{max_bytes:x}.segment"
-        path = self._path / name
+        path = self.path / name
         self._max_bytes[name] = max_bytes
         segment = Segment(self._files, path, self._files.open(path, is_new=True), sequence, max_bytes)
         self.segments[name] = segment
@@ -124,7 +134,7 @@ class SegmentFolder:
         self._files.close(self._lock_fd)
 
     def _open_lock(self) -> int:
-        path = self._path / "lock"
+        path = self.path / "lock"
         try:
             return self._files.open(path)
         except FileNotFoundError:

@@ -64,6 +64,7 @@ class SharedFiles(SimulatedFiles):
     close = _locked(SimulatedFiles.close)
     write = _locked(SimulatedFiles.write)
     size = _locked(SimulatedFiles.size)
+    has_name = _locked(SimulatedFiles.has_name)
     truncate = _locked(SimulatedFiles.truncate)
     sync_folder = _locked(SimulatedFiles.sync_folder)
     remove = _locked(SimulatedFiles.remove)

@@ -170,6 +170,11 @@ class SimulatedFiles:
         self._may_fail()
         return len(self.open_files[fd].content)
 
+    def has_name(self, fd: int) -> bool:
+        self._begin()
+        self._may_fail()
+        return any(inode is self.open_files[fd] for inode in self.disk.names.values())
+
     def truncate(self, fd: int, size: int) -> None:
         self._begin()
         self._may_fail()

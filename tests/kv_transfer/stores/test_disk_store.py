@@ -1,6 +1,7 @@
 """The disk store on real files: what it keeps, for whom, and what it tells."""
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -180,6 +181,18 @@ def test_files_that_somebody_deletes_are_missed(folder: Path, store: DiskStore) 
         path.unlink()
     save(other, range(100, 110))
     assert lookup(store, range(20)) == []
+    assert save(store, range(20)) == [True] * 20
+    assert load(other, range(20)) == list(range(20))
+    other.close()
+
+
+def test_a_folder_that_somebody_deletes_is_made_anew(folder: Path, store: DiskStore) -> None:
+    other = open_store(folder)
+    save(store, range(15))
+    assert lookup(other, range(15)) == list(range(15))
+    shutil.rmtree(folder.parent)
+    assert (lookup(store, range(15)), lookup(other, range(15))) == ([], [])
+    assert (store.stats()[0].num_blocks, store.stats()[0].used_bytes) == (0, 0)
     assert save(store, range(20)) == [True] * 20
     assert load(other, range(20)) == list(range(20))
     other.close()

@@ -229,6 +229,11 @@ def test_a_wrong_url_is_told_without_its_password(url: str) -> None:
     assert SECRET not in str(caught.value)
 
 
+def test_a_url_that_asks_for_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no decode_responses"):
+        RedisStore("redis://host?decode_responses=True")
+
+
 def test_no_level_of_the_log_shows_the_password(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     store = RedisStore(f"redis://:{SECRET}@127.0.0.1:{free_port()}?password={SECRET}", deadline=30)

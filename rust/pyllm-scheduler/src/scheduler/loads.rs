@@ -111,7 +111,7 @@ impl Scheduler {
                 (sequence.valid_from, sequence.num_loaded) = (self.next_step, 0);
                 if sequence.slot().is_some() {
                     self.running.retain(|&running| running != key);
-                    self.preempt(key);
+                    self.take_back(key);
                 }
                 self.sequences[key].load = None;
             }

@@ -96,10 +96,15 @@ impl Scheduler {
         planning.num_swapped += (self.counters.num_swapped - swapped) as u32;
     }
 
-    /// Takes blocks and slot from a running sequence, which the caller has removed from `running`, and queues it.
+    /// Takes back a running sequence to make room.
     pub(super) fn preempt(&mut self, key: Key<Sequence>) {
         self.counters.num_preemptions += 1;
         self.requests[self.sequences[key].request].num_preemptions += 1;
+        self.take_back(key);
+    }
+
+    /// Takes blocks and slot from a running sequence, which the caller has removed from `running`, and queues it.
+    pub(super) fn take_back(&mut self, key: Key<Sequence>) {
         let copies = if self.should_swap(key) { self.swap_out(key) } else { None };
         let num_computed = self.sequences[key].num_computed;
         self.vacate(key);

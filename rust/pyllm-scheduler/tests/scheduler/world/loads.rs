@@ -119,7 +119,9 @@ impl World {
             self.device.load(&pending.loaded);
         }
         let num_right = pending.loaded.num_right as u32;
+        let num_preemptions = self.scheduler.stats().num_preemptions;
         assert_eq!(self.scheduler.finish_load(load, num_right), Ok(()));
+        assert_eq!(self.scheduler.stats().num_preemptions, num_preemptions, "what failed has not taken any place");
         assert_eq!(self.scheduler.finish_load(load, num_right), Err(Error::UnknownLoad { load }));
     }
 }
