@@ -16,18 +16,31 @@ from pyllm_kernels._cpu import (
     set_num_threads,
     stay_awake,
 )
+from pyllm_kernels.backend import Kernels
 from pyllm_kernels.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries, SparseRows
 from pyllm_kernels.cards import CardError, check_card
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
-from pyllm_kernels.dispatch import (
-    BackendError,
-    Kernels,
+from pyllm_kernels.dispatch import BackendError, batch_invariant, select
+from pyllm_kernels.edits import LogitsEdits
+from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
+from pyllm_kernels.graph import CaptureError, Graph
+from pyllm_kernels.matrix_rows import (
+    FLOAT_DTYPES,
+    GGUF_BLOCKS,
+    SCALED_DTYPES,
+    MatrixRows,
+    Scales,
+    dtype_name,
+    empty_bytes,
+    zero_rows,
+)
+from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
+from pyllm_kernels.ops import (
     activation,
     add,
     add_bias,
     add_layer_norm,
     add_rms_norm,
-    batch_invariant,
     copy_blocks,
     edit_logits,
     experts,
@@ -49,24 +62,9 @@ from pyllm_kernels.dispatch import (
     scale_and_cap,
     scatter_blocks,
     score_blocks,
-    select,
     select_blocks,
     swap_blocks,
 )
-from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
-from pyllm_kernels.graph import CaptureError, Graph
-from pyllm_kernels.matrix_rows import (
-    FLOAT_DTYPES,
-    GGUF_BLOCKS,
-    SCALED_DTYPES,
-    MatrixRows,
-    Scales,
-    dtype_name,
-    empty_bytes,
-    zero_rows,
-)
-from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 __all__ = [
     "FLOAT_DTYPES",

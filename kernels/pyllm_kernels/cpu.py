@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pyllm_kernels import _cpu, graph, reference
+from pyllm_kernels import _cpu, graph, paged_reference, reference
 from pyllm_kernels.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries, SparseRows
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
@@ -131,7 +131,7 @@ def rope_and_kv_write(
     weights = () if norm is None else (norm.query_weight, norm.key_weight)
     if scales != _UNSCALED or not _are_ours(query, key_cache, *weights):
         tensors = query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
-        return graph.not_captured(reference.rope_and_kv_write)(*tensors, norm, scales, query_scales)
+        return graph.not_captured(paged_reference.rope_and_kv_write)(*tensors, norm, scales, query_scales)
     tokens, heads, head_dim = query.shape
     kv_heads = key_cache.shape[2]
     for name, tensor in (("key", key), ("value", value)):
@@ -172,7 +172,7 @@ def paged_attention(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, layer: AttentionLayer
 ) -> Tensor:
     if not _are_ours(query, key_cache):
-        return graph.not_captured(reference.paged_attention)(query, key_cache, value_cache, metadata, layer)
+        return graph.not_captured(paged_reference.paged_attention)(query, key_cache, value_cache, metadata, layer)
     tokens, heads, head_dim = query.shape
     out = graph.empty((tokens, heads, head_dim), query.dtype)
     _cpu.paged_attention(
@@ -189,7 +189,7 @@ def paged_attention(
 
 def score_blocks(query: Tensor, key_cache: Tensor, rows: SparseRows, scale: float, summaries: KeySummaries) -> Tensor:
     if not _are_ours(query, key_cache):
-        return graph.not_captured(reference.score_blocks)(query, key_cache, rows, scale, summaries)
+        return graph.not_captured(paged_reference.score_blocks)(query, key_cache, rows, scale, summaries)
     tokens, heads, head_dim = query.shape
     num_blocks, _, kv_heads, _ = key_cache.shape
     is_sparse = _marks(rows)
@@ -217,7 +217,7 @@ def score_blocks(query: Tensor, key_cache: Tensor, rows: SparseRows, scale: floa
 
 def select_blocks(shares: Tensor, key_cache: Tensor, rows: SparseRows) -> AttentionMetadata:
     if not _are_ours(key_cache):
-        return graph.not_captured(reference.select_blocks)(shares, key_cache, rows)
+        return graph.not_captured(paged_reference.select_blocks)(shares, key_cache, rows)
     metadata, is_sparse = rows.metadata, _marks(rows)
     num_rows, max_blocks = len(is_sparse), metadata.block_tables.shape[1]
     _check_shape("shares", shares, (num_rows, max_blocks))
@@ -240,7 +240,7 @@ def select_blocks(shares: Tensor, key_cache: Tensor, rows: SparseRows) -> Attent
 
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
     if key_cache.dtype not in _DTYPES or key_cache.ndim != 4:
-        return graph.not_captured(reference.copy_blocks)(key_cache, value_cache, copies)
+        return graph.not_captured(paged_reference.copy_blocks)(key_cache, value_cache, copies)
     num_copies = len(copies)
     _check_indices("copies", copies, (num_copies, 2))
     _cpu.copy_blocks(_cache(key_cache, value_cache, key_cache.shape[3]), copies.data_ptr(), num_copies)

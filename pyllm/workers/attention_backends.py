@@ -41,7 +41,7 @@ def is_plain(spec: AttentionSpec) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackend:
-    """An entry point's factory returns this for a device. `pyllm_kernels.dispatch` documents the ops.
+    """An entry point's factory returns this for a device. `pyllm_kernels.ops` documents the ops.
 
     - `supports` says whether it computes a layer; without it, only plain attention is asked of it.
     - `prepare` runs on the host before each step and each replay, once per group of layers, and returns the metadata
