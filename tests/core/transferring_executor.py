@@ -19,7 +19,7 @@ class TransferringExecutor(RememberingExecutor):
     """`make` gives the connector's half of each start. Blocks that nobody wrote hold -1."""
 
     def __init__(self, make: Callable[[], WorkerConnector], num_blocks: int = 64) -> None:
-        self._make = make
+        self.make = make
         self._transfers: RankTransfers | None = None
         super().__init__(num_blocks)
 
@@ -49,7 +49,7 @@ class TransferringExecutor(RememberingExecutor):
             raise self.death
         if method == "register_kv_caches":
             try:
-                self._transfers = RankTransfers(self._make(), self)
+                self._transfers = RankTransfers(self.make(), self)
             except ConfigError as error:
                 raise EngineDeadError(f"worker 0 refused a call: {error}") from error
             return [None]

@@ -1,0 +1,318 @@
+"""Loads and saves through the core, with a model that reads what its blocks hold and a store that fails."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from pyllm.core.kv_transfers import TRANSFER_SECONDS
+from pyllm.errors import ConfigError
+from pyllm.kv_transfer.store_lookup import StoreLookup
+from pyllm.kv_transfer.store_transfer import StoreTransfer
+from pyllm.kv_transfer.stores import Retention
+from pyllm.kv_transfer.tier_figures import REPORT_SECONDS
+from pyllm.wire.messages import Call, FinishCode, Rejected, Reply
+from tests.core.raw_engine import EPOCH, Engine
+from tests.core.remembering_executor import BLOCK_SIZE
+from tests.core.stored_engine import CONTEXT, LOAD_TIMEOUT, Stored, expected, transfer_config
+from tests.kv_transfer.dict_store import DictStore, forget_all
+from tests.kv_transfer.faulty_store import FaultyStore
+
+
+@pytest.fixture(autouse=True)
+def empty_stores() -> None:
+    forget_all()
+
+
+async def test_what_one_engine_saved_another_loads_and_answers_alike() -> None:
+    prompt = list(range(30))
+    first = Stored(DictStore("a"))
+    answer = await first.run(1, prompt, max_tokens=6)
+    first.close()
+    assert answer == await expected(prompt, max_tokens=6)
+    num_full = (len(prompt) + 6 - 1) // BLOCK_SIZE
+    assert len(DictStore("a").blocks) == num_full
+    second = Stored(DictStore("a"))
+    assert await second.run(1, prompt, max_tokens=6) == answer
+    stats = second.engine.core.stats()
+    assert stats["num_kv_loaded_tokens"] == 28
+    computed = [len(context) for contexts in second.executor.contexts for context in contexts]
+    assert computed[0] == len(prompt), "the first step reads what was loaded, and computes the rest"
+    assert stats["num_computed_tokens"] == 2 + 5
+    assert (stats["num_saving_blocks"], stats["num_used_blocks"], stats["num_held"]) == (0, 0, 0)
+    second.close()
+
+
+async def test_the_figures_of_the_stores_tiers_reach_a_client_though_no_step_follows() -> None:
+    first = Stored(DictStore("figures"))
+    await first.run(1, list(range(14)), max_tokens=1)
+    first.close()
+    stored = Stored(DictStore("figures"), core_store=DictStore("figures"))  # Each half opens it by itself.
+    await stored.run(1, list(range(30)), max_tokens=1)
+    figures: dict[str, int] = {}
+    while figures.get("kv_tier_dict_num_saved") != 4:
+        stored.engine.now += REPORT_SECONDS
+        stored.engine.receive(Call(EPOCH, 1, "stats"))
+        *_, reply = stored.engine.messages(Reply)
+        figures = reply.value
+        await stored.engine.core._transfers.wait()
+    assert figures["kv_tier_dict_num_loaded"] == 3
+    stored.close()
+    assert "kv_tier_dict_num_saved" not in Engine().core.stats()
+
+
+@pytest.mark.parametrize(("role", "num_saved", "num_loaded"), [("kv_producer", 7, 0), ("kv_consumer", 0, 0)])
+async def test_a_producer_only_saves_and_a_consumer_only_loads(role: str, num_saved: int, num_loaded: int) -> None:
+    stored = Stored(DictStore("role"), kv_role=role)
+    await stored.run(1, list(range(30)), max_tokens=1)
+    stored.engine.core._scheduler.reset_prefix_cache()
+    await stored.run(2, list(range(30)), max_tokens=1)
+    stored.close()
+    assert len(DictStore("role").blocks) == num_saved
+    assert stored.engine.core.stats().get("num_kv_loaded_tokens", 0) == num_loaded
+
+
+@pytest.mark.parametrize("settings", ["none", "default", "long"])
+async def test_each_request_says_how_long_its_blocks_are_kept(settings: Retention) -> None:
+    """`default` is what the settings say; what a request finds on the device is kept as long as it wants."""
+    store = DictStore("retentions")
+    stored = Stored(store, retention=settings)
+    asked: list[tuple[int, Retention]] = [
+        (1, "none"),
+        (2, "default"),
+        (3, "long"),
+        (4, "none"),
+        (4, "long"),
+        (3, "none"),
+    ]
+    for number, (text, retention) in enumerate(asked):
+        await stored.run(number, [text] * 29, max_tokens=1, kv_cache_retention=retention)
+    num_unsaved = stored.engine.core.stats()["num_kv_unsaved_blocks"]
+    stored.close()
+    num_default = 0 if settings == "none" else 7
+    assert Counter(store.retentions.values()) == Counter({settings: num_default}) + Counter({"long": 14})
+    assert num_unsaved == 0
+
+
+async def test_what_was_loaded_is_kept_longer_for_whoever_wants_it() -> None:
+    first = Stored(DictStore("loaded"))
+    await first.run(1, list(range(30)), max_tokens=1)
+    first.close()
+    for retention, kept in (("none", {}), ("default", {}), ("long", {"long": 7})):
+        store = DictStore("loaded")
+        stored = Stored(store)
+        await stored.run(1, list(range(30)), max_tokens=1, kv_cache_retention=retention)
+        assert stored.engine.core.stats()["num_kv_loaded_tokens"] == 28
+        stored.close()
+        assert Counter(store.retentions.values()) == kept
+
+
+async def test_a_failed_load_ends_its_request_where_the_policy_says_so() -> None:
+    prompt = list(range(30))
+    first = Stored(DictStore("fail"))
+    await first.run(1, prompt, max_tokens=1)
+    first.close()
+    store = FaultyStore(DictStore("fail"), seed=1, rate=0.0)
+    second = Stored(store, kv_load_failure_policy="fail")
+    await second.start()
+    store.load = lambda keys, into: [False] * len(keys)  # type: ignore[method-assign]
+    second.engine.submit(1, prompt, max_tokens=1)
+    await second.engine.run_dry()
+    (rejected,) = second.engine.messages(Rejected)
+    assert "28 of 28 tokens to load from outside did not come" in rejected.message
+    assert second.engine.outputs()[1][1] == FinishCode.ABORT
+    second.close()
+
+
+async def test_a_load_that_comes_too_late_writes_nothing() -> None:
+    prompt = list(range(30))
+    first = Stored(DictStore("late"))
+    answer = await first.run(1, prompt, max_tokens=6)
+    first.close()
+    store = FaultyStore(DictStore("late"), seed=1, rate=0.0)
+    second = Stored(store, num_blocks=16)
+    await second.start()
+    store._fault = lambda *kinds: "stuck" if "stuck" in kinds else ""  # type: ignore[method-assign]
+    assert await second.run(1, prompt, max_tokens=6) == answer
+    assert store.num_stuck == 1
+    assert second.engine.now >= LOAD_TIMEOUT
+    other = [1, 2, 3] * 9
+    store._fault = lambda *kinds: ""  # type: ignore[method-assign]
+    second.engine.submit(2, other, max_tokens=6)
+    await second.engine.core.step()
+    store.let_go()  # Its blocks belong to others by now.
+    await second.engine.run_dry()
+    assert second.engine.outputs()[2][0] == await expected(other, max_tokens=6)
+    second.close()
+
+
+async def test_a_store_that_cannot_be_opened_after_a_death_costs_its_hits_and_is_tried_again() -> None:
+    prompt, other = list(range(30)), list(range(40, 70))
+    stored = Stored(DictStore("gone"), depth=1)
+    answer = await stored.run(1, prompt, max_tokens=6)
+    make, stored.executor.make = stored.executor.make, refuse
+    stored.engine.submit(2, other, max_tokens=6)
+    await stored.engine.core.step()
+    stored.executor.kill("killed")
+    stored.engine.submit(3, prompt, max_tokens=6)  # It is looked for, and maybe offered, before the core hears of it.
+    await stored.engine.run_dry()
+    outputs = stored.engine.outputs()
+    assert (outputs[2][0], outputs[3][0]) == (await expected(other, max_tokens=6), answer)
+    stats = stored.engine.core.stats()
+    assert (stats["num_kv_connector_failures"], stored.executor.num_restarts) == (1, 1)
+    assert (stats["num_kv_loaded_tokens"], stats["num_held"], stats["num_saving_blocks"]) == (0, 0, 0)
+    stored.executor.make = make
+    stored.executor.kill("killed")
+    stored.engine.submit(4, prompt, max_tokens=6)
+    await stored.engine.run_dry()
+    assert stored.engine.outputs()[4][0] == answer
+    stored.engine.scheduler.reset_prefix_cache()
+    stored.engine.submit(5, prompt, max_tokens=6)
+    await stored.engine.run_dry()
+    assert stored.engine.outputs()[5][0] == answer
+    stats = stored.engine.core.stats()
+    # Request 4 was looked for when the new ranks were there.
+    assert (stats["num_kv_connector_failures"], stats["num_kv_loaded_tokens"]) == (1, 56)
+    stored.close()
+
+
+async def test_prompt_and_output_of_a_running_request_are_loaded_after_a_death() -> None:
+    prompt, store = list(range(30)), DictStore("recovery")
+    first = Stored(store)
+    answer = await first.run(1, prompt, max_tokens=60)
+    first.close()
+    second = Stored(store, depth=1)
+    await second.start()
+    second.engine.submit(1, prompt, max_tokens=60)
+    while 1 not in second.engine.outputs() or len(second.engine.outputs()[1][0]) < 23:
+        await second.engine.core.step()
+    before = second.engine.core.stats()
+    second.executor.kill("killed")
+    await second.engine.run_dry()
+    assert second.engine.outputs()[1][0] == answer
+    after = second.engine.core.stats()
+    assert (before["num_kv_loaded_tokens"], after["num_kv_loaded_tokens"]) == (28, 28 + 52)
+    num_again = len(prompt) + 23 - 52
+    assert after["num_computed_tokens"] - before["num_computed_tokens"] == num_again + 60 - 24
+    second.close()
+
+
+def refuse() -> StoreTransfer:
+    raise ConfigError("the folder is gone")
+
+
+def failing(method: str) -> type[StoreLookup]:
+    """A connector's half in the core that fails in one of its methods; `metadata`: gives what is no bytes."""
+
+    def fail(self: StoreLookup, *args: Any) -> Any:
+        raise LookupError("a bug of the connector")
+
+    if method == "metadata":
+        return type("Failing", (StoreLookup,), {"build_connector_meta": lambda self, output: "text"})
+    return type("Failing", (StoreLookup,), {method: fail})
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "get_num_new_matched_tokens",
+        "update_state_after_alloc",
+        "build_connector_meta",
+        "metadata",
+        "update_connector_output",
+        "request_finished",
+    ],
+)
+async def test_the_core_goes_on_without_a_connector_that_fails_in_it(method: str) -> None:
+    store, prompts = DictStore("failing"), [list(range(30)), list(range(40, 70)), [*range(20), 7, 7]]
+    first = Stored(store)
+    await first.run(1, prompts[0], max_tokens=6)
+    first.close()
+    stored = Stored(store, half=failing(method))
+    for number, prompt in enumerate(prompts):
+        assert await stored.run(number, prompt, max_tokens=6) == await expected(prompt, max_tokens=6)
+    stats = stored.engine.core.stats()
+    assert (stats["num_kv_connector_failures"], stored.executor.num_restarts) == (1, 1)
+    assert (stats["num_used_blocks"], stats["num_saving_blocks"], stats["num_held"]) == (0, 0, 0)
+    assert stats["num_quarantine_failures"] == 0
+    stored.close()
+
+
+class Endless(StoreTransfer):
+    """Never says that a save or load has ended."""
+
+    def get_finished(self) -> tuple[set[int], set[int]]:
+        return set(), set()
+
+
+@pytest.mark.parametrize("kind", ["save", "load"])
+async def test_ranks_in_which_a_transfer_never_ends_are_started_anew(kind: str) -> None:
+    store, prompt = DictStore("endless"), list(range(30))
+    if kind == "load":
+        first = Stored(store)
+        await first.run(1, prompt, max_tokens=6)
+        first.close()
+    stored, halves, config = Stored(store), iter([Endless]), transfer_config()
+    stored.executor.make = lambda: next(halves, StoreTransfer)(config, CONTEXT, store, clock=lambda: stored.engine.now)
+    assert await stored.run(2, prompt, max_tokens=6) == await expected(prompt, max_tokens=6)
+    assert (stored.executor.num_restarts, stored.engine.core.stats()["num_quarantine_failures"]) == (1, 0)
+    assert stored.engine.now >= TRANSFER_SECONDS
+    stored.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_no_fault_of_a_store_gives_a_wrong_token(seed: int) -> None:
+    """Requests of few prefixes, aborts, deaths and restarts, and a store of which every third call fails."""
+    chance = random.Random(seed)
+    answers: dict[tuple[int, ...], list[int]] = {}
+    store = FaultyStore(DictStore(f"faulty {seed}"), seed, rate=0.3)
+    stored = Stored(store, num_blocks=chance.choice([24, 40]), depth=chance.choice([1, 2]))
+    await stored.start()
+    number, num_loaded, asked = 0, 0, {}
+    for _ in range(2500):
+        match chance.choices(("submit", "step", "abort", "die", "restart", "let go"), (20, 70, 3, 1, 0.5, 5))[0]:
+            case "submit" if stored.engine.scheduler.stats()["num_requests"] < 6:
+                number += 1
+                first, second = [chance.randrange(3)], [chance.randrange(2)]
+                prompt = first * chance.randrange(1, 30) + second * chance.randrange(1, 20)
+                asked[number] = tuple(prompt)
+                stored.engine.submit(number, prompt, max_tokens=5)
+            case "step":
+                await stored.engine.core.step()
+            case "abort" if asked:
+                aborted = chance.choice(list(asked))
+                stored.engine.core._scheduler.abort(0, aborted)
+            case "die":
+                stored.executor.kill("killed")
+            case "restart":
+                num_loaded += await checked(stored, asked, answers)
+                stored.close()
+                stored = Stored(store, num_blocks=chance.choice([24, 40]), depth=chance.choice([1, 2]))
+                await stored.start()
+                asked = {}
+            case "let go":
+                store.let_go()
+                stored.engine.now += 1.0
+    num_loaded += await checked(stored, asked, answers)
+    stored.close()
+    assert num_loaded > 100
+    assert store.num_faults > 50
+
+
+async def checked(stored: Stored, asked: dict[int, tuple[int, ...]], answers: dict[tuple[int, ...], list[int]]) -> int:
+    """Let all requests end, and compare them with what they should be; gives the tokens that were loaded."""
+    await stored.engine.run_dry()
+    outputs = stored.engine.outputs()
+    for number, prompt in asked.items():
+        if prompt not in answers:
+            answers[prompt] = await expected(list(prompt), max_tokens=5)
+        tokens, finish = outputs[number]
+        if finish == FinishCode.LENGTH:
+            assert tokens == answers[prompt]
+        else:
+            assert finish == FinishCode.ABORT
+            assert tokens == answers[prompt][: len(tokens)]
+    stats = stored.engine.core.stats()
+    assert (stats["num_used_blocks"], stats["num_requests"], stats["num_loading"], stats["num_held"]) == (0, 0, 0, 0)
+    return stats["num_kv_loaded_tokens"]
