@@ -11,6 +11,8 @@ use super::*;
 use crate::config::KvGroup;
 use crate::error::Error;
 use crate::kv_cache::events::KvEvent;
+use crate::kv_cache::host_block::HostBlock;
+use crate::kv_cache::pending_swaps::Swap;
 
 const BLOCK_SIZE: usize = 2;
 const NUM_TEXTS: i32 = 4;
