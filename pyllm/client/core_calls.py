@@ -15,6 +15,7 @@ from pyllm.client.pending_calls import Calls
 from pyllm.client.prompt_tokens import Prompt, pack_tokens
 from pyllm.client.reports import BlockOwners, Decision, KVEvents, RequestReport, TenantReport
 from pyllm.errors import EngineDeadError, ProfileRunningError, ProtocolError, RequestError
+from pyllm.kv_transfer import summed
 from pyllm.wire.messages import MAX_REQUEST_REPORTS, Call, Reply
 from pyllm.wire.profiles import ProfileOutcome
 
@@ -55,13 +56,13 @@ class CoreCalls:
         return await self._call(self._core(core), method, args, timeout)
 
     async def stats(self, core: int | None = None) -> dict[str, int]:
-        """The scheduler's gauges and counters, and the core's. It and the calls below raise as `call` does."""
+        """The scheduler's gauges and counters, and the core's: sums of all cores unless one is named.
+
+        It and the calls below raise as `call` does.
+        """
         if core is not None:
             return await self._ask(dict[str, int], "stats", core=core)
-        sums: Counter[str] = Counter()
-        for figures in (await self.core_stats()).values():
-            sums.update(figures)
-        return dict(sums)
+        return summed((await self.core_stats()).values())
 
     async def core_stats(self) -> dict[int, dict[str, int]]:
         """`stats` of each core that is ready, by its index."""

@@ -8,7 +8,7 @@ from .scheduler_connector import (
     SchedulerOutput,
     TransferRequest,
 )
-from .tier_figures import TierReport, TierTotals, tiers_of
+from .tier_figures import TierReport, TierTotals, summed, tiers_of
 from .worker_connector import KVBlocks, WorkerConnector, works_by_layer
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "find_connector",
     "make_scheduler_connector",
     "make_worker_connector",
+    "summed",
     "tiers_of",
     "works_by_layer",
 ]

@@ -5,7 +5,7 @@ So counters outlive the process that counted. Knows no step, no metric and no me
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 
 import msgspec
@@ -22,6 +22,7 @@ SIZES = frozenset(
 TierReport = dict[str, dict[str, float]]
 
 _PREFIX = "kv_tier_"
+_SIZE_ENDS = tuple(f"_{name}" for name in sorted(SIZES))
 # For each figure the end of its key among a core's figures, and by what it is multiplied there.
 _KEYS = {
     name: (name.replace("seconds", "milliseconds"), 1000 if name.endswith("seconds") else 1)
@@ -95,6 +96,16 @@ class TierTotals:
             for medium, totals in self._tiers.items()
             for name, (key, factor) in _KEYS.items()
         }
+
+
+def summed(cores: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The figures of several cores together. Sizes of a store are of all that have it open, and no sums."""
+    sums: dict[str, int] = {}
+    for figures in cores:
+        for key, value in figures.items():
+            is_size = key.startswith(_PREFIX) and key.endswith(_SIZE_ENDS)
+            sums[key] = max(sums.get(key, 0), value) if is_size else sums.get(key, 0) + value
+    return sums
 
 
 def tiers_of(stats: Mapping[str, int]) -> dict[str, dict[str, float]]:

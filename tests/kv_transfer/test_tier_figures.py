@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pyllm.kv_transfer.stores import StoreStats
-from pyllm.kv_transfer.tier_figures import REPORT_SECONDS, TierReporter, TierTotals, tiers_of
+from pyllm.kv_transfer.tier_figures import REPORT_SECONDS, TierReporter, TierTotals, summed, tiers_of
 from pyllm.kv_transfer.tiered_store import TieredStore
 from tests.kv_transfer.dict_store import DictStore
 
@@ -88,3 +88,15 @@ def test_reports_of_all_ranks_and_processes_add_up() -> None:
     assert disk == {"num_saved": 7, "used_bytes": 40, "load_seconds": 0.001}
     assert {"medium", *tiers["redis"]} == set(StoreStats.__struct_fields__)
     assert tiers_of({"num_kv_lookups": 4}) == {}
+
+
+def test_of_several_cores_on_one_folder_counters_add_up_and_sizes_do_not() -> None:
+    cores = []
+    for num_saved in (3, 4):
+        totals = TierTotals()
+        totals.add({"disk": {"num_saved": num_saved, "num_blocks": 7, "capacity_bytes": 100}})
+        cores.append(totals.figures() | {"num_blocks": 32})
+    together = summed(cores)
+    assert (together["num_blocks"], summed([])) == (64, {})
+    tier = tiers_of(together)["disk"]
+    assert (tier["num_saved"], tier["num_blocks"], tier["capacity_bytes"]) == (7, 7, 100)
