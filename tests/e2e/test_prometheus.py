@@ -9,16 +9,20 @@ from tests.e2e.server import Server, until
 from tests.monitoring import RULES, adapter_queries, dashboard_queries, selectors
 
 
+LATE = ("process_cpu_seconds_total", "kv_store_capacity_bytes")
+
+
 @pytest.fixture(scope="module")
-def prometheus(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    assert server.complete("The capital of France is", max_tokens=8).status_code == 200
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     folder = tmp_path_factory.mktemp("prometheus")
-    with Prometheus(folder, server.address.removeprefix("http://")) as started:
-        # Two scrapes make a rate, of the processes' samples as well, which come later.
-        scraped = "count_over_time(pyllm:process_cpu_seconds_total[1m]) >= 2"
-        until(lambda: bool(started.query(scraped)), "Prometheus to scrape the server twice")
-        yield started
-    assert started.log == ""
+    with Server("--kv-cache-dir", str(folder / "blocks")) as server:
+        assert server.complete("The capital of France is", max_tokens=8).status_code == 200
+        with Prometheus(folder, server.address.removeprefix("http://")) as started:
+            # Two scrapes make a rate, of the processes' samples and the store's figures as well, which come later.
+            scrapes = [f"count_over_time(pyllm:{name}[1m]) >= 2" for name in LATE]
+            until(lambda: all(map(started.query, scrapes)), "Prometheus to scrape the server twice")
+            yield started
+        assert started.log == ""
 
 
 def test_the_server_is_up_and_ready(prometheus: Prometheus) -> None:
