@@ -4,7 +4,7 @@ Knows the scheduler and the connector's half; not how anything is loaded.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -59,11 +59,11 @@ class KVLookups:
             self._scheduler.hold(*key, HOLDER)
             self._held[key] = _Held(request, num_computed, self._clock())
 
-    def add_all(self) -> None:
+    def add_all(self, but: Collection[Key]) -> None:
         """What requests had on the device is lost, and what is outside of them is looked for once more."""
         for report in self._scheduler.requests(self._scheduler.stats()["num_requests"]):
             key = report["client"], report["request"]
-            if key not in self._held:
+            if key not in self._held and key not in but:
                 self.add(key)
 
     def advance(self) -> None:

@@ -84,6 +84,7 @@ class KVTransfers:
         self._fail = fail
         self._loads: dict[int, _Load] = {}
         self._saves: dict[int, float] = {}  # and when each was submitted
+        self._lost: set[Key] = set()  # whose loads the last ranks took with them
         self._ranks_ended: dict[tuple[str, int], int] = {}
         self._error_blocks: set[int] = set()
         self._calls: set[asyncio.Task[None]] = set()
@@ -125,10 +126,13 @@ class KVTransfers:
                 self._lookups.add((client, request))
 
     def recovered(self) -> None:
-        """New ranks go on with the requests that are there."""
+        """New ranks go on with the requests that are there.
+
+        Those that were being loaded are computed: if it was a load that ended the ranks, it must not end the next ones.
+        """
         if self._lookups is not None and self._may_load():
             with self._trying():
-                self._lookups.add_all()
+                self._lookups.add_all(but=self._lost)
 
     def advance(self) -> None:
         """Look at the requests that are held; before each plan."""
@@ -218,6 +222,7 @@ class KVTransfers:
             self._ranks = _Ranks.STARTING
         for call in self._calls:
             call.cancel()
+        self._lost = {load.key for load in self._loads.values()}
         for pending in (self._calls, self._loads, self._saves, self._ranks_ended, self._error_blocks):
             pending.clear()
 

@@ -198,6 +198,27 @@ async def test_prompt_and_output_of_a_running_request_are_loaded_after_a_death()
     second.close()
 
 
+async def test_a_load_that_was_under_way_when_the_ranks_died_is_not_tried_again() -> None:
+    """Else one of which they die would end all that come after them."""
+    prompt, store = list(range(30)), FaultyStore(DictStore("fatal"), seed=1, rate=0.0)
+    first = Stored(DictStore("fatal"))
+    answer = await first.run(1, prompt, max_tokens=6)
+    first.close()
+    second = Stored(store)
+    await second.start()
+    store._fault = lambda *kinds: "stuck" if "stuck" in kinds else ""  # type: ignore[method-assign]
+    second.engine.submit(1, prompt, max_tokens=6)
+    while not store.num_stuck:
+        await second.engine.core.step()
+    second.executor.kill("crashed")
+    store.let_go()
+    await second.engine.run_dry()
+    assert second.engine.outputs()[1][0] == answer
+    stats = second.engine.core.stats()
+    assert (second.executor.num_restarts, stats["num_kv_lookups"], stats["num_kv_loaded_tokens"]) == (1, 1, 0)
+    second.close()
+
+
 def refuse() -> StoreTransfer:
     raise ConfigError("the folder is gone")
 
