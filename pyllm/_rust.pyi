@@ -10,7 +10,17 @@ from typing import Any, Literal, Self, final
 
 from typing_extensions import Buffer
 
-__all__ = ["SECTIONS", "NeverFitsError", "Placement", "Plan", "Scheduler", "SchedulerError", "__version__", "replay"]
+__all__ = [
+    "SECTIONS",
+    "NeverFitsError",
+    "Placement",
+    "Plan",
+    "RequestHasher",
+    "Scheduler",
+    "SchedulerError",
+    "__version__",
+    "replay",
+]
 
 __version__: str
 
@@ -462,6 +472,27 @@ class Scheduler:
 
         Takes time for each block, some 2 ns.
         """
+
+@final
+class RequestHasher:
+    """Names the full blocks of prompts as a scheduler with these settings does.
+
+    Raises `ValueError` for a block size of 0, and `SchedulerError` for settings that no core could have.
+    """
+
+    def __new__(
+        cls, *, block_size: int, prefix_hash: str = "blake3", prefix_hash_seed: str = "", cache_namespace: str = ""
+    ) -> Self: ...
+    def hashes(
+        self,
+        prompt: bytes,
+        *,
+        tenant: str = "",
+        cache_salt: str = "",
+        adapter: str = "",
+        weights_version: str = "",
+    ) -> list[bytes]:
+        """32 bytes for each full block, from the first on, by all tokens up to its last one; the prompt is int32."""
 
 @final
 class Placement:

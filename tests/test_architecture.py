@@ -23,7 +23,7 @@ LIBRARY_HOMES = {
     "triton": ("pyllm_kernels",),
     "transformers": ("pyllm.workers.transformers_backend",),
     "pyllm_kernels": ("pyllm.workers", "pyllm_kernels"),
-    "pyllm._rust": ("pyllm.core", "pyllm.client"),  # of it the client has `Placement` alone
+    "pyllm._rust": ("pyllm.core", "pyllm.client"),  # of it the client has what has no requests
     "litestar": ("pyllm.frontend",),
     "ray": ("pyllm.core.executors", "pyllm.ray"),
     "llguidance": ("pyllm.frontend", "pyllm.workers"),

@@ -7,6 +7,7 @@ from .logprobs import Logprob, LogprobEntries, chosen, extended, likeliest
 from .placers import PlacementKind
 from .prompt_tokens import PromptTokens, known_tokens
 from .reports import BlockOwners, Decision, RequestReport, SampleReport, TenantReport
+from .request_hasher import RequestHasher
 from .streams import OutputSink
 from .submission import check_dimensions, refuse_input, refuse_prompt, room_for_output
 from .token_reader import TokenDelta
@@ -27,6 +28,7 @@ __all__ = [
     "OutputSink",
     "PlacementKind",
     "PromptTokens",
+    "RequestHasher",
     "RequestReport",
     "SampleReport",
     "StartTimes",

@@ -8,6 +8,7 @@ from .scheduler_connector import (
     SchedulerOutput,
     TransferRequest,
 )
+from .store_settings import block_key
 from .tier_figures import TierReport, TierTotals, summed, tiers_of
 from .worker_connector import KVBlocks, WorkerConnector, works_by_layer
 
@@ -24,6 +25,7 @@ __all__ = [
     "TierTotals",
     "TransferRequest",
     "WorkerConnector",
+    "block_key",
     "find_connector",
     "make_scheduler_connector",
     "make_worker_connector",

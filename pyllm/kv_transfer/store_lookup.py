@@ -137,7 +137,8 @@ class StoreLookup(SchedulerConnector):
         """How many of the first blocks are in the store or computed, so that what comes after them can go on."""
         windows, ranks = self.context.windows, range(self.context.num_ranks)
         places = [(index, group) for index in range(num_computed, len(hashes)) for group in range(len(windows))]
-        keys = [block_key(self.context, hashes[index], group, rank) for index, group in places for rank in ranks]
+        namespace = self.context.namespace
+        keys = [block_key(namespace, hashes[index], group, rank) for index, group in places for rank in ranks]
         found = self._store.lookup(keys)
         num_ranks = len(ranks)
         known = {place: all(found[at * num_ranks : (at + 1) * num_ranks]) for at, place in enumerate(places)}

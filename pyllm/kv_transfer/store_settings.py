@@ -10,7 +10,6 @@ import msgspec
 from pyllm.config.engine_settings import CacheConfig
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.errors import ConfigError
-from pyllm.kv_transfer.scheduler_connector import ConnectorContext
 from pyllm.kv_transfer.stores import DiskStore, KVStore, RedisStore, Retention
 from pyllm.kv_transfer.tiered_store import TieredStore
 
@@ -83,6 +82,6 @@ def open_store(settings: StoreSettings, cache: CacheConfig, *, saves: bool = Tru
         raise ConfigError(f"the store {settings.store!r} cannot be opened: {error}; write module:name") from error
 
 
-def block_key(context: ConnectorContext, block_hash: bytes, group: int, rank: int) -> bytes:
+def block_key(namespace: bytes, block_hash: bytes, group: int, rank: int) -> bytes:
     """The key of one block of one group of layers of one rank."""
-    return context.namespace + block_hash + group.to_bytes(4, "little") + rank.to_bytes(4, "little")
+    return namespace + block_hash + group.to_bytes(4, "little") + rank.to_bytes(4, "little")

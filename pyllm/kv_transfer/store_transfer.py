@@ -145,7 +145,7 @@ class StoreTransfer(WorkerConnector):
                 part = slice(start, start + num_chunk)
                 hashes, groups, blocks = load.hashes[part], load.groups[part], load.blocks[part]
                 keys = [
-                    block_key(self.context, name, group, self.context.rank)
+                    block_key(self.context.namespace, name, group, self.context.rank)
                     for name, group in zip(hashes, groups, strict=True)
                 ]
                 buffers = [memory[at * size : (at + 1) * size] for at in range(len(blocks))]
@@ -188,9 +188,8 @@ class StoreTransfer(WorkerConnector):
         for retention in sorted({self._retention(save) for save in saves}):
             places = [at for at, save in enumerate(saves) if self._retention(save) == retention]
             try:
-                keys = [
-                    block_key(self.context, saves[at].block_hash, saves[at].group, self.context.rank) for at in places
-                ]
+                named = [(saves[at].block_hash, saves[at].group) for at in places]
+                keys = [block_key(self.context.namespace, *name, self.context.rank) for name in named]
                 num_kept += sum(self._store.save(keys, [buffers[at] for at in places], retention))
             except Exception as error:  # noqa: BLE001 - the same
                 logger.error("a save of KV blocks failed: %s: %s", type(error).__name__, error)

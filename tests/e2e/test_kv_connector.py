@@ -1,14 +1,17 @@
 """KV blocks that outlive the engine: processes and ranks that save and load them, and answers that stay the same."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from pyllm import LLM, LLMEngine, SamplingParams, SchedulingParams
-from pyllm.kv_transfer.stores import Retention
+from pyllm import LLM, EngineClient, LLMEngine, SamplingParams, SchedulingParams
+from pyllm.client import RequestHasher
+from pyllm.kv_transfer.stores import DiskStore, Retention
 from tests.e2e.server import until
 from tests.kv_transfer.dict_store import forget_all
 from tests.tiny_model import write_tiny_model
@@ -36,6 +39,27 @@ def test_blocks_on_disk_serve_the_next_engine(tmp_path: Path, ranks: int) -> Non
     assert ask(model, **options) == (tokens, 192)
     other = write_tiny_model(tmp_path / "other", heads=4, kv_heads=2, seed=1)
     assert ask(other, **options)[1] == 0, "another model's blocks are in another namespace"
+
+
+async def test_a_program_beside_the_engine_finds_a_prompts_blocks_in_the_folder(tmp_path: Path) -> None:
+    address, folder = f"ipc://{tmp_path}/core", tmp_path / "blocks"
+    model = write_tiny_model(tmp_path / "model", heads=4, kv_heads=2)
+    flags = ["--bind", address, "--tensor-parallel-size", "2", "--kv-cache-dir", str(folder)]
+    core = subprocess.Popen([sys.executable, "-m", "pyllm", "core", model, *flags], stdout=subprocess.PIPE)
+    client = await EngineClient.connect(address, timeout=90)
+    async for _ in client.generate(PROMPT, GREEDY):
+        pass
+    hasher = RequestHasher(client.model)
+    client.close()
+    core.terminate()
+    core.communicate(timeout=60)
+    store = DiskStore(folder, 1 << 30)
+    hashes = hasher.hashes(PROMPT)
+    assert len(hashes) == 12
+    assert all(all(store.lookup(hasher.keys(name))) for name in hashes)
+    (other,) = hasher.hashes(PROMPT[1:17])
+    assert not any(store.lookup(hasher.keys(other)))
+    store.close()
 
 
 def test_a_model_that_differs_only_deep_within_its_tensors_is_another_one(tmp_path: Path) -> None:

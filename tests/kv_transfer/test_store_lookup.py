@@ -48,7 +48,7 @@ def test_the_longest_start_of_which_all_that_is_read_later_is_known(
     lookup = StoreLookup(CONFIG, where, store)
     for index, group in known:
         for rank in range(num_ranks):
-            store.blocks[block_key(where, of.block_hashes[index], group, rank)] = 0, b""
+            store.blocks[block_key(where.namespace, of.block_hashes[index], group, rank)] = 0, b""
 
     def goes_on(length: int) -> bool:
         reads = (

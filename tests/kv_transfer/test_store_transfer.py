@@ -30,7 +30,7 @@ def begin(transfer: StoreTransfer, loads: Sequence[int]) -> None:
 
 def test_loads_that_do_not_return_are_bounded_and_those_given_up_before_they_begin_are_not_read() -> None:
     store, cache, now = GatedStore("stuck", "load"), FakeBlocks(1002, BLOCK_BYTES), 0.0
-    store.save([block_key(CONTEXT, bytes(32), 0, 0)], [memoryview(bytes(BLOCK_BYTES))])
+    store.save([block_key(CONTEXT.namespace, bytes(32), 0, 0)], [memoryview(bytes(BLOCK_BYTES))])
     transfer = StoreTransfer(CONFIG, CONTEXT, store, clock=lambda: now)
     transfer.register_kv_caches(cache)
     begin(transfer, range(MAX_LOADS + 1))

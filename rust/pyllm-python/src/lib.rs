@@ -8,6 +8,7 @@ mod step_trace;
 mod numbers;
 mod placement;
 mod reports;
+mod request_hasher;
 
 use std::sync::{Mutex, PoisonError};
 
@@ -23,6 +24,7 @@ use buffers::{
 use errors::{NeverFitsError, SchedulerError, python_error};
 use numbers::Number;
 use placement::Placement;
+use request_hasher::RequestHasher;
 
 #[pyclass(frozen, module = "pyllm._rust")]
 struct Scheduler(Mutex<pyllm_scheduler::Scheduler>);
@@ -457,7 +459,7 @@ fn replay<'py>(py: Python<'py>, recording: &[u8]) -> PyResult<Bound<'py, PyDict>
 #[pymodule]
 mod _rust {
     #[pymodule_export]
-    use super::{NeverFitsError, Placement, Plan, Scheduler, SchedulerError, replay};
+    use super::{NeverFitsError, Placement, Plan, RequestHasher, Scheduler, SchedulerError, replay};
     use pyo3::prelude::*;
 
     #[pymodule_export]

@@ -13,6 +13,7 @@ mod host_pool;
 pub(crate) mod pending_swaps;
 pub(crate) mod pins;
 pub(crate) mod prefix;
+pub(crate) mod request_hasher;
 pub(crate) mod saves;
 pub(crate) mod tier_cache;
 

@@ -85,6 +85,7 @@ pub use kv_cache::events::{Events, KvEvent, Snapshot, Tier};
 pub use kv_cache::fragmentation::{Fragmentation, TierFragmentation};
 pub use kv_cache::hash::BlockHash;
 pub use kv_cache::host_block::HostBlock;
+pub use kv_cache::request_hasher::RequestHasher;
 pub use kv_cache::saves::Save;
 pub use output::deltas::DeltaColumns;
 pub use output::embeddings::Embeddings;

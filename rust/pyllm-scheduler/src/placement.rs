@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::estimates::core_load::{CoreLoad, work};
 use crate::estimates::output_lengths::FIRST_LENGTH;
 use crate::kv_cache::changes::Change;
-use crate::kv_cache::hash::BlockHasher;
+use crate::kv_cache::request_hasher::RequestHasher;
 use crate::recorder::Recorder;
 
 use choice::{Candidate, choose};
@@ -41,7 +41,7 @@ pub struct Placement {
     num_inputs: u64,
     recorder: Option<Recorder>,
     // Working space, kept between calls for its memory alone.
-    hasher: BlockHasher,
+    hasher: RequestHasher,
     hashes: Vec<u64>,
     candidates: Vec<Candidate>,
 }
@@ -102,7 +102,7 @@ impl Placement {
             last_request: None,
             num_inputs: 0,
             recorder: None,
-            hasher: BlockHasher::by(prefix_hash, prefix_hash_seed, cache_namespace),
+            hasher: RequestHasher::new(block_size, prefix_hash, prefix_hash_seed, cache_namespace),
             hashes: Vec::new(),
             candidates: Vec::new(),
         })
@@ -227,11 +227,8 @@ impl Placement {
     /// The short hashes of the prompt's full blocks, into `hashes`.
     fn hash_blocks(&mut self, request: &NewRequest) {
         self.hashes.clear();
-        let mut parent = self.hasher.root(&[&request.tenant, &request.cache_salt, &request.adapter, WEIGHTS_VERSION]);
-        for tokens in request.prompt.chunks_exact(self.settings.block_size as usize) {
-            parent = self.hasher.child(parent, tokens, &[]);
-            self.hashes.push(parent.of(0).short());
-        }
+        let extra_keys = [&request.tenant, &request.cache_salt, &request.adapter, WEIGHTS_VERSION];
+        self.hashes.extend(self.hasher.hashes(&request.prompt, extra_keys).map(|hash| hash.of(0).short()));
     }
 
     /// What the request would cost on each core, into `candidates`.

@@ -264,13 +264,8 @@ impl World {
 }
 
 fn hashes(prompt: &[i32]) -> Vec<u64> {
-    let mut hasher = BlockHasher::by(PrefixHash::Blake3, "", "");
-    let mut parent = hasher.root(&["", "", "", ""]);
-    let short = prompt.chunks_exact(BLOCK_SIZE as usize).map(|tokens| {
-        parent = hasher.child(parent, tokens, &[]);
-        parent.of(0).short()
-    });
-    short.collect()
+    let mut hasher = RequestHasher::new(BLOCK_SIZE, PrefixHash::Blake3, "", "");
+    hasher.hashes(prompt, [""; 4]).map(|hash| hash.of(0).short()).collect()
 }
 
 proptest! {

@@ -1,0 +1,41 @@
+"""The names of a prompt's blocks outside the engine: what a program needs to look for them in a store, or in events.
+
+Knows no store and no connection.
+"""
+
+from pyllm._rust import RequestHasher as Hasher
+from pyllm.client.prompt_tokens import Prompt, pack_tokens
+from pyllm.kv_transfer import block_key
+from pyllm.wire.messages import ModelInfo
+
+
+class RequestHasher:
+    """Gives the names that an engine with this model gives, whichever process it runs in."""
+
+    def __init__(self, model: ModelInfo) -> None:
+        self._hasher = Hasher(
+            block_size=model.block_size,
+            prefix_hash=model.prefix_hash,
+            prefix_hash_seed=model.prefix_hash_seed,
+            cache_namespace=model.cache_namespace,
+        )
+        self._namespace = bytes.fromhex(model.cache_namespace)
+        self._num_groups = len(model.kv_windows)
+        self._num_ranks = model.tensor_parallel_size * model.pipeline_parallel_size
+
+    def hashes(self, prompt: Prompt, *, tenant: str = "", cache_salt: str = "", adapter: str = "") -> list[bytes]:
+        """32 bytes for each full block of a prompt, from the first on, by all tokens up to its last one.
+
+        Raises:
+            RequestError: the prompt is no sequence of token ids.
+        """
+        packed = pack_tokens(prompt).tobytes()
+        return self._hasher.hashes(packed, tenant=tenant, cache_salt=cache_salt, adapter=adapter)
+
+    def keys(self, block_hash: bytes) -> list[bytes]:
+        """The keys of one of these blocks in a `KVStore`: for each group of layers that of each rank."""
+        return [
+            block_key(self._namespace, block_hash, group, rank)
+            for group in range(self._num_groups)
+            for rank in range(self._num_ranks)
+        ]
