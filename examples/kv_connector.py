@@ -13,7 +13,7 @@ BLOCKS: dict[bytes, bytes] = {}
 
 
 class MemoryStore:
-    """Blocks by key, in a dict. Threads of the connector call it; it may be wrong about nothing that it loads."""
+    """Blocks by key, in a dict. Several threads call it. `load` says True only for a block as it was saved."""
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         return [key in BLOCKS for key in keys]
@@ -33,7 +33,7 @@ class MemoryStore:
         return [True] * len(keys)
 
     def stats(self) -> list[StoreStats]:
-        return [StoreStats(medium="memory", num_blocks=len(BLOCKS))]
+        return [StoreStats(tier="memory", num_blocks=len(BLOCKS))]
 
     def close(self) -> None:
         pass

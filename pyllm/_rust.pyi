@@ -332,7 +332,8 @@ class Scheduler:
     def take_loads(self) -> list[dict[str, Any]]:
         """The loads that plans call for: id, client, request, first_token, num_tokens, blocks, step.
 
-        `blocks` has int32 bytes for each group: the blocks of the last of these tokens, all that are read later.
+        `blocks` has int32 bytes for each group: every block of these tokens, or with a window the last ones, which
+        later tokens still read.
 
         With a step, the load is done before that step is computed; without, the request waits for `finish_load`.
         """

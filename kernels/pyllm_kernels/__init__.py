@@ -34,7 +34,7 @@ from pyllm_kernels.matrix_rows import (
     empty_bytes,
     zero_rows,
 )
-from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
+from pyllm_kernels.metadata import UNSCALED, AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 from pyllm_kernels.ops import (
     activation,
     add,
@@ -72,6 +72,7 @@ __all__ = [
     "INT8_BLOCKS",
     "SCALED_DTYPES",
     "SUMMARY_PARTS",
+    "UNSCALED",
     "AttentionLayer",
     "AttentionMetadata",
     "AttentionShape",

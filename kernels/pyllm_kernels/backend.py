@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyllm_kernels.block_selection import KeySummaries, SparseRows
 from pyllm_kernels.cpu_linear import PackedLinear
+from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.matrix_rows import MatrixRows
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
@@ -117,6 +118,21 @@ class PlanAttentionOp(Protocol):
     ) -> AttentionMetadata: ...
 
 
+class EditLogitsOp(Protocol):
+    """`edit_logits`."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        edits: LogitsEdits,
+        mask_rows: Tensor | None = None,
+        masks: Tensor | None = None,
+        out: Tensor | None = None,
+        /,
+    ) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """The ops of one backend. Each field has the signature and meaning of the function of that name in `ops.py`.
@@ -155,3 +171,5 @@ class Kernels:
     swap_blocks: Callable[[Tensor, Tensor, Tensor], None]
     gather_blocks: Callable[[Tensor, Tensor, Tensor], None]
     scatter_blocks: Callable[[Tensor, Tensor, Tensor], None]
+    edit_logits: EditLogitsOp
+    logprobs: Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]

@@ -1,14 +1,14 @@
-"""What `select_blocks` must know: which rows are sparse, how many blocks they keep, and summaries to choose by.
+"""What `score_blocks` and `select_blocks` must know: which rows are sparse, how many blocks they keep, and the
+summaries that blocks are scored by.
 
 It does not know why a row is sparse, nor when a summary is out of date.
 """
 
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from pyllm_kernels.metadata import AttentionMetadata
@@ -71,11 +71,3 @@ class KeySummaries:
     kind: str
     vectors: Tensor
     known: Tensor
-
-    @classmethod
-    def empty(cls, kind: str, key_cache: Tensor) -> Self:
-        """Of a cache [num_blocks, block_size, kv_heads, head_dim], with nothing known."""
-        num_blocks, _, kv_heads, head_dim = key_cache.shape
-        shape = num_blocks, kv_heads, SUMMARY_PARTS[kind], head_dim
-        vectors = torch.zeros(shape, dtype=key_cache.dtype, device=key_cache.device)
-        return cls(kind, vectors, torch.zeros(num_blocks, dtype=torch.uint8, device=key_cache.device))

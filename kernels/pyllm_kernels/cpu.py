@@ -12,10 +12,9 @@ from pyllm_kernels import _cpu, graph, paged_reference, reference
 from pyllm_kernels.block_selection import SUMMARY_PARTS, BlockBudget, KeySummaries, SparseRows
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
-from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, KVScales, QKNorm
+from pyllm_kernels.metadata import UNSCALED, AttentionLayer, AttentionMetadata, KVScales, QKNorm
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-_UNSCALED = KVScales()
 _Rows = tuple[str, int, int]
 _Parameters = tuple[int, int, int, int, int]
 
@@ -125,11 +124,11 @@ def rope_and_kv_write(
     key_cache: Tensor,
     value_cache: Tensor,
     norm: QKNorm | None = None,
-    scales: KVScales = _UNSCALED,
+    scales: KVScales = UNSCALED,
     query_scales: Tensor | None = None,
 ) -> None:
     weights = () if norm is None else (norm.query_weight, norm.key_weight)
-    if scales != _UNSCALED or not _are_ours(query, key_cache, *weights):
+    if scales != UNSCALED or not _are_ours(query, key_cache, *weights):
         tensors = query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
         return graph.not_captured(paged_reference.rope_and_kv_write)(*tensors, norm, scales, query_scales)
     tokens, heads, head_dim = query.shape

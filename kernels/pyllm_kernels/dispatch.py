@@ -78,6 +78,8 @@ def _reference() -> Kernels:
         swap_blocks=paged_reference.swap_blocks,
         gather_blocks=paged_reference.gather_blocks,
         scatter_blocks=paged_reference.scatter_blocks,
+        edit_logits=reference.edit_logits,
+        logprobs=reference.logprobs,
     )
 
 
@@ -105,6 +107,8 @@ def _cpu(device_type: str) -> Kernels:
         score_blocks=cpu.score_blocks,
         select_blocks=cpu.select_blocks,
         copy_blocks=cpu.copy_blocks,
+        edit_logits=cpu.edit_logits,
+        logprobs=cpu.logprobs,
     )
 
 
@@ -134,7 +138,7 @@ def _triton(device_type: str) -> Kernels:
 
     return Kernels(
         backend="triton",
-        pack_linear=reference.pack_linear,  # Floats are cuBLAS's to multiply...
+        pack_linear=reference.pack_linear,  # cuBLAS multiplies floats.
         kept_format=linear_packed.kept_format,
         pack_rows=linear_packed.pack_rows,
         packed_linear=linear_packed.packed_linear,
@@ -155,10 +159,13 @@ def _triton(device_type: str) -> Kernels:
         experts=grouped_experts.experts,
         plan_attention=attention.plan_attention,
         paged_attention=attention.paged_attention,
-        score_blocks=paged_reference.score_blocks,  # Rows are read on the host: the engine refuses it on a GPU.
+        # They read the rows on the host; the engine refuses sparse attention on GPUs.
+        score_blocks=paged_reference.score_blocks,
         select_blocks=paged_reference.select_blocks,
         copy_blocks=blocks.copy_blocks,
-        swap_blocks=paged_reference.swap_blocks,  # ...and Triton has nothing to add to a copy over PCIe.
+        swap_blocks=paged_reference.swap_blocks,  # A copy over PCIe needs no kernel.
         gather_blocks=blocks.gather_blocks,
         scatter_blocks=blocks.scatter_blocks,
+        edit_logits=reference.edit_logits,
+        logprobs=reference.logprobs,
     )

@@ -109,3 +109,6 @@ class KVScales:
 
     key: float = 1.0
     value: float = 1.0
+
+
+UNSCALED = KVScales()

@@ -8,16 +8,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pyllm_kernels import cpu, reference
 from pyllm_kernels.block_selection import KeySummaries, SparseRows
 from pyllm_kernels.cpu_linear import PackedLinear
 from pyllm_kernels.dispatch import select
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.matrix_rows import MatrixRows, empty_bytes
-from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
-
-_UNSCALED = KVScales()
+from pyllm_kernels.metadata import UNSCALED, AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
@@ -187,7 +184,7 @@ def rope_and_kv_write(
     key_cache: Tensor,
     value_cache: Tensor,
     norm: QKNorm | None = None,
-    scales: KVScales = _UNSCALED,
+    scales: KVScales = UNSCALED,
     query_scales: Tensor | None = None,
 ) -> None:
     """Rotate query and key in place by their positions (arXiv 2104.09864), and write key and value into the cache.
@@ -347,8 +344,7 @@ def edit_logits(
 
     A GPU does not wait for the host. On a CPU indices that are not there are an `IndexError`.
     """
-    edit = cpu.edit_logits if logits.is_cpu else reference.edit_logits
-    return edit(logits, rows, edits, mask_rows, masks, out)
+    return select("auto", logits.device).edit_logits(logits, rows, edits, mask_rows, masks, out)
 
 
 def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -360,5 +356,4 @@ def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tupl
     great as the token's. A row's result does not depend on the others, on a GPU neither; a logit that is not a number
     counts as minus infinity.
     """
-    tell = cpu.logprobs if logits.is_cpu else reference.logprobs
-    return tell(logits, rows, chosen, num_top)
+    return select("auto", logits.device).logprobs(logits, rows, chosen, num_top)

@@ -11,10 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyllm_kernels.block_selection import KeySummaries, SparseRows
-from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
+from pyllm_kernels.metadata import UNSCALED, AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 from pyllm_kernels.reference import rms_norm
-
-_UNSCALED = KVScales()
 
 
 def rope_and_kv_write(
@@ -27,7 +25,7 @@ def rope_and_kv_write(
     key_cache: Tensor,
     value_cache: Tensor,
     norm: QKNorm | None = None,
-    scales: KVScales = _UNSCALED,
+    scales: KVScales = UNSCALED,
     query_scales: Tensor | None = None,
 ) -> None:
     if norm is not None:
@@ -96,6 +94,30 @@ def select_blocks(shares: Tensor, key_cache: Tensor, rows: SparseRows) -> Attent
     return replace(metadata, block_tables=tables, slots=slots, sequence_lengths=lengths, tasks=None)
 
 
+def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
+    for source, destination in copies.tolist():
+        key_cache[destination] = key_cache[source]
+        value_cache[destination] = value_cache[source]
+
+
+def swap_blocks(cache: Tensor, host_blocks: Tensor, swaps: Tensor) -> None:
+    moves = swaps.tolist()
+    for direction, device, host in moves:
+        if direction == 0:
+            host_blocks[host].copy_(cache[:, :, device], non_blocking=True)
+    for direction, device, host in moves:
+        if direction == 1:
+            cache[:, :, device].copy_(host_blocks[host], non_blocking=True)
+
+
+def gather_blocks(cache: Tensor, staged: Tensor, blocks: Tensor) -> None:
+    staged.view(torch.uint8).copy_(cache.view(torch.uint8).index_select(2, blocks).movedim(2, 0))
+
+
+def scatter_blocks(cache: Tensor, staged: Tensor, blocks: Tensor) -> None:
+    cache.view(torch.uint8).index_copy_(2, blocks.long(), staged.view(torch.uint8).movedim(0, 2))
+
+
 def _selecting_rows(key_cache: Tensor, rows: SparseRows) -> Iterator[tuple[int, int, int]]:
     """The rows that leave blocks out, and where the blocks begin and end of which they keep the best."""
     budget = rows.budget
@@ -129,30 +151,6 @@ def _shares(query: Tensor, summaries: Tensor) -> Tensor:
     for index, part in enumerate(by_part):
         scores += part @ summaries[:, :, index].permute(1, 2, 0)
     return scores.softmax(dim=-1).sum(dim=(0, 1))
-
-
-def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
-    for source, destination in copies.tolist():
-        key_cache[destination] = key_cache[source]
-        value_cache[destination] = value_cache[source]
-
-
-def swap_blocks(cache: Tensor, host_blocks: Tensor, swaps: Tensor) -> None:
-    moves = swaps.tolist()
-    for direction, device, host in moves:
-        if direction == 0:
-            host_blocks[host].copy_(cache[:, :, device], non_blocking=True)
-    for direction, device, host in moves:
-        if direction == 1:
-            cache[:, :, device].copy_(host_blocks[host], non_blocking=True)
-
-
-def gather_blocks(cache: Tensor, staged: Tensor, blocks: Tensor) -> None:
-    staged.view(torch.uint8).copy_(cache.view(torch.uint8).index_select(2, blocks).movedim(2, 0))
-
-
-def scatter_blocks(cache: Tensor, staged: Tensor, blocks: Tensor) -> None:
-    cache.view(torch.uint8).index_copy_(2, blocks.long(), staged.view(torch.uint8).movedim(0, 2))
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, factors: Tensor | None) -> None:

@@ -76,7 +76,7 @@ class CacheConfig(ConfigPart, frozen=True):
     ] = ""
     kv_cache_disk_size: Annotated[
         int,
-        Meta(description="most bytes that kv_cache_dir takes, of all servers together: 100GiB", ge=1 << 20),
+        Meta(description="most bytes that kv_cache_dir takes, of all servers together, for example 100GiB", ge=1 << 20),
         TextForm(size_unit=1),
     ] = DEFAULT_DISK_KV_CACHE_BYTES
     kv_cache_redis_url: Annotated[

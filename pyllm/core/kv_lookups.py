@@ -1,4 +1,5 @@
-"""What a connector has of requests that come: they are held until it is known, and what is worth a load is offered.
+"""Looks requests up in the connector. A request is held until the connector has answered; a load that is faster than
+computing is offered to the scheduler.
 
 Knows the scheduler and the connector's half; not how anything is loaded.
 """
@@ -28,14 +29,11 @@ class _Held(NamedTuple):
 
 
 class KVLookups:
-    """`num_ranks` decides whether a request can do without waiting for its load."""
+    """With several ranks every request waits for its load."""
 
-    def __init__(
-        self, scheduler: Scheduler, connector: SchedulerConnector, num_ranks: int, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, connector: SchedulerConnector, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
         self._connector = connector
-        self._num_ranks = num_ranks
         self._clock = clock
         self._held: dict[Key, _Held] = {}
         self._offered: dict[Key, TransferRequest] = {}
@@ -49,7 +47,7 @@ class KVLookups:
         return len(self._held)
 
     def add(self, key: Key) -> None:
-        """A request has come. What is outside of it is offered to the scheduler, or looked for while it is held."""
+        """Look a new request up: offer its load to the scheduler, or hold it until the connector answers."""
         num_computed, hashes = self._scheduler.known_prefix(*key)
         if not hashes:
             return
@@ -60,7 +58,7 @@ class KVLookups:
             self._held[key] = _Held(request, num_computed, self._clock())
 
     def add_all(self, but: Collection[Key]) -> None:
-        """What requests had on the device is lost, and what is outside of them is looked for once more."""
+        """Look all requests up again but these, as new ranks have none of their blocks."""
         for report in self._scheduler.requests(self._scheduler.stats()["num_requests"]):
             key = report["client"], report["request"]
             if key not in self._held and key not in but:
@@ -126,7 +124,7 @@ class KVLookups:
         if num_tokens <= 0:
             return True
         self._num_matched_tokens += num_tokens
-        if not self._load_speed(num_tokens).is_worth(num_tokens, self._scheduler.prefill_seconds(num_tokens)):
+        if not self._load_speed(num_tokens).is_faster(num_tokens, self._scheduler.prefill_seconds(num_tokens)):
             self._num_skipped_hits += 1
             return True
         try:
@@ -134,7 +132,7 @@ class KVLookups:
             if tuple(hashes[:1]) != request.block_hashes[:1]:
                 return True  # With other weights its blocks have other names.
             # One rank alone hears in time what a load within a step has failed to bring.
-            is_asynchronous = is_asynchronous or self._num_ranks > 1
+            is_asynchronous = is_asynchronous or self._connector.context.num_ranks > 1
             self._scheduler.offer_load(*key, num_computed + num_tokens, asynchronous=is_asynchronous)
         except SchedulerError:
             return True  # It has ended, or runs already.

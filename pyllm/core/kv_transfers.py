@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pyllm._rust import Scheduler, SchedulerError
-from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.core.executors.executor import Executor
 from pyllm.core.kv_lookups import Key, KVLookups
 from pyllm.errors import EngineDeadError, WorkerDeadError
@@ -35,13 +34,13 @@ _RESULTS = msgspec.msgpack.Decoder(TransferResults | None)
 logger = logging.getLogger(__name__)
 
 
-class _Ranks(Enum):
-    """What the ranks' halves of the connector are good for."""
+class _State(Enum):
+    """Whether the connector can be used."""
 
     READY = auto()
-    STARTING = auto()  # from `lose` to `connect`
-    FAILED = auto()  # they could not be made: nothing is loaded or saved
-    GIVEN_UP = auto()  # nor made again, as the half in this process has failed
+    STARTING = auto()  # The workers restart.
+    FAILED = auto()  # The ranks could not make their halves; tried again at the next start.
+    GIVEN_UP = auto()  # The core's half raised; not used again in this process.
     ENDED = auto()
 
 
@@ -54,8 +53,7 @@ class _Load(NamedTuple):
 class KVTransfers:
     """`connector` is None where there is none: then every method returns at once.
 
-    `namespace` has the hexadecimal digits that the ranks' halves get. `fail` ends a request whose load has failed,
-    where `kv_load_failure_policy` says so.
+    `fail` ends a request whose load has failed, where `kv_load_failure_policy` says so.
     """
 
     def __init__(
@@ -64,9 +62,6 @@ class KVTransfers:
         executor: Executor,
         connector: SchedulerConnector | None,
         *,
-        config: KVTransferConfig | None,
-        namespace: str,
-        num_ranks: int,
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
         fail: Callable[[int, int, str], object],
@@ -74,11 +69,9 @@ class KVTransfers:
         self._scheduler = scheduler
         self._executor = executor
         self._connector = connector
-        self._lookups = None if connector is None else KVLookups(scheduler, connector, num_ranks, clock)
-        self._ranks = _Ranks.ENDED if connector is None else _Ranks.READY
-        self._config = config
-        self._namespace = namespace
-        self._num_ranks = num_ranks
+        self._lookups = None if connector is None else KVLookups(scheduler, connector, clock)
+        self._state = _State.ENDED if connector is None else _State.READY
+        self._num_ranks = 1 if connector is None else connector.context.num_ranks
         self._clock = clock
         self._sleep = sleep
         self._fail = fail
@@ -90,7 +83,7 @@ class KVTransfers:
         self._calls: set[asyncio.Task[None]] = set()
         self._pause = _FIRST_PAUSE
         self._num_loaded_tokens = self._num_failures = 0
-        self._moved = dict.fromkeys(("loaded_bytes", "saved_bytes", "num_dropped_saves"), 0)
+        self._moved = dict.fromkeys(("loaded_bytes", "saved_bytes", "num_unsaved_blocks"), 0)
         self._load_seconds = 0.0
         self._tiers = TierTotals()
 
@@ -105,24 +98,24 @@ class KVTransfers:
         Raises:
             WorkerDeadError: a rank has died.
         """
-        if self._lookups is None or self._ranks is _Ranks.GIVEN_UP:
+        if self._connector is None or self._lookups is None or self._state is _State.GIVEN_UP:
             return
         try:
-            await self._executor.collective("register_kv_caches", self._namespace)
+            await self._executor.collective("register_kv_caches", self._connector.context.namespace.hex())
         except WorkerDeadError:
             raise
         except EngineDeadError as error:
             logger.error("KV blocks are neither loaded nor saved until the workers start again: %s", error)
-            self._ranks = _Ranks.FAILED
+            self._state = _State.FAILED
             self._num_failures += 1
             self._lookups.release_all()
         else:
-            self._ranks = _Ranks.READY
+            self._state = _State.READY
 
     def add(self, client: int, request: int) -> None:
         """A request has come."""
         if self._lookups is not None and self._may_load():
-            with self._trying():
+            with self._guarded():
                 self._lookups.add((client, request))
 
     def recovered(self) -> None:
@@ -131,23 +124,23 @@ class KVTransfers:
         Those that were being loaded are computed: if it was a load that ended the ranks, it must not end the next ones.
         """
         if self._lookups is not None and self._may_load():
-            with self._trying():
+            with self._guarded():
                 self._lookups.add_all(but=self._lost)
 
     def advance(self) -> None:
         """Look at the requests that are held; before each plan."""
         if self._lookups is not None and self._lookups.num_held:
-            with self._trying():
+            with self._guarded():
                 self._lookups.advance()
 
     def take(self, *, with_step: bool) -> bytes:
         """What the ranks are told with a step that was just planned, or without one."""
         if self._connector is None:
             return b""
-        if self._ranks in {_Ranks.FAILED, _Ranks.GIVEN_UP}:
+        if self._state in {_State.FAILED, _State.GIVEN_UP}:
             self._refuse()
             return b""
-        with self._trying():
+        with self._guarded():
             loads = [self._begun(load) for load in self._scheduler.take_loads()]
             saves = [BlockSave(*save) for save in self._scheduler.take_saves()]
             self._saves.update((save.id, self._clock()) for save in saves)
@@ -180,7 +173,7 @@ class KVTransfers:
 
     def request_figures(self) -> None:
         """Have the ranks tell what they have moved since the last step. No step may be in flight."""
-        is_ready = self._ranks is _Ranks.READY and self._executor.death is None
+        is_ready = self._state is _State.READY and self._executor.death is None
         if is_ready and not self._calls and not self.is_busy:
             self._call(b"")
 
@@ -193,7 +186,7 @@ class KVTransfers:
         if (stats := results.stats) is not None:
             self._moved["loaded_bytes"] += stats.loaded_bytes
             self._moved["saved_bytes"] += stats.saved_bytes
-            self._moved["num_dropped_saves"] += stats.num_dropped_saves
+            self._moved["num_unsaved_blocks"] += stats.num_unsaved_blocks
             self._load_seconds += stats.load_seconds
             self._tiers.add(stats.tiers)
         for load in results.loads:
@@ -203,14 +196,14 @@ class KVTransfers:
             if self._has_ended("save", save) and save in self._saves:
                 del self._saves[save]
                 self._scheduler.finish_save(save)
-        with self._trying():
+        with self._guarded():
             self._connector.update_connector_output(results)
 
     def ended(self, reports: list[dict[str, Any]]) -> None:
         """Requests have ended, as `Scheduler.take_ended` tells of them."""
-        if self._lookups is None or self._ranks is _Ranks.GIVEN_UP:
+        if self._lookups is None or self._state is _State.GIVEN_UP:
             return
-        with self._trying():
+        with self._guarded():
             for report in reports:
                 self._lookups.end((report["client"], report["request"]))
             if len(reports) >= MAX_ENDED:  # Of more than these it tells of the last ones.
@@ -218,8 +211,8 @@ class KVTransfers:
 
     def lose(self) -> None:
         """The ranks are gone, and with them all that was under way."""
-        if self._ranks in {_Ranks.READY, _Ranks.FAILED}:
-            self._ranks = _Ranks.STARTING
+        if self._state in {_State.READY, _State.FAILED}:
+            self._state = _State.STARTING
         for call in self._calls:
             call.cancel()
         self._lost = {load.key for load in self._loads.values()}
@@ -228,7 +221,7 @@ class KVTransfers:
 
     async def finish(self) -> None:
         """Have the ranks copy and write what is to be saved, for a short while: no step follows."""
-        if self._ranks is not _Ranks.READY or self._executor.death is not None:
+        if self._state is not _State.READY or self._executor.death is not None:
             return
         with suppress(TimeoutError, EngineDeadError):
             async with asyncio.timeout(_FINISH_SECONDS):
@@ -236,7 +229,7 @@ class KVTransfers:
                 while self._saves and self._executor.death is None:
                     await self.wait()
                     self.flush()
-        self._ranks = _Ranks.ENDED
+        self._state = _State.ENDED
         with suppress(TimeoutError, EngineDeadError):
             async with asyncio.timeout(_FINISH_SECONDS):
                 await self._executor.collective("finish_transfers")
@@ -245,13 +238,13 @@ class KVTransfers:
         """Give up what the connector holds outside."""
         if self._connector is not None:
             self._connector.shutdown()
-            self._connector, self._lookups, self._ranks = None, None, _Ranks.ENDED
+            self._connector, self._lookups, self._state = None, None, _State.ENDED
 
     def stats(self) -> dict[str, int]:
         """Counters, speeds, and the figures of the stores' tiers; none without a connector."""
         if self._connector is None or self._lookups is None:
             return {}
-        with self._trying():
+        with self._guarded():
             self._tiers.add(self._connector.get_tier_stats())
         seconds = self._load_seconds
         return {
@@ -261,17 +254,17 @@ class KVTransfers:
             "num_kv_connector_failures": self._num_failures,
             "kv_loaded_bytes": self._moved["loaded_bytes"],
             "kv_saved_bytes": self._moved["saved_bytes"],
-            "num_kv_unsaved_blocks": self._moved["num_dropped_saves"],
+            "num_kv_unsaved_blocks": self._moved["num_unsaved_blocks"],
             "kv_load_bytes_per_second": round(self._moved["loaded_bytes"] / seconds) if seconds else 0,
             **self._tiers.figures(),
         }
 
     def _may_load(self) -> bool:
-        is_usable = self._ranks in {_Ranks.READY, _Ranks.STARTING}
-        return is_usable and self._config is not None and self._config.loads
+        is_usable = self._state in {_State.READY, _State.STARTING}
+        return is_usable and self._connector is not None and self._connector.config.loads
 
     @contextmanager
-    def _trying(self) -> Iterator[None]:
+    def _guarded(self) -> Iterator[None]:
         """Go on without the connector if its half here raises anything.
 
         What it has told the ranks is not known then, so they restart, and recompute all that they had.
@@ -279,11 +272,11 @@ class KVTransfers:
         try:
             yield
         except Exception:
-            if self._ranks is _Ranks.GIVEN_UP:
+            if self._state is _State.GIVEN_UP:
                 return
             logger.exception("the KV connector failed: nothing is loaded or saved until the core starts again")
             self._num_failures += 1
-            self._ranks = _Ranks.GIVEN_UP
+            self._state = _State.GIVEN_UP
             if self._lookups is not None:
                 self._lookups.release_all()
             self._executor.kill("killed")
@@ -342,7 +335,7 @@ class KVTransfers:
             self._scheduler.finish_load(load.id, num_right * size)
         except SchedulerError:
             return  # The step that read it is committed.
-        if missing and self._config is not None and self._config.kv_load_failure_policy == "fail":
+        if missing and self._connector.config.kv_load_failure_policy == "fail":
             self._fail(*begun.key, f"{missing} of {load.num_tokens} tokens to load from outside did not come")
 
     def _call(self, metadata: bytes) -> None:

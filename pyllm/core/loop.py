@@ -11,7 +11,6 @@ import msgspec
 
 from pyllm._rust import Plan, Scheduler
 from pyllm.config.engine_settings import EngineConfig
-from pyllm.config.rank_coordinates import num_ranks
 from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.executors.executor import Executor
@@ -96,9 +95,6 @@ class EngineCore:
             scheduler,
             executor,
             connector,
-            config=config.kv_transfer.kv_transfer_config,
-            namespace=ready.model.cache_namespace,
-            num_ranks=num_ranks(config.parallel),
             clock=clock,
             sleep=sleep,
             fail=lambda client, request, reason: self._fail(client, request, Rejected(request, "error", reason)),

@@ -1,4 +1,4 @@
-"""Whether to load tokens or to compute them, by how long either has taken. Knows no store and no request."""
+"""Decides whether loading tokens is faster than computing them, by measured times. Knows no store and no request."""
 
 # Weight of the newest measurement, and how many hits that seem not to be worth a load are computed before one is loaded
 # all the same: loads may have become faster.
@@ -6,7 +6,7 @@ _NEWEST, _SKIPPED_HITS = 0.25, 16
 
 
 class LoadSpeed:
-    """How long a token takes to come, from the moment when it was asked for; and whether that is worth it."""
+    """Measured seconds from asking for a token until it is there."""
 
     def __init__(self) -> None:
         self._seconds: float | None = None  # a token
@@ -22,7 +22,7 @@ class LoadSpeed:
         newest = seconds / num_tokens
         self._seconds = newest if self._seconds is None else self._seconds + _NEWEST * (newest - self._seconds)
 
-    def is_worth(self, num_tokens: int, prefill_seconds: float | None) -> bool:
+    def is_faster(self, num_tokens: int, prefill_seconds: float | None) -> bool:
         """Whether to load so many tokens rather than to compute them in so many seconds."""
         if self._seconds is None or prefill_seconds is None or self._seconds * num_tokens < prefill_seconds:
             self._num_skipped = 0

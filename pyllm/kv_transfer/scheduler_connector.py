@@ -21,7 +21,7 @@ class ConnectorContext(msgspec.Struct, frozen=True, kw_only=True):
 
     - `namespace`: 32 bytes, a digest of all that keys and values depend on besides the tokens: the model's weights,
       number formats, arithmetic and layout. What other namespaces hold means nothing here.
-    - `windows`: of each group of layers with blocks of its own, how far back it reads; None: to the first token.
+    - `windows`: for each group of layers, how many tokens a token reads, itself included; None: all.
     - `rank`: of the worker; -1 in the scheduler's half.
     - `cache`: the engine's settings of its KV cache, with those of the stores on disk and in Redis.
     """
@@ -44,8 +44,8 @@ class TransferRequest(msgspec.Struct, frozen=True):
 class BlockLoad(msgspec.Struct, frozen=True):
     """Blocks to load: the tokens of a request from `first_token` on, whole blocks.
 
-    `blocks` has for each group of layers the blocks of the last of these tokens, in order: of a window those that are
-    read by what comes after, else all. With a `step` they are read by it; without, the request waits.
+    `blocks` has one tuple for each group of layers. Without a window it has every block of these tokens; with one only
+    the last, which later tokens still read. `step` reads them; None: the request waits for the load.
     """
 
     id: int
@@ -57,7 +57,9 @@ class BlockLoad(msgspec.Struct, frozen=True):
 
 
 class BlockSave(msgspec.Struct, frozen=True, array_like=True):
-    """A block that is full and committed: which one of its chain it is, and in which block it lies meanwhile.
+    """A full block of a committed step.
+
+    `index` is its place among its request's blocks, `block` its number in the cache until the save ends.
 
     `retention` is what its request asks for; `default`: what the connector's settings say. What is to be kept longer
     than before is listed again. A request with the retention `none` has no saves.
@@ -79,7 +81,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
 
 
 class SchedulerConnector:
-    """The base of all connectors' halves in the core; what raises here must be there.
+    """The base of all connectors' halves in the core. Override the methods that raise NotImplementedError.
 
     A save and a load are under way until every worker's half has named it in `get_finished`: meanwhile its blocks are
     kept, and no step writes them.
@@ -104,8 +106,8 @@ class SchedulerConnector:
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> bytes:
         """What the workers' halves are told with a step, for `bind_connector_metadata`; empty: nothing.
 
-        It is called for each step, and without one where there are loads or saves. What of these it does not tell of
-        must be finished all the same.
+        It is called for each step, and without one where there are loads or saves. Every rank must
+        name in `get_finished` also the loads and saves that the metadata leaves out.
         """
         raise NotImplementedError
 

@@ -51,8 +51,8 @@ def read_store_settings(config: KVTransferConfig) -> StoreSettings:
     return settings
 
 
-def open_store(settings: StoreSettings, cache: CacheConfig, *, saves: bool = True) -> KVStore:
-    """The store, which this process closes; without `saves` it writes nothing of its own accord.
+def open_store(settings: StoreSettings, cache: CacheConfig, *, promotes: bool = True) -> KVStore:
+    """The store, which this process closes. `promotes`: blocks that a slower tier gives are saved in the faster ones.
 
     Raises:
         ConfigError: there is none, or it cannot be opened.
@@ -68,7 +68,7 @@ def open_store(settings: StoreSettings, cache: CacheConfig, *, saves: bool = Tru
                 "there is no store of KV blocks: give kv_cache_dir, kv_cache_redis_url, or in "
                 "kv_connector_extra_config a store as module:name"
             )
-        return tiers[0] if len(tiers) == 1 else TieredStore(tiers, saves=saves and settings.retention != "none")
+        return tiers[0] if len(tiers) == 1 else TieredStore(tiers, promotes=promotes and settings.retention != "none")
     if cache.kv_cache_dir or cache.kv_cache_redis_url:
         raise ConfigError(
             f"the store {settings.store!r} takes the place of those in kv_cache_dir and kv_cache_redis_url: "

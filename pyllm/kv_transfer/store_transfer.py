@@ -43,7 +43,7 @@ class StoreTransfer(WorkerConnector):
     ) -> None:
         super().__init__(config, context)
         self._settings = settings = read_store_settings(config)
-        self._store = open_store(settings, context.cache, saves=config.saves) if store is None else store
+        self._store = open_store(settings, context.cache, promotes=config.saves) if store is None else store
         self._clock = clock
         self._decoder = msgspec.msgpack.Decoder(StoreMetadata)
         self._readers = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="kv-load")
@@ -56,7 +56,7 @@ class StoreTransfer(WorkerConnector):
         self._lock = threading.Lock()  # of all that follows
         self._staging: list[memoryview] = []
         self._saved: set[int] = set()
-        self._loaded_bytes = self._saved_bytes = self._num_dropped_saves = 0
+        self._loaded_bytes = self._saved_bytes = self._num_unsaved_blocks = 0
         self._load_seconds = 0.0
         self._errors: set[int] = set()
 
@@ -118,10 +118,10 @@ class StoreTransfer(WorkerConnector):
                 self._loaded_bytes,
                 self._load_seconds,
                 self._saved_bytes,
-                self._num_dropped_saves,
+                self._num_unsaved_blocks,
                 tiers,
             )
-            self._loaded_bytes = self._saved_bytes = self._num_dropped_saves = 0
+            self._loaded_bytes = self._saved_bytes = self._num_unsaved_blocks = 0
             self._load_seconds = 0.0
         return None if stats == TransferStats() else stats
 
@@ -172,14 +172,14 @@ class StoreTransfer(WorkerConnector):
         with self._lock:
             num_staged = min(len(wanted), len(self._staging))
             buffers = [self._staging.pop() for _ in range(num_staged)]
-            self._num_dropped_saves += len(wanted) - num_staged
+            self._num_unsaved_blocks += len(wanted) - num_staged
         staged = wanted[:num_staged]
         try:
             self._blocks.read([save.block for save in staged], buffers)
             self._writer.submit(self._write, staged, buffers)
         except Exception as error:  # noqa: BLE001 - the same
             logger.error("KV blocks could not be copied, they are not saved: %s: %s", type(error).__name__, error)
-            self._give_back(buffers)
+            self._free_buffers(buffers)
         with self._lock:
             self._saved.update(save.id for save in saves)
 
@@ -195,13 +195,13 @@ class StoreTransfer(WorkerConnector):
                 logger.error("a save of KV blocks failed: %s: %s", type(error).__name__, error)
         with self._lock:
             self._saved_bytes += num_kept * self._blocks.block_bytes
-            self._num_dropped_saves += len(saves) - num_kept
-        self._give_back(buffers)
+            self._num_unsaved_blocks += len(saves) - num_kept
+        self._free_buffers(buffers)
 
     def _retention(self, save: BlockSave) -> Retention:
         return self._settings.retention if save.retention == "default" else save.retention
 
-    def _give_back(self, buffers: Sequence[memoryview]) -> None:
+    def _free_buffers(self, buffers: Sequence[memoryview]) -> None:
         with self._lock:
             self._staging.extend(buffers)
 

@@ -1,6 +1,6 @@
 """The figures of a store by tier: a half of the connector reports what is new, and the core adds the reports up.
 
-So counters outlive the process that counted. Knows no step, no metric and no medium.
+So counters outlive the process that counted. Knows no step and no metric.
 """
 
 import logging
@@ -18,16 +18,16 @@ SIZES = frozenset(
     {"capacity_bytes", "used_bytes", "live_bytes", "num_blocks", "num_free_runs", "longest_free_run_bytes"}
 )
 
-# For each tier, by its medium, what its counters have gained, and the sizes that have changed.
+# For each tier what its counters have gained, and the sizes that have changed.
 TierReport = dict[str, dict[str, float]]
 
-_PREFIX = "kv_tier_"
+_PREFIX = "kv_store_"
 _SIZE_ENDS = tuple(f"_{name}" for name in sorted(SIZES))
 # For each figure the end of its key among a core's figures, and by what it is multiplied there.
 _KEYS = {
     name: (name.replace("seconds", "milliseconds"), 1000 if name.endswith("seconds") else 1)
     for name in StoreStats.__struct_fields__
-    if name != "medium"
+    if name != "tier"
 }
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class TierReporter:
         self._report: TierReport = {}
 
     def take(self) -> TierReport:
-        """What the last look has found that was not taken yet. It has the store looked at again, and never waits."""
+        """Give the last report, once, and start the next look if it is due. Never waits."""
         with self._lock:
             report, self._report = self._report, {}
             is_due = not self._is_looking and self._clock() >= self._next_look
@@ -62,14 +62,14 @@ class TierReporter:
         try:
             for stats in self._store.stats():
                 figures = msgspec.structs.asdict(stats)
-                medium = figures.pop("medium")
-                before = self._known.get(medium, {})
+                tier = figures.pop("tier")
+                before = self._known.get(tier, {})
                 changed = {name: value for name, value in figures.items() if value != before.get(name, 0)}
-                if changed or medium not in self._known:
-                    report[medium] = {
+                if changed or tier not in self._known:
+                    report[tier] = {
                         name: value if name in SIZES else value - before.get(name, 0) for name, value in changed.items()
                     }
-                self._known[medium] = figures
+                self._known[tier] = figures
         except Exception as error:  # noqa: BLE001 - a store of another package may raise what it likes
             logger.error("the figures of the store of KV blocks are not known: %s: %s", type(error).__name__, error)
         with self._lock:
@@ -84,16 +84,16 @@ class TierTotals:
 
     def add(self, report: TierReport) -> None:
         """What one half of the connector, on whichever rank, has reported."""
-        for medium, figures in report.items():
-            totals = self._tiers.setdefault(medium, {})
+        for tier, figures in report.items():
+            totals = self._tiers.setdefault(tier, {})
             for name, value in figures.items():
                 totals[name] = value if name in SIZES else totals.get(name, 0) + value
 
     def figures(self) -> dict[str, int]:
-        """`kv_tier_MEDIUM_FIGURE` for each tier and each figure of `StoreStats`; seconds become milliseconds."""
+        """`kv_store_TIER_FIELD` for each tier and each field of `StoreStats`; seconds become milliseconds."""
         return {
-            f"{_PREFIX}{medium}_{key}": round(totals.get(name, 0) * factor)
-            for medium, totals in self._tiers.items()
+            f"{_PREFIX}{tier}_{key}": round(totals.get(name, 0) * factor)
+            for tier, totals in self._tiers.items()
             for name, (key, factor) in _KEYS.items()
         }
 
@@ -109,10 +109,10 @@ def summed(cores: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def tiers_of(stats: Mapping[str, int]) -> dict[str, dict[str, float]]:
-    """`TierTotals.figures` of a core's figures, by medium; seconds again."""
+    """`TierTotals.figures` of a core's figures, by tier; seconds again."""
     mark = "_num_queries"  # Each tier has this figure.
-    media = [key[len(_PREFIX) : -len(mark)] for key in stats if key.startswith(_PREFIX) and key.endswith(mark)]
+    names = [key[len(_PREFIX) : -len(mark)] for key in stats if key.startswith(_PREFIX) and key.endswith(mark)]
     return {
-        medium: {name: stats.get(f"{_PREFIX}{medium}_{key}", 0) / factor for name, (key, factor) in _KEYS.items()}
-        for medium in media
+        tier: {name: stats.get(f"{_PREFIX}{tier}_{key}", 0) / factor for name, (key, factor) in _KEYS.items()}
+        for tier in names
     }

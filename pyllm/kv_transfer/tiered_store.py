@@ -16,12 +16,12 @@ MAX_PROMOTED_BYTES = 64 << 20
 class TieredStore:
     """`tiers` are closed with it. A tier that fails costs its own hits.
 
-    `saves`: what a slower tier gave is saved in those before it, on a thread that no load waits for.
+    `promotes`: what a slower tier gave is saved in those before it, on a thread that no load waits for.
     """
 
-    def __init__(self, tiers: Sequence[KVStore], *, saves: bool = True) -> None:
+    def __init__(self, tiers: Sequence[KVStore], *, promotes: bool = True) -> None:
         self._tiers = tiers
-        self._saves = saves
+        self._promotes = promotes
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="kv-tiers")
         self._lock = threading.Lock()
         self._promoted_bytes = 0
@@ -49,7 +49,7 @@ class TieredStore:
             new = [at for at, is_there in zip(missing, given, strict=True) if is_there]
             for at in new:
                 loaded[at] = True
-            if number and new and self._saves:
+            if number and new and self._promotes:
                 self._promote(number, [keys[at] for at in new], [into[at] for at in new])
         return loaded
 

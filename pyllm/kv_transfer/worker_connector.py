@@ -15,7 +15,7 @@ from pyllm.wire.messages import TransferStats
 class KVBlocks(Protocol):
     """The KV cache of a rank as numbered blocks of equal size. Its methods may be called from any thread.
 
-    They copy beside the step that is computed, which touches none of these blocks.
+    No step writes a block that is being saved, and no step reads or writes one that is being loaded.
     """
 
     @property
@@ -23,7 +23,7 @@ class KVBlocks(Protocol):
         """Bytes of a block: keys and values of all layers of one group on this rank."""
 
     def begin(self) -> None:
-        """What is copied from now on comes after all that was computed until now. For the thread of the steps."""
+        """Order later copies behind all that was computed so far. Called on the thread that runs the steps."""
 
     def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
         """Copy blocks to the host. Returns when they are there."""
@@ -33,7 +33,7 @@ class KVBlocks(Protocol):
 
 
 class WorkerConnector:
-    """The base of all connectors' halves in workers; what raises here must be there."""
+    """The base of all connectors' halves in workers. Override the methods that raise NotImplementedError."""
 
     def __init__(self, config: KVTransferConfig, context: ConnectorContext) -> None:
         self.config = config
@@ -48,9 +48,10 @@ class WorkerConnector:
         raise NotImplementedError
 
     def start_load_kv(self) -> None:
-        """Begin the loads and saves of the bound metadata; a load that the step reads ends before this returns.
+        """Begin the loads and saves of the bound metadata.
 
-        It is called before the step is computed, and after blocks were swapped and copied for it.
+        Return when the loads that the step reads have ended, or end them in `wait_for_layer_load`. It is called before
+        the step is computed, and after blocks were swapped and copied for it.
         """
         raise NotImplementedError
 
@@ -59,7 +60,11 @@ class WorkerConnector:
         graphs."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any) -> None:
-        """The layer has written its keys and values, [num_blocks, block_size, kv_heads, head_dim] each."""
+        """The layer has written its keys and values.
+
+        `layer_name`: the layer's number in decimal. `kv_layer`: the keys and the values of the layer's whole cache,
+        [num_blocks, block_size, kv_heads, head_dim] each. `attn_metadata`: `pyllm_kernels.AttentionMetadata`.
+        """
 
     def wait_for_save(self) -> None:
         """The step is computed."""

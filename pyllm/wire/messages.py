@@ -350,13 +350,13 @@ class Control(Message, frozen=True):
 class TransferStats(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """What a rank's KV connector has moved since it was asked last: bytes, and the seconds of threads in loads.
 
-    `tiers` has, for each tier of the store by its medium, its counters' gains and the sizes that have changed.
+    `tiers` has, for each tier of the store its counters' gains and the sizes that have changed.
     """
 
     loaded_bytes: int = 0
     load_seconds: float = 0.0
     saved_bytes: int = 0
-    num_dropped_saves: int = 0  # blocks that were not saved for want of room, or as the store failed
+    num_unsaved_blocks: int = 0  # blocks that were not saved for want of room, or as the store failed
     tiers: dict[str, dict[str, float]] = {}
 
 

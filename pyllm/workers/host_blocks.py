@@ -20,7 +20,10 @@ from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_bl
 
 
 class HostBlocks(NamedTuple):
-    """So many are there at most; with a `tier` in its memory, which outlives this process."""
+    """`num_blocks` KV blocks on the host.
+
+    `tier`: their memory, where it outlives this process; None: this process's own.
+    """
 
     num_blocks: int
     tier: HostTier | None

@@ -10,8 +10,8 @@ from tests.core.remembering_executor import BLOCK_SIZE
 class OfferingConnector(SchedulerConnector):
     """Says what it has once `knows` is set. `told` is what ranks were told last, `finished` the requests that ended."""
 
-    def __init__(self) -> None:
-        context = ConnectorContext(namespace=bytes(32), block_size=BLOCK_SIZE, num_ranks=1)
+    def __init__(self, num_ranks: int = 1) -> None:
+        context = ConnectorContext(namespace=bytes(32), block_size=BLOCK_SIZE, num_ranks=num_ranks)
         super().__init__(KVTransferConfig(kv_connector="Offering"), context)
         self.told = SchedulerOutput()
         self.finished: list[str] = []

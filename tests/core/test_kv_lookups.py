@@ -22,7 +22,7 @@ class LookedUp:
         )
         self.connector = OfferingConnector()
         self.now = 0.0
-        self.lookups = KVLookups(self.scheduler, self.connector, 1, lambda: self.now)
+        self.lookups = KVLookups(self.scheduler, self.connector, lambda: self.now)
 
     def add(self, request: int, token: int) -> None:
         """A request for 17 of a token."""

@@ -11,7 +11,6 @@ from pyllm.core.kv_transfers import KVTransfers
 from pyllm.wire.messages import TransferResults
 from tests.core.offering_connector import OfferingConnector
 from tests.core.remembering_executor import BLOCK_SIZE
-from tests.core.stored_engine import transfer_config
 
 
 class Ranks:
@@ -32,14 +31,11 @@ def offered(now: float) -> tuple[KVTransfers, Scheduler, OfferingConnector, Rank
         block_size=BLOCK_SIZE, num_blocks=32, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64, vocab_size=99
     )
     clock = [now]
-    connector, ranks = OfferingConnector(), Ranks()
+    connector, ranks = OfferingConnector(num_ranks=2), Ranks()
     transfers = KVTransfers(
         scheduler,
         ranks,  # type: ignore[arg-type]  # All of an executor that is called.
         connector,
-        config=transfer_config(),
-        namespace="",
-        num_ranks=2,
         clock=lambda: clock[0],
         sleep=asyncio.sleep,
         fail=lambda client, request, reason: None,

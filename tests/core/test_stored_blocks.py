@@ -51,15 +51,15 @@ async def test_the_figures_of_the_stores_tiers_reach_a_client_though_no_step_fol
     stored = Stored(DictStore("figures"), core_store=DictStore("figures"))  # Each half opens it by itself.
     await stored.run(1, list(range(30)), max_tokens=1)
     figures: dict[str, int] = {}
-    while figures.get("kv_tier_dict_num_saved") != 4:
+    while figures.get("kv_store_dict_num_saved") != 4:
         stored.engine.now += REPORT_SECONDS
         stored.engine.receive(Call(EPOCH, 1, "stats"))
         *_, reply = stored.engine.messages(Reply)
         figures = reply.value
         await stored.engine.core._transfers.wait()
-    assert figures["kv_tier_dict_num_loaded"] == 3
+    assert figures["kv_store_dict_num_loaded"] == 3
     stored.close()
-    assert "kv_tier_dict_num_saved" not in Engine().core.stats()
+    assert "kv_store_dict_num_saved" not in Engine().core.stats()
 
 
 @pytest.mark.parametrize(("role", "num_saved", "num_loaded"), [("kv_producer", 7, 0), ("kv_consumer", 0, 0)])

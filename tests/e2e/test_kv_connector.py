@@ -84,14 +84,14 @@ def test_the_figures_of_the_folder_come_from_every_rank(tmp_path: Path) -> None:
     llm = LLM(model, dtype="float32", num_gpu_blocks_override=64, **options)
     try:
         llm.generate([PROMPT], GREEDY)
-        names = ("kv_tier_disk_num_saved", "kv_tier_disk_num_blocks", "kv_tier_disk_num_queries")
+        names = ("kv_store_disk_num_saved", "kv_store_disk_num_blocks", "kv_store_disk_num_queries")
         until(lambda: [llm.stats().get(name) for name in names] == [24] * 3, "12 blocks of each rank")
         stats = llm.stats()
     finally:
         llm.close()
-    assert stats["kv_tier_disk_num_hits"] == 0
-    assert stats["kv_tier_disk_capacity_bytes"] == 16 << 30
-    assert stats["kv_tier_disk_saved_bytes"] <= stats["kv_tier_disk_used_bytes"] == stats["kv_tier_disk_live_bytes"]
+    assert stats["kv_store_disk_num_hits"] == 0
+    assert stats["kv_store_disk_capacity_bytes"] == 16 << 30
+    assert stats["kv_store_disk_saved_bytes"] <= stats["kv_store_disk_used_bytes"] == stats["kv_store_disk_live_bytes"]
 
 
 def test_a_store_in_process_is_filled_and_read(tmp_path: Path) -> None:

@@ -8,7 +8,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyllm_kernels import AttentionMetadata, BlockBudget, Graph, Kernels, KeySummaries, SparseRows, select
+from pyllm_kernels import (
+    SUMMARY_PARTS,
+    AttentionMetadata,
+    BlockBudget,
+    Graph,
+    Kernels,
+    KeySummaries,
+    SparseRows,
+    select,
+)
 from torch import Tensor
 
 from tests.kernels.paged import PagedBatch, Shape, paged_batch
@@ -66,7 +75,7 @@ def test_blocks_with_the_greatest_shares_are_kept(
 ) -> None:
     shape = Shape(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     batch = paged_batch([(1, 270), (30, 200), (1, 40), (1, 1310), (1, 303)], shape, device)
-    metadata = chosen(kernels, batch, mark(batch, 0, 1, 2, 3), KeySummaries.empty(kind, batch.key_cache))
+    metadata = chosen(kernels, batch, mark(batch, 0, 1, 2, 3), empty(kind, batch.key_cache))
     for row in (0, 3):
         assert kept_blocks(metadata, row, 16) == expected_blocks(batch, row, kind, BUDGET)
     for row in (1, 2, 4):  # several tokens, few blocks, not sparse
@@ -81,7 +90,7 @@ def test_shares_of_some_heads_add_up_to_those_of_all(kernels: Kernels, device: t
     rows = SparseRows(batch.metadata, mark(batch, 0, 1), BUDGET)
 
     def scores(query: Tensor, keys: Tensor) -> list[Tensor]:
-        shares = kernels.score_blocks(query, keys, rows, batch.layer.scale, KeySummaries.empty(kind, keys))
+        shares = kernels.score_blocks(query, keys, rows, batch.layer.scale, empty(kind, keys))
         return [shares[0, : 26 - 3], shares[1, : 57 - 3]]
 
     whole = scores(batch.query, batch.key_cache)
@@ -105,7 +114,7 @@ def test_a_row_that_keeps_all_blocks_has_the_bits_of_a_dense_one(
         dtype = torch.float16  # The interpreter multiplies no bfloat16.
     batch = paged_batch([(1, 1100), (30, 200), (1, 600)], Shape(heads=4, dtype=dtype), device).invariant()
     budget = BlockBudget(num_sink_blocks=2, top_k=65, num_recent_blocks=2)
-    metadata = chosen(kernels, batch, mark(batch, 0, 1, 2), KeySummaries.empty(kind, batch.key_cache), budget)
+    metadata = chosen(kernels, batch, mark(batch, 0, 1, 2), empty(kind, batch.key_cache), budget)
     cache = batch.key_cache, batch.value_cache
     assert torch.equal(
         kernels.paged_attention(batch.query, *cache, metadata, batch.layer),
@@ -117,7 +126,7 @@ def test_a_row_that_keeps_all_blocks_has_the_bits_of_a_dense_one(
 def test_attention_is_that_of_the_positions_left(kernels: Kernels, device: torch.device, kind: str) -> None:
     batch = paged_batch([(1, 203)], Shape(heads=6, kv_heads=2), device)
     budget = BlockBudget(num_sink_blocks=1, top_k=9, num_recent_blocks=2)  # All of 13 blocks but one.
-    metadata = chosen(kernels, batch, mark(batch, 0), KeySummaries.empty(kind, batch.key_cache), budget)
+    metadata = chosen(kernels, batch, mark(batch, 0), empty(kind, batch.key_cache), budget)
     output = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, metadata, batch.layer)
     (left_out,) = set(kept_blocks(batch.metadata, 0, 16)) - set(kept_blocks(metadata, 0, 16))
     table = [block for block in kept_blocks(batch.metadata, 0, 16) if block != left_out]
@@ -143,23 +152,27 @@ def test_a_row_chooses_the_same_blocks_alone(
     batch = paged_batch([(1, context) for context in contexts], Shape(), torch.device("cpu"), seed)
     pyllm_kernels.set_num_threads(num_threads)
     try:
-        together = chosen(kernels, batch, mark(batch, *range(len(contexts))), empty(batch, kind), budget)
+        together = chosen(kernels, batch, mark(batch, *range(len(contexts))), empty(kind, batch.key_cache), budget)
     finally:
         pyllm_kernels.set_num_threads(1)
     for index in range(len(contexts)):
         row = batch.row(index)
-        alone = chosen(kernels, row, mark(row, 0), empty(batch, kind), budget)
+        alone = chosen(kernels, row, mark(row, 0), empty(kind, batch.key_cache), budget)
         assert kept_blocks(together, index, 16) == kept_blocks(alone, 0, 16)
 
 
-def empty(batch: PagedBatch, kind: str) -> KeySummaries:
-    return KeySummaries.empty(kind, batch.key_cache)
+def empty(kind: str, key_cache: torch.Tensor) -> KeySummaries:
+    """Of a cache [num_blocks, block_size, kv_heads, head_dim], with nothing known."""
+    num_blocks, _, kv_heads, head_dim = key_cache.shape
+    shape = num_blocks, kv_heads, SUMMARY_PARTS[kind], head_dim
+    vectors = torch.zeros(shape, dtype=key_cache.dtype, device=key_cache.device)
+    return KeySummaries(kind, vectors, torch.zeros(num_blocks, dtype=torch.uint8, device=key_cache.device))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_summary_lasts_until_its_block_is_written_again(kernels: Kernels, device: torch.device, kind: str) -> None:
     batch = paged_batch([(1, 400)], Shape(), device)
-    summaries, marks = KeySummaries.empty(kind, batch.key_cache), mark(batch, 0)
+    summaries, marks = empty(kind, batch.key_cache), mark(batch, 0)
     first = kept_blocks(chosen(kernels, batch, marks, summaries), 0, 16)
     table = kept_blocks(batch.metadata, 0, 16)
     candidates = table[BUDGET.num_sink_blocks : -BUDGET.num_recent_blocks]
@@ -178,8 +191,8 @@ def test_a_graph_holds_the_choice(kind: str) -> None:
     kernels = select("cpu", "cpu")
     batch = paged_batch([(1, 700), (1, 300)], Shape(), torch.device("cpu"))
     marks, cache = mark(batch, 0, 1), (batch.key_cache, batch.value_cache)
-    expected = chosen(kernels, batch, marks, empty(batch, kind))
-    graph, summaries = Graph(), empty(batch, kind)
+    expected = chosen(kernels, batch, marks, empty(kind, batch.key_cache))
+    graph, summaries = Graph(), empty(kind, batch.key_cache)
     with graph.capture():
         metadata = chosen(kernels, batch, marks, summaries)
         output = kernels.paged_attention(batch.query, *cache, metadata, batch.layer)
@@ -187,7 +200,7 @@ def test_a_graph_holds_the_choice(kind: str) -> None:
     assert torch.equal(output, kernels.paged_attention(batch.query, *cache, expected, batch.layer))
     row = batch.row(0)
     graph.replay(1, 1)
-    alone = chosen(kernels, row, marks[:1], empty(batch, kind))
+    alone = chosen(kernels, row, marks[:1], empty(kind, batch.key_cache))
     assert torch.equal(output[:1], kernels.paged_attention(row.query, *cache, alone, batch.layer))
 
 
@@ -195,6 +208,6 @@ def test_a_budget_has_a_last_block_and_a_mark_is_zero_or_one() -> None:
     kernels = select("cpu", "cpu")
     batch = paged_batch([(1, 200)], Shape(), torch.device("cpu"))
     with pytest.raises(ValueError, match="no recent block"):
-        chosen(kernels, batch, mark(batch, 0), empty(batch, "mean"), replace(BUDGET, num_recent_blocks=0))
+        chosen(kernels, batch, mark(batch, 0), empty("mean", batch.key_cache), replace(BUDGET, num_recent_blocks=0))
     with pytest.raises(IndexError, match="mark of sparse row 0 is 2: it must be from 0 to 1"):
-        chosen(kernels, batch, 2 * mark(batch, 0), empty(batch, "mean"))
+        chosen(kernels, batch, 2 * mark(batch, 0), empty("mean", batch.key_cache))

@@ -37,7 +37,7 @@ class DictStore:
     def stats(self) -> list[StoreStats]:
         return [
             StoreStats(
-                medium="dict",
+                tier="dict",
                 num_loaded=self._num_loaded,
                 num_absent=self._num_absent,
                 num_corrupt=self._num_corrupt,

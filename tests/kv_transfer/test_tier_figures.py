@@ -18,7 +18,7 @@ class Told(DictStore):
         self.figures = figures
 
     def stats(self) -> list[StoreStats]:
-        return [StoreStats(**{"medium": "disk", **self.figures})]  # type: ignore[arg-type]
+        return [StoreStats(**{"tier": "disk", **self.figures})]  # type: ignore[arg-type]
 
 
 class Looking:
@@ -61,7 +61,7 @@ def test_a_store_is_looked_at_once_in_a_while() -> None:
 
 
 def test_each_tier_is_told_even_before_it_has_counted(caplog: pytest.LogCaptureFixture) -> None:
-    fast, slow = Told(), Told(medium="redis", num_pauses=1)  # type: ignore[arg-type]
+    fast, slow = Told(), Told(tier="redis", num_pauses=1)  # type: ignore[arg-type]
     looking = Looking(TieredStore([fast, slow]))
     assert looking.look() == {"disk": {}, "redis": {"num_pauses": 1}}
     looking.threads.shutdown()
@@ -77,16 +77,16 @@ def test_reports_of_all_ranks_and_processes_add_up() -> None:
     totals.add({"disk": {"num_saved": 5, "used_bytes": 100, "load_seconds": 0.0004}})
     totals.add({"disk": {"num_saved": 2, "used_bytes": 40, "load_seconds": 0.0004}, "redis": {}})
     figures = totals.figures()
-    assert figures["kv_tier_disk_num_saved"] == 7
-    assert figures["kv_tier_disk_used_bytes"] == 40
-    assert figures["kv_tier_disk_load_milliseconds"] == 1
-    assert figures["kv_tier_redis_num_saved"] == 0
+    assert figures["kv_store_disk_num_saved"] == 7
+    assert figures["kv_store_disk_used_bytes"] == 40
+    assert figures["kv_store_disk_load_milliseconds"] == 1
+    assert figures["kv_store_redis_num_saved"] == 0
     assert len(figures) == 2 * (len(StoreStats.__struct_fields__) - 1)
     tiers = tiers_of({"num_kv_lookups": 4, **figures})
     assert tiers.keys() == {"disk", "redis"}
     disk = {name: value for name, value in tiers["disk"].items() if value}
     assert disk == {"num_saved": 7, "used_bytes": 40, "load_seconds": 0.001}
-    assert {"medium", *tiers["redis"]} == set(StoreStats.__struct_fields__)
+    assert {"tier", *tiers["redis"]} == set(StoreStats.__struct_fields__)
     assert tiers_of({"num_kv_lookups": 4}) == {}
 
 

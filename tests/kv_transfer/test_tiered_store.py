@@ -37,7 +37,7 @@ def test_a_store_that_is_only_read_writes_nothing() -> None:
     forget_all()
     fast, slow = DictStore("fast"), DictStore("slow")
     slow.save([b"a"], [memoryview(b"1111")])
-    tiers = TieredStore([fast, slow], saves=False)
+    tiers = TieredStore([fast, slow], promotes=False)
     assert load(tiers, [b"a"], 4) == [b"1111"]
     tiers._saver.submit(bool).result()
     assert not fast.blocks

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from pyllm_kernels.integers import next_power_of_2
 from pyllm_kernels.launcher import Launcher
-from pyllm_kernels.metadata import KVScales, QKNorm
-
-_UNSCALED = KVScales()
+from pyllm_kernels.metadata import UNSCALED, KVScales, QKNorm
 
 
 def rope_and_kv_write(
@@ -29,7 +27,7 @@ def rope_and_kv_write(
     key_cache: Tensor,
     value_cache: Tensor,
     norm: QKNorm | None = None,
-    scales: KVScales = _UNSCALED,
+    scales: KVScales = UNSCALED,
     query_scales: Tensor | None = None,
 ) -> None:
     tokens, heads, head_dim = query.shape

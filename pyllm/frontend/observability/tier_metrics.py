@@ -21,7 +21,7 @@ _COUNTERS = (
     ("kv_store_loaded_blocks", "KV blocks that were loaded.", "num_loaded"),
     ("kv_store_absent_blocks", "KV blocks that a load did not find.", "num_absent"),
     ("kv_store_corrupt_blocks", "KV blocks that were not as they were saved.", "num_corrupt"),
-    ("kv_store_failed_loads", "KV blocks that a load could not read.", "num_failed_loads"),
+    ("kv_store_unreadable_blocks", "KV blocks that a load could not read.", "num_unreadable"),
     ("kv_store_saved_blocks", "KV blocks that were written.", "num_saved"),
     ("kv_store_failed_saves", "KV blocks that could not be written.", "num_failed_saves"),
     ("kv_store_evicted_blocks", "KV blocks that made room for others.", "num_evicted"),

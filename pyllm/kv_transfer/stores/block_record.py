@@ -23,9 +23,9 @@ _BODY = struct.Struct("<BBBQ16s")  # retention, passes, bytes of the key, bytes 
 _CHECK = struct.Struct("<I")
 HEADER_BYTES = len(_MAGIC) + 1 + _BODY.size + _CHECK.size
 _STORED_RETENTIONS: tuple[Retention, ...] = ("default", "long")
-# How often a block that nobody loaded is taken along when its segment is evicted: with the retention `long`, and each.
+# Evictions that a block survives although nobody loads it, for `long` and for each retention.
 LONG_PASSES = 3
-_PASSES: tuple[int, ...] = (0, LONG_PASSES)
+_PASSES: dict[Retention, int] = {"default": 0, "long": LONG_PASSES}
 
 
 class RecordHeader(NamedTuple):
@@ -54,7 +54,7 @@ class RecordHeader(NamedTuple):
     def carried_on(self) -> "RecordHeader | None":
         """The header of the same block in a newer segment when its own is evicted; None: it is evicted, too."""
         if self.state & USED:
-            return self._replace(state=0, passes=_PASSES[_STORED_RETENTIONS.index(self.retention)])
+            return self._replace(state=0, passes=_PASSES[self.retention])
         return self._replace(state=0, passes=self.passes - 1) if self.passes else None
 
 
@@ -70,7 +70,7 @@ def checksum(value: memoryview) -> bytes:
 
 def new_header(key: bytes, value_bytes: int, value_checksum: bytes, retention: Retention) -> RecordHeader:
     """The header of a block that is saved now."""
-    passes = _PASSES[_STORED_RETENTIONS.index(retention)]
+    passes = _PASSES[retention]
     return RecordHeader(key, value_bytes, value_checksum, retention, passes)
 
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from pyllm.errors import ConfigError
-from pyllm.kv_transfer.stores.block_index import BlockIndex, Shelf
+from pyllm.kv_transfer.stores.block_index import BlockIndex, IndexedSegment
 from pyllm.kv_transfer.stores.block_record import (
     DEAD,
     LONG,
@@ -34,7 +34,7 @@ MIN_SEGMENTS = 8  # that the bound has room for
 MAX_SEGMENTS = 256  # each is an open file
 SPARSE = 0.5  # A segment with a smaller share of live bytes is compacted before the oldest one goes.
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class DiskStore:
@@ -53,7 +53,7 @@ class DiskStore:
         self._writing = threading.Lock()  # of the folder and the writer; loads do without
         self._is_closed = self._is_released = self._has_warned = False
         self._index = BlockIndex(files)
-        self._writer: Shelf | None = None
+        self._writer: IndexedSegment | None = None
         self._marking = threading.Lock()
         self._counting = threading.Lock()
         self._counts: Counter[str] = Counter()  # fields of `StoreStats`
@@ -78,7 +78,7 @@ class DiskStore:
         return found
 
     def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
-        """See `KVStore.load`. Each block is one read into its buffer, without a copy."""
+        """See `KVStore.load`. Each block is one read into its buffer; its first load also writes that it was used."""
         start = time.perf_counter()
         loaded = [self._load_one(key, buffer) for key, buffer in zip(keys, into, strict=True)]
         with self._counting:
@@ -117,7 +117,7 @@ class DiskStore:
         with self._counting:
             return [
                 StoreStats(
-                    medium="disk",
+                    tier="disk",
                     capacity_bytes=self._capacity,
                     load_seconds=self._load_seconds,
                     save_seconds=self._save_seconds,
@@ -157,61 +157,61 @@ class DiskStore:
 
     def _try_to_load(self, key: bytes, into: memoryview) -> bool | None:
         """None where the block is not in its place, or has none."""
-        borrowed = None if self._is_closed else self._index.borrow(key)
-        if borrowed is None:
+        acquired = None if self._is_closed else self._index.acquire(key)
+        if acquired is None:
             return None
-        shelf, place = borrowed
+        entry, place = acquired
         try:
-            return self._read(shelf, place, into)
+            return self._read(entry, place, into)
         except OSError as error:
-            self._count("num_failed_loads")
-            _log.debug("a KV block could not be read from %s: %s", shelf.segment.path, error)
+            self._count("num_unreadable")
+            logger.debug("a KV block could not be read from %s: %s", entry.segment.path, error)
             return False
         finally:
-            self._index.give_back(shelf)
+            self._index.release(entry)
 
-    def _read(self, shelf: Shelf, place: Place, into: memoryview) -> bool | None:
+    def _read(self, entry: IndexedSegment, place: Place, into: memoryview) -> bool | None:
         if place.value_bytes != len(into):
             return None
-        header = shelf.segment.read(place, into)
+        header = entry.segment.read(place, into)
         if header is None or header.state & DEAD:
-            self._index.forget(shelf, place)
+            self._index.forget(entry, place)
             return None
         is_whole = checksum(into) == header.checksum
         if is_whole:
             self._count("num_loaded")
             self._count("loaded_bytes", len(into))
         else:
-            self._index.forget(shelf, place)
+            self._index.forget(entry, place)
             is_first = self._count("num_corrupt") == 1
             level = logging.WARNING if is_first else logging.DEBUG  # After a power loss there may be thousands.
-            _log.log(level, "a KV block in %s is corrupt and dropped; num_corrupt counts them", shelf.segment.path)
+            logger.log(level, "a KV block in %s is corrupt and dropped; num_corrupt counts them", entry.segment.path)
         mark = USED if is_whole else DEAD
         if not header.state & mark:
-            self._mark(shelf, place, mark)
+            self._mark(entry, place, mark)
         return is_whole
 
     def _keep_longer(self, key: bytes) -> None:
         """Have a block that is there kept as if it were saved now, with the retention `long`."""
-        borrowed = self._index.borrow(key)
-        if borrowed is None:
+        acquired = self._index.acquire(key)
+        if acquired is None:
             return
-        shelf, place = borrowed
+        entry, place = acquired
         try:
-            self._mark(shelf, place, LONG)
+            self._mark(entry, place, LONG)
         finally:
-            self._index.give_back(shelf)
+            self._index.release(entry)
 
-    def _mark(self, shelf: Shelf, place: Place, mark: int) -> None:
+    def _mark(self, entry: IndexedSegment, place: Place, mark: int) -> None:
         """Add a mark to a record's state, beside those of other threads."""
         try:
             with self._marking:
-                header = shelf.segment.header_at(place.offset)
+                header = entry.segment.header_at(place.offset)
                 is_kept_long = mark == LONG and header is not None and header.passes >= LONG_PASSES
                 if header is not None and header.key == place.key and not is_kept_long:
-                    shelf.segment.mark(place, header.state | mark)
+                    entry.segment.mark(place, header.state | mark)
         except OSError as error:
-            _log.debug("a KV block could not be marked in %s: %s", shelf.segment.path, error)
+            logger.debug("a KV block could not be marked in %s: %s", entry.segment.path, error)
 
     def _save_one(self, header: RecordHeader, block: memoryview) -> bool:
         is_saved = False
@@ -223,7 +223,7 @@ class DiskStore:
                     self._next_writer(header)
                 is_saved = self._writer is not None and self._append(self._writer, header, block)
             except OSError as error:
-                _log.debug("a KV block was not saved: %s", error)
+                logger.debug("a KV block was not saved: %s", error)
         self._count("num_saved" if is_saved else "num_failed_saves")
         self._count("saved_bytes", len(block) if is_saved else 0)
         return is_saved
@@ -231,17 +231,17 @@ class DiskStore:
     def _warn_of_size(self, header: RecordHeader) -> None:
         if not self._has_warned:
             self._has_warned = True
-            _log.warning(
+            logger.warning(
                 "KV blocks of %d bytes are not kept in %d bytes of disk: at least %d are needed (kv_cache_disk_size)",
                 header.num_bytes,
                 self._capacity,
                 2 * MIN_SEGMENTS * header.num_bytes,
             )
 
-    def _append(self, shelf: Shelf, header: RecordHeader, block: memoryview) -> bool:
-        if not shelf.segment.has_room(header):
+    def _append(self, entry: IndexedSegment, header: RecordHeader, block: memoryview) -> bool:
+        if not entry.segment.has_room(header):
             return False
-        self._index.enter(shelf, [shelf.segment.append(header, block)])
+        self._index.enter(entry, [entry.segment.append(header, block)])
         return True
 
     def _next_writer(self, header: RecordHeader) -> None:
@@ -261,49 +261,49 @@ class DiskStore:
             self._make_room(self._capacity - self._segment_bytes)
             if self._folder.taken_bytes() + self._segment_bytes > self._capacity:
                 return  # Others write all of it.
-            self._writer = self._index.shelf_of(self._folder.create(self._segment_bytes))
+            self._writer = self._index.entry_of(self._folder.create(self._segment_bytes))
             # From here on the room of one segment is kept free, so that the next one is there before an old one goes.
             self._make_room(self._capacity - self._segment_bytes, carry_into=self._writer)
 
-    def _take_over(self, header: RecordHeader) -> Shelf | None:
+    def _take_over(self, header: RecordHeader) -> IndexedSegment | None:
         """A segment with room for the record whose writer is gone; those without room are sealed."""
         for segment in list(self._folder.segments.values()):
             if segment.is_sealed or not self._folder.take_over(segment):
                 continue
-            shelf = self._index.shelf_of(segment)
+            entry = self._index.entry_of(segment)
             try:
-                self._index.enter(shelf, segment.scan_anew(), replaces=True)
+                self._index.enter(entry, segment.scan_anew(), replaces=True)
                 if not segment.is_sealed:
                     segment.cut()
                     if segment.has_room(header):
-                        return shelf
-                    segment.seal(shelf.in_order())
+                        return entry
+                    segment.seal(entry.in_order())
             except OSError as error:  # It goes as the oldest one some time.
-                _log.debug("a segment of the KV store could not be taken over: %s", error)
+                logger.debug("a segment of the KV store could not be taken over: %s", error)
             self._folder.release(segment)
         return None
 
-    def _make_room(self, max_bytes: int, carry_into: Shelf | None = None) -> None:
+    def _make_room(self, max_bytes: int, carry_into: IndexedSegment | None = None) -> None:
         """Remove segments until all take so many bytes at most: those with few live ones first, then the oldest.
 
         Blocks of up to half a segment are carried on into a newer one. A segment that another process writes stays.
         """
-        shelves = [self._index.shelf_of(segment) for segment in self._folder.segments.values()]
-        sparse = [shelf for shelf in shelves if shelf.segment.is_sealed and shelf.live_share < SPARSE]
-        others = [shelf for shelf in shelves if shelf not in sparse and shelf is not self._writer]
+        entries = [self._index.entry_of(segment) for segment in self._folder.segments.values()]
+        sparse = [entry for entry in entries if entry.segment.is_sealed and entry.live_share < SPARSE]
+        others = [entry for entry in entries if entry not in sparse and entry is not self._writer]
         budget = self._segment_bytes // 2
-        for shelf in sorted(sparse, key=lambda shelf: shelf.live_share) + others:
+        for entry in sorted(sparse, key=lambda entry: entry.live_share) + others:
             if self._folder.taken_bytes() <= max_bytes:
                 return
             if carry_into is not None:
-                budget -= self._carry_on(shelf, carry_into, budget, keeps_all=shelf in sparse)
-            num_blocks = len(shelf.places)
-            if self._folder.remove(shelf.segment):
-                self._index.remove(shelf.segment)
+                budget -= self._carry_on(entry, carry_into, budget, keeps_all=entry in sparse)
+            num_blocks = len(entry.places)
+            if self._folder.remove(entry.segment):
+                self._index.remove(entry.segment)
                 self._count("num_evicted", num_blocks)
-                self._count("num_compactions", shelf in sparse)
+                self._count("num_compactions", entry in sparse)
 
-    def _carry_on(self, old: Shelf, new: Shelf, budget: int, *, keeps_all: bool) -> int:
+    def _carry_on(self, old: IndexedSegment, new: IndexedSegment, budget: int, *, keeps_all: bool) -> int:
         """Copy blocks into a newer segment: all of them, or those that were used. Returns the bytes that this took."""
         start = new.segment.end
         for place in old.in_order():
@@ -318,7 +318,7 @@ class DiskStore:
                 if carried is not None and not self._append(new, carried, value):
                     break
             except OSError as error:
-                _log.debug("a KV block could not be carried on from %s: %s", old.segment.path, error)
+                logger.debug("a KV block could not be carried on from %s: %s", old.segment.path, error)
         return new.segment.end - start
 
     def _keep_bound(self) -> None:
@@ -328,7 +328,7 @@ class DiskStore:
                 self._refresh(lists_anew=True)
                 self._make_room(self._capacity)
         except OSError as error:
-            _log.warning(
+            logger.warning(
                 "the KV store could not be cut to %d bytes, which a save tries again: %s", self._capacity, error
             )
 
@@ -337,10 +337,10 @@ class DiskStore:
             try:
                 if not self._is_closed:
                     if self._folder.renew():
-                        _log.warning("the folder %s of the KV store was deleted, and is made anew", self._folder.path)
+                        logger.warning("the folder %s of the KV store was deleted, and is made anew", self._folder.path)
                     self._refresh()
             except OSError as error:
-                _log.debug("the folder of the KV store could not be read: %s", error)
+                logger.debug("the folder of the KV store could not be read: %s", error)
             finally:
                 self._writing.release()
                 self._release_if_closed()
@@ -352,14 +352,14 @@ class DiskStore:
                 self._writer = None  # Somebody has deleted the file by hand.
             self._index.remove(segment)
         for segment in self._folder.segments.values():
-            shelf = self._index.shelf_of(segment)
-            if segment.is_sealed or shelf is self._writer:
+            entry = self._index.entry_of(segment)
+            if segment.is_sealed or entry is self._writer:
                 continue
             try:
                 places = segment.scan()
-                self._index.enter(shelf, places, replaces=segment.is_sealed)
+                self._index.enter(entry, places, replaces=segment.is_sealed)
             except OSError as error:
-                _log.debug("%s could not be read: %s", segment.path, error)
+                logger.debug("%s could not be read: %s", segment.path, error)
 
     def _count(self, figure: str, number: int = 1) -> int:
         """Add to a figure; returns the sum."""

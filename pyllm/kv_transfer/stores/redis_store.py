@@ -29,7 +29,7 @@ PAUSE = 5.0  # seconds in which a server that failed is not asked
 # Seconds after which Redis forgets a block, by its retention, whether it was loaded or not.
 EXPIRY: dict[Retention, int] = {"default": 24 * 3600, "long": 7 * 24 * 3600}
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 
@@ -79,7 +79,7 @@ class RedisStore:
         sizes = [len(buffer) for buffer in into]
         values = self._ask(lambda: self._get(keys, sizes), self._clock() + self._deadline)
         if values is None:
-            self._count("num_failed_loads", len(keys))
+            self._count("num_unreadable", len(keys))
             return [False] * len(keys)
         loaded = [self._take(*each) for each in zip(keys, values, into, strict=True)]
         with self._lock:
@@ -115,7 +115,7 @@ class RedisStore:
         with self._lock:
             return [
                 StoreStats(
-                    medium="redis", load_seconds=self._load_seconds, save_seconds=self._save_seconds, **self._counts
+                    tier="redis", load_seconds=self._load_seconds, save_seconds=self._save_seconds, **self._counts
                 )
             ]
 
@@ -163,7 +163,7 @@ class RedisStore:
                 self._paused_until = self._clock() + self._pause
                 self._counts["num_pauses"] += 1
         if is_new:
-            _log.warning("Redis at %s %s: the KV store does without it for %g s", self._server, reason, self._pause)
+            logger.warning("Redis at %s %s: the KV store does without it for %g s", self._server, reason, self._pause)
 
     def _exist(self, keys: Sequence[bytes]) -> list[bool]:
         pipeline = self._client.pipeline(transaction=False)
@@ -258,7 +258,7 @@ def _pack(key: bytes, block: memoryview, retention: Retention) -> bytes:
 
 
 def _parts(indices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
-    """The indices in runs of so many bytes as one message may have, or of one."""
+    """Split the indices into runs that fit into one message; a block that is larger is a run of its own."""
     part: list[int] = []
     num_bytes = 0
     for index in indices:

@@ -17,16 +17,16 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a tier of a store. Counts and seconds are of this process since it opened the store.
 
     Sizes are of what all processes have in the store together, as this process last saw it; 0 where it cannot tell.
-    A block that `load` is asked for counts once: as `num_loaded`, `num_absent`, `num_corrupt` or `num_failed_loads`.
+    A block that `load` is asked for counts once: as `num_loaded`, `num_absent`, `num_corrupt` or `num_unreadable`.
     """
 
-    medium: str  # of the tier in metrics: disk, redis
+    tier: str  # its name in metrics: disk, redis
     num_queries: int = 0  # blocks that were looked up
     num_hits: int = 0  # of those
     num_loaded: int = 0  # blocks
     num_absent: int = 0  # blocks that a load did not find
     num_corrupt: int = 0  # blocks that were not as they were saved
-    num_failed_loads: int = 0  # blocks that could not be read
+    num_unreadable: int = 0  # blocks that could not be read
     num_saved: int = 0  # blocks that were written; one that is there already counts in none of these
     num_failed_saves: int = 0
     num_evicted: int = 0  # blocks that this process evicted

@@ -1,12 +1,10 @@
 """Causal attention over the paged KV cache: position, write, read. Knows no projection and no hook's purpose."""
 
-from pyllm_kernels import AttentionLayer, KVScales, QKNorm
+from pyllm_kernels import UNSCALED, AttentionLayer, KVScales, QKNorm
 from torch import Tensor
 
 from pyllm.families.spec import AttentionSpec
 from pyllm.workers.step.forward_context import ForwardContext
-
-_UNSCALED = KVScales()
 
 
 class PagedAttention:
@@ -20,7 +18,7 @@ class PagedAttention:
         layer: int,
         spec: AttentionSpec,
         norm: QKNorm | None = None,
-        scales: KVScales = _UNSCALED,
+        scales: KVScales = UNSCALED,
         sinks: Tensor | None = None,
     ) -> None:
         self._layer = layer

@@ -38,7 +38,10 @@ class RankTransfers:
         return LayerHook(self._connector, self.tell_written) if works_by_layer(self._connector) else None
 
     def begin(self, metadata: bytes) -> None:
-        """Begin what the metadata of a step asks for; what the step reads has ended then."""
+        """Begin the loads and saves of a step's metadata.
+
+        Loads that the step reads have ended when this returns, or end layer by layer.
+        """
         if metadata:
             self._connector.bind_connector_metadata(metadata)
             self._connector.start_load_kv()

@@ -274,7 +274,7 @@ def test_stats_count_bytes(store: DiskStore) -> None:
     save(store, range(4))
     load(store, range(6))
     stats = store.stats()[0]
-    assert stats.medium == "disk"
+    assert stats.tier == "disk"
     assert (stats.num_saved, stats.saved_bytes) == (4, 4 * len(value_of(0)))
     assert (stats.num_loaded, stats.loaded_bytes, stats.num_absent) == (4, 4 * len(value_of(0)), 2)
     assert (stats.capacity_bytes, stats.num_blocks) == (CAPACITY, 4)

@@ -137,7 +137,7 @@ def test_a_server_that_comes_back_is_asked_after_the_pause(tmp_path: Path, caplo
         assert load(store, range(3)) == [0, 1, 2]
     assert load(store, range(3)) == []
     assert store.stats()[0].num_pauses == 2
-    assert store.stats()[0].num_failed_loads == 6
+    assert store.stats()[0].num_unreadable == 6
     store.close()
     texts = [record.getMessage() for record in caplog.records]
     assert [text.partition(" cannot be used (ConnectionError")[0] for text in texts] == [

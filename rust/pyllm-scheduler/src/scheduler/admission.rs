@@ -153,7 +153,7 @@ impl Scheduler {
             StepScope::Only(_) => self.queue.remove(lane, &queue_key), // out of the order that the others have
             StepScope::Everyone | StepScope::AllBut(_) => self.queue.take_first(lane, &queue_key),
         }
-        if self.begin_load(key) {
+        if self.begin_asynchronous_load(key) {
             return false;
         }
         let slot = self.free_slots.pop().expect("the caller has looked");
@@ -179,7 +179,7 @@ impl Scheduler {
             }
         }
         sequence.note_placed(self.config.block_size);
-        self.take_loaded(key, planning);
+        self.begin_load_in_step(key, planning);
         let sequence = &mut self.sequences[key];
         for (group, chain) in (0..).zip(&sequence.chains) {
             for (index, &block) in (chain.first..).zip(&chain.blocks) {

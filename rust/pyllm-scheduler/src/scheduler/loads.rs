@@ -7,6 +7,7 @@ use std::ops::Range;
 use crate::arena::Key;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, ClientId, LoadId, RequestId, StepId};
+use crate::kv_cache::hash::BlockHash;
 use crate::kv_cache::{Filled, Found, FoundChain};
 use crate::recorder::Input;
 use crate::sequence::{Offer, Sequence, State};
@@ -27,8 +28,8 @@ pub struct Load {
     pub first_token: u32,
     /// How many.
     pub num_tokens: u32,
-    /// For each group of layers the blocks of the last of these tokens, in order: of a window those that are read by
-    /// what comes after, else all.
+    /// One list for each group of layers. Without a window it has every block of these tokens; with one only the last,
+    /// which later tokens still read.
     pub blocks: Vec<Vec<BlockId>>,
     /// The step that reads them; none where the request waits for the load.
     pub step: Option<StepId>,
@@ -55,6 +56,35 @@ pub(super) struct LoadedChain {
 }
 
 impl Scheduler {
+    /// The tokens of a request that either tier of the prefix cache has now, and the names of the full blocks that could
+    /// be loaded for it, from the first on: those of the prompt, and of the output where one sample goes on. Without
+    /// prefix caching there are none.
+    ///
+    /// Errors: `UnknownRequest`.
+    pub fn known_prefix(&mut self, client: ClientId, request: RequestId) -> Result<(u32, Vec<BlockHash>)> {
+        let key = self.find(client, request)?;
+        let live = super::live_sequences(&self.requests[key]);
+        let Some(&first) = live.first() else { return Ok((0, Vec::new())) };
+        if !self.requests[key].shares_prefix(&self.config) {
+            return Ok((0, Vec::new()));
+        }
+        let (live, sequence) = (&self.requests[key], &mut self.sequences[first]);
+        let block_size = self.config.block_size;
+        let num_tokens = if live.num_unfinished > 1 { sequence.num_prompt_tokens } else { sequence.num_known() };
+        let most = num_tokens.min(sequence.num_known() - 1) / block_size;
+        sequence.hash_blocks(live, block_size, most, &mut self.hasher, self.config.separate_outputs);
+        let hashes: Vec<_> = (0..most).map(|index| sequence.hash(live, index)).collect();
+        let lowest = |num_cached: u32| num_cached * block_size;
+        let (planning, committed) = (self.next_step, self.oldest_step());
+        self.cache.find_start(most, |index| hashes[index as usize], lowest, planning, committed, &mut self.found);
+        Ok((self.found.length * block_size, hashes))
+    }
+
+    /// Seconds that computing so many tokens of a prompt takes; none before that was measured.
+    pub fn prefill_seconds(&self, num_tokens: u32) -> Option<f64> {
+        self.times.is_measured().then(|| self.times.prefill_seconds(num_tokens))
+    }
+
     /// The keys and values of a request's first `num_tokens` tokens can be loaded from outside: by the step that needs
     /// them, or asynchronously, in which case the request waits. It is used if it is more than the prefix cache has.
     ///
@@ -130,7 +160,7 @@ impl Scheduler {
         for chain in &mut chains {
             self.cache.free_chain(&mut chain.blocks);
         }
-        self.let_go_of_found(&before);
+        self.free_found(&before);
         if self.sequences.get(key).is_some_and(|sequence| sequence.state == State::Loading) {
             self.enqueue(key, State::Waiting);
         }
@@ -138,7 +168,7 @@ impl Scheduler {
     }
 
     /// The first in the queue, taken out of it: true if it now waits for an asynchronous load.
-    pub(super) fn begin_load(&mut self, key: Key<Sequence>) -> bool {
+    pub(super) fn begin_asynchronous_load(&mut self, key: Key<Sequence>) -> bool {
         let num_cached = self.found.length;
         let Some(num_offered) = self.offered_blocks(key, true) else { return false };
         self.requests[self.sequences[key].request].offer = None;
@@ -169,7 +199,7 @@ impl Scheduler {
     }
 
     /// Has the step that is being planned load what is offered beyond what the sequence has.
-    pub(super) fn take_loaded(&mut self, key: Key<Sequence>, planning: &mut Planning) {
+    pub(super) fn begin_load_in_step(&mut self, key: Key<Sequence>, planning: &mut Planning) {
         let Some(num_offered) = self.offered_blocks(key, false) else { return };
         let sequence = &mut self.sequences[key];
         self.requests[sequence.request].offer = None;
@@ -227,7 +257,7 @@ impl Scheduler {
         id
     }
 
-    fn let_go_of_found(&mut self, found: &[FoundChain]) {
+    fn free_found(&mut self, found: &[FoundChain]) {
         for &found in found.iter().flat_map(|chain| chain.blocks.iter().rev()) {
             match found {
                 Found::Device(block) => self.cache.free(block),
