@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
 import msgspec
 
@@ -48,7 +48,7 @@ class StoreMetadata(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
 
 
 class StoreLookup(SchedulerConnector):
-    """A request's blocks are looked up once, when it comes, and waits for the answer `lookup_timeout` at most."""
+    """Looks a request's blocks up on `threads`, one by default. It waits `lookup_timeout` at most."""
 
     def __init__(
         self,
@@ -56,12 +56,14 @@ class StoreLookup(SchedulerConnector):
         context: ConnectorContext,
         store: KVStore | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        threads: Executor | None = None,
     ) -> None:
         super().__init__(config, context)
         self._settings = read_store_settings(config)
         self._store = open_store(self._settings, context.cache) if store is None else store
         self._clock = clock
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="kv-lookup")
+        self._threads = threads or ThreadPoolExecutor(1, thread_name_prefix="kv-lookup")
         self._free_calls = threading.Semaphore(MAX_LOOKUPS)
         self._lookups: dict[str, tuple[float, Future[int]]] = {}
         self._tiers = TierReporter(self._store, self._threads, clock)

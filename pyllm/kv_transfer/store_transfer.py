@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import msgspec
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class StoreTransfer(WorkerConnector):
-    """Loads are read by `io_threads` threads, in chunks; saves are copied by one more, and written by another one."""
+    """`readers`, by default `io_threads` threads, read loads in chunks. A thread copies saves, and one writes them."""
 
     def __init__(
         self,
@@ -40,13 +40,15 @@ class StoreTransfer(WorkerConnector):
         context: ConnectorContext,
         store: KVStore | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        readers: Executor | None = None,
     ) -> None:
         super().__init__(config, context)
         self._settings = settings = read_store_settings(config)
         self._store = open_store(settings, context.cache, promotes=config.saves) if store is None else store
         self._clock = clock
         self._decoder = msgspec.msgpack.Decoder(StoreMetadata)
-        self._readers = ThreadPoolExecutor(settings.io_threads, thread_name_prefix="kv-load")
+        self._readers = readers or ThreadPoolExecutor(settings.io_threads, thread_name_prefix="kv-load")
         self._free_reads = threading.Semaphore(MAX_LOADS)
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-save")

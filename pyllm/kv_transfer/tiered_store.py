@@ -5,7 +5,7 @@ Knows no medium and no step.
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from pyllm.kv_transfer.stores import KVStore, Retention, StoreStats
 
@@ -16,13 +16,13 @@ MAX_PROMOTED_BYTES = 64 << 20
 class TieredStore:
     """`tiers` are closed with it. A tier that fails costs its own hits.
 
-    `promotes`: what a slower tier gave is saved in those before it, on a thread that no load waits for.
+    `promotes`: what a slower tier gave is saved in those before it, by `saver`, a thread that no load waits for.
     """
 
-    def __init__(self, tiers: Sequence[KVStore], *, promotes: bool = True) -> None:
+    def __init__(self, tiers: Sequence[KVStore], *, promotes: bool = True, saver: Executor | None = None) -> None:
         self._tiers = tiers
         self._promotes = promotes
-        self._saver = ThreadPoolExecutor(1, thread_name_prefix="kv-tiers")
+        self._saver = saver or ThreadPoolExecutor(1, thread_name_prefix="kv-tiers")
         self._lock = threading.Lock()
         self._promoted_bytes = 0
         self._is_closed = False

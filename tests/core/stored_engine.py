@@ -1,12 +1,15 @@
 """An engine whose blocks go to a store and come from there."""
 
-from typing import Any
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.kv_transfer import ConnectorContext
 from pyllm.kv_transfer.store_lookup import StoreLookup
 from pyllm.kv_transfer.store_transfer import StoreTransfer
 from pyllm.kv_transfer.stores import KVStore, Retention
+from pyllm.wire.messages import FinishCode
 from tests.core.raw_engine import Engine
 from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor
 from tests.core.transferring_executor import TransferringExecutor
@@ -64,8 +67,12 @@ class Stored:
 
     async def start(self) -> None:
         """Once, before the first step."""
-        if self.executor._transfers is None:
+        if not self.executor.is_connected:
             await self.executor.collective("register_kv_caches", "")
+
+    def die(self) -> None:
+        """The rank ends, as its process was killed."""
+        self.executor.kill("killed")
 
     def close(self) -> None:
         self.executor.close_transfers()
@@ -78,3 +85,65 @@ async def expected(prompt: list[int], **fields: Any) -> list[int]:
     engine.submit(1, prompt, **fields)
     await engine.run_dry()
     return engine.outputs()[1][0]
+
+
+class StoredEngine(Protocol):
+    """What `run_random_requests` needs: `Stored`, or one on a disk."""
+
+    engine: Engine
+
+    def die(self) -> None: ...
+    def close(self) -> None: ...
+
+
+async def run_random_requests(
+    begin: Callable[[], Awaitable[StoredEngine]], let_go: Callable[[], object], chance: random.Random, num_actions: int
+) -> int:
+    """Requests of few prefixes, aborts, deaths of the rank and restarts of everything; gives the tokens loaded.
+
+    Each request has the answer that it would have without a connector, and each engine is empty in the end. `let_go`
+    has what is stuck go on.
+    """
+    answers: dict[tuple[int, ...], list[int]] = {}
+    asked: dict[int, tuple[int, ...]] = {}
+    number = num_loaded = 0
+    stored = await begin()
+    for _ in range(num_actions):
+        match chance.choices(("submit", "step", "abort", "die", "restart", "let go"), (20, 70, 3, 1, 0.5, 5))[0]:
+            case "submit" if stored.engine.scheduler.stats()["num_requests"] < 6:
+                number += 1
+                first, second = (chance.randrange(3),), (chance.randrange(2),)
+                asked[number] = first * chance.randrange(1, 30) + second * chance.randrange(1, 20)
+                stored.engine.submit(number, list(asked[number]), max_tokens=5)
+            case "step":
+                await stored.engine.core.step()
+            case "abort" if asked:
+                stored.engine.scheduler.abort(0, chance.choice(list(asked)))
+            case "die":
+                stored.die()
+            case "restart":
+                num_loaded += await _ended(stored, asked, answers)
+                stored, asked = await begin(), {}
+            case "let go":
+                let_go()
+                stored.engine.now += 1.0
+    return num_loaded + await _ended(stored, asked, answers)
+
+
+async def _ended(
+    stored: StoredEngine, asked: dict[int, tuple[int, ...]], answers: dict[tuple[int, ...], list[int]]
+) -> int:
+    """Let all requests end, compare them, and close the engine; gives the tokens that were loaded."""
+    await stored.engine.run_dry()
+    outputs = stored.engine.outputs()
+    for number, prompt in asked.items():
+        if prompt not in answers:
+            answers[prompt] = await expected(list(prompt), max_tokens=5)
+        tokens, finish = outputs[number]
+        assert finish in {FinishCode.LENGTH, FinishCode.ABORT}
+        assert tokens == answers[prompt][: None if finish == FinishCode.LENGTH else len(tokens)]
+    stats = stored.engine.core.stats()
+    left = ("num_used_blocks", "num_saving_blocks", "num_requests", "num_loading", "num_held", "num_kv_loads")
+    assert [stats[name] for name in left] == [0] * len(left)
+    stored.close()
+    return stats["num_kv_loaded_tokens"]

@@ -15,7 +15,14 @@ from pyllm.kv_transfer.tier_figures import REPORT_SECONDS
 from pyllm.wire.messages import Call, FinishCode, Rejected, Reply
 from tests.core.raw_engine import EPOCH, Engine
 from tests.core.remembering_executor import BLOCK_SIZE
-from tests.core.stored_engine import CONTEXT, LOAD_TIMEOUT, Stored, expected, transfer_config
+from tests.core.stored_engine import (
+    CONTEXT,
+    LOAD_TIMEOUT,
+    Stored,
+    expected,
+    run_random_requests,
+    transfer_config,
+)
 from tests.kv_transfer.dict_store import DictStore, forget_all
 from tests.kv_transfer.faulty_store import FaultyStore
 
@@ -62,15 +69,26 @@ async def test_the_figures_of_the_stores_tiers_reach_a_client_though_no_step_fol
     assert "kv_store_dict_num_saved" not in Engine().core.stats()
 
 
-@pytest.mark.parametrize(("role", "num_saved", "num_loaded"), [("kv_producer", 7, 0), ("kv_consumer", 0, 0)])
-async def test_a_producer_only_saves_and_a_consumer_only_loads(role: str, num_saved: int, num_loaded: int) -> None:
-    stored = Stored(DictStore("role"), kv_role=role)
-    await stored.run(1, list(range(30)), max_tokens=1)
-    stored.engine.core._scheduler.reset_prefix_cache()
-    await stored.run(2, list(range(30)), max_tokens=1)
+async def test_a_producer_loads_nothing() -> None:
+    stored = Stored(DictStore("role"), kv_role="kv_producer")
+    for request in (1, 2):
+        await stored.run(request, list(range(30)), max_tokens=1)
+        stored.engine.scheduler.reset_prefix_cache()
+    assert stored.engine.core.stats()["num_kv_loaded_tokens"] == 0
     stored.close()
-    assert len(DictStore("role").blocks) == num_saved
-    assert stored.engine.core.stats().get("num_kv_loaded_tokens", 0) == num_loaded
+    assert len(DictStore("role").blocks) == 7
+
+
+async def test_a_consumer_loads_and_saves_nothing() -> None:
+    first = Stored(DictStore("role"))
+    await first.run(1, list(range(30)), max_tokens=1)
+    first.close()
+    consumer = Stored(DictStore("role"), kv_role="kv_consumer")
+    await consumer.run(1, list(range(30)), max_tokens=1)
+    await consumer.run(2, list(range(40, 70)), max_tokens=1)
+    assert consumer.engine.core.stats()["num_kv_loaded_tokens"] == 28
+    consumer.close()
+    assert len(DictStore("role").blocks) == 7
 
 
 @pytest.mark.parametrize("settings", ["none", "default", "long"])
@@ -109,20 +127,16 @@ async def test_what_was_loaded_is_kept_longer_for_whoever_wants_it() -> None:
 
 
 async def test_a_failed_load_ends_its_request_where_the_policy_says_so() -> None:
-    prompt = list(range(30))
-    first = Stored(DictStore("fail"))
-    await first.run(1, prompt, max_tokens=1)
-    first.close()
     store = FaultyStore(DictStore("fail"), seed=1, rate=0.0)
-    second = Stored(store, kv_load_failure_policy="fail")
-    await second.start()
-    store.load = lambda keys, into: [False] * len(keys)  # type: ignore[method-assign]
-    second.engine.submit(1, prompt, max_tokens=1)
-    await second.engine.run_dry()
-    (rejected,) = second.engine.messages(Rejected)
+    store.forced = "lie"
+    stored = Stored(store, kv_load_failure_policy="fail")
+    await stored.start()
+    stored.engine.submit(1, list(range(30)), max_tokens=1)
+    await stored.engine.run_dry()
+    (rejected,) = stored.engine.messages(Rejected)
     assert "28 of 28 tokens to load from outside did not come" in rejected.message
-    assert second.engine.outputs()[1][1] == FinishCode.ABORT
-    second.close()
+    assert stored.engine.outputs()[1][1] == FinishCode.ABORT
+    stored.close()
 
 
 async def test_a_load_that_comes_too_late_writes_nothing() -> None:
@@ -133,12 +147,12 @@ async def test_a_load_that_comes_too_late_writes_nothing() -> None:
     store = FaultyStore(DictStore("late"), seed=1, rate=0.0)
     second = Stored(store, num_blocks=16)
     await second.start()
-    store._fault = lambda *kinds: "stuck" if "stuck" in kinds else ""  # type: ignore[method-assign]
+    store.forced = "stuck"
     assert await second.run(1, prompt, max_tokens=6) == answer
     assert store.num_stuck == 1
     assert second.engine.now >= LOAD_TIMEOUT
     other = [1, 2, 3] * 9
-    store._fault = lambda *kinds: ""  # type: ignore[method-assign]
+    store.forced = ""
     second.engine.submit(2, other, max_tokens=6)
     await second.engine.core.step()
     store.let_go()  # Its blocks belong to others by now.
@@ -206,7 +220,7 @@ async def test_a_load_that_was_under_way_when_the_ranks_died_is_not_tried_again(
     first.close()
     second = Stored(store)
     await second.start()
-    store._fault = lambda *kinds: "stuck" if "stuck" in kinds else ""  # type: ignore[method-assign]
+    store.forced = "stuck"
     second.engine.submit(1, prompt, max_tokens=6)
     while not store.num_stuck:
         await second.engine.core.step()
@@ -284,56 +298,14 @@ async def test_ranks_in_which_a_transfer_never_ends_are_started_anew(kind: str) 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_no_fault_of_a_store_gives_a_wrong_token(seed: int) -> None:
-    """Requests of few prefixes, aborts, deaths and restarts, and a store of which every third call fails."""
+    """A third of the store's calls fail."""
     chance = random.Random(seed)
-    answers: dict[tuple[int, ...], list[int]] = {}
     store = FaultyStore(DictStore(f"faulty {seed}"), seed, rate=0.3)
-    stored = Stored(store, num_blocks=chance.choice([24, 40]), depth=chance.choice([1, 2]))
-    await stored.start()
-    number, num_loaded, asked = 0, 0, {}
-    for _ in range(2500):
-        match chance.choices(("submit", "step", "abort", "die", "restart", "let go"), (20, 70, 3, 1, 0.5, 5))[0]:
-            case "submit" if stored.engine.scheduler.stats()["num_requests"] < 6:
-                number += 1
-                first, second = [chance.randrange(3)], [chance.randrange(2)]
-                prompt = first * chance.randrange(1, 30) + second * chance.randrange(1, 20)
-                asked[number] = tuple(prompt)
-                stored.engine.submit(number, prompt, max_tokens=5)
-            case "step":
-                await stored.engine.core.step()
-            case "abort" if asked:
-                aborted = chance.choice(list(asked))
-                stored.engine.core._scheduler.abort(0, aborted)
-            case "die":
-                stored.executor.kill("killed")
-            case "restart":
-                num_loaded += await checked(stored, asked, answers)
-                stored.close()
-                stored = Stored(store, num_blocks=chance.choice([24, 40]), depth=chance.choice([1, 2]))
-                await stored.start()
-                asked = {}
-            case "let go":
-                store.let_go()
-                stored.engine.now += 1.0
-    num_loaded += await checked(stored, asked, answers)
-    stored.close()
-    assert num_loaded > 100
+
+    async def begin() -> Stored:
+        stored = Stored(store, num_blocks=chance.choice([24, 40]), depth=chance.choice([1, 2]))
+        await stored.start()
+        return stored
+
+    assert await run_random_requests(begin, store.let_go, chance, num_actions=2500) > 100
     assert store.num_faults > 50
-
-
-async def checked(stored: Stored, asked: dict[int, tuple[int, ...]], answers: dict[tuple[int, ...], list[int]]) -> int:
-    """Let all requests end, and compare them with what they should be; gives the tokens that were loaded."""
-    await stored.engine.run_dry()
-    outputs = stored.engine.outputs()
-    for number, prompt in asked.items():
-        if prompt not in answers:
-            answers[prompt] = await expected(list(prompt), max_tokens=5)
-        tokens, finish = outputs[number]
-        if finish == FinishCode.LENGTH:
-            assert tokens == answers[prompt]
-        else:
-            assert finish == FinishCode.ABORT
-            assert tokens == answers[prompt][: len(tokens)]
-    stats = stored.engine.core.stats()
-    assert (stats["num_used_blocks"], stats["num_requests"], stats["num_loading"], stats["num_held"]) == (0, 0, 0, 0)
-    return stats["num_kv_loaded_tokens"]

@@ -24,6 +24,11 @@ class TransferringExecutor(RememberingExecutor):
         super().__init__(num_blocks)
 
     @property
+    def is_connected(self) -> bool:
+        """Whether there is a connector's half."""
+        return self._transfers is not None
+
+    @property
     def block_bytes(self) -> int:
         return 4 * BLOCK_SIZE
 

@@ -9,7 +9,10 @@ from pyllm.kv_transfer.stores import KVStore, Retention, StoreStats
 
 
 class FaultyStore:
-    """`rate` is the share of calls that fail. A load that is stuck returns at `let_go`, whole and too late."""
+    """`rate` is the share of calls that fail. A load that is stuck returns at `let_go`, whole and too late.
+
+    `forced` is the fault of each call that can have it, in place of a random one; empty: none.
+    """
 
     def __init__(self, store: KVStore, seed: int, rate: float) -> None:
         self._store = store
@@ -17,6 +20,7 @@ class FaultyStore:
         self._rate = rate
         self._lock = threading.Lock()
         self._gate = threading.Event()
+        self.forced: str | None = None
         self.num_faults = 0
         self.num_stuck = 0
 
@@ -66,6 +70,8 @@ class FaultyStore:
         self._store.close()
 
     def _fault(self, *kinds: str) -> str:
+        if self.forced is not None:
+            return self.forced if self.forced in kinds else ""
         with self._lock:
             if self._random.random() >= self._rate:
                 return ""

@@ -1,5 +1,7 @@
 """What the store has of a request: the longest start that a sequence can go on from, on every rank."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,10 +25,10 @@ def request(num_blocks: int) -> TransferRequest:
     return TransferRequest("0/1", tuple(bytes([index]) * 32 for index in range(num_blocks)))
 
 
-def answer(lookup: StoreLookup, of: TransferRequest, num_computed: int) -> int:
+def answer(lookup: StoreLookup, threads: ThreadPoolExecutor, of: TransferRequest, num_computed: int) -> int:
     """What it says once it knows."""
     while (found := lookup.get_num_new_matched_tokens(of, num_computed)[0]) is None:
-        lookup._lookups[of.request_id][1].exception()  # waits for it
+        threads.submit(bool).result()  # comes after it
     return found
 
 
@@ -45,7 +47,8 @@ def test_the_longest_start_of_which_all_that_is_read_later_is_known(
     places = [(index, group) for index in range(num_blocks) for group in range(len(windows))]
     known = data.draw(st.sets(st.sampled_from(places)))
     where = context(windows, num_ranks)
-    lookup = StoreLookup(CONFIG, where, store)
+    threads = ThreadPoolExecutor(1)
+    lookup = StoreLookup(CONFIG, where, store, threads=threads)
     for index, group in known:
         for rank in range(num_ranks):
             store.blocks[block_key(where.namespace, of.block_hashes[index], group, rank)] = 0, b""
@@ -60,7 +63,7 @@ def test_the_longest_start_of_which_all_that_is_read_later_is_known(
         return all(index < num_computed or (index, group) in known for index, group in reads)
 
     longest = max(length for length in range(num_computed, num_blocks + 1) if length == num_computed or goes_on(length))
-    assert answer(lookup, of, num_computed * BLOCK_SIZE) == (longest - num_computed) * BLOCK_SIZE
+    assert answer(lookup, threads, of, num_computed * BLOCK_SIZE) == (longest - num_computed) * BLOCK_SIZE
     lookup.shutdown()
 
 
@@ -77,8 +80,8 @@ def test_a_look_up_that_takes_too_long_is_given_up() -> None:
 
 
 def test_calls_that_do_not_return_are_bounded_and_those_given_up_before_they_begin_are_not_made() -> None:
-    store, now = GatedStore("bounded", "lookup"), 0.0
-    lookup = StoreLookup(CONFIG, context(), store, clock=lambda: now)
+    store, threads, now = GatedStore("bounded", "lookup"), ThreadPoolExecutor(1), 0.0
+    lookup = StoreLookup(CONFIG, context(), store, clock=lambda: now, threads=threads)
 
     def ask(name: str) -> int | None:
         return lookup.get_num_new_matched_tokens(TransferRequest(name, request(2).block_hashes), 0)[0]
@@ -92,10 +95,10 @@ def test_calls_that_do_not_return_are_bounded_and_those_given_up_before_they_beg
     assert [ask(name) for name in names if name != "1"] == [0] * (MAX_LOOKUPS - 1)
     assert ask("beyond") == 0, "nobody waits for the calls, but they are there"
     store.gate.set()
-    lookup._threads.submit(bool).result()  # comes after them
+    threads.submit(bool).result()  # comes after them
     assert store.num_calls == 1
     assert ask("beyond") is None
-    lookup._lookups["beyond"][1].exception()
+    threads.submit(bool).result()
     assert (ask("beyond"), store.num_calls) == (0, 2)
     lookup.shutdown()
 

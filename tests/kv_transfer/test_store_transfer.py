@@ -1,6 +1,7 @@
 """A rank's loads from a store that hangs: how many there are, what becomes of those that were given up."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -31,7 +32,8 @@ def begin(transfer: StoreTransfer, loads: Sequence[int]) -> None:
 def test_loads_that_do_not_return_are_bounded_and_those_given_up_before_they_begin_are_not_read() -> None:
     store, cache, now = GatedStore("stuck", "load"), FakeBlocks(1002, BLOCK_BYTES), 0.0
     store.save([block_key(CONTEXT.namespace, bytes(32), 0, 0)], [memoryview(bytes(BLOCK_BYTES))])
-    transfer = StoreTransfer(CONFIG, CONTEXT, store, clock=lambda: now)
+    readers = ThreadPoolExecutor(1)
+    transfer = StoreTransfer(CONFIG, CONTEXT, store, clock=lambda: now, readers=readers)
     transfer.register_kv_caches(cache)
     begin(transfer, range(MAX_LOADS + 1))
     store.has_begun.wait()
@@ -43,10 +45,10 @@ def test_loads_that_do_not_return_are_bounded_and_those_given_up_before_they_beg
     begin(transfer, [1000])
     assert transfer.get_finished() == (set(), {1000}), "nobody waits for the others, but their calls are there"
     store.gate.set()
-    transfer._readers.submit(bool).result()  # comes after them
+    readers.submit(bool).result()  # comes after them
     assert (store.num_calls, cache.written) == (1, [])
     begin(transfer, [1001])
-    transfer._readers.submit(bool).result()
+    readers.submit(bool).result()
     assert transfer.get_finished() == (set(), {1001})
     assert transfer.get_block_ids_with_load_errors() == {1000}
     assert (store.num_calls, cache.written) == (2, [1001])

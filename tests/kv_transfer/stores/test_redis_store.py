@@ -1,6 +1,7 @@
 """The store in Redis, with Debian's redis-server: shared, and of no harm where it is gone, slow or full."""
 
 import logging
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -169,20 +170,21 @@ def test_a_server_that_is_slow_or_none_costs_misses(answer: bytes) -> None:
         store.close()
 
 
-def test_a_stopped_server_is_given_up_and_asked_again(folder: Path, server: Redis) -> None:
+def test_a_stopped_server_is_given_up_and_asked_again(tmp_path: Path) -> None:
     """It answers late what nobody waits for; the next answer is not taken for that."""
     clock = Clock()
-    store = RedisStore(f"unix://{folder}/redis.sock", deadline=0.2, clock=clock)
-    while save(store, range(3)) != [True] * 3:
-        clock.now += 100
-    with Redis(unix_socket_path=str(folder / "redis.sock")) as admin:
-        admin.client_pause(400, all=True)
-    assert load(store, range(2)) == []
-    while load(store, [2]) != [2]:
-        clock.now += 100
-    assert load(store, range(3)) == [0, 1, 2]
-    assert store.stats()[0].num_pauses >= 1
-    store.close()
+    with redis_server(tmp_path) as process:
+        store = RedisStore(f"unix://{tmp_path}/redis.sock", deadline=0.2, clock=clock)
+        while save(store, range(3)) != [True] * 3:
+            clock.now += 100
+        process.send_signal(signal.SIGSTOP)
+        assert load(store, range(2)) == []
+        process.send_signal(signal.SIGCONT)
+        while load(store, [2]) != [2]:
+            clock.now += 100
+        assert load(store, range(3)) == [0, 1, 2]
+        assert store.stats()[0].num_pauses >= 1
+        store.close()
 
 
 def test_tls(tmp_path: Path) -> None:
