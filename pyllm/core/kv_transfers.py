@@ -40,7 +40,7 @@ class _State(Enum):
     READY = auto()
     STARTING = auto()  # The workers restart.
     FAILED = auto()  # The ranks could not make their halves; tried again at the next start.
-    GIVEN_UP = auto()  # The core's half raised; not used again in this process.
+    GIVEN_UP = auto()  # One of its halves raised; not used again in this process.
     ENDED = auto()
 
 
@@ -177,10 +177,13 @@ class KVTransfers:
         if is_ready and not self._calls and not self.is_busy:
             self._call(b"")
 
-    def receive(self, results: TransferResults | None) -> None:
-        """What a rank has ended."""
+    def receive(self, results: TransferResults | None) -> bool:
+        """What a rank has ended. False: the step that it comes with may have read what was not loaded."""
         if results is None or self._connector is None:
-            return
+            return True
+        if results.failure:
+            self._give_up(f"the KV connector failed in a rank: {results.failure}")
+            return False
         self._pause = _FIRST_PAUSE
         self._error_blocks.update(results.error_blocks)
         if (stats := results.stats) is not None:
@@ -198,6 +201,7 @@ class KVTransfers:
                 self._scheduler.finish_save(save)
         with self._guarded():
             self._connector.update_connector_output(results)
+        return True
 
     def ended(self, reports: list[dict[str, Any]]) -> None:
         """Requests have ended, as `Scheduler.take_ended` tells of them."""
@@ -237,7 +241,10 @@ class KVTransfers:
     def close(self) -> None:
         """Give up what the connector holds outside."""
         if self._connector is not None:
-            self._connector.shutdown()
+            try:
+                self._connector.shutdown()
+            except Exception:
+                logger.exception("the KV connector failed as it was to give up what it holds")
             self._connector, self._lookups, self._state = None, None, _State.ENDED
 
     def stats(self) -> dict[str, int]:
@@ -265,21 +272,25 @@ class KVTransfers:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Go on without the connector if its half here raises anything.
+        """Go on without the connector if its half in the core raises anything.
 
         What it has told the ranks is not known then, so they restart, and recompute all that they had.
         """
         try:
             yield
-        except Exception:
-            if self._state is _State.GIVEN_UP:
-                return
-            logger.exception("the KV connector failed: nothing is loaded or saved until the core starts again")
-            self._num_failures += 1
-            self._state = _State.GIVEN_UP
-            if self._lookups is not None:
-                self._lookups.release_all()
-            self._executor.kill("killed")
+        except Exception as error:
+            logger.exception("the KV connector failed in the core")
+            self._give_up(f"the KV connector failed in the core: {type(error).__name__}: {error}")
+
+    def _give_up(self, reason: str) -> None:
+        if self._state is _State.GIVEN_UP:
+            return
+        logger.error("%s; nothing is loaded or saved until the core starts again", reason)
+        self._num_failures += 1
+        self._state = _State.GIVEN_UP
+        if self._lookups is not None:
+            self._lookups.release_all()
+        self._executor.kill("killed")
 
     def _refuse(self) -> None:
         """Have computed what was offered before the connector failed, and save nothing."""
@@ -345,13 +356,13 @@ class KVTransfers:
 
     async def _transfer(self, metadata: bytes) -> None:
         try:
-            answers = await self._executor.collective("transfer", metadata)
+            answers = [_RESULTS.decode(answer) for answer in await self._executor.collective("transfer", metadata)]
         except WorkerDeadError:
             return  # The loop hears it from the executor.
-        except EngineDeadError as error:
+        except (EngineDeadError, msgspec.DecodeError) as error:
             # What was under way will not come to its end on all ranks.
             logger.error("KV blocks could not be moved, so all ranks are restarted: %s", error)
             self._executor.kill("crashed")
             return
         for answer in answers:
-            self.receive(_RESULTS.decode(answer))
+            self.receive(answer)

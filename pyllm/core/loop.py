@@ -186,7 +186,11 @@ class EngineCore:
         except WorkerDeadError as death:
             await self._recover(death)
         else:
-            self._commit(step, sampled, seconds)
+            # First: a load that the step has read may have failed.
+            if self._transfers.receive(sampled.transfers):
+                self._commit(step, sampled, seconds)
+            else:
+                self._in_flight.drop(step)
         return True
 
     def _schedule(self) -> Plan | None:
@@ -203,7 +207,6 @@ class EngineCore:
 
     def _commit(self, step: int, sampled: Sampled, seconds: float) -> None:
         """Commit a step's tokens to the scheduler, and deliver its output to the clients."""
-        self._transfers.receive(sampled.transfers)  # First: a load that the step has read may have failed.
         self._end_failed(step, sampled)
         logprobs = None if sampled.logprobs is None else msgspec.structs.astuple(sampled.logprobs)
         embeddings = None if sampled.embeddings is None else msgspec.structs.astuple(sampled.embeddings)

@@ -69,6 +69,10 @@ class StepsInFlight:
         self._trace.end(step)
         self.last_step = step
 
+    def drop(self, step: int) -> None:
+        """Note that the scheduler does not get a step's tokens."""
+        self._trace.end(step)
+
     def lose(self) -> list[int]:
         """Forget all steps, as their workers are gone; returns their numbers, the oldest first."""
         numbers = [step.number for step in self._steps]

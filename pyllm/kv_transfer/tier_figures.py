@@ -4,6 +4,7 @@ So counters outlive the process that counted. Knows no step and no metric.
 """
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
@@ -63,6 +64,8 @@ class TierReporter:
             for stats in self._store.stats():
                 figures = msgspec.structs.asdict(stats)
                 tier = figures.pop("tier")
+                # An infinite capacity is no bound.
+                figures = {name: value if math.isfinite(value) else 0 for name, value in figures.items()}
                 before = self._known.get(tier, {})
                 changed = {name: value for name, value in figures.items() if value != before.get(name, 0)}
                 if changed or tier not in self._known:
@@ -83,11 +86,12 @@ class TierTotals:
         self._tiers: dict[str, dict[str, float]] = {}
 
     def add(self, report: TierReport) -> None:
-        """What one half of the connector, on whichever rank, has reported."""
+        """What one half of the connector, on whichever rank, has reported. What is no finite number is left out."""
         for tier, figures in report.items():
             totals = self._tiers.setdefault(tier, {})
             for name, value in figures.items():
-                totals[name] = value if name in SIZES else totals.get(name, 0) + value
+                if math.isfinite(value):
+                    totals[name] = value if name in SIZES else totals.get(name, 0) + value
 
     def figures(self) -> dict[str, int]:
         """`kv_store_TIER_FIELD` for each tier and each field of `StoreStats`; seconds become milliseconds."""

@@ -361,12 +361,17 @@ class TransferStats(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
 
 
 class TransferResults(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """The saves and loads that a rank's KV connector has ended, and the blocks of loads that are without contents."""
+    """The saves and loads that a rank's KV connector has ended, and the blocks of loads that are without contents.
+
+    With a `failure` the connector has failed in this rank: its loads and saves come to no end, and what it loaded for
+    the step that this comes with may be wrong.
+    """
 
     saves: tuple[int, ...] = ()
     loads: tuple[int, ...] = ()
     error_blocks: tuple[int, ...] = ()
     stats: TransferStats | None = None
+    failure: str = ""
 
 
 class Sampled(Message, frozen=True):

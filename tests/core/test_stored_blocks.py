@@ -12,7 +12,7 @@ from pyllm.kv_transfer.store_lookup import StoreLookup
 from pyllm.kv_transfer.store_transfer import StoreTransfer
 from pyllm.kv_transfer.stores import Retention
 from pyllm.kv_transfer.tier_figures import REPORT_SECONDS
-from pyllm.wire.messages import Call, FinishCode, Rejected, Reply
+from pyllm.wire.messages import Call, FinishCode, Rejected, Reply, TransferStats
 from tests.core.raw_engine import EPOCH, Engine
 from tests.core.remembering_executor import BLOCK_SIZE
 from tests.core.stored_engine import (
@@ -271,6 +271,57 @@ async def test_the_core_goes_on_without_a_connector_that_fails_in_it(method: str
     assert (stats["num_kv_connector_failures"], stored.executor.num_restarts) == (1, 1)
     assert (stats["num_used_blocks"], stats["num_saving_blocks"], stats["num_held"]) == (0, 0, 0)
     assert stats["num_quarantine_failures"] == 0
+    stored.close()
+
+
+def failing_in_a_rank(method: str) -> type[StoreTransfer]:
+    """A connector's half of a rank that fails in one of its methods; `figures`: gives what does not decode."""
+
+    def fail(self: StoreTransfer, *args: Any) -> Any:
+        raise LookupError("a bug of the connector")
+
+    if method == "figures":
+        stats = TransferStats(tiers={"mine": {"used_bytes": None}})  # type: ignore[dict-item]  # That is what is wrong.
+        return type("Failing", (StoreTransfer,), {"get_kv_connector_stats": lambda self: stats})
+    return type("Failing", (StoreTransfer,), {method: fail})
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "bind_connector_metadata",
+        "start_load_kv",
+        "wait_for_save",
+        "clear_connector_metadata",
+        "get_finished",
+        "get_block_ids_with_load_errors",
+        "get_kv_connector_stats",
+        "figures",
+    ],
+)
+async def test_the_core_goes_on_without_a_connector_that_fails_in_a_rank(method: str, depth: int) -> None:
+    store, prompts = DictStore("failing"), [list(range(30)), list(range(40, 70)), [*range(20), 7, 7]]
+    first = Stored(store)
+    await first.run(1, prompts[0], max_tokens=6)
+    first.close()
+    stored, config, half = Stored(store, depth=depth), transfer_config(), failing_in_a_rank(method)
+    stored.executor.make = lambda: half(config, CONTEXT, store, clock=lambda: stored.engine.now)
+    await stored.start()
+    for number, prompt in enumerate(prompts):
+        stored.engine.submit(number, prompt, max_tokens=6)
+        await stored.engine.run_dry()
+        assert stored.engine.outputs()[number][0] == await expected(prompt, max_tokens=6)
+    stats = stored.engine.core.stats()
+    assert (stats["num_kv_connector_failures"], stored.executor.num_restarts) == (1, 1)
+    assert (stats["num_used_blocks"], stats["num_saving_blocks"], stats["num_held"]) == (0, 0, 0)
+    assert stats["num_quarantine_failures"] == 0
+    stored.close()
+
+
+async def test_a_connector_that_cannot_give_up_what_it_holds_ends_nothing() -> None:
+    stored = Stored(DictStore("shutdown"), half=failing("shutdown"))
+    await stored.run(1, list(range(30)), max_tokens=1)
     stored.close()
 
 

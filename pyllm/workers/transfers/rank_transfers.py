@@ -1,21 +1,33 @@
 """A rank's half of the KV connector in its steps: told what to move, asked what has ended. Knows no scheduler."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from pyllm.kv_transfer import KVBlocks, WorkerConnector, works_by_layer
 from pyllm.wire.messages import TransferResults
 from pyllm.workers.transfers.kv_blocks import TrackedBlocks
 
 if TYPE_CHECKING:
+    from pyllm_kernels import AttentionMetadata
     from torch import Tensor
 
     from pyllm.workers.step.attention_batch import Ints
     from pyllm.workers.step.forward_context import ForwardContext
 
+_encode = msgspec.msgpack.Encoder().encode
+_RESULTS = msgspec.msgpack.Decoder(TransferResults)
+
+logger = logging.getLogger(__name__)
+
 
 class RankTransfers:
     """Call `begin` once a step's blocks are swapped and copied, and `end` when it is computed.
+
+    A connector that raises is not called again, and `results` says so from then on.
 
     What `results` has given is not given again: the rank that answers a step asks for them with it, the others are
     asked by a call. `blocks_written` is called with what the connector has written, before a step or a layer reads it,
@@ -29,22 +41,24 @@ class RankTransfers:
         blocks_written: "Callable[[Ints], None] | None" = None,
     ) -> None:
         self._connector = connector
+        self._failure = ""
         self._tracked = None if blocks_written is None else TrackedBlocks(blocks, blocks_written)
         connector.register_kv_caches(self._tracked or blocks)
 
     @property
     def hook(self) -> "LayerHook | None":
         """What each layer is to call; None: the connector does nothing for single layers, and graphs stay on."""
-        return LayerHook(self._connector, self.tell_written) if works_by_layer(self._connector) else None
+        return LayerHook(self) if works_by_layer(self._connector) else None
 
     def begin(self, metadata: bytes) -> None:
         """Begin the loads and saves of a step's metadata.
 
         Loads that the step reads have ended when this returns, or end layer by layer.
         """
-        if metadata:
-            self._connector.bind_connector_metadata(metadata)
-            self._connector.start_load_kv()
+        if metadata and not self._failure:
+            with self._guarded():
+                self._connector.bind_connector_metadata(metadata)
+                self._connector.start_load_kv()
         # A load that began with an earlier step may have ended since: the core's answer to it is a step that reads it.
         self.tell_written()
 
@@ -55,42 +69,68 @@ class RankTransfers:
 
     def end(self, metadata: bytes) -> None:
         """The step with this metadata is computed."""
-        if metadata:
-            self._connector.wait_for_save()
-            self._connector.clear_connector_metadata()
+        if metadata and not self._failure:
+            with self._guarded():
+                self._connector.wait_for_save()
+                self._connector.clear_connector_metadata()
 
     def results(self) -> TransferResults | None:
         """What has ended since the last call; None if nothing has."""
+        if not self._failure:
+            with self._guarded():
+                return self._new_results()
+        return TransferResults(failure=self._failure)
+
+    def close(self) -> None:
+        """Give up what the connector holds outside."""
+        with self._guarded():
+            self._connector.shutdown()
+
+    def load_layer(self, layer: int) -> None:
+        """A layer is about to read the cache."""
+        if not self._failure:
+            with self._guarded():
+                self._connector.wait_for_layer_load(str(layer))
+        self.tell_written()
+
+    def save_layer(self, layer: int, kv_layer: "tuple[Tensor, Tensor]", attention: "AttentionMetadata") -> None:
+        """A layer has written its keys and values."""
+        if not self._failure:
+            with self._guarded():
+                self._connector.save_kv_layer(str(layer), kv_layer, attention)
+
+    def _new_results(self) -> TransferResults | None:
         saves, loads = self._connector.get_finished()
         # After what has ended, so that no error of a load comes later than its end.
         errors = self._connector.get_block_ids_with_load_errors()
         stats = self._connector.get_kv_connector_stats()
         if not saves and not loads and not errors and stats is None:
             return None
-        return TransferResults(tuple(sorted(saves)), tuple(sorted(loads)), tuple(sorted(errors)), stats)
+        results = TransferResults(tuple(sorted(saves)), tuple(sorted(loads)), tuple(sorted(errors)), stats)
+        return _RESULTS.decode(_encode(results))  # Another package's connector may give anything.
 
-    def close(self) -> None:
-        """Give up what the connector holds outside."""
-        self._connector.shutdown()
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Call the connector no more once it has raised anything."""
+        try:
+            yield
+        except Exception as error:
+            logger.exception("the KV connector failed in this rank")
+            self._failure = f"{type(error).__name__}: {error}"
 
 
 class LayerHook:
-    """An `AttentionHook` that passes each layer on to the connector, by its number as the name.
+    """An `AttentionHook` that passes each layer on to the connector, by its number as the name."""
 
-    `tell_written` is called when the layer's blocks are there.
-    """
-
-    def __init__(self, connector: WorkerConnector, tell_written: Callable[[], None]) -> None:
-        self._connector = connector
-        self._tell_written = tell_written
+    def __init__(self, transfers: RankTransfers) -> None:
+        self._transfers = transfers
 
     def before_attention(self, layer: int, context: "ForwardContext") -> None:
         """See `AttentionHook.before_attention`."""
-        self._connector.wait_for_layer_load(str(layer))
-        self._tell_written()
+        self._transfers.load_layer(layer)
 
     def after_attention(self, layer: int, output: "Tensor", context: "ForwardContext") -> "Tensor":
         """See `AttentionHook.after_attention`."""
         cached = context.kv_cache.layers[layer]
-        self._connector.save_kv_layer(str(layer), (cached.keys, cached.values), context.attention[cached.group])
+        self._transfers.save_layer(layer, (cached.keys, cached.values), context.attention[cached.group])
         return output
