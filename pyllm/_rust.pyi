@@ -460,10 +460,10 @@ class Scheduler:
         those that the prefix cache still knows), `num_used_blocks`, `num_cached_blocks`, `num_pinned_blocks`,
         `num_saving_blocks`; `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`. Counters:
         `num_preemptions` and of those `num_swapped`, `num_expired` (by deadline), `prefix_queries`, `prefix_hits` and
-        of those `host_prefix_hits` (tokens, at first admission), `num_computed_tokens`, `num_steps`, `num_drafts`,
-        `num_accepted_drafts`, `num_failed_loads`, `num_saves` and `num_dropped_saves` (blocks), and
-        `iteration_tokens_le_1`, `_8`, `_16`... `_16384`, `_inf`: steps that computed at most so many tokens, and at
-        least one.
+        of those `host_prefix_hits` and `loaded_prefix_hits` (tokens, at first admission), `num_computed_tokens`,
+        `num_steps`, `num_drafts`, `num_accepted_drafts`, `num_failed_loads`, `num_saves` and `num_dropped_saves`
+        (blocks), and `iteration_tokens_le_1`, `_8`, `_16`... `_16384`, `_inf`: steps that computed at most so many
+        tokens, and at least one.
         """
     def num_uncomputed_tokens(self) -> int:
         """Known tokens of all sequences that are still to be computed. Takes time for each sequence."""

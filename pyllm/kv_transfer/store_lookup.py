@@ -66,7 +66,7 @@ class StoreLookup(SchedulerConnector):
         self._threads = threads or ThreadPoolExecutor(1, thread_name_prefix="kv-lookup")
         self._free_calls = threading.Semaphore(MAX_LOOKUPS)
         self._lookups: dict[str, tuple[float, Future[int]]] = {}
-        self._tiers = TierReporter(self._store, self._threads, clock)
+        self._tiers = TierReporter(self._store, clock)
         self._encoder = msgspec.msgpack.Encoder()
 
     def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -102,6 +102,7 @@ class StoreLookup(SchedulerConnector):
 
     def shutdown(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._tiers.close()
         self._store.close()
 
     def _load(self, load: BlockLoad) -> StoreLoad:

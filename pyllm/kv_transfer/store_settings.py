@@ -13,6 +13,8 @@ from pyllm.errors import ConfigError
 from pyllm.kv_transfer.stores import DiskStore, KVStore, RedisStore, Retention
 from pyllm.kv_transfer.tiered_store import TieredStore
 
+MAX_THREADS = 256
+
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_connector_extra_config` of a `StoreConnector`.
@@ -45,6 +47,10 @@ def read_store_settings(config: KVTransferConfig) -> StoreSettings:
     except msgspec.ValidationError as error:
         keys = ", ".join(StoreSettings.__struct_fields__)
         raise ConfigError(f"kv_connector_extra_config of {config.kv_connector}: {error}; its keys are {keys}") from None
+    if settings.io_threads > MAX_THREADS:
+        raise ConfigError(
+            f"io_threads of {config.kv_connector} must be at most {MAX_THREADS}, not {settings.io_threads}"
+        )
     for name in ("io_threads", "staging_bytes", "load_timeout", "lookup_timeout"):
         if getattr(settings, name) <= 0:
             raise ConfigError(f"{name} of {config.kv_connector} must be above 0, not {getattr(settings, name)}")

@@ -25,6 +25,8 @@ from pyllm.wire.messages import TransferStats
 CHUNK_BYTES = 8 << 20
 # Loads of a rank that have not returned, with those that were given up; what comes beyond them is computed.
 MAX_LOADS = 256
+# At least, between two warnings of loads that took too long.
+WARNING_SECONDS = 60.0
 # Blocks of a rank that wait to be written.
 MAX_STAGED = 4096
 
@@ -52,8 +54,9 @@ class StoreTransfer(WorkerConnector):
         self._free_reads = threading.Semaphore(MAX_LOADS)
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="kv-save")
-        self._tiers = TierReporter(self._store, self._writer, clock)
+        self._tiers = TierReporter(self._store, clock)
         self._metadata = StoreMetadata()
+        self._next_warning = float("-inf")
         self._loads: list[_Load] = []
         self._lock = threading.Lock()  # of all that follows
         self._staging: list[memoryview] = []
@@ -101,6 +104,11 @@ class StoreTransfer(WorkerConnector):
             if now >= load.deadline:
                 load.give_up()
         ended = [load for load in self._loads if load.has_ended]
+        num_late = sum(now >= load.deadline and bool(load.missing) for load in ended)
+        if num_late and now >= self._next_warning:
+            self._next_warning = now + WARNING_SECONDS
+            seconds = self._settings.load_timeout
+            logger.warning("%d loads of KV blocks have not ended in %g s, so the rest is computed", num_late, seconds)
         self._loads = [load for load in self._loads if not load.has_ended]
         with self._lock:
             for load in ended:
@@ -133,6 +141,7 @@ class StoreTransfer(WorkerConnector):
         self._readers.shutdown(wait=False, cancel_futures=True)  # What is stuck there reaches the cache no more.
         self._copier.shutdown(wait=True, cancel_futures=True)
         self._writer.shutdown(wait=True)  # What was copied is saved: it is bounded.
+        self._tiers.close()
         self._store.close()
 
     def _read(self, begun: "_Load") -> None:

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import msgspec
 
@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 class TierReporter:
-    """Looks at the store on one of its `threads`, as that may wait for the locks of those who write it."""
+    """Looks at the store on `threads`, by default one of its own: nothing else is to wait for a store that hangs."""
 
-    def __init__(self, store: KVStore, threads: Executor, clock: Callable[[], float]) -> None:
+    def __init__(self, store: KVStore, clock: Callable[[], float], threads: Executor | None = None) -> None:
         self._store = store
-        self._threads = threads
+        self._threads = threads or ThreadPoolExecutor(1, thread_name_prefix="kv-figures")
         self._clock = clock
         self._next_look = float("-inf")
         self._known: dict[str, dict[str, float]] = {}
@@ -57,6 +57,10 @@ class TierReporter:
             self._next_look = self._clock() + REPORT_SECONDS
             self._threads.submit(self._look)
         return report
+
+    def close(self) -> None:
+        """Look no more. It waits for no look that is under way."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _look(self) -> None:
         report: dict[str, dict[str, float]] = {}

@@ -56,6 +56,7 @@ STATS = (
     *("num_empty_slots", "num_free_runs", "longest_free_run"),
     *("num_empty_host_slots", "num_free_host_runs", "longest_free_host_run"),
     *("num_preemptions", "num_swapped", "num_expired", "prefix_queries", "prefix_hits", "host_prefix_hits"),
+    "loaded_prefix_hits",
     *("num_computed_tokens", "num_steps", "num_drafts", "num_accepted_drafts", "num_failed_loads"),
     *(f"iteration_tokens_le_{bound}" for bound in (1, *(2**power for power in range(3, 15)), "inf")),
     *("num_recoveries", "num_suspects", "num_quarantine_failures", "num_degradations"),

@@ -43,7 +43,7 @@ async def test_what_one_engine_saved_another_loads_and_answers_alike() -> None:
     second = Stored(DictStore("a"))
     assert await second.run(1, prompt, max_tokens=6) == answer
     stats = second.engine.core.stats()
-    assert stats["num_kv_loaded_tokens"] == 28
+    assert stats["num_kv_loaded_tokens"] == stats["prefix_hits"] == stats["loaded_prefix_hits"] == 28
     computed = [len(context) for contexts in second.executor.contexts for context in contexts]
     assert computed[0] == len(prompt), "the first step reads what was loaded, and computes the rest"
     assert stats["num_computed_tokens"] == 2 + 5

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
+import pytest
 
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.kv_transfer import ConnectorContext
@@ -29,7 +30,9 @@ def begin(transfer: StoreTransfer, loads: Sequence[int]) -> None:
     transfer.clear_connector_metadata()
 
 
-def test_loads_that_do_not_return_are_bounded_and_those_given_up_before_they_begin_are_not_read() -> None:
+def test_loads_that_do_not_return_are_bounded_and_those_given_up_before_they_begin_are_not_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     store, cache, now = GatedStore("stuck", "load"), FakeBlocks(1002, BLOCK_BYTES), 0.0
     store.save([block_key(CONTEXT.namespace, bytes(32), 0, 0)], [memoryview(bytes(BLOCK_BYTES))])
     readers = ThreadPoolExecutor(1)
@@ -41,6 +44,7 @@ def test_loads_that_do_not_return_are_bounded_and_those_given_up_before_they_beg
     assert transfer.get_block_ids_with_load_errors() == {MAX_LOADS}
     now = 3.0
     assert transfer.get_finished() == (set(), set(range(MAX_LOADS)))
+    assert f"{MAX_LOADS} loads of KV blocks have not ended in 3 s" in caplog.text
     assert transfer.get_block_ids_with_load_errors() == set(range(MAX_LOADS))
     begin(transfer, [1000])
     assert transfer.get_finished() == (set(), {1000}), "nobody waits for the others, but their calls are there"

@@ -27,7 +27,7 @@ class Looking:
     def __init__(self, store: DictStore | TieredStore) -> None:
         self.now = 0.0
         self.threads = ThreadPoolExecutor(1)
-        self.reporter = TierReporter(store, self.threads, lambda: self.now)
+        self.reporter = TierReporter(store, lambda: self.now, self.threads)
 
     def look(self, seconds: float = REPORT_SECONDS) -> dict[str, dict[str, float]]:
         """What a look some time later finds, if there is one."""
@@ -58,6 +58,15 @@ def test_a_store_is_looked_at_once_in_a_while() -> None:
     assert looking.look(REPORT_SECONDS / 2) == {}
     assert looking.look(REPORT_SECONDS / 4) == {"disk": {"num_saved": 1}}
     looking.threads.shutdown()
+
+
+def test_an_infinite_figure_counts_as_none_and_what_is_no_number_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert Looking(Told(capacity_bytes=float("inf"), num_saved=2)).look() == {"disk": {"num_saved": 2}}
+    assert Looking(Told(capacity_bytes=None)).look() == {}  # type: ignore[arg-type]  # That is what is wrong.
+    assert "the figures of the store of KV blocks are not known: TypeError" in caplog.text
+    totals = TierTotals()
+    totals.add({"disk": {"used_bytes": float("nan"), "num_saved": 1}})
+    assert (totals.figures()["kv_store_disk_used_bytes"], totals.figures()["kv_store_disk_num_saved"]) == (0, 1)
 
 
 def test_each_tier_is_told_even_before_it_has_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,7 +25,7 @@ COUNTERS = (
     (VLLM, "num_preemptions", "Preemptions.", "num_preemptions"),
     (OURS, "num_requests_expired", "Requests that their deadline ended.", "num_expired"),
     (VLLM, "prefix_cache_queries", "Prompt tokens looked up.", "prefix_queries"),
-    (VLLM, "external_prefix_cache_hits", "Prompt tokens found on the host.", "host_prefix_hits"),
+    (OURS, "loaded_prefix_hits", "Prompt tokens loaded by a KV connector.", "loaded_prefix_hits"),
     (OURS, "num_failed_kv_loads", "Loads that brought less than they should.", "num_failed_loads"),
     (VLLM, "spec_decode_num_draft_tokens", "Draft tokens verified.", "num_drafts"),
     (VLLM, "spec_decode_num_accepted_tokens", "Draft tokens that became output.", "num_accepted_drafts"),
@@ -76,11 +76,14 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
     swaps = stats["num_swapped"]
     kinds = {"recompute": stats["num_preemptions"] - swaps, "swap": swaps}
     yield families.counters(OURS, "num_preemptions_by_kind", "Preemptions.", "kind", kinds)
-    # What the device does not have is looked up on the host: vLLM's external cache.
-    queries, on_host = stats["prefix_queries"], stats["host_prefix_hits"]
-    on_device = stats["prefix_hits"] - on_host
+    # What the device does not have is looked up on the host and by the KV connector: vLLM's external cache.
+    queries, external = stats["prefix_queries"], stats["host_prefix_hits"] + stats.get("loaded_prefix_hits", 0)
+    on_device = stats["prefix_hits"] - external
     yield families.counter(VLLM, "prefix_cache_hits", "Prompt tokens found on the device.", on_device)
-    yield families.counter(VLLM, "external_prefix_cache_queries", "Those looked up on the host.", queries - on_device)
+    text = "Prompt tokens looked up on the host or by a KV connector."
+    yield families.counter(VLLM, "external_prefix_cache_queries", text, queries - on_device)
+    text = "Prompt tokens found on the host or loaded by a KV connector."
+    yield families.counter(VLLM, "external_prefix_cache_hits", text, external)
     num_host_blocks = stats["num_host_blocks"]
     in_use = {"device": stats["num_used_blocks"], "host": num_host_blocks - stats["num_free_host_blocks"]}
     usage, host_usage = share(in_use["device"], stats["num_blocks"]), share(in_use["host"], num_host_blocks)

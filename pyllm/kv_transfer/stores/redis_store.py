@@ -128,8 +128,6 @@ class RedisStore:
 
     def _ask(self, question: Callable[[], Answer], until: float) -> Answer | None:
         """The server's answer; None if it is paused, fails or misses the deadline, and once the store is closed."""
-        from redis.exceptions import RedisError
-
         with self._lock:
             if self._is_closed or self._clock() < self._paused_until:
                 return None
@@ -141,7 +139,7 @@ class RedisStore:
         except FutureTimeoutError:
             future.cancel()
             self._pause_for(f"did not answer within {self._deadline:g} s")
-        except (RedisError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - redis-py raises what its connections do, too
             self._pause_for(f"cannot be used ({type(error).__name__}: {error})")
         return None
 
@@ -197,6 +195,8 @@ class RedisStore:
         from redis.exceptions import OutOfMemoryError
 
         if isinstance(answer, OutOfMemoryError):
+            if self._clock() >= self._full_until:
+                logger.warning("Redis at %s is full: nothing is saved there for %g s", self._server, self._pause)
             self._full_until = self._clock() + self._pause
         elif isinstance(answer, Exception):
             raise answer
@@ -236,7 +236,8 @@ def _connect(url: str, deadline: float) -> "Redis":
         client = Redis.from_url(
             url, socket_timeout=deadline, socket_connect_timeout=deadline, retry=Retry(NoBackoff(), 0), protocol=2
         )
-    except (ValueError, TypeError):  # Their texts may hold parts of the URL.
+        client.connection_pool.make_connection()  # It connects to nothing, and reads the URL's options.
+    except Exception:  # noqa: BLE001 - of whatever kind; its text may hold parts of the URL
         raise ConfigError(
             "the URL of the KV store in Redis does not read: write redis://[user:password@]host[:port][/db], or "
             "rediss:// for TLS"

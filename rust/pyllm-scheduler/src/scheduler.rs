@@ -367,6 +367,7 @@ impl Scheduler {
             sequence.awaits_commit = false;
             sequence.may_share = false;
             sequence.load = None;
+            sequence.num_awaited = 0;
             if sequence.state == State::Swapped {
                 sequence.state = State::Preempted;
             }

@@ -188,6 +188,7 @@ pub(crate) struct Sequence {
     /// The step that admitted it last.
     pub(crate) admitted: StepId,
     pub(crate) load: Option<LoadId>,          // whose outcome its blocks depend on
+    pub(crate) num_awaited: u32,              // tokens of loads that it has waited for
     pub(crate) output_hashes: Vec<BlockHash>, // of the full blocks after the prompt's
     /// Tokens of the prompt whose log-probabilities have been told by the worker since it was admitted, and to its
     /// client ever. The first has none, and counts.

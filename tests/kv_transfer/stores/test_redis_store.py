@@ -224,7 +224,9 @@ def test_a_call_that_waits_for_the_server_outlives_close() -> None:
         assert lookup(store, range(3)) == []
 
 
-@pytest.mark.parametrize("url", [f"http://:{SECRET}@host", f"redis://:{SECRET}@host:port", f"redis://h?db={SECRET}"])
+@pytest.mark.parametrize(
+    "url", [f"http://:{SECRET}@host", f"redis://:{SECRET}@host:port", f"redis://h?db={SECRET}", f"redis://h?x={SECRET}"]
+)
 def test_a_wrong_url_is_told_without_its_password(url: str) -> None:
     with pytest.raises(ConfigError, match="the URL of the KV store in Redis does not read") as caught:
         RedisStore(url)

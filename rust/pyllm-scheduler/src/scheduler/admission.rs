@@ -192,6 +192,7 @@ impl Scheduler {
                 self.counters.prefix_queries += u64::from(sequence.num_known());
                 self.counters.prefix_hits += u64::from(num_cached_tokens);
                 self.counters.host_prefix_hits += u64::from(num_on_host * self.config.block_size);
+                self.counters.loaded_prefix_hits += u64::from(sequence.num_awaited.min(num_cached_tokens));
             }
             let input = u64::from(sequence.num_uncomputed());
             sequence.service += input * INPUT_COST;

@@ -45,6 +45,8 @@ pub(super) struct Loading {
     /// The sequence's blocks that are loaded.
     range: Range<u32>,
     step: Option<StepId>,
+    /// Whether what it brings counts as found at first admission.
+    is_first: bool,
     /// Whether what it brings was computed with other weights.
     pub(super) is_stale: bool,
 }
@@ -125,7 +127,7 @@ impl Scheduler {
     /// Errors: `UnknownLoad`.
     pub fn finish_load(&mut self, load: LoadId, num_tokens: u32) -> Result<()> {
         let Some(loading) = self.loads.remove(&load) else { return Err(Error::UnknownLoad { load }) };
-        let Loading { sequence: key, mut chains, before, range, step, is_stale } = loading;
+        let Loading { sequence: key, mut chains, before, range, step, is_stale, .. } = loading;
         self.record(|| Input::FinishLoad { load, num_tokens });
         self.num_loading -= usize::from(step.is_none());
         let end = range.start.saturating_add(num_tokens / self.config.block_size).min(range.end);
@@ -133,6 +135,9 @@ impl Scheduler {
         self.counters.num_failed_loads += u64::from(failed);
         let kept_end = if is_stale { range.start } else { end };
         if let Some(sequence) = self.sequences.get_mut(key) {
+            if step.is_none() {
+                sequence.num_awaited += (kept_end - range.start) * self.config.block_size;
+            }
             let is_read = step.is_some() && sequence.load == Some(load);
             if is_read && !failed {
                 sequence.load = None;
@@ -192,7 +197,7 @@ impl Scheduler {
         }
         self.sequences[key].state = State::Loading;
         let range = num_cached..num_offered;
-        let loading = Loading { sequence: key, chains, before, range, step: None, is_stale: false };
+        let loading = Loading { sequence: key, chains, before, range, step: None, is_first: false, is_stale: false };
         self.load(loading);
         self.num_loading += 1;
         true
@@ -219,7 +224,8 @@ impl Scheduler {
         let step = Some(planning.step);
         let before = Vec::new(); // its sequence has them
         let range = first..num_offered;
-        let loading = Loading { sequence: key, chains, before, range, step, is_stale: false };
+        let is_first = self.sequences[key].cached_tokens.is_none();
+        let loading = Loading { sequence: key, chains, before, range, step, is_first, is_stale: false };
         let load = self.load(loading);
         self.sequences[key].load = Some(load);
         self.sequences[key].num_loaded = num_offered;
@@ -233,8 +239,17 @@ impl Scheduler {
                 for chain in &mut loading.chains {
                     self.cache.free_chain(&mut chain.blocks);
                 }
+                if loading.is_first {
+                    let num_tokens = loading.range.len() as u64 * u64::from(self.config.block_size);
+                    self.counters.prefix_hits += num_tokens;
+                    self.counters.loaded_prefix_hits += num_tokens;
+                }
                 if let Some(sequence) = self.sequences.get_mut(loading.sequence) {
                     sequence.load = sequence.load.filter(|&of| of != load);
+                    if loading.is_first {
+                        let num_known = loading.range.end * self.config.block_size;
+                        sequence.cached_tokens = Some(num_known.min(sequence.num_prompt_tokens));
+                    }
                 }
             }
         }

@@ -54,10 +54,12 @@ stats! {
     num_swapped,
     /// Requests that their deadline ended.
     num_expired,
-    /// Tokens looked up in the prefix cache at first admission, and those found; the last of these on the host.
+    /// Tokens looked up in the prefix cache at first admission, and those found; of these the ones on the host, and
+    /// those that were loaded from outside for the request.
     prefix_queries,
     prefix_hits,
     host_prefix_hits,
+    loaded_prefix_hits,
     /// Tokens planned.
     num_computed_tokens,
     /// Steps planned.

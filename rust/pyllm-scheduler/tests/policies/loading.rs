@@ -26,3 +26,23 @@ fn what_an_asynchronous_load_continues_is_not_evicted_meanwhile() {
     engine.finish_request(2, 20, |_| {});
     assert_eq!(engine.served[&2].cached, Some(40));
 }
+
+#[test]
+fn what_is_loaded_for_a_request_counts_as_cached_whether_it_waits_for_it_or_not() {
+    for asynchronous in [true, false] {
+        let settings = Config { enable_prefix_caching: true, ..config(PolicyName::Fcfs, 24, 4) };
+        let mut engine = Engine::new(settings);
+        engine.add_now(request(1, 41, 1));
+        engine.scheduler.offer_load(ClientId(0), RequestId(1), 40, asynchronous).expect("it has not begun");
+        engine.step();
+        for load in engine.scheduler.take_loads() {
+            if load.step.is_none() {
+                engine.scheduler.finish_load(load.id, 40).expect("it is under way");
+            }
+        }
+        engine.finish_request(1, 20, |_| {});
+        assert_eq!(engine.served[&1].cached, Some(40));
+        let stats = engine.scheduler.stats();
+        assert_eq!((stats.prefix_queries, stats.prefix_hits, stats.loaded_prefix_hits), (41, 40, 40));
+    }
+}

@@ -45,7 +45,9 @@ function ownRow(metrics, tier, label, usage, cache) {
   const caches = metrics.get("vllm:cache_config_info") || [];
   const capacity = caches.reduce((sum, { labels }) => sum + Number(labels[label]), 0);
   if (!capacity) return null;
-  const hits = sumOf(metrics, `${cache}_hits_total`);
+  // What a store gave is an external hit, too.
+  const loaded = tier === "host" ? sumOf(metrics, "pyllm:loaded_prefix_hits_total") || 0 : 0;
+  const hits = sumOf(metrics, `${cache}_hits_total`) - loaded;
   return [
     tier,
     `${grouped(capacity)} blocks`,
@@ -53,7 +55,7 @@ function ownRow(metrics, tier, label, usage, cache) {
     share(meanOfTier(metrics, "pyllm:kv_cache_slot_usage_perc", tier)),
     compact(sumOfTier(metrics, "pyllm:kv_cache_free_runs", tier)),
     `${grouped(hits)} tokens`,
-    `${grouped(sumOf(metrics, `${cache}_queries_total`) - hits)} tokens`,
+    `${grouped(sumOf(metrics, `${cache}_queries_total`) - loaded - hits)} tokens`,
     "–",
     "–",
     "–",
