@@ -16,6 +16,7 @@ from setproctitle import setproctitle
 from pyllm import log
 from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig, StateConfig, WorkerConfig
 from pyllm.errors import ConfigError
+from pyllm.supervision import line_writer
 from pyllm.supervision.log_level import set_log_level
 from pyllm.supervision.parent_link import SPARE_TITLE, attach, await_configuration, die_with_parent, keep_exit_codes
 from pyllm.wire.supervision_messages import Kept
@@ -95,7 +96,10 @@ def _core_main(connection: Connection, *files: int) -> int:
         executor = InlineExecutor(lambda: load_rank(config))
     memory = mmap(trace_file, 0)
     os.close(trace_file)  # It stays mapped.
-    return core_process.run(config, executor, context, parent, memory)
+    code = core_process.run(config, executor, context, parent, memory)
+    if backend != "ray":  # Ray leaves its cluster when the process is finalized.
+        line_writer.end_process(code)  # At once: it waits for no thread of a KV store that hangs.
+    return code
 
 
 def _worker_main(connection: Connection) -> NoReturn:

@@ -1,18 +1,20 @@
 """KV blocks that outlive the engine: processes and ranks that save and load them, and answers that stay the same."""
 
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from pyllm import LLM, EngineClient, LLMEngine, SamplingParams, SchedulingParams
 from pyllm.client import RequestHasher
 from pyllm.kv_transfer.stores import DiskStore, Retention
-from tests.e2e.server import until
+from tests.e2e.server import Server, until
 from tests.kv_transfer.dict_store import forget_all
 from tests.tiny_model import write_tiny_model
 
@@ -60,6 +62,17 @@ async def test_a_program_beside_the_engine_finds_a_prompts_blocks_in_the_folder(
     (other,) = hasher.hashes(PROMPT[1:17])
     assert not any(store.lookup(hasher.keys(other)))
     store.close()
+
+
+def test_a_store_whose_figures_never_come_holds_up_nothing_not_even_the_end() -> None:
+    extra = {"store": "tests.kv_transfer.hanging_store:HangingStore", "store_options": {"name": "hanging"}}
+    connector = {"kv_connector": "StoreConnector", "kv_connector_extra_config": extra}
+    with Server("--kv-transfer-config", json.dumps(connector)) as server:
+        for _ in range(2):  # The first has the figures asked for.
+            assert httpx.get(f"{server.address}/metrics").status_code == 200
+            assert server.complete("The capital of France is", max_tokens=4).status_code == 200
+    assert server.process.returncode == 0
+    assert "did not shut down cleanly" not in server.log
 
 
 def test_a_model_that_differs_only_deep_within_its_tensors_is_another_one(tmp_path: Path) -> None:
