@@ -1,4 +1,10 @@
-from .connector_factory import KVConnector, find_connector, make_scheduler_connector, make_worker_connector
+from .connector_factory import (
+    KVConnector,
+    check_connector,
+    find_connector,
+    make_scheduler_connector,
+    make_worker_connector,
+)
 from .load_speed import LoadSpeed
 from .scheduler_connector import (
     BlockLoad,
@@ -26,6 +32,7 @@ __all__ = [
     "TransferRequest",
     "WorkerConnector",
     "block_key",
+    "check_connector",
     "find_connector",
     "make_scheduler_connector",
     "make_worker_connector",

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.errors import ConfigError
 from pyllm.kv_transfer.scheduler_connector import ConnectorContext, SchedulerConnector
+from pyllm.kv_transfer.store_settings import read_store_settings
 from pyllm.kv_transfer.worker_connector import WorkerConnector
 from pyllm.plugins import find_entry_point
 
@@ -29,15 +30,8 @@ def find_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | Non
     Raises:
         ConfigError: there is no such connector, or it cannot be imported, or is something else.
     """
-    name = config.kv_connector
-    module = config.kv_connector_module_path or BUILT_IN.get(name)
-    if module is not None:
-        value = f"{module}:{name}"
-        entry = EntryPoint(name, value, KV_CONNECTORS)
-    else:
-        found = find_entry_point("KV connector", name, KV_CONNECTORS, tuple(BUILT_IN), offered)
-        assert found is not None, "none of its names is built in"
-        entry, value = found, found.value
+    name, entry = config.kv_connector, _entry_point(config, offered)
+    value = entry.value
     try:
         connector: Any = entry.load()
     except Exception as error:
@@ -48,6 +42,17 @@ def find_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | Non
             f"not {connector!r:.80}"
         )
     return connector
+
+
+def check_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | None = None) -> None:
+    """Refuse what can be seen without importing another package.
+
+    Raises:
+        ConfigError: there is no connector of this name, or ours has settings that are wrong.
+    """
+    _entry_point(config, offered)
+    if config.kv_connector in BUILT_IN and config.kv_connector_module_path is None:
+        read_store_settings(config)
 
 
 def make_scheduler_connector(config: KVTransferConfig, context: ConnectorContext) -> SchedulerConnector:
@@ -66,6 +71,16 @@ def make_worker_connector(config: KVTransferConfig, context: ConnectorContext) -
         ConfigError: there is no such connector, or it refuses its settings.
     """
     return _made(config, context, find_connector(config).worker)
+
+
+def _entry_point(config: KVTransferConfig, offered: Iterable[EntryPoint] | None) -> EntryPoint:
+    name = config.kv_connector
+    module = config.kv_connector_module_path or BUILT_IN.get(name)
+    if module is not None:
+        return EntryPoint(name, f"{module}:{name}", KV_CONNECTORS)
+    found = find_entry_point("KV connector", name, KV_CONNECTORS, tuple(BUILT_IN), offered)
+    assert found is not None, "none of its names is built in"
+    return found
 
 
 def _made(config: KVTransferConfig, context: ConnectorContext, half: type[Half]) -> Half:

@@ -38,6 +38,7 @@ from pyllm.core.policy_plugins import find_policy
 from pyllm.errors import ConfigError
 from pyllm.families.rope import at_context
 from pyllm.families.spec import check_tensor_parallel
+from pyllm.kv_transfer import check_connector
 from pyllm.launch.core_settings import settings_of_core
 from pyllm.launch.cpu_features import instructions
 from pyllm.launch.cuda_driver import VisibleCard, visible_cards
@@ -274,13 +275,15 @@ def _transfer(config: EngineConfig) -> KVTransferConfig | None:
     """The connector of the settings: where a store is given and no connector, that of stores.
 
     Raises:
-        ConfigError: there is no prefix cache, whose blocks it moves, or a size is given for no folder.
+        ConfigError: there is no such connector, or no prefix cache, whose blocks it moves; or a size for no folder.
     """
     cache, transfer = config.cache, config.kv_transfer.kv_transfer_config
     if cache.kv_cache_disk_size != CacheConfig().kv_cache_disk_size and not cache.kv_cache_dir:
         raise ConfigError("kv_cache_disk_size is how much a folder may take, and none is given: kv_cache_dir")
     if transfer is None and (cache.kv_cache_dir or cache.kv_cache_redis_url):
         transfer = KVTransferConfig(kv_connector="StoreConnector")
+    if transfer is not None:
+        check_connector(transfer)
     if transfer is not None and not cache.enable_prefix_caching:
         raise ConfigError(
             "kv_transfer_config, kv_cache_dir and kv_cache_redis_url are about blocks of the prefix cache: "

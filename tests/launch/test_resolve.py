@@ -126,6 +126,14 @@ def test_what_was_asked_for_stays(model: str) -> None:
         ({"max_pinned_blocks": 1, "enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"enable_kv_cache_events": True, "enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"kv_cache_dir": "/tmp/kv", "enable_prefix_caching": False}, "blocks of the prefix cache"),
+        ({"kv_transfer_config": '{"kv_connector": "Nope"}'}, "no KV connector 'Nope'; there are StoreConnector"),
+        (
+            {
+                "kv_transfer_config": '{"kv_connector": "StoreConnector", "kv_connector_extra_config": '
+                '{"io_threads": 0}}'
+            },
+            "io_threads of StoreConnector must be above 0",
+        ),
         ({"kv_cache_disk_size": 1 << 30}, "none is given: kv_cache_dir"),
         ({"kv_events_endpoint": "tcp://*:5557"}, "enable_kv_cache_events"),
         ({"kv_events_replay_endpoint": "tcp://*:5558", "enable_kv_cache_events": True}, "kv_events_endpoint"),
@@ -174,7 +182,7 @@ def test_a_store_chooses_its_connector_unless_one_is_given(model: str, tmp_path:
     assert resolved() is None
     assert resolved(kv_cache_dir=str(tmp_path)).kv_connector == "StoreConnector"
     assert resolved(kv_cache_redis_url="redis://localhost").kv_connector == "StoreConnector"
-    own = '{"kv_connector": "Mine", "kv_role": "kv_consumer"}'
+    own = '{"kv_connector": "Mine", "kv_role": "kv_consumer", "kv_connector_module_path": "mine"}'
     assert resolved(kv_cache_dir=str(tmp_path), kv_transfer_config=own).kv_connector == "Mine"
 
 
