@@ -91,16 +91,19 @@ def test_streams_of_a_core_that_is_killed_go_on_with_the_other(model: str) -> No
 
 def test_api_processes_make_a_core_free_together_for_what_they_have_lost(model: str, tmp_path: Path) -> None:
     flags = ("--data-parallel-size", "3", "--data-parallel-placement", "round-robin", "--api-server-count", "2")
-    asked, tally = requests(12, 200), Tally()
-    with (
-        (tmp_path / "log").open("w") as log,
-        Server("--model", model, *TINY, *flags, "--max-restarts", "0", log_file=log) as server,
-    ):
-        twins = twins_of(server.address, asked)
-        with busy(server):
-            tally.add(asked, twins, kill_at_events(server.address, asked, [200], server.titled(CORE).kill))
-    assert tally.is_flawless, tally.record("kills")
-    told = re.findall(r"core [12] is reserved: \d+ requests go to others", (tmp_path / "log").read_text())
+    asked, tally, told = requests(12, 200), Tally(), False
+    for attempt in range(3):  # A core may happen to have nothing to do, and need not be made free.
+        file = tmp_path / f"log {attempt}"
+        with (
+            file.open("w") as log,
+            Server("--model", model, *TINY, *flags, "--max-restarts", "0", log_file=log) as server,
+        ):
+            twins = twins_of(server.address, asked)
+            with busy(server):
+                tally.add(asked, twins, kill_at_events(server.address, asked, [200], server.titled(CORE).kill))
+        assert tally.is_flawless, tally.record("kills")
+        if told := bool(re.search(r"core [12] is reserved: \d+ requests go to others", file.read_text())):
+            break
     assert told, "no client moved requests off a reserved core"
 
 
