@@ -7,6 +7,7 @@ but `wait`, while no step is in flight.
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum, auto
@@ -77,7 +78,7 @@ class KVTransfers:
         self._fail = fail
         self._loads: dict[int, _Load] = {}
         self._saves: dict[int, float] = {}  # and when each was submitted
-        self._lost: set[Key] = set()  # whose loads the last ranks took with them
+        self._lost: set[Key] = set()  # requests whose loads were under way when the last ranks ended
         self._ranks_ended: dict[tuple[str, int], int] = {}
         self._error_blocks: set[int] = set()
         self._calls: set[asyncio.Task[None]] = set()
@@ -190,7 +191,8 @@ class KVTransfers:
             self._moved["loaded_bytes"] += stats.loaded_bytes
             self._moved["saved_bytes"] += stats.saved_bytes
             self._moved["num_unsaved_blocks"] += stats.num_unsaved_blocks
-            self._load_seconds += stats.load_seconds
+            if math.isfinite(stats.load_seconds):
+                self._load_seconds += stats.load_seconds
             self._tiers.add(stats.tiers)
         for load in results.loads:
             if self._has_ended("load", load):
@@ -279,6 +281,8 @@ class KVTransfers:
         try:
             yield
         except Exception as error:
+            if self._state is _State.GIVEN_UP:
+                return
             logger.exception("the KV connector failed in the core")
             self._give_up(f"the KV connector failed in the core: {type(error).__name__}: {error}")
 

@@ -319,6 +319,26 @@ async def test_the_core_goes_on_without_a_connector_that_fails_in_a_rank(method:
     stored.close()
 
 
+async def test_seconds_that_are_no_number_are_left_out() -> None:
+    stats = TransferStats(loaded_bytes=8, load_seconds=float("nan"))
+    half = type("Odd", (StoreTransfer,), {"get_kv_connector_stats": lambda self: stats})
+    stored, config = Stored(DictStore("odd")), transfer_config()
+    stored.executor.make = lambda: half(config, CONTEXT, DictStore("odd"), clock=lambda: stored.engine.now)
+    await stored.run(1, list(range(30)), max_tokens=1)
+    figures = stored.engine.core.stats()
+    assert (figures["kv_load_bytes_per_second"], figures["num_kv_connector_failures"]) == (0, 0)
+    stored.close()
+
+
+async def test_figures_that_fail_in_the_core_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    stored = Stored(DictStore("told once"), half=failing("get_tier_stats"))
+    await stored.start()
+    for _ in range(3):
+        assert stored.engine.core.stats()["num_kv_connector_failures"] == 1
+    assert len(caplog.records) == 2, "what was raised, and what follows from it"
+    stored.close()
+
+
 async def test_a_connector_that_cannot_give_up_what_it_holds_ends_nothing() -> None:
     stored = Stored(DictStore("shutdown"), half=failing("shutdown"))
     await stored.run(1, list(range(30)), max_tokens=1)
