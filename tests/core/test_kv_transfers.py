@@ -20,6 +20,10 @@ class Ranks:
 
     def __init__(self) -> None:
         self.results: list[list[TransferResults | None]] = []
+        self.num_kills = 0
+
+    def kill(self, cause: str) -> None:
+        self.num_kills += 1
 
     async def collective(self, method: str, *args: Any) -> list[bytes]:
         return [msgspec.msgpack.encode(results) for results in self.results.pop(0)]
@@ -62,6 +66,24 @@ async def test_a_load_ends_when_every_rank_has_ended_it_with_what_all_have_got()
     assert plan is not None
     assert plan.num_tokens == 9, "what comes after the first block that failed is computed"
     assert not transfers.is_busy
+
+
+async def test_where_one_rank_fails_all_are_restarted_without_the_connector() -> None:
+    transfers, scheduler, _, ranks, _ = offered(0.0)
+    scheduler.add(0, 1, bytes(4 * 17), seed=0, max_tokens=1)
+    transfers.add(0, 1)
+    assert scheduler.schedule(0.0) is None
+    ranks.results = [[TransferResults(loads=(0,)), TransferResults(failure="LookupError: a bug")]]
+    transfers.flush()
+    await transfers.wait()
+    assert (ranks.num_kills, transfers.stats()["num_kv_connector_failures"]) == (1, 1)
+    scheduler.lose_device()
+    transfers.lose()
+    await transfers.connect()
+    transfers.recovered()
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    assert (plan.num_tokens, transfers.take(with_step=True)) == (17, b"")
 
 
 async def test_a_hit_is_loaded_where_that_has_been_faster_than_to_compute_it_and_now_and_then_else() -> None:
