@@ -484,15 +484,7 @@ class RequestHasher:
     def __new__(
         cls, *, block_size: int, prefix_hash: str = "blake3", prefix_hash_seed: str = "", cache_namespace: str = ""
     ) -> Self: ...
-    def hashes(
-        self,
-        prompt: bytes,
-        *,
-        tenant: str = "",
-        cache_salt: str = "",
-        adapter: str = "",
-        weights_version: str = "",
-    ) -> list[bytes]:
+    def hashes(self, prompt: bytes, *, tenant: str = "", cache_salt: str = "", adapter: str = "") -> list[bytes]:
         """32 bytes for each full block, from the first on, by all tokens up to its last one; the prompt is int32."""
 
 @final

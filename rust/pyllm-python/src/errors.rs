@@ -8,10 +8,15 @@ use pyo3::prelude::*;
 create_exception!(pyllm._rust, SchedulerError, PyValueError, "A call that the scheduler refused.");
 create_exception!(pyllm._rust, NeverFitsError, SchedulerError, "A request too large to ever run.");
 
-/// The one place where the crate's errors become exceptions.
+/// Of a call of the scheduler.
 pub(crate) fn python_error(error: &Error) -> PyErr {
     match error {
         Error::PromptTooLong { .. } | Error::NeverFits { .. } => NeverFitsError::new_err(error.to_string()),
         _ => SchedulerError::new_err(error.to_string()),
     }
+}
+
+/// Of what has no requests, so that a wrong argument is all that it refuses.
+pub(crate) fn value_error(error: &Error) -> PyErr {
+    PyValueError::new_err(error.to_string())
 }

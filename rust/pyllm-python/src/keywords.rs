@@ -1,9 +1,9 @@
 //! Python's keywords as structs of the scheduler, by the names of their fields. Ranges are the scheduler's to check.
 
-use pyllm_scheduler::Config;
+use pyllm_scheduler::{Config, PrefixHash};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{IntoPyDict, PyDict};
 use pythonize::{Depythonizer, PythonizeError, depythonize, pythonize};
 use serde::de::DeserializeOwned;
 use serde_path_to_error::{Path, Segment};
@@ -17,6 +17,13 @@ pub(crate) fn read<T: DeserializeOwned>(keywords: &Bound<'_, PyDict>) -> PyResul
         let mut fields = Depythonizer::from_object(keywords);
         serde_path_to_error::deserialize(&mut fields).map_err(|error| refusal(keywords, error))
     })
+}
+
+/// How blocks are named, read as a core's settings of the same names are.
+pub(crate) fn prefix_hash(py: Python<'_>, prefix_hash: &str, seed: &str) -> PyResult<(PrefixHash, String)> {
+    let names = [("prefix_hash", prefix_hash), ("prefix_hash_seed", seed)].into_py_dict(py)?;
+    let Config { prefix_hash, prefix_hash_seed, .. } = read(&names)?;
+    Ok((prefix_hash, prefix_hash_seed))
 }
 
 /// A configuration with some settings changed.

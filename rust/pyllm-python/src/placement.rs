@@ -2,12 +2,12 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use pyllm_scheduler::{Config, Error, NewRequest};
-use pyo3::exceptions::PyValueError;
+use pyllm_scheduler::{Error, NewRequest};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
 use crate::buffers::ids_from_bytes;
+use crate::errors::value_error;
 use crate::keywords;
 use crate::numbers::Number;
 
@@ -25,11 +25,9 @@ impl Placement {
         prefix_hash_seed: &str,
         cache_namespace: &str,
     ) -> PyResult<Self> {
-        // A core's settings of the same names, by the same rules.
-        let names = [("prefix_hash", prefix_hash), ("prefix_hash_seed", prefix_hash_seed)].into_py_dict(py)?;
-        let Config { prefix_hash, prefix_hash_seed, .. } = keywords::read(&names)?;
+        let (prefix_hash, seed) = keywords::prefix_hash(py, prefix_hash, prefix_hash_seed)?;
         let block_size = block_size.named("block_size")?;
-        let placement = pyllm_scheduler::Placement::new(block_size, prefix_hash, &prefix_hash_seed, cache_namespace);
+        let placement = pyllm_scheduler::Placement::new(block_size, prefix_hash, &seed, cache_namespace);
         placement.map(|placement| Self(Mutex::new(placement))).map_err(|error| value_error(&error))
     }
 
@@ -114,8 +112,4 @@ impl Placement {
     fn call<T>(&self, work: impl FnOnce(&mut pyllm_scheduler::Placement) -> Result<T, Error>) -> PyResult<T> {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner)).map_err(|error| value_error(&error))
     }
-}
-
-fn value_error(error: &Error) -> PyErr {
-    PyValueError::new_err(error.to_string())
 }

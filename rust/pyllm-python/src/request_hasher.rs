@@ -2,12 +2,11 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use pyllm_scheduler::Config;
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyBytes};
+use pyo3::types::PyBytes;
 
 use crate::buffers::ids_from_bytes;
+use crate::errors::value_error;
 use crate::keywords;
 use crate::numbers::Number;
 
@@ -25,17 +24,13 @@ impl RequestHasher {
         prefix_hash_seed: &str,
         cache_namespace: &str,
     ) -> PyResult<Self> {
-        let names = [("prefix_hash", prefix_hash), ("prefix_hash_seed", prefix_hash_seed)].into_py_dict(py)?;
-        let Config { prefix_hash, prefix_hash_seed, .. } = keywords::read(&names)?;
+        let (prefix_hash, seed) = keywords::prefix_hash(py, prefix_hash, prefix_hash_seed)?;
         let block_size = block_size.named("block_size")?;
-        if block_size == 0 {
-            return Err(PyValueError::new_err("block_size is 0; give the core's own"));
-        }
-        let hasher = pyllm_scheduler::RequestHasher::new(block_size, prefix_hash, &prefix_hash_seed, cache_namespace);
-        Ok(Self(Mutex::new(hasher)))
+        let hasher = pyllm_scheduler::RequestHasher::new(block_size, prefix_hash, &seed, cache_namespace);
+        hasher.map(|hasher| Self(Mutex::new(hasher))).map_err(|error| value_error(&error))
     }
 
-    #[pyo3(signature = (prompt, *, tenant = "", cache_salt = "", adapter = "", weights_version = ""))]
+    #[pyo3(signature = (prompt, *, tenant = "", cache_salt = "", adapter = ""))]
     fn hashes<'py>(
         &self,
         py: Python<'py>,
@@ -43,13 +38,11 @@ impl RequestHasher {
         tenant: &str,
         cache_salt: &str,
         adapter: &str,
-        weights_version: &str,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let prompt = ids_from_bytes("prompt", prompt)?;
-        let extra_keys = [tenant, cache_salt, adapter, weights_version];
         let hashes: Vec<_> = py.detach(|| {
             let mut hasher = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            hasher.hashes(&prompt, extra_keys).collect()
+            hasher.hashes(&prompt, tenant, cache_salt, adapter).collect()
         });
         Ok(hashes.iter().map(|hash| PyBytes::new(py, hash.as_bytes())).collect())
     }

@@ -28,9 +28,6 @@ use speeds::Speeds;
 
 pub use replay::PlacementReplay;
 
-/// The version of the weights that cores have; `Config::weights_version` is empty everywhere.
-const WEIGHTS_VERSION: &str = "";
-
 /// Chooses a core for each request of a client.
 pub struct Placement {
     settings: Settings,
@@ -79,16 +76,13 @@ pub struct Placed {
 impl Placement {
     /// For cores that hash the blocks of their prefix caches in this way.
     ///
-    /// Errors: `Placement` for a block without tokens.
+    /// Errors: `Config` for a block without tokens.
     pub fn new(
         block_size: u32,
         prefix_hash: PrefixHash,
         prefix_hash_seed: &str,
         cache_namespace: &str,
     ) -> Result<Self> {
-        if block_size == 0 {
-            return refuse("block_size is 0; give the cores' own");
-        }
         Ok(Self {
             settings: Settings {
                 block_size,
@@ -102,7 +96,7 @@ impl Placement {
             last_request: None,
             num_inputs: 0,
             recorder: None,
-            hasher: RequestHasher::new(block_size, prefix_hash, prefix_hash_seed, cache_namespace),
+            hasher: RequestHasher::new(block_size, prefix_hash, prefix_hash_seed, cache_namespace)?,
             hashes: Vec::new(),
             candidates: Vec::new(),
         })
@@ -227,8 +221,8 @@ impl Placement {
     /// The short hashes of the prompt's full blocks, into `hashes`.
     fn hash_blocks(&mut self, request: &NewRequest) {
         self.hashes.clear();
-        let extra_keys = [&request.tenant, &request.cache_salt, &request.adapter, WEIGHTS_VERSION];
-        self.hashes.extend(self.hasher.hashes(&request.prompt, extra_keys).map(|hash| hash.of(0).short()));
+        let NewRequest { prompt, tenant, cache_salt, adapter, .. } = request;
+        self.hashes.extend(self.hasher.hashes(prompt, tenant, cache_salt, adapter).map(|hash| hash.of(0).short()));
     }
 
     /// What the request would cost on each core, into `candidates`.
