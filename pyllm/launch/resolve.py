@@ -38,7 +38,6 @@ from pyllm.core.policy_plugins import find_policy
 from pyllm.errors import ConfigError
 from pyllm.families.rope import at_context
 from pyllm.families.spec import check_tensor_parallel
-from pyllm.kv_transfer import check_connector
 from pyllm.launch.core_settings import settings_of_core
 from pyllm.launch.cpu_features import instructions
 from pyllm.launch.cuda_driver import VisibleCard, visible_cards
@@ -282,9 +281,12 @@ def _transfer(config: EngineConfig) -> KVTransferConfig | None:
         raise ConfigError("kv_cache_disk_size is how much a folder may take, and none is given: kv_cache_dir")
     if transfer is None and (cache.kv_cache_dir or cache.kv_cache_redis_url):
         transfer = KVTransferConfig(kv_connector="StoreConnector")
-    if transfer is not None:
-        check_connector(transfer)
-    if transfer is not None and not cache.enable_prefix_caching:
+    if transfer is None:
+        return None
+    from pyllm.kv_transfer import check_connector  # Nobody else waits for its import.
+
+    check_connector(transfer)
+    if not cache.enable_prefix_caching:
         raise ConfigError(
             "kv_transfer_config, kv_cache_dir and kv_cache_redis_url are about blocks of the prefix cache: "
             "enable_prefix_caching"
