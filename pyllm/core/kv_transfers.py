@@ -212,7 +212,7 @@ class KVTransfers:
         with self._guarded():
             for report in reports:
                 self._lookups.end((report["client"], report["request"]))
-            if len(reports) >= MAX_ENDED:  # Of more than these it tells of the last ones.
+            if len(reports) >= MAX_ENDED:  # `take_ended` gives the last ones only.
                 self._lookups.end_missing()
 
     def lose(self) -> None:

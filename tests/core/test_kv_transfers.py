@@ -1,4 +1,4 @@
-"""Loads of several ranks, and what is worth a load, with a connector that says what it is told."""
+"""Loads on several ranks, and when a load is chosen, with a connector that has every prompt."""
 
 import asyncio
 from typing import Any

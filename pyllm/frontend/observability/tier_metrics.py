@@ -40,17 +40,17 @@ def families_of_tiers(families: Families, stats: Mapping[str, int]) -> Iterator[
     if not tiers:
         return
     for name, text, figure in _COUNTERS:
-        values = {medium: tier[figure] for medium, tier in tiers.items()}
+        values = {tier: figures[figure] for tier, figures in tiers.items()}
         yield families.counters(OURS, name, text, "tier", values)
-    bounded = {medium: tier for medium, tier in tiers.items() if tier["capacity_bytes"]}
+    bounded = {tier: figures for tier, figures in tiers.items() if figures["capacity_bytes"]}
     if not bounded:  # A store without a bound of its own does not know what is in it.
         return
     for name, text, figure in _GAUGES:
-        values = {medium: tier[figure] for medium, tier in bounded.items()}
+        values = {tier: figures[figure] for tier, figures in bounded.items()}
         yield families.gauges(OURS, name, text, "tier", values)
     live = {
-        medium: tier["live_bytes"] / tier["used_bytes"] if tier["used_bytes"] else 0.0
-        for medium, tier in bounded.items()
+        tier: figures["live_bytes"] / figures["used_bytes"] if figures["used_bytes"] else 0.0
+        for tier, figures in bounded.items()
     }
     text = "Share of used bytes that are of blocks that can be found, 0 to 1."
     yield families.gauges(OURS, "kv_store_live_perc", text, "tier", live)

@@ -337,7 +337,9 @@ class DiskStore:
             try:
                 if not self._is_closed:
                     if self._folder.renew():
-                        logger.warning("the folder %s of the KV store was deleted, and is made anew", self._folder.path)
+                        logger.warning(
+                            "the folder %s of the KV store was deleted, and is created again", self._folder.path
+                        )
                     self._refresh()
             except OSError as error:
                 logger.debug("the folder of the KV store could not be read: %s", error)

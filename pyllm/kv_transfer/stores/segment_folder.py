@@ -37,7 +37,7 @@ class SegmentFolder:
         self._lock_fd = self._open_lock()
 
     def renew(self) -> bool:
-        """Make the folder anew if it was deleted; whether it was. `refresh` gives its segments as gone, then."""
+        """Create the folder again if it was deleted; whether it was. Then `refresh` gives its segments as gone."""
         if self._files.has_name(self._lock_fd):
             return False
         self._files.make_folder(self.path)
