@@ -7,7 +7,7 @@ look again when it differs. Does not know what is in a segment, and which one sh
 import re
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pyllm.kv_transfer.stores.file_layer import Files, read_fully, write_fully
@@ -96,9 +96,12 @@ class SegmentFolder:
         path = self.path / name
         self._max_bytes[name] = max_bytes
         segment = Segment(self._files, path, self._files.open(path, is_new=True), sequence, max_bytes)
+        with ExitStack() as if_it_fails:
+            if_it_fails.callback(self._files.close, segment.fd)
+            if not self._files.lock(segment.fd):
+                raise FolderBusyError(f"another process holds {path}")
+            if_it_fails.pop_all()
         self.segments[name] = segment
-        if not self._files.lock(segment.fd):
-            raise FolderBusyError(f"another process holds {path}")
         self._count_up()
         return segment
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from pyllm.kv_transfer.stores.file_layer import SystemFiles
-from pyllm.kv_transfer.stores.segment_folder import SegmentFolder
-from tests.kv_transfer.stores.simulated_disk import KilledError, SimulatedDisk, SimulatedFiles
+from pyllm.kv_transfer.stores.segment_folder import FolderBusyError, SegmentFolder
+from tests.kv_transfer.stores.simulated_disk import Faults, KilledError, SimulatedDisk, SimulatedFiles
 
 
 def new_folder(path: Path) -> SegmentFolder:
@@ -46,6 +46,17 @@ def test_a_removed_segment_is_free_whoever_has_it_open(tmp_path: Path) -> None:
     seen = other.segments[segment.path.name]
     one.remove(segment)
     assert SystemFiles().size(seen.fd) == 0
+
+
+def test_a_segment_that_cannot_be_locked_is_not_left_open() -> None:
+    disk = SimulatedDisk(0)
+    files = SimulatedFiles(disk, Faults(busy=1.0))
+    folder = SegmentFolder(files, Path("/kv"))
+    with pytest.raises(FolderBusyError):
+        folder.create(100)
+    assert folder.taken_bytes() == 100  # Its file is there, for whoever looks next.
+    folder.close()
+    assert files.open_files == {}
 
 
 def test_a_segment_whose_maker_died_before_it_told_counts() -> None:
