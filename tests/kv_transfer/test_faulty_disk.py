@@ -48,6 +48,7 @@ class DiskEngine:
 
         def make_rank() -> StoreTransfer:
             store, readers = self._open(), ThreadPoolExecutor(2, "kv-load")
+            self._rank_files = disk.opened[-1]
             self._pools.append(readers)
             return StoreTransfer(config, CONTEXT, store, clock=lambda: self.engine.now, readers=readers)
 
@@ -67,7 +68,7 @@ class DiskEngine:
 
     def die(self) -> None:
         """The rank ends, as its process was killed: it waits for nothing that is stuck."""
-        self.disk.let_go()
+        self._rank_files.end_waits()
         self.executor.kill("killed")
 
     def close(self) -> None:

@@ -75,10 +75,17 @@ class SharedFiles(SimulatedFiles):
     def __init__(self, shared: SharedDisk) -> None:
         super().__init__(shared.disk, shared.faults)
         self.shared = shared
+        self.waits = True
+
+    def end_waits(self) -> None:
+        """Nothing of this process is stuck any more, as it ends."""
+        with self.shared.lock:
+            self.waits = False
+        self.shared.let_go()
 
     def read(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
         with self.shared.lock:
-            may_wait = threading.current_thread().name.startswith(PATIENT_THREADS)
+            may_wait = self.waits and threading.current_thread().name.startswith(PATIENT_THREADS)
             is_stuck = may_wait and self.disk.random.random() < self.shared.stuck
             self.shared.counted["stuck"] += is_stuck
             gate = self.shared.gate
