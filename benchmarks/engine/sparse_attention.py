@@ -125,15 +125,14 @@ class Bench:
         self.model, self.context = checkpoint.name, min(context, engine.model.max_model_len - SCORED_TOKENS)
         self.runner = runner = ModelRunner(WorkerConfig(engine, checkpoint, 0, "", ""), RankGroup())
         runner.load()
-        num_groups, block_size = len(runner._groups), engine.cache.block_size
+        num_groups, block_size = len(runner._memory.groups), engine.cache.block_size
         num_blocks = num_groups * (-(-(self.context + SCORED_TOKENS) // block_size) + 1)
         runner.allocate(num_blocks)
         self._planner = Planner(num_blocks, block_size, num_groups=num_groups, max_num_seqs=1)
         text = "\n".join(path.read_text() for path in sorted(DOCUMENTS.glob("*.md")))
         self._tokens = Tokenizer(checkpoint.tokenizer).encode(text)[: self.context + SCORED_TOKENS + 1]
         assert len(self._tokens) == self.context + SCORED_TOKENS + 1, "the documents are too short"
-        assert runner._kv_cache is not None
-        self._cache = runner._kv_cache
+        self._cache = runner._memory.cache
         self._dense = runner._forward
         self._planner.start(0, prompt_length=self.context)
         if is_random:

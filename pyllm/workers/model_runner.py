@@ -3,22 +3,19 @@
 Knows no process and no socket (`workers/worker_process.py`), and nothing of scheduling but the plan.
 """
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 from pyllm_kernels import AttentionShape, instruction_set
 from torch import Tensor
 
 from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
-from pyllm.config.rank_coordinates import coordinates_of, num_ranks, sampling_rank
+from pyllm.config.rank_coordinates import coordinates_of, num_ranks
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.families.stage_layout import split_into_stages
@@ -32,8 +29,7 @@ from pyllm.workers.cuda_graphs import Capture, CaptureBudget, CudaCapture
 from pyllm.workers.decoder import Decoder
 from pyllm.workers.devices import DTYPES, configured_kernels, fits_graphs, worker_device
 from pyllm.workers.forward_pass import CHECKED_SEQUENCES, ForwardPass, Limits
-from pyllm.workers.grammar.token_masks import Grammars
-from pyllm.workers.host_blocks import open_host_blocks
+from pyllm.workers.kv_memory import KVMemory
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.stage_link import StageLink
 from pyllm.workers.layers.weight_placement import WeightPlacement
@@ -42,24 +38,19 @@ from pyllm.workers.loaders.packed_cache import open_packed_cache
 from pyllm.workers.loaders.progress import ProgressReader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.rank_profile import Pending, StepProfiler
-from pyllm.workers.sampling.pooling import Pooler
-from pyllm.workers.sampling.prompt_logprobs import score_prompts
 from pyllm.workers.sampling.sampler import sample_on_device
-from pyllm.workers.sampling.sampling_slots import SamplingSlots
-from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
-from pyllm.workers.sampling_graphs import DeviceSampler, SamplingGraphs, graph_bytes
+from pyllm.workers.sampling.token_sampler import Draw
+from pyllm.workers.sampling_graphs import DeviceSampler
 from pyllm.workers.sparse_attention.kv_selectors import SelectorInputs, load_kv_selector
 from pyllm.workers.step.attention_batch import AttentionGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.forward_context import AttentionHook
-from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape
+from pyllm.workers.step.kv_cache import KVCache
 from pyllm.workers.step.kv_selector import KVSelector
-from pyllm.workers.step.page_prefaulter import PagePrefaulter
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
-from pyllm.workers.step.staging import HostCopy, to_device
 from pyllm.workers.step.step_rows import written_blocks
-from pyllm.workers.step.swap_stream import staging_bytes
+from pyllm.workers.step_sampler import StepSampler
 from pyllm.workers.transfers import CpuBlocks, GpuBlocks, RankTransfers
 from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
 
@@ -111,41 +102,28 @@ class ModelRunner:
         )
         assert engine.model.max_model_len is not None, "the configuration was not resolved"
         self._max_model_len = engine.model.max_model_len
-        block_size = engine.cache.block_size
-        kv_cache_dtype = DTYPES[engine.cache.kv_cache_dtype]
         hybrid = not engine.cache.disable_hybrid_kv_cache_manager
         # Every stage has block tables of all groups, as each plan changes those of all.
-        self._groups = groups = stage.groups(kv_groups(self._spec, self._max_model_len, hybrid))
-        self._cache_shape = KVCacheShape.of(self._spec, block_size, group.size, kv_cache_dtype, groups)
-        self._block_bytes = self._cache_shape.block_bytes
-        self._slots = Slots(engine.scheduler.max_num_seqs, -(-self._max_model_len // block_size), device, len(groups))
-        self._samples = samples = config.rank == sampling_rank(engine.parallel)
-        self._grammars: Future[Grammars] = Future()
-        self._sampling_slots = SamplingSlots(
-            engine.scheduler.max_num_seqs, self._spec.vocab_size, self._grammars.result if samples else None
-        )
-        self._token_sampler = TokenSampler(self._sampling_slots, device)
-        self._pooler = Pooler()
+        groups = stage.groups(kv_groups(self._spec, self._max_model_len, hybrid))
+        self._memory = KVMemory(config, groups, self._kernels, device, num_ranks=group.size, clock=clock)
+        max_blocks = -(-self._max_model_len // engine.cache.block_size)
+        self._slots = Slots(engine.scheduler.max_num_seqs, max_blocks, device, len(groups))
+        self._sampler = StepSampler(config, self._placement, self._slots)
         self._plans = PlanBuffer(device, num_groups=len(groups))
-        self._kv_cache: KVCache | None = None
-        self._prefaulter: PagePrefaulter | None = None
         self._selector: KVSelector | None = None
         self._forward: ForwardPass | None = None
-        self._sampling_graphs: SamplingGraphs | None = None
-        self._config, self._host_memory = config, host_memory
-        self._host_pool: HostPool | None = None
-        self._swap_seconds = 0.0
+        self._host_memory = host_memory
         self._transfers: RankTransfers | None = None
         self._methods: dict[str, Callable[..., Any]] = {
             "num_blocks": self.num_blocks,
-            "num_host_blocks": self.num_host_blocks,
+            "num_host_blocks": self._memory.num_host_blocks,
             "allocate": self.allocate,
             "register_kv_caches": self.register_kv_caches,
             "transfer": self.transfer,
             "finish_transfers": self.finish_transfers,
             "swap_seconds": self.swap_seconds,
-            "host_inventory": self.host_inventory,
-            "forget_host_blocks": self.forget_host_blocks,
+            "host_inventory": self._memory.host_inventory,
+            "forget_host_blocks": self._memory.forget_host_blocks,
             "token_seconds": self.token_seconds,
             "statistics": self.statistics,
             "instruction_set": self.instruction_set,
@@ -164,14 +142,9 @@ class ModelRunner:
         Raises:
             ConfigError: a file has shrunk, cannot be cut for this rank, or the host has too little memory.
         """
-        if self._samples:
-            # In parallel with the weights: llguidance needs 0.3 s for a tokenizer.
-            threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
-        # What they hold is verified beside the weights' loading.
-        arithmetic = f"{self.instruction_set()} {self._kernels.backend}"
-        self._host_blocks = open_host_blocks(
-            self._config, self._cache_shape, self._groups, arithmetic, self._host_memory
-        )
+        self._sampler.load_grammars()
+        # What it holds is verified beside the weights' loading.
+        self._memory.open_host(f"{self.instruction_set()} {self._kernels.backend}", self._host_memory)
         cache = open_packed_cache(self._engine, self._checkpoint, self._rank)
         table = TensorTable(self._checkpoint)
         self.model = self._causal_model(replace(self._placement, cache=cache), table)
@@ -202,7 +175,7 @@ class ModelRunner:
 
     def _begin(self, step: Step, frame: bytes | memoryview) -> "RunningStep":
         draw = self.execute(step.step, self._plans.load(step.counts, frame), step.transfers)
-        running = RunningStep(draw, self._token_sampler, self._transfers, step.transfers, gives_results=self._samples)
+        running = RunningStep(draw, self._sampler, self._transfers, step.transfers)
         if self._placement.device.type != "cuda":
             running.answer()  # The next plan overwrites this one.
         return running
@@ -217,23 +190,21 @@ class ModelRunner:
         """
         on_gpu, samples = self._placement.device.type == "cuda", self._stage.is_last
         self._slots.apply(batch)
-        if self._prefaulter is not None and len(batch.host.table_blocks):
-            self._prefaulter.use(int(batch.host.table_blocks.max()) + 1)
         if samples and not on_gpu:
-            self._token_sampler.follow(batch)  # Before the forward pass: grammars compile in parallel with it.
-        self._move_blocks(batch)
+            self._sampler.follow(batch)  # Before the forward pass: grammars compile in parallel with it.
+        self._memory.move_blocks(batch)
         if self._transfers is not None:
             self._transfers.begin(transfers)
         if self._selector is not None:
-            self._selector.blocks_written(written_blocks(batch, self._cache_shape.block_size))
+            self._selector.blocks_written(written_blocks(batch, self._engine.cache.block_size))
         hidden = self.forward(batch) if batch.num_tokens else None
         if not samples:
             if hidden is not None:
                 self._link.send(hidden)
             return Draw(step, batch, sampled=Sampled(step, b"", b""))
         if on_gpu:
-            self._token_sampler.follow(batch)  # After its launch: this waits for the step before.
-        return Draw(step, batch) if hidden is None else self._sample(step, batch, hidden)
+            self._sampler.follow(batch)  # After its launch: this waits for the step before.
+        return Draw(step, batch) if hidden is None else self._sampler.draw(step, batch, hidden, self.logits)
 
     def add_attention_hook(self, hook: AttentionHook) -> None:
         """Call `hook` in every layer of every step from now on.
@@ -269,31 +240,18 @@ class ModelRunner:
         room = self._engine.cache.kv_cache_memory_bytes
         if room is None:
             room = self._free_device_bytes() if self._placement.device.type == "cuda" else MIN_CPU_KV_CACHE_BYTES
-        return max(0, room) // self._block_bytes
-
-    def num_host_blocks(self) -> int:
-        """How many KV blocks this rank may keep in host memory, its share of `kv_offloading_size`."""
-        return self._host_blocks.num_blocks
+        return max(0, room) // self._memory.shape.block_bytes
 
     @torch.inference_mode()
     def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         """Make the KV cache and the host pool, the same number of blocks on every rank, and time a few swaps."""
-        if self._kv_cache is not None:
-            raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
-        self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement.device, self._groups)
-        if num_host_blocks:  # Before graphs are captured: they take a share of the memory that is left.
-            self._host_pool, self._swap_seconds = self._host_blocks.make_pool(
-                self._kv_cache, num_host_blocks, self._kernels, self._clock
-            )
+        self._memory.allocate(num_blocks, num_host_blocks)  # Before graphs, which take a share of what is left.
         if self._engine.sparse.sparse_attention:
-            self._selector = self._kv_selector(self._kv_cache)
+            self._selector = self._kv_selector(self._memory.cache)
             self._may_capture = self._may_capture and self._selector.in_graphs
-        self._forward = self._forward_pass(self._kv_cache, self._selector)
-        if self._placement.device.type == "cpu":
-            self._prefaulter = PagePrefaulter(self._kv_cache.memory)
-            self._prefaulter.use(0)
+        self._forward = self._forward_pass(self._memory.cache, self._selector)
         if self._placement.device.type == "cuda":
-            launch_every_kernel(self._forward, self._kernels, self._kv_cache)
+            launch_every_kernel(self._forward, self._kernels, self._memory.cache)
             if self._may_capture:
                 self.capture(CudaCapture())
         elif self._may_capture and self._is_rust_only():
@@ -305,15 +263,15 @@ class ModelRunner:
         Raises:
             ConfigError: there is no such connector, or it refuses its settings.
         """
-        engine, cache = self._engine, self._kv_cache
+        engine, cache = self._engine, self._memory.cache
         config = engine.kv_transfer.kv_transfer_config
-        if config is None or cache is None:
-            raise ProtocolError("a KV connector needs kv_transfer_config, and the KV cache before it")
+        if config is None:
+            raise ProtocolError("a KV connector needs kv_transfer_config")
         context = ConnectorContext(
             namespace=bytes.fromhex(namespace),
             block_size=cache.block_size,
             num_ranks=num_ranks(engine.parallel),
-            windows=tuple(group.window for group in self._groups),
+            windows=tuple(group.window for group in self._memory.groups),
             rank=self._rank,
             cache=engine.cache,
         )
@@ -344,35 +302,12 @@ class ModelRunner:
         where = placement.group, placement.device
         budget = CaptureBudget(capture, self._clock, *where, planned_bytes=self._planned_graph_bytes())
         if self._stage.is_last:
-            self._sampling_graphs = self._capture_sampling(capture, sample, budget)  # First: logits take the most.
+            self._sampler.capture(forward.head, sample, capture, budget)  # First: logits take the most.
         forward.capture_steps(capture, budget)
-
-    def _capture_sampling(self, capture: Capture, sample: DeviceSampler, budget: CaptureBudget) -> SamplingGraphs:
-        placement, forward = self._placement, self._ready()
-        graphs = SamplingGraphs(
-            forward.head,
-            sample,
-            self._slots,
-            self._token_sampler,
-            max_num_seqs=self._engine.scheduler.max_num_seqs,
-            hidden_size=self._spec.hidden_size,
-            dtype=placement.dtype,
-            group=placement.group,
-        )
-        graphs.capture(capture, budget)
-        return graphs
-
-    def host_inventory(self) -> bytes:
-        """The blocks that the host pool holds since before this process, see `HostTier.inventory`."""
-        return self._host_blocks.inventory()
-
-    def forget_host_blocks(self) -> None:
-        """What the host pool holds is not to be found after this process."""
-        self._host_blocks.forget()
 
     def swap_seconds(self) -> float:
         """Measured seconds to move one block to the host and back; 0 without a host pool."""
-        return self._swap_seconds
+        return self._memory.swap_seconds
 
     @torch.inference_mode()
     def token_seconds(self) -> float:
@@ -381,13 +316,10 @@ class ModelRunner:
 
     def statistics(self) -> dict[str, int]:
         """Bytes that this rank holds in its linear layers, its embedding, the KV cache and the host pool."""
-        num_blocks = 0 if self._kv_cache is None else self._kv_cache.num_blocks
-        num_host_blocks = 0 if self._host_pool is None else self._host_pool.num_blocks
         return {
             "linear_bytes": sum(packed.nbytes for packed in self.model.matrices()),
             "embedding_bytes": self.model.embedding_bytes,
-            "kv_cache_bytes": num_blocks * self._block_bytes,
-            "host_kv_cache_bytes": num_host_blocks * self._block_bytes,
+            **self._memory.statistics(),
         }
 
     def instruction_set(self) -> str:
@@ -418,62 +350,15 @@ class ModelRunner:
     @torch.inference_mode()
     def run_largest_step(self) -> None:
         """Compute and sample the step that needs the most memory."""
-        forward = self._forward_pass(KVCache(self._cache_shape, 1, self._placement.device, self._groups))
+        forward = self._forward_pass(self._memory.temporary_cache(1))
         run_largest_step(forward, self._engine.model.max_logprobs)
-
-    def _move_blocks(self, batch: Batch) -> None:
-        """Swap and copy the KV blocks that the plan names."""
-        if self._kv_cache is None:
-            raise ProtocolError("a step came before the KV cache was allocated")
-        if len(batch.host.swaps):
-            if self._host_pool is None:
-                raise ProtocolError("the plan swaps blocks, but there is no host pool: kv_offloading_size is 0")
-            swaps = batch.host.swaps.reshape(-1, 3), batch.device.swaps.view(-1, 3)
-            self._host_pool.swap(*swaps, batch.host.swap_names)
-        if len(batch.host.block_copies):
-            copies = batch.device.block_copies.view(-1, 2)
-            for keys, values in self._kv_cache.memory:
-                self._kernels.copy_blocks(keys, values, copies)
-
-    def _sample(self, step: int, batch: Batch, hidden: Tensor) -> Draw:
-        """Draw a token for each sampled position of the plan; the rank that samples sends them to its stage."""
-        slots, group = self._sampling_slots, self._placement.group
-        prompts = score_prompts(batch, hidden, slots.prompts, self.logits, self._token_sampler)
-        pooled = self._pooler.select(batch, hidden, slots.pooling) if self._samples else None
-        if not len(rows := batch.host.logits_rows):
-            return Draw(step, batch, prompts=prompts, pooled=pooled)
-        captured = self._sampling_graphs
-        if captured is not None and (draw := captured.draw(step, batch, hidden)) is not None:
-            draw.prompts, draw.pooled = prompts, pooled
-            return draw
-        # Samples of one request are drawn from the same position, whose logits are computed once.
-        forks = bool((rows[1:] == rows[:-1]).any())
-        positions, rows = np.unique(rows, return_inverse=True) if forks else (rows, np.arange(len(rows)))
-        device = self._placement.device
-        wanted = to_device(torch.from_numpy(positions), device) if forks else batch.device.logits_rows
-        logits = self.logits(hidden, wanted)
-        if logits is None:
-            tokens = group.broadcast(torch.empty(len(rows), dtype=torch.int32, device=device))
-            draw = Draw(step, batch, HostCopy(tokens))
-        else:
-            tokens, draw = self._token_sampler.draw(step, batch, logits, rows)
-            draw.prompts, draw.pooled = prompts, pooled
-            group.broadcast(tokens)
-        self._slots.remember(batch, tokens)
-        return draw
-
-    def _load_grammars(self) -> None:
-        tokenizer = self._checkpoint.tokenizer
-        try:
-            grammars = Grammars.load(tokenizer.path, self._spec.vocab_size, tokenizer.eos_token_ids)
-        except Exception as error:  # noqa: BLE001 - the first request with a grammar gets it
-            self._grammars.set_exception(error)
-        else:
-            self._grammars.set_result(grammars)
 
     def _is_rust_only(self) -> bool:
         """Whether a graph can hold a step on this CPU: there is no exchange between ranks and no float16."""
-        return self._placement.group.size == 1 and torch.float16 not in {self._placement.dtype, self._cache_shape.dtype}
+        return self._placement.group.size == 1 and torch.float16 not in {
+            self._placement.dtype,
+            self._memory.shape.dtype,
+        }
 
     def _causal_model(self, placement: WeightPlacement, table: TensorTable) -> CausalModel:
         if self._spec.transformers is None:
@@ -488,9 +373,9 @@ class ModelRunner:
 
         assert isinstance(self.model, TransformersModel)
         longest = min(CHECKED_TOKENS, self._max_model_len)
-        blocks_per_sequence = -(-longest // self._cache_shape.block_size)
-        num_blocks = len(self._groups) * CHECKED_SEQUENCES * blocks_per_sequence
-        cache = KVCache(self._cache_shape, num_blocks, self._placement.device, self._groups)
+        blocks_per_sequence = -(-longest // self._engine.cache.block_size)
+        num_blocks = len(self._memory.groups) * CHECKED_SEQUENCES * blocks_per_sequence
+        cache = self._memory.temporary_cache(num_blocks)
         try:
             check_isolation(self.model, self._forward_pass(cache).compute_chunks, longest)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -516,13 +401,13 @@ class ModelRunner:
         scheduler = self._engine.scheduler
         shape = AttentionShape(
             heads=self._spec.attention.heads // self._placement.group.size,
-            kv_heads=self._cache_shape.num_kv_heads,
+            kv_heads=self._memory.shape.num_kv_heads,
             head_dim=self._spec.attention.head_size,
             dtype=self._placement.dtype,
-            cache_dtype=self._cache_shape.dtype,
+            cache_dtype=self._memory.shape.dtype,
         )
         is_invariant = self._engine.device.batch_invariant
-        tables_of_groups = zip(self._groups, self._slots.tables_of_groups(), strict=True)
+        tables_of_groups = zip(self._memory.groups, self._slots.tables_of_groups(), strict=True)
         groups = (
             AttentionGroup(replace(shape, window=group.window), tables, is_invariant)
             for group, tables in tables_of_groups
@@ -556,37 +441,24 @@ class ModelRunner:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         room = int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak
-        room -= staging_bytes(self._host_blocks.num_blocks, self._block_bytes)
+        room -= self._memory.staging_bytes()
         if self._may_capture:
             room -= self._planned_graph_bytes()
         return room
 
     def _planned_graph_bytes(self) -> int:
         """What is set aside for graphs of sampling."""
-        if not self._stage.is_last:
-            return 0
-        spec, placement = self._spec, self._placement
-        sizes = self._engine.scheduler.max_num_seqs, spec.hidden_size, spec.vocab_size
-        return graph_bytes(*sizes, placement.dtype, placement.group)
+        return self._sampler.planned_graph_bytes() if self._stage.is_last else 0
 
 
 class RunningStep:
     """A step that has begun; its tokens are on their way to the host."""
 
-    def __init__(
-        self,
-        draw: Draw,
-        sampler: TokenSampler,
-        transfers: RankTransfers | None = None,
-        metadata: bytes = b"",
-        *,
-        gives_results: bool = True,
-    ) -> None:
+    def __init__(self, draw: Draw, sampler: StepSampler, transfers: RankTransfers | None, metadata: bytes) -> None:
         self._draw = draw
         self._sampler = sampler
         self._transfers = transfers
         self._metadata = metadata
-        self._gives_results = gives_results
         self._sampled: Sampled | None = None
 
     def is_done(self) -> bool:
@@ -599,7 +471,7 @@ class RunningStep:
             sampled = self._sampler.finish(self._draw)
             if self._transfers is not None:
                 self._transfers.end(self._metadata)
-                if self._gives_results and (results := self._transfers.results()) is not None:
+                if self._sampler.draws and (results := self._transfers.results()) is not None:
                     sampled = msgspec.structs.replace(sampled, transfers=results)
             self._sampled = sampled
         return self._sampled

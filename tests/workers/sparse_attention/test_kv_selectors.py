@@ -133,8 +133,7 @@ def test_the_example_of_the_documents_reads_the_first_block_and_the_last_four(
 def test_what_makes_no_selector_is_a_configuration_error(tmp_path: Path, value: str, text: str) -> None:
     runner = loaded_runner(write_tiny_model(tmp_path / "model", layers=3), sparse_attention="quest")
     engine = runner._engine
-    assert runner._kv_cache is not None
     settings = type(engine.sparse)(sparse_attention="odd")
-    inputs = SelectorInputs(settings, runner._kernels, runner._kv_cache, (2,), 8, RankGroup())
+    inputs = SelectorInputs(settings, runner._kernels, runner._memory.cache, (2,), 8, RankGroup())
     with pytest.raises(ConfigError, match=f"sparse attention 'odd' .* {text}"):
         load_kv_selector(inputs, [entry("odd", value)])

@@ -1,0 +1,127 @@
+"""A rank's KV blocks, on the device and on the host: how many fit, what holds them, and how a plan moves them.
+
+Knows the plan's lists of blocks; neither the model that reads the blocks nor who decides about them.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+from pyllm_kernels import Kernels
+
+from pyllm.config.process_config import WorkerConfig
+from pyllm.errors import ProtocolError
+from pyllm.families.kv_layout import KVGroup
+from pyllm.workers.devices import DTYPES
+from pyllm.workers.host_blocks import HostBlocks, open_host_blocks
+from pyllm.workers.step.batch import Batch
+from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape
+from pyllm.workers.step.page_prefaulter import PagePrefaulter
+from pyllm.workers.step.swap_stream import staging_bytes
+
+
+class KVMemory:
+    """Call `open_host`, then `allocate`, then `move_blocks` for each step.
+
+    `groups` are the layers of this rank's pipeline stage, whose heads `num_ranks` ranks share.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        groups: tuple[KVGroup, ...],
+        kernels: Kernels,
+        device: torch.device,
+        *,
+        num_ranks: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        engine = config.engine
+        self._config = config
+        self._kernels = kernels
+        self._device = device
+        self._clock = clock
+        self.groups = groups
+        self.shape = KVCacheShape.of(
+            config.checkpoint.spec,
+            engine.cache.block_size,
+            num_ranks,
+            DTYPES[engine.cache.kv_cache_dtype],
+            groups,
+        )
+        self.swap_seconds = 0.0
+        """Measured seconds to move one block to the host and back; 0 without a host pool."""
+        self._host_blocks = HostBlocks(0, None)
+        self._cache: KVCache | None = None
+        self._host_pool: HostPool | None = None
+        self._prefaulter: PagePrefaulter | None = None
+
+    @property
+    def cache(self) -> KVCache:
+        """Raises ProtocolError before `allocate`."""
+        if self._cache is None:
+            raise ProtocolError("a step or call came before the KV cache was allocated")
+        return self._cache
+
+    def open_host(self, arithmetic: str, descriptor: int | None) -> None:
+        """Look for room on the host, and begin to verify what `descriptor`'s memory holds, see `open_host_blocks`."""
+        self._host_blocks = open_host_blocks(self._config, self.shape, self.groups, arithmetic, descriptor)
+
+    def num_host_blocks(self) -> int:
+        """How many KV blocks this rank may keep in host memory, its share of `kv_offloading_size`."""
+        return self._host_blocks.num_blocks
+
+    def host_inventory(self) -> bytes:
+        """The blocks that the host pool holds since before this process, see `HostTier.inventory`."""
+        return self._host_blocks.inventory()
+
+    def forget_host_blocks(self) -> None:
+        """What the host pool holds is not to be found after this process."""
+        self._host_blocks.forget()
+
+    def staging_bytes(self) -> int:
+        """What swaps will take on the device."""
+        return staging_bytes(self._host_blocks.num_blocks, self.shape.block_bytes)
+
+    def temporary_cache(self, num_blocks: int) -> KVCache:
+        """One for steps before `allocate`."""
+        return KVCache(self.shape, num_blocks, self._device, self.groups)
+
+    def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
+        """Make the KV cache and the host pool, and time a few swaps.
+
+        Raises:
+            ProtocolError: they are there.
+        """
+        if self._cache is not None:
+            raise ProtocolError(f"the KV cache of {self._cache.num_blocks} blocks is allocated already")
+        self._cache = KVCache(self.shape, num_blocks, self._device, self.groups)
+        if num_host_blocks:
+            self._host_pool, self.swap_seconds = self._host_blocks.make_pool(
+                self._cache, num_host_blocks, self._kernels, self._clock
+            )
+        if self._device.type == "cpu":
+            self._prefaulter = PagePrefaulter(self._cache.memory)
+            self._prefaulter.use(0)
+
+    def move_blocks(self, batch: Batch) -> None:
+        """Swap and copy the KV blocks that the plan names."""
+        cache = self.cache
+        if self._prefaulter is not None and len(batch.host.table_blocks):
+            self._prefaulter.use(int(batch.host.table_blocks.max()) + 1)
+        if len(batch.host.swaps):
+            if self._host_pool is None:
+                raise ProtocolError("the plan swaps blocks, but there is no host pool: kv_offloading_size is 0")
+            swaps = batch.host.swaps.reshape(-1, 3), batch.device.swaps.view(-1, 3)
+            self._host_pool.swap(*swaps, batch.host.swap_names)
+        if len(batch.host.block_copies):
+            copies = batch.device.block_copies.view(-1, 2)
+            for keys, values in cache.memory:
+                self._kernels.copy_blocks(keys, values, copies)
+
+    def statistics(self) -> dict[str, int]:
+        """Bytes of the KV cache and of the host pool."""
+        num_blocks = 0 if self._cache is None else self._cache.num_blocks
+        num_host_blocks = 0 if self._host_pool is None else self._host_pool.num_blocks
+        size = self.shape.block_bytes
+        return {"kv_cache_bytes": num_blocks * size, "host_kv_cache_bytes": num_host_blocks * size}

@@ -1,0 +1,121 @@
+"""From a step's hidden states to its tokens: what rows want beside tokens, and drawing them op by op or by graphs.
+
+Its caller passes the functions that compute logits. Knows nothing of KV blocks, nor of the forward pass.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyllm.config.process_config import WorkerConfig
+from pyllm.config.rank_coordinates import sampling_rank
+from pyllm.wire.messages import Sampled
+from pyllm.workers.cuda_graphs import Capture, CaptureBudget
+from pyllm.workers.grammar.token_masks import Grammars
+from pyllm.workers.layers.weight_placement import WeightPlacement
+from pyllm.workers.sampling.pooling import Pooler
+from pyllm.workers.sampling.prompt_logprobs import score_prompts
+from pyllm.workers.sampling.sampling_slots import SamplingSlots
+from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
+from pyllm.workers.sampling_graphs import DeviceSampler, SamplingGraphs, graph_bytes
+from pyllm.workers.step.batch import Batch
+from pyllm.workers.step.slots import Slots
+from pyllm.workers.step.staging import HostCopy, to_device
+
+
+class StepSampler:
+    """For the ranks of the last stage: one draws the tokens and sends them to the others, whose `slots` keep them, too.
+
+    Call `load_grammars` once; then for each step `follow`, `draw` and `finish`, in the order of the steps.
+    """
+
+    def __init__(self, config: WorkerConfig, placement: WeightPlacement, slots: Slots) -> None:
+        self.draws = config.rank == sampling_rank(config.engine.parallel)
+        """Whether this is the rank that draws."""
+        self._checkpoint = config.checkpoint
+        self._max_num_seqs = config.engine.scheduler.max_num_seqs
+        self._placement = placement
+        self._slots = slots
+        self._grammars: Future[Grammars] = Future()
+        self._sampling_slots = SamplingSlots(
+            self._max_num_seqs, config.checkpoint.spec.vocab_size, self._grammars.result if self.draws else None
+        )
+        self._token_sampler = TokenSampler(self._sampling_slots, placement.device)
+        self._pooler = Pooler()
+        self._graphs: SamplingGraphs | None = None
+
+    def load_grammars(self) -> None:
+        """Load what constraints need in a thread, beside the weights: llguidance needs 0.3 s for a tokenizer."""
+        if self.draws:
+            threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
+
+    def follow(self, batch: Batch) -> None:
+        """Take in which requests the rows are of, and begin to compile their grammars."""
+        self._token_sampler.follow(batch)
+
+    def draw(self, step: int, batch: Batch, hidden: Tensor, logits: Callable[[Tensor, Tensor], Tensor | None]) -> Draw:
+        """Draw a token for each sampled position of the plan; the rank that samples sends them to its stage.
+
+        `hidden` is [tokens, hidden_size]; `logits(hidden, rows)` gives [rows, vocab_size], or None on the other ranks.
+        """
+        group, device = self._placement.group, self._placement.device
+        prompts = score_prompts(batch, hidden, self._sampling_slots.prompts, logits, self._token_sampler)
+        pooled = self._pooler.select(batch, hidden, self._sampling_slots.pooling) if self.draws else None
+        if not len(rows := batch.host.logits_rows):
+            return Draw(step, batch, prompts=prompts, pooled=pooled)
+        if self._graphs is not None and (draw := self._graphs.draw(step, batch, hidden)) is not None:
+            draw.prompts, draw.pooled = prompts, pooled
+            return draw
+        # Samples of one request are drawn from the same position, whose logits are computed once.
+        forks = bool((rows[1:] == rows[:-1]).any())
+        positions, rows = np.unique(rows, return_inverse=True) if forks else (rows, np.arange(len(rows)))
+        wanted = to_device(torch.from_numpy(positions), device) if forks else batch.device.logits_rows
+        of_positions = logits(hidden, wanted)
+        if of_positions is None:
+            tokens = group.broadcast(torch.empty(len(rows), dtype=torch.int32, device=device))
+            draw = Draw(step, batch, HostCopy(tokens))
+        else:
+            tokens, draw = self._token_sampler.draw(step, batch, of_positions, rows)
+            draw.prompts, draw.pooled = prompts, pooled
+            group.broadcast(tokens)
+        self._slots.remember(batch, tokens)
+        return draw
+
+    def finish(self, draw: Draw) -> Sampled:
+        """Wait for the tokens; gives them with what else the rows want."""
+        return self._token_sampler.finish(draw)
+
+    def capture(
+        self, head: Callable[[Tensor], Tensor | None], sample: DeviceSampler, capture: Capture, budget: CaptureBudget
+    ) -> None:
+        """Capture `head` and `sample` for plain rows, see `SamplingGraphs`."""
+        placement = self._placement
+        self._graphs = SamplingGraphs(
+            head,
+            sample,
+            self._slots,
+            self._token_sampler,
+            max_num_seqs=self._max_num_seqs,
+            hidden_size=self._checkpoint.spec.hidden_size,
+            dtype=placement.dtype,
+            group=placement.group,
+        )
+        self._graphs.capture(capture, budget)
+
+    def planned_graph_bytes(self) -> int:
+        """What is set aside for the graphs."""
+        spec, placement = self._checkpoint.spec, self._placement
+        return graph_bytes(self._max_num_seqs, spec.hidden_size, spec.vocab_size, placement.dtype, placement.group)
+
+    def _load_grammars(self) -> None:
+        tokenizer = self._checkpoint.tokenizer
+        try:
+            grammars = Grammars.load(tokenizer.path, self._checkpoint.spec.vocab_size, tokenizer.eos_token_ids)
+        except Exception as error:  # noqa: BLE001 - the first request with a grammar gets it
+            self._grammars.set_exception(error)
+        else:
+            self._grammars.set_result(grammars)
