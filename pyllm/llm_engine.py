@@ -18,7 +18,7 @@ from pyllm.client.prompt_tokens import known_tokens
 from pyllm.config.engine_settings import ParallelConfig
 from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig
-from pyllm.core import core_process
+from pyllm.core import core_parts
 from pyllm.core.executors.inline import InlineExecutor
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
@@ -175,10 +175,10 @@ class LLMEngine:
             raise EngineDeadError("the engine is closed")
 
     async def _start(self, config: CoreConfig) -> None:
-        parts = await core_process.start(config, self._executor)
+        parts = await core_parts.start(config, self._executor)
         to_client: MemoryEndpoint[ClientMessage, CoreMessage] = MemoryEndpoint()
         to_core: MemoryEndpoint[CoreMessage, ClientMessage] = MemoryEndpoint()
-        self._core = core_process.make_core(config, parts, self._executor, to_client)
+        self._core = core_parts.make_core(config, parts, self._executor, to_client)
         self._at_close.callback(self._core.close)
         self._at_close.callback(lambda: self._loop.run_until_complete(self._core.finish_transfers()))  # comes first
 

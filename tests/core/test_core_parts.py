@@ -11,7 +11,7 @@ from benchmarks.engine.step import core_config
 from pyllm._rust import Scheduler, SchedulerError
 from pyllm.config.option_reading import config_part
 from pyllm.config.process_config import CoreConfig
-from pyllm.core.core_process import CoreParts, make_core, start
+from pyllm.core.core_parts import CoreParts, make_core, start
 from pyllm.core.replay import replay_file
 from pyllm.errors import ConfigError
 from pyllm.wire.plan_layout import PLAN_SECTIONS
