@@ -191,6 +191,8 @@ class StoreTransfer(WorkerConnector):
         except Exception as error:  # noqa: BLE001 - the same
             logger.error("KV blocks could not be copied, they are not saved: %s: %s", type(error).__name__, error)
             self._free_buffers(buffers)
+            with self._lock:
+                self._num_unsaved_blocks += len(staged)
         with self._lock:
             self._saved.update(save.id for save in saves)
 
