@@ -10,11 +10,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from pyllm._rust import Scheduler, SchedulerError
-from pyllm.kv_transfer import LoadSpeed, SchedulerConnector, TransferRequest
+from pyllm.kv_transfer import HOLD_SECONDS, LoadSpeed, SchedulerConnector, TransferRequest
 
 HOLDER = "kv_lookup"
-# Seconds that a request is held at most: for a connector that keeps no time limits of its own.
-HOLD_SECONDS = 30.0
 _LONG_LOAD = 256  # tokens, from which on a load counts as long
 
 Key = tuple[int, int]  # client and request

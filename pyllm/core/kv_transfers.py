@@ -19,7 +19,14 @@ from pyllm._rust import Scheduler, SchedulerError
 from pyllm.core.executors.executor import Executor
 from pyllm.core.kv_lookups import Key, KVLookups
 from pyllm.errors import EngineDeadError, WorkerDeadError
-from pyllm.kv_transfer import BlockLoad, BlockSave, SchedulerConnector, SchedulerOutput, TierTotals
+from pyllm.kv_transfer import (
+    TRANSFER_SECONDS,
+    BlockLoad,
+    BlockSave,
+    SchedulerConnector,
+    SchedulerOutput,
+    TierTotals,
+)
 from pyllm.wire.messages import TransferResults
 from pyllm.wire.supervision_messages import MAX_ENDED
 
@@ -27,8 +34,6 @@ from pyllm.wire.supervision_messages import MAX_ENDED
 _FIRST_PAUSE, _LAST_PAUSE, _PAUSE_GROWTH = 0.001, 0.02, 1.25
 # Seconds that ranks have at an orderly end to copy what is to be saved, and as many to write it.
 _FINISH_SECONDS = 2.0
-# Ranks that have not ended a load or save after so long are restarted: nobody else may have its blocks meanwhile.
-TRANSFER_SECONDS = 120.0
 
 _RESULTS = msgspec.msgpack.Decoder(TransferResults | None)
 

@@ -15,6 +15,11 @@ from pyllm.kv_transfer.stores import Retention
 from pyllm.kv_transfer.tier_figures import TierReport
 from pyllm.wire.messages import TransferResults
 
+# Seconds that the core holds a request at most until the connector says what can be loaded.
+HOLD_SECONDS = 30.0
+# Seconds that a load or save may take. Then the core restarts all ranks, as nobody else may have its blocks before.
+TRANSFER_SECONDS = 120.0
+
 
 class ConnectorContext(msgspec.Struct, frozen=True, kw_only=True):
     """What both halves of a connector know of the engine.

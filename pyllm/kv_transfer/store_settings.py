@@ -10,10 +10,17 @@ import msgspec
 from pyllm.config.engine_settings import CacheConfig
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.errors import ConfigError
+from pyllm.kv_transfer.scheduler_connector import HOLD_SECONDS, TRANSFER_SECONDS
 from pyllm.kv_transfer.stores import DiskStore, KVStore, RedisStore, Retention
 from pyllm.kv_transfer.tiered_store import TieredStore
 
-MAX_THREADS = 256
+# The core restarts all ranks if a load takes TRANSFER_SECONDS, so a load must be given up well before.
+_MOST = {
+    "io_threads": 256,
+    "staging_bytes": 1 << 40,
+    "load_timeout": TRANSFER_SECONDS / 2,
+    "lookup_timeout": HOLD_SECONDS,
+}
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,13 +54,9 @@ def read_store_settings(config: KVTransferConfig) -> StoreSettings:
     except msgspec.ValidationError as error:
         keys = ", ".join(StoreSettings.__struct_fields__)
         raise ConfigError(f"kv_connector_extra_config of {config.kv_connector}: {error}; its keys are {keys}") from None
-    if settings.io_threads > MAX_THREADS:
-        raise ConfigError(
-            f"io_threads of {config.kv_connector} must be at most {MAX_THREADS}, not {settings.io_threads}"
-        )
-    for name in ("io_threads", "staging_bytes", "load_timeout", "lookup_timeout"):
-        if getattr(settings, name) <= 0:
-            raise ConfigError(f"{name} of {config.kv_connector} must be above 0, not {getattr(settings, name)}")
+    for name, most in _MOST.items():
+        if not 0 < (value := getattr(settings, name)) <= most:
+            raise ConfigError(f"{name} of {config.kv_connector} must be above 0 and at most {most:,}, not {value}")
     return settings
 
 
