@@ -68,10 +68,11 @@ def open_store(settings: StoreSettings, cache: CacheConfig, *, promotes: bool = 
     """
     if not settings.store:
         tiers: list[KVStore] = []
-        if cache.kv_cache_dir:
-            tiers.append(DiskStore(Path(cache.kv_cache_dir).expanduser(), cache.kv_cache_disk_size))
+        # Redis first: if its URL is refused, the folder must not stay open.
         if cache.kv_cache_redis_url:
             tiers.append(RedisStore(cache.kv_cache_redis_url))
+        if cache.kv_cache_dir:
+            tiers.insert(0, DiskStore(Path(cache.kv_cache_dir).expanduser(), cache.kv_cache_disk_size))
         if not tiers:
             raise ConfigError(
                 "there is no store of KV blocks: give kv_cache_dir, kv_cache_redis_url, or in "

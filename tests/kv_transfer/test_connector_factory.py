@@ -1,6 +1,8 @@
 """Connectors by name: ours, an entry point's, a module's; and what is refused."""
 
+import os
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -71,6 +73,14 @@ def test_a_store_beside_those_of_the_cache_settings_is_refused(cache: dict[str, 
     context = msgspec.structs.replace(CONTEXT, cache=CacheConfig(**cache))
     with pytest.raises(ConfigError, match="takes the place of those in kv_cache_dir"):
         make_scheduler_connector(config("StoreConnector", kv_connector_extra_config=STORE), context)
+
+
+def test_a_refused_address_of_redis_leaves_no_file_of_the_folder_open(tmp_path: Path) -> None:
+    cache = CacheConfig(kv_cache_dir=str(tmp_path), kv_cache_redis_url="http://host")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ConfigError, match="does not read"):
+        make_scheduler_connector(config("StoreConnector"), msgspec.structs.replace(CONTEXT, cache=cache))
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_the_setting_is_json_with_vllms_keys() -> None:
