@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -136,7 +135,7 @@ class RedisStore:
             return future.result(max(0.0, until - self._clock()))
         except CancelledError:  # It was closed meanwhile.
             return None
-        except FutureTimeoutError:
+        except TimeoutError:
             future.cancel()
             self._pause_for(f"did not answer within {self._deadline:g} s")
         except Exception as error:  # noqa: BLE001 - redis-py raises what its connections do, too
