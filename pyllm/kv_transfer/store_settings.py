@@ -26,12 +26,14 @@ _MOST = {
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_connector_extra_config` of a `StoreConnector`.
 
-    - `store`: `module:name` of a callable, which gets `store_options` as keywords and gives a `KVStore`; empty: the
+    - `store`: `module:name` of a callable, which gets `store_options` as keywords and returns a `KVStore`; empty: the
       stores of `kv_cache_dir` and `kv_cache_redis_url`, the disk first.
-    - `io_threads`, `staging_bytes`: of each rank: threads that wait for the store, and host memory for blocks that are
-      to be saved. A block that finds no room in it is not saved.
-    - `load_timeout`, `lookup_timeout`: seconds, after which the rest of a load is computed, and a request stops waiting
-      to hear what the store has.
+    - `io_threads`: threads of each rank that read the store.
+    - `staging_bytes`: host memory of each rank for blocks on their way to the store. When it is full, blocks are not
+      saved.
+    - `load_timeout`: seconds after which the rest of a load is computed.
+    - `lookup_timeout`: seconds after which a request runs without an answer of the store.
+    - `retention`: of blocks whose request does not say.
     """
 
     store: str = ""
@@ -61,7 +63,7 @@ def read_store_settings(config: KVTransferConfig) -> StoreSettings:
 
 
 def open_store(settings: StoreSettings, cache: CacheConfig, *, promotes: bool = True) -> KVStore:
-    """The store, which this process closes. `promotes`: blocks that a slower tier gives are saved in the faster ones.
+    """Open the store; the caller closes it. `promotes`: see `TieredStore`.
 
     Raises:
         ConfigError: there is none, or it cannot be opened.
