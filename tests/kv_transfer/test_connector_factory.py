@@ -78,7 +78,7 @@ def test_a_store_beside_those_of_the_cache_settings_is_refused(cache: dict[str, 
 def test_a_refused_address_of_redis_leaves_no_file_of_the_folder_open(tmp_path: Path) -> None:
     cache = CacheConfig(kv_cache_dir=str(tmp_path), kv_cache_redis_url="http://host")
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(ConfigError, match="does not read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         make_scheduler_connector(config("StoreConnector"), msgspec.structs.replace(CONTEXT, cache=cache))
     assert os.listdir("/proc/self/fd") == before
 

@@ -70,7 +70,7 @@ def test_a_segment_whose_maker_died_before_it_told_counts() -> None:
     assert len(disk.names) == 2
     other.refresh()
     assert other.taken_bytes() == 0
-    other.refresh(lists_anew=True)
+    other.refresh(force=True)
     assert other.taken_bytes() == 100
     (segment,) = other.segments.values()
     assert other.take_over(segment)
@@ -89,6 +89,6 @@ def test_other_files_stay(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     folder = new_folder(tmp_path)
     folder.create(100)
-    assert folder.refresh(lists_anew=True) == []
+    assert folder.refresh(force=True) == []
     assert folder.taken_bytes() == 100
     assert (tmp_path / "notes.txt").read_text() == "mine"
