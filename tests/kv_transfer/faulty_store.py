@@ -1,5 +1,5 @@
-"""A store that fails by a seed: blocks are missing, shortened or damaged on the way, calls raise, and some do not come
-back before they are let go."""
+"""A store that fails at random, by a seed: blocks are missing, shortened or damaged, calls raise, and some calls do not
+return until `let_go`."""
 
 import random
 import threading
