@@ -90,7 +90,7 @@ class StoreTransfer(WorkerConnector):
             begun = _Load(load, self._clock() + self._settings.load_timeout)
             self._loads.append(begun)
             if not self._free_reads.acquire(blocking=False):
-                begun.give_up()
+                begun.end()
                 continue
             self._readers.submit(self._read, begun)
             if load.is_awaited:
@@ -105,7 +105,7 @@ class StoreTransfer(WorkerConnector):
         now = self._clock()
         for load in self._loads:
             if now >= load.deadline:
-                load.give_up()
+                load.end()
         ended = [load for load in self._loads if load.has_ended]
         num_late = sum(now >= load.deadline and bool(load.missing) for load in ended)
         if num_late and now >= self._next_warning:
@@ -140,7 +140,7 @@ class StoreTransfer(WorkerConnector):
 
     def shutdown(self) -> None:
         for load in self._loads:
-            load.give_up()
+            load.end()
         self._readers.shutdown(wait=False, cancel_futures=True)  # All loads are given up: none writes to the cache.
         self._copier.shutdown(wait=True, cancel_futures=True)
         self._writer.shutdown(wait=True)  # Blocks that were copied are still written.
@@ -223,7 +223,7 @@ class StoreTransfer(WorkerConnector):
 
 
 class _Load:
-    """A load under way. Once it is given up, it writes no more to the cache."""
+    """A load under way. Once it has ended, it writes no more to the cache."""
 
     def __init__(self, load: StoreLoad, deadline: float) -> None:
         self.load = load
@@ -256,9 +256,7 @@ class _Load:
         with self._lock:
             self._is_over.set()
 
-    give_up = end
-
     def wait(self, seconds: float) -> None:
-        """Wait for the end, and give up after so long."""
+        """Wait for the end; after so many seconds, end it."""
         if not self._is_over.wait(seconds):
-            self.give_up()
+            self.end()

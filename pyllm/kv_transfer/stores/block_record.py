@@ -72,8 +72,7 @@ def checksum(value: memoryview) -> bytes:
 
 def new_header(key: bytes, value_bytes: int, value_checksum: bytes, retention: Retention) -> RecordHeader:
     """The header of a block that is saved now."""
-    passes = _PASSES[retention]
-    return RecordHeader(key, value_bytes, value_checksum, retention, passes)
+    return RecordHeader(key, value_bytes, value_checksum, retention, _PASSES[retention])
 
 
 def read_header(data: memoryview) -> RecordHeader | None:

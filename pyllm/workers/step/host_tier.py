@@ -32,6 +32,7 @@ _MAGIC = b"pyllm-kv"
 _HEADER = struct.Struct("=8sQQ32sd")
 _HEADER_SIZE = 64
 _EMPTY, _WRITING, _VALID = 0, 1, 2
+_GROUP = slice(32, 36)  # the bytes of a block's name that are its group
 _MAX_LATE = 256  # most plans whose copies are under way
 _ENTRY = np.dtype(
     [("state", "<u4"), ("unused", "<u4"), ("checksum", "<u8"), ("name", f"V{SWAP_NAME_SIZE}"), ("padding", "V8")]
@@ -113,7 +114,7 @@ class HostTier:
         - writes: the result of `begin`.
         """
         each = names.reshape(len(blocks), SWAP_NAME_SIZE)
-        is_named = np.ascontiguousarray(each[:, 32:36]).view("<u4")[:, 0] != NO_GROUP
+        is_named = np.ascontiguousarray(each[:, _GROUP]).view("<u4")[:, 0] != NO_GROUP
         for at in np.flatnonzero(is_named).tolist():
             block, name = int(blocks[at]), each[at]
             checksum = self._checksum(block, name.tobytes())
