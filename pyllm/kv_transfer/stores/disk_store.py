@@ -295,6 +295,8 @@ class DiskStore:
         for entry in sorted(sparse, key=lambda entry: entry.live_share) + others:
             if self._folder.taken_bytes() <= max_bytes:
                 return
+            if not self._folder.take_over(entry.segment):
+                continue  # Another process writes it.
             if copy_into is not None:
                 budget -= self._copy_blocks(entry, copy_into, budget, copies_all=entry in sparse)
             num_blocks = len(entry.places)

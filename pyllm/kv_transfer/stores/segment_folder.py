@@ -105,26 +105,23 @@ class SegmentFolder:
         return segment
 
     def remove(self, segment: Segment) -> bool:
-        """Remove a segment and free its disk space at once; its file stays open here. Call it under the lock.
+        """Remove a segment and free its disk space at once; its file stays open here.
 
-        Returns:
-            False if it stays: another process writes it, or it cannot be removed.
+        Call it under the lock, for a segment that `take_over` has locked. Returns False if it cannot be removed.
         """
-        if not self._files.lock(segment.fd):
-            return False
         try:
             self._files.truncate(segment.fd, 0)
             with suppress(FileNotFoundError):  # An earlier attempt has removed the name.
                 self._files.remove(segment.path)
         except OSError:
-            self._files.unlock(segment.fd)
+            self.release(segment)
             return False
         del self.segments[segment.path.name], self._max_bytes[segment.path.name]
         self._increment_generation()
         return True
 
     def take_over(self, segment: Segment) -> bool:
-        """Whether this process may write the segment now, as its writer is gone. Call it under the lock."""
+        """Lock a segment that nobody writes; returns whether it is locked. Call it under the folder's lock."""
         return self._files.lock(segment.fd)
 
     def release(self, segment: Segment) -> None:
