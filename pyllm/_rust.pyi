@@ -313,10 +313,10 @@ class Scheduler:
         The steps in flight can no longer be committed. What host memory still holds, `restore_host_blocks` says.
         """
     def restore_host_blocks(self, blocks: bytes) -> None:
-        """Host blocks hold what they held before, on every rank: each as its number (uint32) and its name (40 bytes).
+        """Restore the names of host blocks: for each its number (uint32) and its name (40 bytes, of `swap_names`).
 
-        The name is what a plan gave in `swap_names`. Call it on a new scheduler, or after `lose_device`. Raises
-        `SchedulerError` for a block or group that there is not, and for a block in use.
+        Every rank must have the blocks. Call it on a new scheduler, or after `lose_device`. Raises `SchedulerError` for
+        a block or group that does not exist, and for a block in use.
         """
     def propose(self, client: int, request: int, sample: int, drafts: Buffer) -> None:
         """Propose the tokens (int32) after a sample's last known one; its next row verifies them.
@@ -325,38 +325,39 @@ class Scheduler:
         flight or no output yet.
         """
     def offer_load(self, client: int, request: int, num_tokens: int, *, asynchronous: bool) -> None:
-        """Keys and values of a request's first tokens can be loaded from outside; if asynchronously, it waits for them.
+        """The keys and values of a request's first `num_tokens` tokens can be loaded from outside.
+
+        If the load is asynchronous, the request waits for it. Else it must end before the step that reads it.
 
         Raises `SchedulerError` without prefix caching, and while the request runs or loads.
         """
     def take_loads(self) -> list[dict[str, Any]]:
-        """The loads that plans call for: id, client, request, first_token, num_tokens, blocks, step.
+        """The new loads of plans: id, client, request, first_token, num_tokens, blocks, step.
 
         `blocks` has int32 bytes for each group: every block of these tokens, or with a window the last ones, which
-        later tokens still read.
-
-        With a step, the load is done before that step is computed; without, the request waits for `finish_load`.
+        later tokens still read. `step` reads the blocks, so the load must end before it; None: the request waits for
+        `finish_load`.
         """
     def finish_load(self, load: int, num_tokens: int) -> None:
-        """A load has ended with so many tokens in place; what is missing is computed.
+        """A load has ended with its first `num_tokens` tokens in place; the others are computed.
 
         Raises `SchedulerError` if it is not under way.
         """
     def take_saves(self) -> list[tuple[int, bytes, int, int, int, Literal["default", "long"]]]:
-        """Full blocks of committed steps to keep outside, too: id, hash (32 bytes), group, index in its chain, block,
-        and the retention that a request which computed or found it asked for.
+        """Full blocks of committed steps to save outside: id, hash (32 bytes), group, index in its chain, block, and
+        the retention that a request asked for.
 
-        Each is kept, and no step writes it, until `finish_save`; there are at most `max_saving_blocks` at once. What
-        is evicted before, or needed by requests, is not saved. A block is listed again when a request that wants it
-        kept longer finds it.
+        Each is kept, and no step writes it, until `finish_save`; there are at most `max_saving_blocks` at once. Blocks
+        that are evicted before, or that requests need, are not saved. A block is listed again when a request with a
+        longer retention finds it.
         """
     def finish_save(self, save: int) -> None:
-        """A save has ended, whether or not it succeeded. Raises `SchedulerError` if it is not under way."""
+        """A save has ended, with or without success. Raises `SchedulerError` if it is not under way."""
     def known_prefix(self, client: int, request: int) -> tuple[int, list[bytes]]:
-        """The tokens of a request that the prefix cache has now, and the hashes of its full blocks from the first on.
+        """The number of a request's tokens that the prefix cache has now, and the hashes of its full blocks.
 
-        The blocks are those that could be loaded: of the prompt, and of the output where one sample goes on. Raises
-        `SchedulerError` if there is no such request.
+        The blocks are those that could be loaded, from the first on: of the prompt, and of the output if there is one
+        unfinished sample. Raises `SchedulerError` if there is no such request.
         """
     def prefill_seconds(self, num_tokens: int) -> float | None:
         """Seconds that computing so many tokens of a prompt takes; None before any was measured."""

@@ -1,6 +1,6 @@
-"""What the disk store saves, loads and looks up in a second, by the size of a block, in batches as a connector's.
+"""The speed of saves, loads and look-ups of the disk store, by the size of a block, in batches like a connector's.
 
-The page cache holds all of it, so that this is the cost of the store and not of the disk.
+The page cache holds all blocks, so this is the cost of the store and not of the disk.
 """
 
 import os

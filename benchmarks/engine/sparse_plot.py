@@ -1,4 +1,4 @@
-"""Draws what `sparse_attention.py` measures: `python -m benchmarks.engine.sparse_plot SVG RESULTS.jsonl ...`.
+"""Plots the results of `sparse_attention.py`: `python -m benchmarks.engine.sparse_plot SVG RESULTS.jsonl ...`.
 
 Recall, perplexity and speed over the number of chosen blocks, a line for each model and selector.
 """

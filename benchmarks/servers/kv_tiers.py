@@ -1,4 +1,4 @@
-"""What a KV store gives after a restart: the first token of a long prompt from disk, beside the cold one.
+"""The gain of a KV store after a restart: TTFT of a long prompt whose blocks are on disk, beside the cold TTFT.
 
 Conversations that return are among the workloads of `benchmarks/peers`, beside llama.cpp.
 """

@@ -1,7 +1,7 @@
-"""What `score_blocks` and `select_blocks` must know: which rows are sparse, how many blocks they keep, and the
-summaries that blocks are scored by.
+"""The arguments of `score_blocks` and `select_blocks`: the sparse rows, the number of blocks that they keep, and the
+summaries that give blocks their scores.
 
-It does not know why a row is sparse, nor when a summary is out of date.
+Knows neither why a row is sparse, nor when a summary is out of date.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pyllm_kernels.metadata import AttentionMetadata
 
-# Vectors of a head_dim for each KV head of a block. "mean": the mean of its keys. "bounds": the greatest of each
-# dimension, and the least (Quest, arXiv 2406.10774).
+# The number of vectors [head_dim] for each KV head of a block. "mean": the mean of its keys. "bounds": the maximum and
+# the minimum of each dimension (Quest, arXiv 2406.10774).
 SUMMARY_PARTS = {"mean": 1, "bounds": 2}
 
 _Lengths = TypeVar("_Lengths", int, npt.NDArray[np.int32])
@@ -22,7 +22,7 @@ _Lengths = TypeVar("_Lengths", int, npt.NDArray[np.int32])
 
 @dataclass(frozen=True, slots=True)
 class BlockBudget:
-    """How many blocks a sparse row keeps: all of them, if it has no more than these together.
+    """The number of blocks that a sparse row keeps. A row with no more than `num_blocks` keeps all of them.
 
     - `num_sink_blocks`: its first ones (attention sinks, arXiv 2309.17453).
     - `top_k`: the best of those between.
@@ -35,7 +35,7 @@ class BlockBudget:
 
     @property
     def num_blocks(self) -> int:
-        """All that a row keeps at most."""
+        """The most blocks that a row keeps."""
         return self.num_sink_blocks + self.top_k + self.num_recent_blocks
 
     def num_candidates(self, lengths: _Lengths, block_size: int) -> _Lengths:
@@ -48,10 +48,10 @@ class BlockBudget:
 
 @dataclass(frozen=True, slots=True)
 class SparseRows:
-    """A batch, and which of its rows may leave blocks out.
+    """A batch in which some rows may leave blocks out.
 
     - `is_sparse` int32 [rows], 0 or 1.
-    - `budget`: how many blocks such a row keeps.
+    - `budget`: the number of blocks that a sparse row keeps.
     """
 
     metadata: AttentionMetadata
@@ -65,7 +65,7 @@ class KeySummaries:
 
     - `kind`: one of `SUMMARY_PARTS`.
     - `vectors` [num_blocks, kv_heads, parts, head_dim], of the cache's dtype.
-    - `known` uint8 [num_blocks]: 1 where a block's is there. Whoever writes keys into a block sets it to 0.
+    - `known` uint8 [num_blocks]: 1 if a block's summary is there. After each write to a block, the caller sets it to 0.
     """
 
     kind: str

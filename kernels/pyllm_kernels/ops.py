@@ -268,25 +268,23 @@ def score_blocks(query: Tensor, key_cache: Tensor, rows: SparseRows, scale: floa
     if it is sparse, has one token, and has more blocks than the budget. Its candidates are its blocks without the first
     `num_sink_blocks` and the last `num_recent_blocks`. Column i of its row is the share of candidate i; all other
     entries are undefined. A share is the softmax of a head's scores over the candidates, summed over the heads. A score
-    is `query @ mean`, or by bounds the most that `query @ key` can be (Quest, arXiv 2406.10774). Where ranks have some
-    of a layer's heads each, the sum of their shares is that of the layer.
+    is `query @ mean`, or by bounds the most that `query @ key` can be (Quest, arXiv 2406.10774). If ranks share a
+    layer's heads, the layer's shares are the sum of theirs.
 
-    Makes the summaries that are missing. A row's shares do not depend on the others.
+    Makes the summaries that are missing. A row's shares do not depend on other rows.
     """
     return select("auto", query.device).score_blocks(query, key_cache, rows, scale, summaries)
 
 
 def select_blocks(shares: Tensor, key_cache: Tensor, rows: SparseRows) -> AttentionMetadata:
-    """The batch as `paged_attention` is to see it in one layer: the block tables of sparse rows without some blocks.
+    """The batch for `paged_attention` in one layer: the block tables of sparse rows leave some blocks out.
 
-    shares float32 [rows, max_blocks] as `score_blocks` gives them for the same rows. A row that chooses keeps its
-    first and last blocks, and of those between the ones with the greatest shares; of equal ones the first count more.
-    What is kept stays in order, so a row that keeps all its blocks gets the bits of a row that is not
-    sparse.
+    shares float32 [rows, max_blocks]: the result of `score_blocks` for the same rows. A row that chooses keeps its
+    first and last blocks, and between them those with the greatest shares, of equal ones the first. They stay in order,
+    so a row that keeps all its blocks gets the same bits as a row that is not sparse.
 
-    Keys are rotated as they are written, so a table may leave blocks out, and the length is that of what is left: a row
-    is that long for attention. Of the cache only its shape is used. Gives metadata with `tasks` of no backend; the
-    layer must have no window.
+    A row's length becomes that of the blocks that it keeps. Attention stays right, as the keys in the cache are rotated
+    already. Only the shape of the cache is used. The metadata has `tasks` of no backend; the layer must have no window.
     """
     return select("auto", shares.device).select_blocks(shares, key_cache, rows)
 

@@ -1,4 +1,4 @@
-"""The setting of KV connectors, an object with vLLM's keys. Knows no connector."""
+"""The setting that chooses a KV connector, an object with vLLM's keys. Knows no connector."""
 
 from typing import Annotated, Any, Literal
 
@@ -54,7 +54,7 @@ def read_kv_transfer(text: str) -> KVTransferConfig | None:
 
 
 class KVTransferSettings(ConfigPart, frozen=True):
-    """KV blocks from and for outside."""
+    """The connector that loads and saves KV blocks."""
 
     kv_transfer_config: Annotated[
         KVTransferConfig | None,

@@ -1,7 +1,7 @@
-"""Looks requests up in the connector. A request is held until the connector has answered; a load that is faster than
+"""Looks requests up in the connector. A request is held until the connector has answered. A load that is faster than
 computing is offered to the scheduler.
 
-Knows the scheduler and the connector's half; not how anything is loaded.
+Knows the scheduler and the connector's half; not how blocks are loaded.
 """
 
 import logging
@@ -10,11 +10,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from pyllm._rust import Scheduler, SchedulerError
-from pyllm.kv_transfer import LoadSpeed, SchedulerConnector, TransferRequest
+from pyllm.kv_transfer import HOLD_SECONDS, LoadSpeed, SchedulerConnector, TransferRequest
 
 HOLDER = "kv_lookup"
-# Seconds that a request is held at most: for a connector that keeps no time limits of its own.
-HOLD_SECONDS = 30.0
 _LONG_LOAD = 256  # tokens, from which on a load counts as long
 
 Key = tuple[int, int]  # client and request
@@ -37,13 +35,13 @@ class KVLookups:
         self._clock = clock
         self._held: dict[Key, _Held] = {}
         self._offered: dict[Key, TransferRequest] = {}
-        # Of short loads, whose time is mostly that of asking, and of long ones.
+        # Of short loads and of long ones: most of a short load's time does not depend on its length.
         self._load_speeds = (LoadSpeed(), LoadSpeed())
         self._num_lookups = self._num_matched_tokens = self._num_skipped_hits = 0
 
     @property
     def num_held(self) -> int:
-        """Requests that wait."""
+        """Requests that wait for the connector's answer."""
         return len(self._held)
 
     def add(self, key: Key) -> None:
@@ -58,7 +56,7 @@ class KVLookups:
             self._held[key] = _Held(request, num_computed, self._clock())
 
     def add_all(self, but: Collection[Key]) -> None:
-        """Look all requests up again but these, as new ranks have none of their blocks."""
+        """Look up all requests except those in `but`, as new ranks have none of their blocks."""
         for report in self._scheduler.requests(self._scheduler.stats()["num_requests"]):
             key = report["client"], report["request"]
             if key not in self._held and key not in but:
@@ -74,12 +72,12 @@ class KVLookups:
                 self._release(key)
 
     def release_all(self) -> None:
-        """Nothing more is looked for."""
+        """Let all held requests run."""
         for key in list(self._held):
             self._release(key)
 
     def offered(self, key: Key) -> TransferRequest:
-        """The request of which a load was offered."""
+        """The request whose load was offered to the scheduler."""
         return self._offered[key]
 
     def end(self, key: Key) -> None:
@@ -89,7 +87,7 @@ class KVLookups:
         self._connector.request_finished(request, ())
 
     def end_missing(self) -> None:
-        """Requests may have ended without a word."""
+        """End all requests here that the scheduler no longer knows."""
         for key in [*self._offered, *self._held]:
             try:
                 self._scheduler.known_prefix(*key)
@@ -97,13 +95,13 @@ class KVLookups:
                 self.end(key)
 
     def measure(self, num_tokens: int, num_missing: int, seconds: float) -> None:
-        """A load of so many tokens has ended, so many seconds after it was asked for."""
+        """A load of `num_tokens` tokens has ended after so many seconds, without `num_missing` of them."""
         if num_missing:  # They are computed after that.
             seconds += self._scheduler.prefill_seconds(num_missing) or 0.0
         self._load_speed(num_tokens).measure(num_tokens, seconds)
 
     def stats(self) -> dict[str, int]:
-        """Counters, and the speeds by which a load is chosen: tokens in a second, 0 before any was measured."""
+        """Counters, and the two speeds that decide on a load: tokens per second, 0 before the first measurement."""
         prefill = self._scheduler.prefill_seconds(1)
         return {
             "num_kv_lookups": self._num_lookups,
@@ -117,7 +115,7 @@ class KVLookups:
         return self._load_speeds[num_tokens >= _LONG_LOAD]
 
     def _look_up(self, key: Key, request: TransferRequest, num_computed: int) -> bool:
-        """Ask the connector for what it has of a request; False: it does not know yet."""
+        """Ask the connector how many tokens of a request it has, and offer their load; False: no answer yet."""
         num_tokens, is_asynchronous = self._connector.get_num_new_matched_tokens(request, num_computed)
         if num_tokens is None:
             return False
@@ -130,8 +128,8 @@ class KVLookups:
         try:
             _, hashes = self._scheduler.known_prefix(*key)
             if tuple(hashes[:1]) != request.block_hashes[:1]:
-                return True  # With other weights its blocks have other names.
-            # One rank alone hears in time what a load within a step has failed to bring.
+                return True  # Its blocks have other hashes since the weights have changed.
+            # Only one rank reports with a step, so with several the core learns too late that a load in it has failed.
             is_asynchronous = is_asynchronous or self._connector.context.num_ranks > 1
             self._scheduler.offer_load(*key, num_computed + num_tokens, asynchronous=is_asynchronous)
         except SchedulerError:

@@ -1,8 +1,8 @@
-"""KV blocks from and for outside, in the core: the scheduler's loads and saves become metadata of steps, and what ranks
-have ended becomes inputs of the scheduler.
+"""The core's side of KV transfers: sends the scheduler's loads and saves to the ranks as metadata of steps, and tells
+the scheduler when they have ended.
 
-Knows the scheduler, the executor and the connector's half; not what a connector does. Nothing here waits for outside
-but `wait`, while no step is in flight.
+Knows the scheduler, the executor and the connector's half; not how a connector moves blocks. Only `wait` waits for
+ranks, while no step is in flight.
 """
 
 import asyncio
@@ -19,16 +19,21 @@ from pyllm._rust import Scheduler, SchedulerError
 from pyllm.core.executors.executor import Executor
 from pyllm.core.kv_lookups import Key, KVLookups
 from pyllm.errors import EngineDeadError, WorkerDeadError
-from pyllm.kv_transfer import BlockLoad, BlockSave, SchedulerConnector, SchedulerOutput, TierTotals
+from pyllm.kv_transfer import (
+    TRANSFER_SECONDS,
+    BlockLoad,
+    BlockSave,
+    SchedulerConnector,
+    SchedulerOutput,
+    TierTotals,
+)
 from pyllm.wire.messages import TransferResults
 from pyllm.wire.supervision_messages import MAX_ENDED
 
 # Seconds between two looks at transfers while no step is in flight, and how they grow while nothing ends.
 _FIRST_PAUSE, _LAST_PAUSE, _PAUSE_GROWTH = 0.001, 0.02, 1.25
-# Seconds that ranks have at an orderly end to copy what is to be saved, and as many to write it.
+# Seconds that ranks have at an orderly end to copy blocks that are to be saved, and as many to write them.
 _FINISH_SECONDS = 2.0
-# Ranks that have not ended a load or save after so long are restarted: nobody else may have its blocks meanwhile.
-TRANSFER_SECONDS = 120.0
 
 _RESULTS = msgspec.msgpack.Decoder(TransferResults | None)
 
@@ -41,7 +46,7 @@ class _State(Enum):
     READY = auto()
     STARTING = auto()  # The workers restart.
     FAILED = auto()  # The ranks could not make their halves; tried again at the next start.
-    GIVEN_UP = auto()  # One of its halves raised; not used again in this process.
+    GIVEN_UP = auto()  # One of its halves raised; it is not used again in this process.
     ENDED = auto()
 
 
@@ -52,9 +57,9 @@ class _Load(NamedTuple):
 
 
 class KVTransfers:
-    """`connector` is None where there is none: then every method returns at once.
+    """Without a connector (None) every method returns at once.
 
-    `fail` ends a request whose load has failed, where `kv_load_failure_policy` says so.
+    `fail` ends a request whose load has failed, if `kv_load_failure_policy` is `fail`.
     """
 
     def __init__(
@@ -77,7 +82,7 @@ class KVTransfers:
         self._sleep = sleep
         self._fail = fail
         self._loads: dict[int, _Load] = {}
-        self._saves: dict[int, float] = {}  # and when each was submitted
+        self._saves: dict[int, float] = {}  # the time when each was submitted, by id
         self._lost: set[Key] = set()  # requests whose loads were under way when the last ranks ended
         self._ranks_ended: dict[tuple[str, int], int] = {}
         self._error_blocks: set[int] = set()
@@ -90,11 +95,11 @@ class KVTransfers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is under way that no step brings to its end."""
+        """Whether a load, save or look-up is under way, which may end without a step."""
         return bool(self._loads or self._saves) or (self._lookups is not None and self._lookups.num_held > 0)
 
     async def connect(self) -> None:
-        """Make the ranks' halves, once their KV caches are there. If they cannot, the core goes on without for now.
+        """Make the ranks' halves, once their KV caches are allocated. If that fails, the core goes on without them.
 
         Raises:
             WorkerDeadError: a rank has died.
@@ -120,9 +125,9 @@ class KVTransfers:
                 self._lookups.add((client, request))
 
     def recovered(self) -> None:
-        """New ranks go on with the requests that are there.
+        """Look up all requests for new ranks.
 
-        Those that were being loaded are computed: if it was a load that ended the ranks, it must not end the next ones.
+        Requests that were being loaded are computed: if a load ended the ranks, it must not end the next ones.
         """
         if self._lookups is not None and self._may_load():
             with self._guarded():
@@ -135,7 +140,7 @@ class KVTransfers:
                 self._lookups.advance()
 
     def take(self, *, with_step: bool) -> bytes:
-        """What the ranks are told with a step that was just planned, or without one."""
+        """The connector's metadata for a step that was just planned, or for the ranks between steps."""
         if self._connector is None:
             return b""
         if self._state in {_State.FAILED, _State.GIVEN_UP}:
@@ -153,7 +158,7 @@ class KVTransfers:
         return b""
 
     def flush(self) -> None:
-        """Tell the ranks what is new though no step was planned, and ask those that answer no step."""
+        """Send loads and saves that have come without a step, and ask the ranks whose answers come with no step."""
         if self._connector is None or self._executor.death is not None:
             return
         metadata = self.take(with_step=False)
@@ -163,7 +168,7 @@ class KVTransfers:
             self._call(metadata)
 
     async def wait(self) -> None:
-        """Let some time pass, as no step is in flight, and hear what the ranks have ended meanwhile."""
+        """Ask the ranks for their results, and let some time pass. No step may be in flight."""
         if (self._loads or self._saves) and not self._calls:
             self._call(b"")
         if self._calls:
@@ -173,13 +178,13 @@ class KVTransfers:
             self._pause = min(self._pause * _PAUSE_GROWTH, _LAST_PAUSE)
 
     def request_figures(self) -> None:
-        """Have the ranks tell what they have moved since the last step. No step may be in flight."""
+        """Ask the ranks for figures that are newer than the last step. No step may be in flight."""
         is_ready = self._state is _State.READY and self._executor.death is None
         if is_ready and not self._calls and not self.is_busy:
             self._call(b"")
 
     def receive(self, results: TransferResults | None) -> bool:
-        """What a rank has ended. False: the step that it comes with may have read what was not loaded."""
+        """Take a rank's results. False: the step of these results may have read blocks that were not loaded."""
         if results is None or self._connector is None:
             return True
         if results.failure:
@@ -206,7 +211,7 @@ class KVTransfers:
         return True
 
     def ended(self, reports: list[dict[str, Any]]) -> None:
-        """Requests have ended, as `Scheduler.take_ended` tells of them."""
+        """Requests have ended. `reports` are those of `Scheduler.take_ended`."""
         if self._lookups is None or self._state is _State.GIVEN_UP:
             return
         with self._guarded():
@@ -216,7 +221,7 @@ class KVTransfers:
                 self._lookups.end_missing()
 
     def lose(self) -> None:
-        """The ranks are gone, and with them all that was under way."""
+        """The ranks are gone, and with them all loads and saves under way."""
         if self._state in {_State.READY, _State.FAILED}:
             self._state = _State.STARTING
         for call in self._calls:
@@ -226,7 +231,7 @@ class KVTransfers:
             pending.clear()
 
     async def finish(self) -> None:
-        """Have the ranks copy and write what is to be saved, for a short while: no step follows."""
+        """Let the ranks copy and write blocks that are to be saved, for a short while. No step may follow."""
         if self._state is not _State.READY or self._executor.death is not None:
             return
         with suppress(TimeoutError, EngineDeadError):
@@ -241,12 +246,12 @@ class KVTransfers:
                 await self._executor.collective("finish_transfers")
 
     def close(self) -> None:
-        """Give up what the connector holds outside."""
+        """Shut the connector's half in the core down."""
         if self._connector is not None:
             try:
                 self._connector.shutdown()
             except Exception:
-                logger.exception("the KV connector failed as it was to give up what it holds")
+                logger.exception("the KV connector failed to shut down")
             self._connector, self._lookups, self._state = None, None, _State.ENDED
 
     def stats(self) -> dict[str, int]:
@@ -276,7 +281,7 @@ class KVTransfers:
     def _guarded(self) -> Iterator[None]:
         """Go on without the connector if its half in the core raises anything.
 
-        What it has told the ranks is not known then, so they restart, and recompute all that they had.
+        The ranks restart, because nobody knows then which blocks they still move.
         """
         try:
             yield
@@ -297,14 +302,14 @@ class KVTransfers:
         self._executor.kill("killed")
 
     def _refuse(self) -> None:
-        """Have computed what was offered before the connector failed, and save nothing."""
+        """End all new loads and saves as failed, as there is no connector for them."""
         for load in self._scheduler.take_loads():
             self._scheduler.finish_load(load["id"], 0)
         for save in self._scheduler.take_saves():
             self._scheduler.finish_save(BlockSave(*save).id)
 
     def _end_overdue(self) -> None:
-        """End ranks in which a load or save has not come to an end: they may touch its blocks as long as they live."""
+        """Kill ranks in which a load or save never ends: they may touch its blocks as long as they live."""
         submitted = [load.submitted for load in self._loads.values()] + list(self._saves.values())
         if submitted and (seconds := self._clock() - min(submitted)) >= TRANSFER_SECONDS:
             logger.error("a KV connector has not ended a load or save in %.0f s, so all ranks are restarted", seconds)
@@ -322,7 +327,7 @@ class KVTransfers:
         return load
 
     def _has_ended(self, kind: str, number: int) -> bool:
-        """Whether every rank has told of its end."""
+        """Whether every rank has now ended this load or save."""
         num_ended = self._ranks_ended.pop((kind, number), 0) + 1
         if num_ended < self._num_ranks:
             self._ranks_ended[kind, number] = num_ended
@@ -362,9 +367,9 @@ class KVTransfers:
         try:
             answers = [_RESULTS.decode(answer) for answer in await self._executor.collective("transfer", metadata)]
         except WorkerDeadError:
-            return  # The loop hears it from the executor.
+            return  # The executor tells the loop.
         except (EngineDeadError, msgspec.DecodeError) as error:
-            # What was under way will not come to its end on all ranks.
+            # Loads and saves under way will never end on all ranks.
             logger.error("KV blocks could not be moved, so all ranks are restarted: %s", error)
             self._executor.kill("crashed")
             return

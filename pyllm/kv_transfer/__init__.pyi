@@ -7,6 +7,8 @@ from .connector_factory import (
 )
 from .load_speed import LoadSpeed
 from .scheduler_connector import (
+    HOLD_SECONDS,
+    TRANSFER_SECONDS,
     BlockLoad,
     BlockSave,
     ConnectorContext,
@@ -19,6 +21,8 @@ from .tier_figures import TierReport, TierTotals, summed, tiers_of
 from .worker_connector import KVBlocks, WorkerConnector, works_by_layer
 
 __all__ = [
+    "HOLD_SECONDS",
+    "TRANSFER_SECONDS",
     "BlockLoad",
     "BlockSave",
     "ConnectorContext",

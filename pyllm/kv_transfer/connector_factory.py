@@ -28,7 +28,7 @@ def find_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | Non
     """The classes that the setting names.
 
     Raises:
-        ConfigError: there is no such connector, or it cannot be imported, or is something else.
+        ConfigError: there is no such connector, it cannot be imported, or it is no `KVConnector`.
     """
     name, entry = config.kv_connector, _entry_point(config, offered)
     value = entry.value
@@ -45,10 +45,10 @@ def find_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | Non
 
 
 def check_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | None = None) -> None:
-    """Refuse what can be seen without importing another package.
+    """Check the setting as far as possible without importing another package.
 
     Raises:
-        ConfigError: there is no connector of this name, or ours has settings that are wrong.
+        ConfigError: there is no connector of this name, or the settings of our own are wrong.
     """
     _entry_point(config, offered)
     if config.kv_connector in BUILT_IN and config.kv_connector_module_path is None:

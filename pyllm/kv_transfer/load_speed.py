@@ -1,15 +1,15 @@
 """Decides whether loading tokens is faster than computing them, by measured times. Knows no store and no request."""
 
-# Weight of the newest measurement, and how many hits that seem not to be worth a load are computed before one is loaded
-# all the same: loads may have become faster.
-_NEWEST, _SKIPPED_HITS = 0.25, 16
+_NEWEST_WEIGHT = 0.25
+# While loads are slower, one hit in so many is still loaded: loads may have become faster.
+_RETRY_INTERVAL = 16
 
 
 class LoadSpeed:
-    """Measured seconds from asking for a token until it is there."""
+    """Measured seconds for each token, from the start of a load to its end."""
 
     def __init__(self) -> None:
-        self._seconds: float | None = None  # a token
+        self._seconds: float | None = None  # for each token
         self._num_skipped = 0
 
     @property
@@ -18,14 +18,14 @@ class LoadSpeed:
         return round(1 / self._seconds) if self._seconds else 0
 
     def measure(self, num_tokens: int, seconds: float) -> None:
-        """These tokens took so many seconds to be there, loaded or computed."""
+        """So many tokens took so many seconds, those included that were computed after a failed load."""
         newest = seconds / num_tokens
-        self._seconds = newest if self._seconds is None else self._seconds + _NEWEST * (newest - self._seconds)
+        self._seconds = newest if self._seconds is None else self._seconds + _NEWEST_WEIGHT * (newest - self._seconds)
 
     def is_faster(self, num_tokens: int, prefill_seconds: float | None) -> bool:
-        """Whether to load so many tokens rather than to compute them in so many seconds."""
+        """Whether to load so many tokens: `prefill_seconds` is the time to compute them, None if not yet measured."""
         if self._seconds is None or prefill_seconds is None or self._seconds * num_tokens < prefill_seconds:
             self._num_skipped = 0
             return True
-        self._num_skipped = (self._num_skipped + 1) % _SKIPPED_HITS
+        self._num_skipped = (self._num_skipped + 1) % _RETRY_INTERVAL
         return self._num_skipped == 0

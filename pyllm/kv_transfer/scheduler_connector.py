@@ -1,4 +1,4 @@
-"""The scheduler's half of a KV connector: which tokens of a request can be loaded, and what workers are told of a step.
+"""The scheduler's half of a KV connector: finds the tokens of a request that can be loaded, makes metadata for workers.
 
 Runs in the core, on its event loop: no method may wait. Names are vLLM's `KVConnectorBase_V1`, but blocks are saved by
 the hash of their contents, not by request. Knows neither the scheduler nor how a step is sent.
@@ -15,15 +15,20 @@ from pyllm.kv_transfer.stores import Retention
 from pyllm.kv_transfer.tier_figures import TierReport
 from pyllm.wire.messages import TransferResults
 
+# Seconds that the core holds a request at most until the connector says what can be loaded.
+HOLD_SECONDS = 30.0
+# Seconds that a load or save may take. Then the core restarts all ranks, as nobody else may have its blocks before.
+TRANSFER_SECONDS = 120.0
+
 
 class ConnectorContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What both halves of a connector know of the engine.
+    """The engine's properties that both halves of a connector need.
 
     - `namespace`: 32 bytes, a digest of all that keys and values depend on besides the tokens: the model's weights,
-      number formats, arithmetic and layout. What other namespaces hold means nothing here.
-    - `windows`: for each group of layers, how many tokens a token reads, itself included; None: all.
-    - `rank`: of the worker; -1 in the scheduler's half.
-    - `cache`: the engine's settings of its KV cache, with those of the stores on disk and in Redis.
+      number formats, arithmetic and layout. Blocks of other namespaces are useless here.
+    - `windows`: for each group of layers, the number of tokens that a token reads, itself included; None: all.
+    - `rank`: the worker's; -1 in the scheduler's half.
+    - `cache`: the engine's settings of its KV cache and of the stores on disk and in Redis.
     """
 
     namespace: bytes
@@ -35,17 +40,17 @@ class ConnectorContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferRequest(msgspec.Struct, frozen=True):
-    """A request: `block_hashes` name its full blocks, from the first on, by all tokens up to and with each."""
+    """A request. `block_hashes` name its full blocks in order; each depends on all tokens up to the block's end."""
 
     request_id: str
     block_hashes: tuple[bytes, ...]
 
 
 class BlockLoad(msgspec.Struct, frozen=True):
-    """Blocks to load: the tokens of a request from `first_token` on, whole blocks.
+    """Whole blocks to load: `num_tokens` tokens of a request from `first_token` on.
 
-    `blocks` has one tuple for each group of layers. Without a window it has every block of these tokens; with one only
-    the last, which later tokens still read. `step` reads them; None: the request waits for the load.
+    `blocks` has one tuple for each group of layers. Without a window it contains every block of these tokens; with a
+    window only the last ones, which later tokens still read. `step` reads them; None: the request waits for the load.
     """
 
     id: int
@@ -59,10 +64,10 @@ class BlockLoad(msgspec.Struct, frozen=True):
 class BlockSave(msgspec.Struct, frozen=True, array_like=True):
     """A full block of a committed step.
 
-    `index` is its place among its request's blocks, `block` its number in the cache until the save ends.
+    `index` is its position among its request's blocks, `block` its number in the cache until the save ends.
 
-    `retention` is what its request asks for; `default`: what the connector's settings say. What is to be kept longer
-    than before is listed again. A request with the retention `none` has no saves.
+    `retention` is the request's; `default`: that of the connector's settings. A block that is to be kept longer than
+    before is listed again. A request with the retention `none` has no saves.
     """
 
     id: int
@@ -74,7 +79,7 @@ class BlockSave(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True):
-    """What is new for workers with a step, or without one: loads and saves, each told once."""
+    """The loads and saves that begin with a step, or between two steps. Each is listed once."""
 
     loads: Sequence[BlockLoad] = ()
     saves: Sequence[BlockSave] = ()
@@ -83,7 +88,7 @@ class SchedulerOutput(msgspec.Struct, frozen=True):
 class SchedulerConnector:
     """The base of all connectors' halves in the core. Override the methods that raise NotImplementedError.
 
-    A save and a load are under way until every worker's half has named it in `get_finished`: meanwhile its blocks are
+    A save or load is under way until every worker's half has named it in `get_finished`. Until then its blocks are
     kept, and no step writes them.
     """
 
@@ -94,38 +99,38 @@ class SchedulerConnector:
     def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens after the first `num_computed_tokens` can be loaded, and whether the request waits for them.
 
-        None: not known yet. The request is kept from running, and this is called again.
+        None: not known yet. The request is held, and this is called again.
         """
         raise NotImplementedError
 
     def update_state_after_alloc(
         self, request: TransferRequest, blocks: Sequence[Sequence[int]], num_external_tokens: int
     ) -> None:
-        """So many tokens of a request will be loaded, into these blocks of each group."""
+        """`num_external_tokens` tokens of a request will be loaded into these blocks, listed by group."""
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> bytes:
-        """What the workers' halves are told with a step, for `bind_connector_metadata`; empty: nothing.
+        """The metadata that every worker's half gets in `bind_connector_metadata`; empty: nothing is sent.
 
-        It is called for each step, and without one where there are loads or saves. Every rank must
-        name in `get_finished` also the loads and saves that the metadata leaves out.
+        It is called for each step, and between steps if there are loads or saves. Every rank must name all loads and
+        saves in `get_finished`, also those that the metadata leaves out.
         """
         raise NotImplementedError
 
     def update_connector_output(self, connector_output: TransferResults) -> None:
-        """What one rank has finished."""
+        """One rank has finished loads or saves."""
 
     def request_finished(
         self, request: TransferRequest, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """A request has ended. Its blocks are free, so `block_ids` is empty: what is to be saved is kept by its hash.
+        """A request has ended. Its blocks are free, so `block_ids` is empty: saves hold blocks of their own.
 
-        vLLM's first result, whether the blocks are freed later, must be False.
+        The first result is vLLM's, whether the blocks are freed later, and must be False.
         """
         return False, None
 
     def get_tier_stats(self) -> TierReport:
-        """What tiers of a store have counted in this half since the last call; see `TierReport`."""
+        """The figures that the tiers of a store have gained in this half since the last call; see `TierReport`."""
         return {}
 
     def shutdown(self) -> None:
-        """Give up what it holds outside."""
+        """Close files and connections, and end threads."""

@@ -1,4 +1,4 @@
-"""The store connector's half in the core: what the store has of a request, asked on a thread of its own.
+"""The store connector's half in the core: looks requests up in the store, on a thread of its own.
 
 Knows hashes and block numbers. Moves nothing: `store_transfer.py` does, in each rank.
 """
@@ -24,7 +24,7 @@ from pyllm.kv_transfer.store_settings import block_key, open_store, read_store_s
 from pyllm.kv_transfer.stores import KVStore
 from pyllm.kv_transfer.tier_figures import TierReport, TierReporter
 
-# Calls of the store that have not returned, with those that nobody waits for any more; what comes beyond is computed.
+# Calls of the store that have not returned, also those that were given up. Above that, requests are computed.
 MAX_LOOKUPS = 1024
 
 logger = logging.getLogger(__name__)
@@ -37,11 +37,11 @@ class StoreLoad(msgspec.Struct, frozen=True, array_like=True):
     hashes: tuple[bytes, ...]
     groups: tuple[int, ...]
     blocks: tuple[int, ...]
-    is_awaited: bool  # by the step that it comes with
+    is_awaited: bool  # whether the step that it comes with reads it
 
 
 class StoreMetadata(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What the workers' halves are told with a step."""
+    """The metadata for the workers' halves."""
 
     loads: tuple[StoreLoad, ...] = ()
     saves: tuple[BlockSave, ...] = ()
@@ -108,11 +108,11 @@ class StoreLookup(SchedulerConnector):
     def _load(self, load: BlockLoad) -> StoreLoad:
         size = self.context.block_size
         end = (load.first_token + load.num_tokens) // size
-        # Of each group the last blocks; those that all requests after it need come first.
+        # By index: if a load ends early, the blocks before its end are still of use.
         places = sorted(
-            (end - len(blocks) + place, group, block)
+            (index, group, block)
             for group, blocks in enumerate(load.blocks)
-            for place, block in enumerate(blocks)
+            for index, block in enumerate(blocks, end - len(blocks))
         )
         return StoreLoad(
             load.id,
@@ -123,10 +123,10 @@ class StoreLookup(SchedulerConnector):
         )
 
     def _answer(self, lookup: Future[int], hashes: Sequence[bytes], num_computed: int) -> None:
-        """Look a request up, unless it was given up.
+        """Look a request up, unless the look-up was given up.
 
-        This is not the pool's own future: the pool keeps a cancelled one in its queue, and `_free_calls` must count it
-        until it leaves.
+        `lookup` is not the pool's own future. A cancelled one stays in the pool's queue, and `_free_calls` must count
+        it until it leaves.
         """
         try:
             if lookup.set_running_or_notify_cancel():
@@ -137,7 +137,7 @@ class StoreLookup(SchedulerConnector):
             self._free_calls.release()
 
     def _look_up(self, hashes: Sequence[bytes], num_computed: int) -> int:
-        """How many of the first blocks are in the store or computed, so that what comes after them can go on."""
+        """The length in blocks of the longest start that a sequence can go on from: all that it reads is known."""
         windows, ranks = self.context.windows, range(self.context.num_ranks)
         places = [(index, group) for index in range(num_computed, len(hashes)) for group in range(len(windows))]
         namespace = self.context.namespace
@@ -163,12 +163,12 @@ class StoreLookup(SchedulerConnector):
         return length
 
     def _first_read(self, length: int, window: int) -> int:
-        """The first block of which the token after so many blocks reads anything."""
+        """The first block that the token after `length` blocks reads."""
         return max(0, length * self.context.block_size + 1 - window) // self.context.block_size
 
 
 def _found(lookup: Future[int]) -> int:
-    """The blocks that a look-up has found; 0 if it failed, or is not done by now."""
+    """The number of blocks that a look-up has found; 0 if it failed, or is not done by now."""
     if not lookup.done():
         lookup.cancel()
         return 0

@@ -10,21 +10,30 @@ import msgspec
 from pyllm.config.engine_settings import CacheConfig
 from pyllm.config.kv_transfer_settings import KVTransferConfig
 from pyllm.errors import ConfigError
+from pyllm.kv_transfer.scheduler_connector import HOLD_SECONDS, TRANSFER_SECONDS
 from pyllm.kv_transfer.stores import DiskStore, KVStore, RedisStore, Retention
 from pyllm.kv_transfer.tiered_store import TieredStore
 
-MAX_THREADS = 256
+# The core restarts all ranks if a load takes TRANSFER_SECONDS, so a load must be given up well before.
+_MOST = {
+    "io_threads": 256,
+    "staging_bytes": 1 << 40,
+    "load_timeout": TRANSFER_SECONDS / 2,
+    "lookup_timeout": HOLD_SECONDS,
+}
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_connector_extra_config` of a `StoreConnector`.
 
-    - `store`: `module:name` of a callable, which gets `store_options` as keywords and gives a `KVStore`; empty: the
+    - `store`: `module:name` of a callable, which gets `store_options` as keywords and returns a `KVStore`; empty: the
       stores of `kv_cache_dir` and `kv_cache_redis_url`, the disk first.
-    - `io_threads`, `staging_bytes`: of each rank: threads that wait for the store, and host memory for blocks that are
-      to be saved. A block that finds no room in it is not saved.
-    - `load_timeout`, `lookup_timeout`: seconds, after which the rest of a load is computed, and a request stops waiting
-      to hear what the store has.
+    - `io_threads`: threads of each rank that read the store.
+    - `staging_bytes`: host memory of each rank for blocks on their way to the store. When it is full, blocks are not
+      saved.
+    - `load_timeout`: seconds after which the rest of a load is computed.
+    - `lookup_timeout`: seconds after which a request runs without an answer of the store.
+    - `retention`: of blocks whose request does not say.
     """
 
     store: str = ""
@@ -47,28 +56,25 @@ def read_store_settings(config: KVTransferConfig) -> StoreSettings:
     except msgspec.ValidationError as error:
         keys = ", ".join(StoreSettings.__struct_fields__)
         raise ConfigError(f"kv_connector_extra_config of {config.kv_connector}: {error}; its keys are {keys}") from None
-    if settings.io_threads > MAX_THREADS:
-        raise ConfigError(
-            f"io_threads of {config.kv_connector} must be at most {MAX_THREADS}, not {settings.io_threads}"
-        )
-    for name in ("io_threads", "staging_bytes", "load_timeout", "lookup_timeout"):
-        if getattr(settings, name) <= 0:
-            raise ConfigError(f"{name} of {config.kv_connector} must be above 0, not {getattr(settings, name)}")
+    for name, most in _MOST.items():
+        if not 0 < (value := getattr(settings, name)) <= most:
+            raise ConfigError(f"{name} of {config.kv_connector} must be above 0 and at most {most:,}, not {value}")
     return settings
 
 
 def open_store(settings: StoreSettings, cache: CacheConfig, *, promotes: bool = True) -> KVStore:
-    """The store, which this process closes. `promotes`: blocks that a slower tier gives are saved in the faster ones.
+    """Open the store; the caller closes it. `promotes`: see `TieredStore`.
 
     Raises:
         ConfigError: there is none, or it cannot be opened.
     """
     if not settings.store:
         tiers: list[KVStore] = []
-        if cache.kv_cache_dir:
-            tiers.append(DiskStore(Path(cache.kv_cache_dir).expanduser(), cache.kv_cache_disk_size))
+        # Redis first: if its URL is refused, the folder must not stay open.
         if cache.kv_cache_redis_url:
             tiers.append(RedisStore(cache.kv_cache_redis_url))
+        if cache.kv_cache_dir:
+            tiers.insert(0, DiskStore(Path(cache.kv_cache_dir).expanduser(), cache.kv_cache_disk_size))
         if not tiers:
             raise ConfigError(
                 "there is no store of KV blocks: give kv_cache_dir, kv_cache_redis_url, or in "

@@ -1,7 +1,7 @@
 """The store connector's half in a rank: copies blocks to and from the store, on threads of its own.
 
-Nothing of the store reaches the cache but what it has given whole and in time: what fails, comes late or is not there
-is named as an error, and is computed. Knows neither requests nor steps.
+Only whole blocks that come in time reach the cache. All others are reported as errors, and computed. Knows neither
+requests nor steps.
 """
 
 import logging
@@ -21,20 +21,23 @@ from pyllm.kv_transfer.tier_figures import TierReporter
 from pyllm.kv_transfer.worker_connector import KVBlocks, WorkerConnector
 from pyllm.wire.messages import TransferStats
 
-# Bytes of a load that are read at once: the copy into the cache follows while the next ones are read.
+# Bytes of a load that are read at once: one thread copies a chunk into the cache while others read theirs.
 CHUNK_BYTES = 8 << 20
-# Loads of a rank that have not returned, with those that were given up; what comes beyond them is computed.
+# Loads of a rank that have not returned, also those that were given up. Above that, loads are computed.
 MAX_LOADS = 256
-# At least, between two warnings of loads that took too long.
+# At least so long between two warnings about loads that took too long.
 WARNING_SECONDS = 60.0
-# Blocks of a rank that wait to be written.
+# Most blocks of a rank that wait to be written.
 MAX_STAGED = 4096
 
 logger = logging.getLogger(__name__)
 
 
 class StoreTransfer(WorkerConnector):
-    """`readers`, by default `io_threads` threads, read loads in chunks. A thread copies saves, and one writes them."""
+    """`readers`, by default `io_threads` threads, read loads in chunks.
+
+    One more thread copies saves out of the cache, and another one writes them.
+    """
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class StoreTransfer(WorkerConnector):
             begun = _Load(load, self._clock() + self._settings.load_timeout)
             self._loads.append(begun)
             if not self._free_reads.acquire(blocking=False):
-                begun.give_up()
+                begun.end()
                 continue
             self._readers.submit(self._read, begun)
             if load.is_awaited:
@@ -102,7 +105,7 @@ class StoreTransfer(WorkerConnector):
         now = self._clock()
         for load in self._loads:
             if now >= load.deadline:
-                load.give_up()
+                load.end()
         ended = [load for load in self._loads if load.has_ended]
         num_late = sum(now >= load.deadline and bool(load.missing) for load in ended)
         if num_late and now >= self._next_warning:
@@ -137,10 +140,10 @@ class StoreTransfer(WorkerConnector):
 
     def shutdown(self) -> None:
         for load in self._loads:
-            load.give_up()
-        self._readers.shutdown(wait=False, cancel_futures=True)  # What is stuck there reaches the cache no more.
+            load.end()
+        self._readers.shutdown(wait=False, cancel_futures=True)  # All loads are given up: none writes to the cache.
         self._copier.shutdown(wait=True, cancel_futures=True)
-        self._writer.shutdown(wait=True)  # What was copied is saved: it is bounded.
+        self._writer.shutdown(wait=True)  # Blocks that were copied are still written.
         self._tiers.close()
         self._store.close()
 
@@ -170,7 +173,7 @@ class StoreTransfer(WorkerConnector):
                     self._loaded_bytes += len(there) * size
                     self._load_seconds += seconds
                 if len(there) < len(blocks):
-                    return  # What comes after it would be of no use.
+                    return  # Without this block, those after it are of no use.
         except Exception as error:  # noqa: BLE001 - a store of another package may raise what it likes
             logger.error("a load of KV blocks failed, they are computed: %s: %s", type(error).__name__, error)
         finally:
@@ -178,7 +181,7 @@ class StoreTransfer(WorkerConnector):
             self._free_reads.release()
 
     def _copy_out(self, saves: Sequence[BlockSave]) -> None:
-        """Copy blocks to the host, as many as there is room for; whatever comes of it, they are free then."""
+        """Copy as many blocks to the host as there is room for. Then all saves have ended, also the failed ones."""
         wanted = [save for save in saves if self._retention(save) != "none"]
         with self._lock:
             num_staged = min(len(wanted), len(self._staging))
@@ -191,6 +194,8 @@ class StoreTransfer(WorkerConnector):
         except Exception as error:  # noqa: BLE001 - the same
             logger.error("KV blocks could not be copied, they are not saved: %s: %s", type(error).__name__, error)
             self._free_buffers(buffers)
+            with self._lock:
+                self._num_unsaved_blocks += len(staged)
         with self._lock:
             self._saved.update(save.id for save in saves)
 
@@ -218,7 +223,7 @@ class StoreTransfer(WorkerConnector):
 
 
 class _Load:
-    """A load under way. Once it was given up, nothing of it reaches the cache."""
+    """A load under way. Once it has ended, it writes no more to the cache."""
 
     def __init__(self, load: StoreLoad, deadline: float) -> None:
         self.load = load
@@ -233,7 +238,7 @@ class _Load:
 
     @property
     def missing(self) -> set[int]:
-        """The blocks that are without their contents. It has ended."""
+        """The blocks that were not filled. Only for a load that has ended."""
         return self._missing
 
     def put(self, cache: KVBlocks, blocks: Sequence[int], buffers: Sequence[memoryview]) -> bool:
@@ -247,13 +252,11 @@ class _Load:
             return True
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Write no more to the cache; waits for a write that is under way."""
         with self._lock:
             self._is_over.set()
 
-    give_up = end
-
     def wait(self, seconds: float) -> None:
-        """Wait for the end, and give up after so long."""
+        """Wait for the end; after so many seconds, end it."""
         if not self._is_over.wait(seconds):
-            self.give_up()
+            self.end()

@@ -1,4 +1,4 @@
-"""The figures of a store by tier: a half of the connector reports what is new, and the core adds the reports up.
+"""The figures of a store by tier: each half of the connector reports differences, and the core adds them up.
 
 So counters outlive the process that counted. Knows no step and no metric.
 """
@@ -14,17 +14,17 @@ import msgspec
 from pyllm.kv_transfer.stores import KVStore, StoreStats
 
 REPORT_SECONDS = 2.0  # at least, between two looks at the store
-# Figures of `StoreStats` that are of now, not counted; they are of all processes that have the store open.
+# Figures of `StoreStats` that are no counters: they cover all processes that have the store open.
 SIZES = frozenset(
     {"capacity_bytes", "used_bytes", "live_bytes", "num_blocks", "num_free_runs", "longest_free_run_bytes"}
 )
 
-# For each tier what its counters have gained, and the sizes that have changed.
+# For each tier the differences of its counters, and the sizes that have changed.
 TierReport = dict[str, dict[str, float]]
 
 _PREFIX = "kv_store_"
 _SIZE_ENDS = tuple(f"_{name}" for name in sorted(SIZES))
-# For each figure the end of its key among a core's figures, and by what it is multiplied there.
+# For each figure the end of its key among a core's figures, and the factor of its value there.
 _KEYS = {
     name: (name.replace("seconds", "milliseconds"), 1000 if name.endswith("seconds") else 1)
     for name in StoreStats.__struct_fields__
@@ -35,20 +35,20 @@ logger = logging.getLogger(__name__)
 
 
 class TierReporter:
-    """Looks at the store on `threads`, by default one of its own: nothing else is to wait for a store that hangs."""
+    """Asks the store for its figures on `threads`, by default one of its own: nothing else waits if the store hangs."""
 
     def __init__(self, store: KVStore, clock: Callable[[], float], threads: Executor | None = None) -> None:
         self._store = store
         self._threads = threads or ThreadPoolExecutor(1, thread_name_prefix="kv-figures")
         self._clock = clock
         self._next_look = float("-inf")
-        self._known: dict[str, dict[str, float]] = {}
+        self._known: dict[str, dict[str, float]] = {}  # Only a look reads and changes it.
         self._lock = threading.Lock()  # of all that follows
         self._is_looking = False
         self._report: TierReport = {}
 
     def take(self) -> TierReport:
-        """Give the last report, once, and start the next look if it is due. Never waits."""
+        """Return the last report, once, and start the next look if it is due. Never waits."""
         with self._lock:
             report, self._report = self._report, {}
             is_due = not self._is_looking and self._clock() >= self._next_look
@@ -59,7 +59,7 @@ class TierReporter:
         return report
 
     def close(self) -> None:
-        """Look no more. It waits for no look that is under way."""
+        """Look no more. It does not wait for a look that is under way."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _look(self) -> None:
@@ -68,7 +68,7 @@ class TierReporter:
             for stats in self._store.stats():
                 figures = msgspec.structs.asdict(stats)
                 tier = figures.pop("tier")
-                # An infinite capacity is no bound.
+                # A store may report an infinite capacity.
                 figures = {name: value if math.isfinite(value) else 0 for name, value in figures.items()}
                 before = self._known.get(tier, {})
                 changed = {name: value for name, value in figures.items() if value != before.get(name, 0)}
@@ -90,7 +90,7 @@ class TierTotals:
         self._tiers: dict[str, dict[str, float]] = {}
 
     def add(self, report: TierReport) -> None:
-        """What one half of the connector, on whichever rank, has reported. What is no finite number is left out."""
+        """Add the report of one half of the connector. Figures that are not finite are left out."""
         for tier, figures in report.items():
             totals = self._tiers.setdefault(tier, {})
             for name, value in figures.items():
@@ -107,7 +107,7 @@ class TierTotals:
 
 
 def summed(cores: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The figures of several cores together. Sizes of a store are of all that have it open, and no sums."""
+    """The figures of several cores together. Sizes cover all processes with the store open, so they are not added."""
     sums: dict[str, int] = {}
     for figures in cores:
         for key, value in figures.items():

@@ -9,14 +9,14 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from pyllm.kv_transfer.stores import KVStore, Retention, StoreStats
 
-# Of blocks that a slower tier gave, while they wait to be saved in faster ones; what comes beyond stays where it is.
+# Most bytes of blocks from a slower tier that wait to be saved in faster ones. Further blocks are not promoted.
 MAX_PROMOTED_BYTES = 64 << 20
 
 
 class TieredStore:
-    """`tiers` are closed with it. A tier that fails costs its own hits.
+    """`tiers` are closed with it. If one fails, the others still serve.
 
-    `promotes`: what a slower tier gave is saved in those before it, by `saver`, a thread that no load waits for.
+    `promotes`: `saver` saves blocks that a slower tier gave in the faster ones. No load waits for it.
     """
 
     def __init__(self, tiers: Sequence[KVStore], *, promotes: bool = True, saver: Executor | None = None) -> None:
@@ -28,7 +28,7 @@ class TieredStore:
         self._is_closed = False
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
-        """See `KVStore.lookup`. A tier is asked for what those before it have not."""
+        """See `KVStore.lookup`. Each tier is asked for the blocks that the faster ones do not have."""
         found = [False] * len(keys)
         for tier in self._tiers:
             missing = [at for at, is_there in enumerate(found) if not is_there]
@@ -63,7 +63,7 @@ class TieredStore:
         return [stats for tier in self._tiers for stats in tier.stats()]
 
     def close(self) -> None:
-        """Close every tier. What waits to be saved in a faster one is not."""
+        """Close every tier. Blocks that wait to be promoted are dropped."""
         with self._lock:
             self._is_closed = True
         self._saver.shutdown(wait=False, cancel_futures=True)
@@ -71,7 +71,7 @@ class TieredStore:
             tier.close()
 
     def _promote(self, number: int, keys: Sequence[bytes], blocks: Sequence[memoryview]) -> None:
-        """Have blocks of the tier with this number saved in those before it, as many as there is room for."""
+        """Let `saver` save blocks of tier `number` in the faster ones, as many as MAX_PROMOTED_BYTES allows."""
         num_promoted = 0
         with self._lock:
             while num_promoted < len(blocks) and self._promoted_bytes + len(blocks[num_promoted]) <= MAX_PROMOTED_BYTES:

@@ -1,7 +1,7 @@
 """The worker's half of a KV connector: it copies blocks between the KV cache of one rank and the outside.
 
-Runs on the thread that runs the steps: only `start_load_kv`, `wait_for_layer_load` and `wait_for_save` may wait, and
-what waits delays the step. Knows no tensor: a rank's cache is its `KVBlocks`. Names are vLLM's `KVConnectorBase_V1`.
+Runs on the thread that runs the steps. Only `start_load_kv`, `wait_for_layer_load` and `wait_for_save` may wait, which
+delays the step. Knows no tensor: a rank's cache is its `KVBlocks`. Names are vLLM's `KVConnectorBase_V1`.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ class KVBlocks(Protocol):
         """Bytes of a block: keys and values of all layers of one group on this rank."""
 
     def begin(self) -> None:
-        """Order later copies behind all that was computed so far. Called on the thread that runs the steps."""
+        """Let later copies wait for all steps that were launched so far. Called on the thread that runs the steps."""
 
     def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
-        """Copy blocks to the host. Returns when they are there."""
+        """Copy blocks to the host. Returns when the copy is complete."""
 
     def write(self, blocks: Sequence[int], source: Sequence[memoryview]) -> None:
-        """Copy blocks from the host. Returns when they are there."""
+        """Copy blocks from the host. Returns when the copy is complete."""
 
 
 class WorkerConnector:
@@ -44,20 +44,22 @@ class WorkerConnector:
         raise NotImplementedError
 
     def bind_connector_metadata(self, connector_metadata: bytes) -> None:
-        """What the scheduler's half tells with the next step."""
+        """The metadata that the scheduler's half made for the next step."""
         raise NotImplementedError
 
     def start_load_kv(self) -> None:
         """Begin the loads and saves of the bound metadata.
 
-        Return when the loads that the step reads have ended, or end them in `wait_for_layer_load`. It is called before
-        the step is computed, and after blocks were swapped and copied for it.
+        The loads that the step reads must end before this returns, or in `wait_for_layer_load`. It is called after the
+        step's swaps and copies of blocks, and before its forward pass.
         """
         raise NotImplementedError
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """The layer is about to read the cache. A connector that has this method, or the next one, runs without
-        graphs."""
+        """The layer is about to read the cache.
+
+        If a connector overrides this method or `save_kv_layer`, steps run without graphs.
+        """
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any) -> None:
         """The layer has written its keys and values.
@@ -73,26 +75,26 @@ class WorkerConnector:
         """The step is over."""
 
     def get_finished(self) -> tuple[set[int], set[int]]:
-        """The saves and the loads that have ended since the last call, by their ids, each named once.
+        """The ids of the saves and of the loads that have ended since the last call. Each is named once.
 
-        From then on this rank neither reads nor writes their blocks for them.
+        From then on this rank must neither read nor write their blocks.
         """
         raise NotImplementedError
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """The blocks of loads that have not got their contents, since the last call; they are computed."""
+        """The blocks that loads have failed to fill since the last call. They are computed."""
         raise NotImplementedError
 
     def get_kv_connector_stats(self) -> TransferStats | None:
-        """What was moved since the last call; None: nothing."""
+        """The figures of loads and saves since the last call; None: nothing was moved."""
         return None
 
     def shutdown(self) -> None:
-        """Give up what it holds outside."""
+        """Close files and connections, and end threads."""
 
 
 def works_by_layer(connector: WorkerConnector) -> bool:
-    """Whether a connector does something for each layer, so that a step must call it from within."""
+    """Whether a connector overrides a method that is called for each layer."""
     kind = type(connector)
     return (
         kind.wait_for_layer_load is not WorkerConnector.wait_for_layer_load

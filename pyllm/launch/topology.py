@@ -190,9 +190,9 @@ class SuccessiveCores:
 
 
 class HostMemories:
-    """Memory for KV blocks on the host, a file of memory for each rank of a core: it outlives both, and has no name.
+    """The host memory for a core's KV blocks: a memfd for each rank, which outlives the rank and the core.
 
-    None where the core has no host pool, or its ranks no process here that could be given it. A rank sets its size.
+    There are none without a host pool, or if the ranks are no child processes here. A rank sets its file's size.
     """
 
     def __init__(self, config: CoreConfig) -> None:
@@ -201,7 +201,7 @@ class HostMemories:
         self.files = [os.memfd_create(f"pyllm host blocks of rank {rank}") for rank in ranks]
 
     def close(self) -> None:
-        """Let go of it; what still runs has it until its end."""
+        """Close the files; processes that still run keep them until their end."""
         while self.files:
             os.close(self.files.pop())
 

@@ -348,23 +348,23 @@ class Control(Message, frozen=True):
 
 
 class TransferStats(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """What a rank's KV connector has moved since it was asked last: bytes, and the seconds of threads in loads.
+    """The figures of a rank's KV connector since its last report. `load_seconds` adds up the threads that load.
 
-    `tiers` has, for each tier of the store its counters' gains and the sizes that have changed.
+    `tiers` has, for each tier of the store, the differences of its counters and the sizes that have changed.
     """
 
     loaded_bytes: int = 0
     load_seconds: float = 0.0
     saved_bytes: int = 0
-    num_unsaved_blocks: int = 0  # blocks that were not saved for want of room, or as the store failed
+    num_unsaved_blocks: int = 0  # blocks that were not saved: no room, or the copy or the store failed
     tiers: dict[str, dict[str, float]] = {}
 
 
 class TransferResults(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """The saves and loads that a rank's KV connector has ended, and the blocks of loads that are without contents.
+    """The saves and loads that a rank's KV connector has ended, and the blocks that loads have failed to fill.
 
-    With a `failure` the connector has failed in this rank: its loads and saves come to no end, and what it loaded for
-    the step that this comes with may be wrong.
+    With a `failure` the connector has failed in this rank: its loads and saves never end, and the blocks that it loaded
+    for the step of this message may be wrong.
     """
 
     saves: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""A rank's KV blocks on the host: how many, in whose memory, and what that holds since before this process.
+"""A rank's KV blocks on the host: their number, their memory, and the blocks that are there since before this process.
 
 Knows the settings that the meaning of a block depends on; neither its bytes nor the plans that move them.
 """
@@ -22,25 +22,25 @@ from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_bl
 class HostBlocks(NamedTuple):
     """`num_blocks` KV blocks on the host.
 
-    `tier`: their memory, where it outlives this process; None: this process's own.
+    `tier`: their memory, if it outlives this process; None: memory of this process.
     """
 
     num_blocks: int
     tier: HostTier | None
 
     def inventory(self) -> bytes:
-        """What is there since before this process, see `HostTier.inventory`; nothing in memory of our own."""
+        """The blocks from before this process, see `HostTier.inventory`; none if the memory is this process's."""
         return b"" if self.tier is None else self.tier.inventory()
 
     def forget(self) -> None:
-        """What is there is not to be found after this process."""
+        """No block that is there now may be found after this process."""
         if self.tier is not None:
             self.tier.forget()
 
     def make_pool(
         self, cache: KVCache, num_blocks: int, kernels: Kernels, clock: Callable[[], float] = time.perf_counter
     ) -> tuple[HostPool, float]:
-        """The pool, and the seconds of a swap: they are measured once, while no block of the memory is in use."""
+        """Make the pool; also returns the seconds of a swap, measured once while no block of the memory is in use."""
         pool = HostPool(cache, num_blocks, kernels, clock, tier=self.tier)
         if self.tier is None:
             return pool, pool.time_swaps()
@@ -53,7 +53,7 @@ class HostBlocks(NamedTuple):
 def open_host_blocks(
     config: WorkerConfig, shape: KVCacheShape, groups: Sequence[KVGroup], arithmetic: str, descriptor: int | None
 ) -> HostBlocks:
-    """Look for room, and begin to verify what `descriptor`'s memory holds, if it is of the same model and settings.
+    """Check that the blocks fit, and begin to verify those in `descriptor`'s memory, if its model and settings match.
 
     `arithmetic` names the instructions and kernels that the bytes depend on.
 
@@ -62,7 +62,7 @@ def open_host_blocks(
     """
     engine = config.engine
     ranks, size = num_ranks(engine.parallel), engine.cache.kv_offloading_size
-    # What a worker before this one has taken of it is still in use.
+    # The memory of a worker before this one is still in use.
     held = 0 if descriptor is None else os.fstat(descriptor).st_blocks * 512 * ranks
     num_blocks = host_blocks_of_rank(size, ranks, shape.block_bytes, held=held)
     if descriptor is None or not num_blocks:
@@ -72,7 +72,7 @@ def open_host_blocks(
         (config.rank, engine.parallel.tensor_parallel_size, engine.parallel.pipeline_parallel_size),
         (str(shape), [group.window for group in groups]),
         (engine.cache.prefix_hash, engine.cache.prefix_hash_seed),
-        engine.sparse,  # What an output attends to is in the keys and values of its later layers.
+        engine.sparse,  # The keys and values of later layers depend on the blocks that earlier layers attend to.
     )
     identity = hashlib.blake2b(msgspec.json.encode(meaning), digest_size=32).digest()
     block = (shape.num_layers, 2, shape.block_size, shape.num_kv_heads, shape.head_dim)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pyllm.core.kv_transfers import TRANSFER_SECONDS
 from pyllm.errors import ConfigError
+from pyllm.kv_transfer import TRANSFER_SECONDS
 from pyllm.kv_transfer.store_lookup import StoreLookup
 from pyllm.kv_transfer.store_transfer import StoreTransfer
 from pyllm.kv_transfer.stores import Retention

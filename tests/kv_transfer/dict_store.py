@@ -1,5 +1,5 @@
-"""A store of KV blocks in this process's memory. Whoever opens it by the same name has the same blocks, so that an
-engine that is started anew finds what the one before has saved."""
+"""A store of KV blocks in this process's memory. Stores of one name share their blocks, so that a new engine finds the
+blocks that the one before has saved."""
 
 import threading
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class DictStore:
 
     def __init__(self, name: str) -> None:
         self.blocks = _STORES.setdefault(name, {})
-        self.retentions: dict[bytes, Retention] = {}  # of what this one was told to keep, the last
+        self.retentions: dict[bytes, Retention] = {}  # of the last save of each key
         self._lock = threading.Lock()
         self._num_loaded = self._num_absent = self._num_corrupt = self._num_saved = 0
 

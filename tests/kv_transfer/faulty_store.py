@@ -1,5 +1,5 @@
-"""A store that fails by a seed: blocks are missing, shortened or damaged on the way, calls raise, and some do not come
-back before they are let go."""
+"""A store that fails at random, by a seed: blocks are missing, shortened or damaged, calls raise, and some calls do not
+return until `let_go`."""
 
 import random
 import threading
@@ -9,9 +9,9 @@ from pyllm.kv_transfer.stores import KVStore, Retention, StoreStats
 
 
 class FaultyStore:
-    """`rate` is the share of calls that fail. A load that is stuck returns at `let_go`, whole and too late.
+    """`rate` is the share of calls that fail. A load that is stuck returns at `let_go`, whole but too late.
 
-    `forced` is the fault of each call that can have it, in place of a random one; empty: none.
+    If `forced` is set, each call has this fault, if it can, and no random one; empty: no fault.
     """
 
     def __init__(self, store: KVStore, seed: int, rate: float) -> None:
@@ -25,7 +25,7 @@ class FaultyStore:
         self.num_stuck = 0
 
     def let_go(self) -> None:
-        """What is stuck goes on."""
+        """Let calls that are stuck return."""
         self._gate.set()
         self._gate = threading.Event()
 

@@ -1,4 +1,4 @@
-"""A store whose figures never come."""
+"""A store whose `stats` never returns."""
 
 import threading
 
@@ -7,7 +7,7 @@ from tests.kv_transfer.dict_store import DictStore
 
 
 class HangingStore(DictStore):
-    """`name` as of a `DictStore`."""
+    """`name` is that of the `DictStore`."""
 
     def stats(self) -> list[StoreStats]:
         threading.Event().wait()

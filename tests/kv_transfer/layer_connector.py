@@ -1,6 +1,6 @@
-"""A connector that works layer by layer: what a step reads is in place when its first layer waits for it, no earlier.
+"""A connector that works layer by layer: it fills a step's blocks when the first layer waits for them, no earlier.
 
-Its blocks lie in this process, for an engine in the same one. It notes what each layer was called with.
+It keeps blocks in this process, for an engine in the same one, and records each layer's calls.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ class Metadata(msgspec.Struct, array_like=True):
 
 
 class Offering(SchedulerConnector):
-    """Offers what is there at once, to be loaded by the step that reads it. Knows one group of layers."""
+    """Offers known blocks at once, to be loaded by the step that reads them. Knows one group of layers."""
 
     def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int, bool]:
         start = num_computed_tokens // self.context.block_size
@@ -88,14 +88,14 @@ class ByLayer(WorkerConnector):
 
 
 class Plain(ByLayer):
-    """The same without anything for single layers; it is never offered a load."""
+    """The same without methods for single layers; it never gets a load."""
 
     wait_for_layer_load = WorkerConnector.wait_for_layer_load
     save_kv_layer = WorkerConnector.save_kv_layer
 
 
 class Saving(Offering):
-    """Has nothing."""
+    """Offers no blocks."""
 
     def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int, bool]:
         del request, num_computed_tokens
@@ -107,7 +107,7 @@ PlainConnector = KVConnector(Saving, Plain)
 
 
 def forget() -> None:
-    """Nothing is kept, and nobody was called."""
+    """Forget all blocks and calls."""
     BLOCKS.clear()
     CALLS.clear()
     SHAPES.clear()

@@ -1,6 +1,8 @@
 """Connectors by name: ours, an entry point's, a module's; and what is refused."""
 
+import os
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -54,8 +56,10 @@ def test_what_is_no_connector_is_refused_by_name(refused: KVTransferConfig, text
     [
         ({}, "there is no store of KV blocks: give kv_cache_dir"),
         ({"stores": "x"}, "unknown field `stores`; its keys are store,"),
-        (STORE | {"io_threads": 257}, "io_threads of StoreConnector must be at most 256, not 257"),
-        (STORE | {"io_threads": 0}, "io_threads of StoreConnector must be above 0, not 0"),
+        (STORE | {"io_threads": 257}, "io_threads of StoreConnector must be above 0 and at most 256, not 257"),
+        (STORE | {"io_threads": 0}, "io_threads of StoreConnector must be above 0 and at most 256, not 0"),
+        (STORE | {"load_timeout": 61}, "load_timeout of StoreConnector must be above 0 and at most 60.0, not 61.0"),
+        (STORE | {"lookup_timeout": 31}, "lookup_timeout of StoreConnector must be above 0 and at most 30.0, not 31.0"),
         ({"store": "tests.nowhere:open"}, "the store 'tests.nowhere:open' cannot be opened"),
     ],
 )
@@ -69,6 +73,14 @@ def test_a_store_beside_those_of_the_cache_settings_is_refused(cache: dict[str, 
     context = msgspec.structs.replace(CONTEXT, cache=CacheConfig(**cache))
     with pytest.raises(ConfigError, match="takes the place of those in kv_cache_dir"):
         make_scheduler_connector(config("StoreConnector", kv_connector_extra_config=STORE), context)
+
+
+def test_a_refused_address_of_redis_leaves_no_file_of_the_folder_open(tmp_path: Path) -> None:
+    cache = CacheConfig(kv_cache_dir=str(tmp_path), kv_cache_redis_url="http://host")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        make_scheduler_connector(config("StoreConnector"), msgspec.structs.replace(CONTEXT, cache=cache))
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_the_setting_is_json_with_vllms_keys() -> None:

@@ -1,4 +1,4 @@
-"""A rank's loads from a store that hangs: how many there are, what becomes of those that were given up."""
+"""A rank's loads from a store that hangs, and saves whose blocks cannot be copied."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,10 +7,11 @@ import msgspec
 import pytest
 
 from pyllm.config.kv_transfer_settings import KVTransferConfig
-from pyllm.kv_transfer import ConnectorContext
+from pyllm.kv_transfer import BlockSave, ConnectorContext
 from pyllm.kv_transfer.store_lookup import StoreLoad, StoreMetadata
 from pyllm.kv_transfer.store_settings import block_key
 from pyllm.kv_transfer.store_transfer import MAX_LOADS, StoreTransfer
+from tests.kv_transfer.dict_store import DictStore
 from tests.kv_transfer.fake_blocks import FakeBlocks
 from tests.kv_transfer.gated_store import GatedStore
 
@@ -57,3 +58,18 @@ def test_loads_that_do_not_return_are_bounded_and_those_given_up_before_they_beg
     assert transfer.get_block_ids_with_load_errors() == {1000}
     assert (store.num_calls, cache.written) == (2, [1001])
     transfer.shutdown()
+
+
+def test_blocks_that_cannot_be_copied_count_as_unsaved() -> None:
+    transfer = StoreTransfer(CONFIG, CONTEXT, DictStore("uncopied"))
+    transfer.register_kv_caches(FakeBlocks(3, BLOCK_BYTES, broken=2))
+    saves = tuple(BlockSave(block, bytes([block]) * 32, 0, block, block) for block in (1, 2))
+    transfer.bind_connector_metadata(msgspec.msgpack.encode(StoreMetadata(saves=saves)))
+    transfer.start_load_kv()
+    saved: set[int] = set()
+    while len(saved) < len(saves):
+        saved |= transfer.get_finished()[0]
+    stats = transfer.get_kv_connector_stats()
+    transfer.shutdown()
+    assert stats is not None
+    assert (stats.num_unsaved_blocks, stats.saved_bytes) == (2, 0)

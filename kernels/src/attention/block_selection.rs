@@ -1,6 +1,6 @@
-//! Which KV blocks a sparse row attends to: its first ones, its last ones, and those between whose keys' summaries say
-//! that most of the attention is theirs. What the others of a batch are, and how many threads there are, changes
-//! nothing. Knows neither values nor attention itself, which reads the block tables that are written here.
+//! Chooses the KV blocks that a sparse row attends to: its first ones, its last ones, and those between whose keys'
+//! summaries promise the most attention. The choice depends neither on other rows nor on the number of threads. Knows
+//! neither values nor attention itself, which reads the block tables that are written here.
 
 mod key_summaries;
 mod scores;

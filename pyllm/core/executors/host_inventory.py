@@ -1,6 +1,6 @@
-"""What host memory holds that has outlived its workers: asked of new ranks, and told to the scheduler.
+"""The KV blocks in host memory that have outlived their workers: new ranks list them for the scheduler.
 
-A block counts if every rank has it. Knows neither what a block holds nor why the workers are new.
+A block counts if every rank has it. Knows neither a block's contents nor why the workers are new.
 """
 
 import logging
@@ -17,16 +17,16 @@ logger = logging.getLogger(__name__)
 
 
 class HostInventory:
-    """Of one scheduler that knows no block of the host yet, or none since `lose_device`."""
+    """For one scheduler that knows no host block yet, or none since `lose_device`."""
 
     def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._num_resets = 0
-        self._num_told = 0  # of them, that the ranks have heard of
+        self._num_told = 0  # resets that the ranks know of
 
     async def restore(self) -> None:
-        """Tell the scheduler what the ranks have from before. They have allocated, and have done no step.
+        """Tell the scheduler which blocks the ranks have from before. They have allocated, and have run no step.
 
         Raises:
             EngineDeadError: a rank is gone.
@@ -38,15 +38,15 @@ class HostInventory:
                 await self._tell_reset()
             num_resets = self._num_resets
             blocks = await whole_blocks(self._executor)
-            if num_resets == self._num_resets:  # else they are not to be found any more
+            if num_resets == self._num_resets:  # Else a reset has made them void meanwhile.
                 self._scheduler.restore_host_blocks(blocks)
                 return
 
     def reset(self) -> Awaitable[None] | None:
-        """The prefix cache was reset: what host memory holds is not to be found after a restart, either.
+        """The prefix cache was reset: after a restart the blocks in host memory must not be found, either.
 
-        It counts from this call on; wait for the result to know that the ranks have heard of it. If one is gone, the
-        ranks of the next start hear of it before they are asked. None: there is no host pool.
+        The reset holds from this call on; the result is done once the ranks know of it. If a rank is gone, the ranks of
+        the next start are told before they are asked. None: there is no host pool.
         """
         if not self._scheduler.stats()["num_host_blocks"]:
             return None
@@ -57,7 +57,7 @@ class HostInventory:
         try:
             await self._tell_reset()
         except EngineDeadError as error:
-            logger.warning("new workers forget the host memory, as these are gone: %s", error)
+            logger.warning("the next workers forget the blocks in host memory, as these are gone: %s", error)
 
     async def _tell_reset(self) -> None:
         number = self._num_resets

@@ -1,4 +1,4 @@
-"""The metrics of KV stores, by tier: what a core's figures of each become. Knows no store."""
+"""The metrics of KV stores, by tier, from a core's figures. Knows no store."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,15 +12,15 @@ _GAUGES = (
     ("kv_store_capacity_bytes", "Most bytes that the store takes.", "capacity_bytes"),
     ("kv_store_used_bytes", "Bytes that the store takes, of all processes together.", "used_bytes"),
     ("kv_store_blocks", "KV blocks in the store, of all processes together.", "num_blocks"),
-    ("kv_store_free_runs", "Stretches of used bytes without a block that can be found.", "num_free_runs"),
-    ("kv_store_longest_free_run_bytes", "Bytes of the longest such stretch.", "longest_free_run_bytes"),
+    ("kv_store_free_runs", "Gaps between live blocks, which are those that can be found.", "num_free_runs"),
+    ("kv_store_longest_free_run_bytes", "Bytes of the longest such gap.", "longest_free_run_bytes"),
 )
 _COUNTERS = (
     ("kv_store_queries", "KV blocks that were looked up.", "num_queries"),
-    ("kv_store_hits", "KV blocks that were looked up and there.", "num_hits"),
+    ("kv_store_hits", "KV blocks that were looked up and found.", "num_hits"),
     ("kv_store_loaded_blocks", "KV blocks that were loaded.", "num_loaded"),
     ("kv_store_absent_blocks", "KV blocks that a load did not find.", "num_absent"),
-    ("kv_store_corrupt_blocks", "KV blocks that were not as they were saved.", "num_corrupt"),
+    ("kv_store_corrupt_blocks", "KV blocks with a wrong checksum.", "num_corrupt"),
     ("kv_store_unreadable_blocks", "KV blocks that a load could not read.", "num_unreadable"),
     ("kv_store_saved_blocks", "KV blocks that were written.", "num_saved"),
     ("kv_store_failed_saves", "KV blocks that could not be written.", "num_failed_saves"),
@@ -29,8 +29,8 @@ _COUNTERS = (
     ("kv_store_pauses", "Times the store was not asked for a while, because it was slow or unreachable.", "num_pauses"),
     ("kv_store_loaded_bytes", "Bytes that were loaded.", "loaded_bytes"),
     ("kv_store_saved_bytes", "Bytes that were written.", "saved_bytes"),
-    ("kv_store_load_seconds", "Time of threads in loads.", "load_seconds"),
-    ("kv_store_save_seconds", "Time of threads in saves.", "save_seconds"),
+    ("kv_store_load_seconds", "Time that threads spent on loads.", "load_seconds"),
+    ("kv_store_save_seconds", "Time that threads spent on saves.", "save_seconds"),
 )
 
 
@@ -52,5 +52,5 @@ def families_of_tiers(families: Families, stats: Mapping[str, int]) -> Iterator[
         tier: figures["live_bytes"] / figures["used_bytes"] if figures["used_bytes"] else 0.0
         for tier, figures in bounded.items()
     }
-    text = "Share of used bytes that are of blocks that can be found, 0 to 1."
+    text = "Share of used bytes in live blocks, 0 to 1."
     yield families.gauges(OURS, "kv_store_live_perc", text, "tier", live)

@@ -1,6 +1,6 @@
-"""Where KV blocks are kept beyond the engine's processes: on disk and in Redis, by key, checksummed.
+"""Stores that keep KV blocks beyond the engine's processes: on disk and in Redis, by key, with checksums.
 
-Knows keys and bytes; not what a block holds, which request wants it, or on which step it is needed.
+Knows keys and bytes; no tensors, no requests, no steps.
 """
 
 import lazy_loader

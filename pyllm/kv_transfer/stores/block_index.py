@@ -1,6 +1,6 @@
-"""Which block lies where, as one process knows it: the blocks of each open segment, and who reads them now.
+"""The index of one process: the live blocks of each open segment, and the number of its readers.
 
-Thread-safe; each call is short. Reads no file, and closes a segment's once it is gone and nobody reads it.
+Thread-safe; each call is short. Reads no file. Closes a segment's file once the segment is gone and nobody reads it.
 """
 
 import threading
@@ -11,7 +11,7 @@ from pyllm.kv_transfer.stores.segment import Place, Segment, free_runs
 
 
 class IndexedSegment:
-    """A segment and the blocks in it that lookups find. Only its `BlockIndex` changes it."""
+    """A segment and its live blocks. Only its `BlockIndex` changes it."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
@@ -19,11 +19,11 @@ class IndexedSegment:
         self.live_bytes = 0
         self.num_readers = 0
         self.is_gone = False
-        self.free_runs: list[int] | None = None  # None: to be found anew
+        self.free_runs: list[int] | None = None  # bytes of each gap; None: the blocks have changed since
 
     @property
     def live_share(self) -> float:
-        """Share of its bytes that are of blocks that can be found."""
+        """The share of its bytes that live blocks take."""
         return self.live_bytes / self.segment.end if self.segment.end else 0.0
 
     def in_order(self) -> list[Place]:
@@ -32,7 +32,7 @@ class IndexedSegment:
 
 
 class BlockIndex:
-    """The entry of each block. Of two equal blocks it knows that of the newer segment, as the older one goes first."""
+    """The segment of each block. Of two equal blocks it knows the one in the newer segment, which is evicted later."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -47,12 +47,12 @@ class BlockIndex:
         return len(self._by_key)
 
     def entry_of(self, segment: Segment) -> IndexedSegment:
-        """The entry of a segment; an empty one where it is new."""
+        """The entry of a segment; a new segment gets an empty one."""
         with self._lock:
             return self._segments.setdefault(segment, IndexedSegment(segment))
 
     def acquire(self, key: bytes) -> tuple[IndexedSegment, Place] | None:
-        """Where a block lies. Its segment stays open until `release`, which must follow."""
+        """The place of a block. Its segment stays open until `release`, which must follow."""
         with self._lock:
             entry = self._by_key.get(key)
             if entry is None:
@@ -67,7 +67,7 @@ class BlockIndex:
             self._close_if_unread(entry)
 
     def enter(self, entry: IndexedSegment, places: Iterable[Place], *, replaces: bool = False) -> None:
-        """Blocks that were found in a segment; `replaces`: all that are there."""
+        """Add blocks of a segment; `replaces`: instead of all that it had."""
         with self._lock:
             if replaces:
                 self._drop_all(entry)
@@ -82,13 +82,13 @@ class BlockIndex:
             entry.free_runs = None
 
     def forget(self, entry: IndexedSegment, place: Place) -> None:
-        """A block that is not there as it should be."""
+        """Drop a block that could not be loaded from its place."""
         with self._lock:
             if entry.places.get(place.key) == place:
                 self._drop(entry, place)
 
     def remove(self, segment: Segment) -> None:
-        """A segment that is gone; its file is closed now, or by the last reader."""
+        """Drop a segment. Its file is closed now, or by the last reader."""
         with self._lock:
             entry = self._segments.get(segment)
             if entry is not None:
@@ -97,12 +97,12 @@ class BlockIndex:
                 self._close_if_unread(entry)
 
     def close(self) -> None:
-        """Remove all segments, here and not from the disk."""
+        """Drop all segments; their files stay on the disk."""
         for segment in list(self._segments):
             self.remove(segment)
 
     def figures(self) -> dict[str, int]:
-        """The fields of `StoreStats` that tell what is there."""
+        """The fields of `StoreStats` that are sizes, but for the capacity."""
         with self._lock:
             runs: list[int] = []
             for entry in self._segments.values():

@@ -1,7 +1,8 @@
-"""A block as it lies in a segment: a header, the key, the value. Packs and checks bytes; does no I/O.
+"""The record of a block in a segment: a header, the key, the value. Packs and checks bytes; does no I/O.
 
-The checksum of the value is XXH3 of 128 bits: against accidents, not against who can write to the folder. It costs a
-tenth of BLAKE3 and of zlib's CRC, and misses a torn block with a probability of 2^-128 where CRC-32 has 2^-32.
+The checksum of the value is XXH3 of 128 bits. It protects from accidents, not from somebody who can write to the
+folder. It costs a tenth of BLAKE3 and of zlib's CRC. It misses a torn block with a probability of 2^-128, CRC-32 with
+one of 2^-32.
 """
 
 import struct
@@ -13,10 +14,11 @@ import xxhash
 from pyllm.kv_transfer.stores.store import Retention
 
 MAX_KEY_BYTES = 255
-USED = 1  # of a record's state: it was loaded since it was written
-DEAD = 2  # its value is not what was saved
-LONG = 4  # it was saved once more, to be kept long
-STATE_OFFSET = 4  # the byte within a record that changes after it was written; no checksum covers it
+# Bits of a record's state.
+USED = 1  # The block was loaded since it was written.
+DEAD = 2  # Its value has a wrong checksum.
+LONG = 4  # It was saved again, with the retention `long`.
+STATE_OFFSET = 4  # of the state in a record: the one byte that changes later, so no checksum covers it
 
 _MAGIC = b"KVB1"
 _BODY = struct.Struct("<BBBQ16s")  # retention, passes, bytes of the key, bytes of the value, its checksum
@@ -29,7 +31,7 @@ _PASSES: dict[Retention, int] = {"default": 0, "long": LONG_PASSES}
 
 
 class RecordHeader(NamedTuple):
-    """What a record says of its block. `passes` is how often it survives an eviction unused."""
+    """The header of a record. `passes`: the evictions that the block survives even if nobody loads it."""
 
     key: bytes
     value_bytes: int
@@ -51,15 +53,15 @@ class RecordHeader(NamedTuple):
         check = _CHECK.pack(zlib.crc32(self.key, zlib.crc32(body)))
         return b"".join((_MAGIC, bytes((self.state,)), body, check, self.key))
 
-    def carried_on(self) -> "RecordHeader | None":
-        """The header of the same block in a newer segment when its own is evicted; None: it is evicted, too."""
+    def after_eviction(self) -> "RecordHeader | None":
+        """The header of the block's copy in a newer segment when this segment is evicted; None: it is not copied."""
         if self.state & USED:
             return self._replace(state=0, passes=_PASSES[self.retention])
         return self._replace(state=0, passes=self.passes - 1) if self.passes else None
 
 
 def record_bytes(key_bytes: int, value_bytes: int) -> int:
-    """The bytes that a record takes."""
+    """The size of a record."""
     return HEADER_BYTES + key_bytes + value_bytes
 
 
@@ -70,8 +72,7 @@ def checksum(value: memoryview) -> bytes:
 
 def new_header(key: bytes, value_bytes: int, value_checksum: bytes, retention: Retention) -> RecordHeader:
     """The header of a block that is saved now."""
-    passes = _PASSES[retention]
-    return RecordHeader(key, value_bytes, value_checksum, retention, passes)
+    return RecordHeader(key, value_bytes, value_checksum, retention, _PASSES[retention])
 
 
 def read_header(data: memoryview) -> RecordHeader | None:

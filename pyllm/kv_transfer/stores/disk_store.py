@@ -1,7 +1,7 @@
-"""The store on disk: segments in one folder that several processes read and write, within a number of bytes.
+"""The store on disk: segments in one folder that several processes read and write, within a size limit.
 
-Blocks are appended; the oldest segment goes when room is needed, and its blocks that were loaded are carried on. Knows
-no layout of bytes, and nothing of requests.
+Blocks are appended. When room is needed, the oldest segment is removed, and those of its blocks that were loaded are
+copied into a newer one. Knows no layout of bytes, and no requests.
 """
 
 import logging
@@ -29,18 +29,18 @@ from pyllm.kv_transfer.stores.segment import Place
 from pyllm.kv_transfer.stores.segment_folder import SegmentFolder
 from pyllm.kv_transfer.stores.store import Retention, StoreStats
 
-MAX_SEGMENT_BYTES = 64 << 20  # unless the bound is so high that there would be too many files
-MIN_SEGMENTS = 8  # that the bound has room for
+MAX_SEGMENT_BYTES = 64 << 20  # unless there would be more than MAX_SEGMENTS
+MIN_SEGMENTS = 8  # that fit into the capacity
 MAX_SEGMENTS = 256  # each is an open file
-SPARSE = 0.5  # A segment with a smaller share of live bytes is compacted before the oldest one goes.
+SPARSE = 0.5  # A segment with a smaller share of live bytes is compacted before the oldest one is removed.
 
 logger = logging.getLogger(__name__)
 
 
 class DiskStore:
-    """Blocks in `folder`, of all processes that open it together at most `capacity` bytes.
+    """Blocks in `folder`: at most `capacity` bytes, of all processes that open it together.
 
-    Whatever is lost in a crash, a block is served as it was saved or not at all, and the bound holds.
+    Also after a crash or a power loss, a block is loaded as it was saved or not at all, and the limit holds.
 
     Raises:
         ConfigError: the folder cannot be made or read.
@@ -50,7 +50,7 @@ class DiskStore:
         files = SystemFiles() if files is None else files
         self._capacity = capacity
         self._segment_bytes = max(min(MAX_SEGMENT_BYTES, capacity // MIN_SEGMENTS), capacity // MAX_SEGMENTS)
-        self._writing = threading.Lock()  # of the folder and the writer; loads do without
+        self._writing = threading.Lock()  # of the folder and the writer; loads do not need it
         self._is_closed = self._is_released = self._has_warned = False
         self._index = BlockIndex(files)
         self._writer: IndexedSegment | None = None
@@ -70,15 +70,15 @@ class DiskStore:
         self._keep_bound()
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
-        """See `KVStore.lookup`. It looks for what others have saved unless a thread does so now."""
-        self._look_again()
+        """See `KVStore.lookup`. It finds the blocks of other processes unless another thread has the folder now."""
+        self._refresh_if_free()
         found = [not self._is_closed and key in self._index for key in keys]
         self._count("num_queries", len(keys))
         self._count("num_hits", sum(found))
         return found
 
     def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
-        """See `KVStore.load`. Each block is one read into its buffer; its first load also writes that it was used."""
+        """See `KVStore.load`. Each block is one read into its buffer; the first load also marks it as used."""
         start = time.perf_counter()
         loaded = [self._load_one(key, buffer) for key, buffer in zip(keys, into, strict=True)]
         with self._counting:
@@ -90,7 +90,7 @@ class DiskStore:
         if retention == "none":
             return [False] * len(keys)
         start = time.perf_counter()
-        self._look_again()
+        self._refresh_if_free()
         headers = [
             None if key in self._index else new_header(key, len(block), checksum(block), retention)
             for key, block in zip(keys, blocks, strict=True)
@@ -112,8 +112,8 @@ class DiskStore:
         return saved
 
     def stats(self) -> list[StoreStats]:
-        """See `KVStore.stats`. It looks for what others have saved, as `lookup` does."""
-        self._look_again()
+        """See `KVStore.stats`. It finds the blocks of other processes as `lookup` does."""
+        self._refresh_if_free()
         with self._counting:
             return [
                 StoreStats(
@@ -127,15 +127,15 @@ class DiskStore:
             ]
 
     def close(self) -> None:
-        """See `KVStore.close`. Whoever saves next, in any process, goes on with this one's segment.
+        """See `KVStore.close`. The next process that saves goes on with this one's segment.
 
-        It waits for no call that is under way: the last of them gives the files up.
+        It does not wait for calls that are under way: the last of them closes the files.
         """
         self._is_closed = True
         self._release_if_closed()
 
     def _release_if_closed(self) -> None:
-        """Give up the files unless a thread works in the folder; it does so afterwards, then."""
+        """Close the files of a closed store, unless a thread works in the folder: that one does it afterwards."""
         if self._is_closed and self._writing.acquire(blocking=False):
             try:
                 if not self._is_released:
@@ -148,15 +148,15 @@ class DiskStore:
 
     def _load_one(self, key: bytes, into: memoryview) -> bool:
         is_loaded = self._try_to_load(key, into)
-        if is_loaded is None:  # Another process may have carried it on.
-            self._look_again()
+        if is_loaded is None:  # Another process may have copied it into another segment.
+            self._refresh_if_free()
             is_loaded = self._try_to_load(key, into)
         if is_loaded is None:
             self._count("num_absent")
         return bool(is_loaded)
 
     def _try_to_load(self, key: bytes, into: memoryview) -> bool | None:
-        """None where the block is not in its place, or has none."""
+        """None: the block has no place, or is not there."""
         acquired = None if self._is_closed else self._index.acquire(key)
         if acquired is None:
             return None
@@ -192,7 +192,7 @@ class DiskStore:
         return is_whole
 
     def _keep_longer(self, key: bytes) -> None:
-        """Have a block that is there kept as if it were saved now, with the retention `long`."""
+        """Mark a block that is there with the retention `long`."""
         acquired = self._index.acquire(key)
         if acquired is None:
             return
@@ -203,7 +203,7 @@ class DiskStore:
             self._index.release(entry)
 
     def _mark(self, entry: IndexedSegment, place: Place, mark: int) -> None:
-        """Add a mark to a record's state, beside those of other threads."""
+        """Add a bit to a record's state."""
         try:
             with self._marking:
                 header = entry.segment.header_at(place.offset)
@@ -245,7 +245,7 @@ class DiskStore:
         return True
 
     def _next_writer(self, header: RecordHeader) -> None:
-        """Find a segment with room for the record: one whose writer is gone, else a new one. There may be none."""
+        """Find a segment with room for the record: one whose writer is gone, else a new one, else none."""
         full, self._writer = self._writer, None
         if full is not None:
             try:
@@ -253,40 +253,40 @@ class DiskStore:
             finally:
                 self._folder.release(full.segment)
         with self._folder.locked():
-            self._refresh(lists_anew=True)
+            self._refresh(force=True)
             self._make_room(self._capacity)
             self._writer = self._take_over(header)
             if self._writer is not None:
                 return
             self._make_room(self._capacity - self._segment_bytes)
             if self._folder.taken_bytes() + self._segment_bytes > self._capacity:
-                return  # Others write all of it.
+                return  # Other processes write all segments.
             self._writer = self._index.entry_of(self._folder.create(self._segment_bytes))
-            # From here on the room of one segment is kept free, so that the next one is there before an old one goes.
-            self._make_room(self._capacity - self._segment_bytes, carry_into=self._writer)
+            # Keep room for one more segment, so that the next one is there before an old one must be removed.
+            self._make_room(self._capacity - self._segment_bytes, copy_into=self._writer)
 
     def _take_over(self, header: RecordHeader) -> IndexedSegment | None:
-        """A segment with room for the record whose writer is gone; those without room are sealed."""
+        """A segment whose writer is gone and that has room for the record. Those without room are sealed."""
         for segment in list(self._folder.segments.values()):
             if segment.is_sealed or not self._folder.take_over(segment):
                 continue
             entry = self._index.entry_of(segment)
             try:
-                self._index.enter(entry, segment.scan_anew(), replaces=True)
+                self._index.enter(entry, segment.rescan(), replaces=True)
                 if not segment.is_sealed:
-                    segment.cut()
+                    segment.truncate()
                     if segment.has_room(header):
                         return entry
                     segment.seal(entry.in_order())
-            except OSError as error:  # It goes as the oldest one some time.
+            except OSError as error:  # It is evicted when it is the oldest one.
                 logger.debug("a segment of the KV store could not be taken over: %s", error)
             self._folder.release(segment)
         return None
 
-    def _make_room(self, max_bytes: int, carry_into: IndexedSegment | None = None) -> None:
-        """Remove segments until all take so many bytes at most: those with few live ones first, then the oldest.
+    def _make_room(self, max_bytes: int, copy_into: IndexedSegment | None = None) -> None:
+        """Remove segments until all take `max_bytes` at most: sparse ones first, then the oldest.
 
-        Blocks of up to half a segment are carried on into a newer one. A segment that another process writes stays.
+        Blocks of up to half a segment's size are copied into `copy_into`. A segment that another process writes stays.
         """
         entries = [self._index.entry_of(segment) for segment in self._folder.segments.values()]
         sparse = [entry for entry in entries if entry.segment.is_sealed and entry.live_share < SPARSE]
@@ -295,16 +295,18 @@ class DiskStore:
         for entry in sorted(sparse, key=lambda entry: entry.live_share) + others:
             if self._folder.taken_bytes() <= max_bytes:
                 return
-            if carry_into is not None:
-                budget -= self._carry_on(entry, carry_into, budget, keeps_all=entry in sparse)
+            if not self._folder.take_over(entry.segment):
+                continue  # Another process writes it.
+            if copy_into is not None:
+                budget -= self._copy_blocks(entry, copy_into, budget, copies_all=entry in sparse)
             num_blocks = len(entry.places)
             if self._folder.remove(entry.segment):
                 self._index.remove(entry.segment)
                 self._count("num_evicted", num_blocks)
                 self._count("num_compactions", entry in sparse)
 
-    def _carry_on(self, old: IndexedSegment, new: IndexedSegment, budget: int, *, keeps_all: bool) -> int:
-        """Copy blocks into a newer segment: all of them, or those that were used. Returns the bytes that this took."""
+    def _copy_blocks(self, old: IndexedSegment, new: IndexedSegment, budget: int, *, copies_all: bool) -> int:
+        """Copy blocks into a newer segment: all, or those that survive an eviction. Returns the bytes of the copies."""
         start = new.segment.end
         for place in old.in_order():
             if new.segment.end - start + place.num_bytes > budget:
@@ -314,29 +316,30 @@ class DiskStore:
                 header = old.segment.read(place, value)
                 if header is None or header.state & DEAD or checksum(value) != header.checksum:
                     continue
-                carried = header if keeps_all else header.carried_on()
-                if carried is not None and not self._append(new, carried, value):
+                copied = header if copies_all else header.after_eviction()
+                if copied is not None and not self._append(new, copied, value):
                     break
             except OSError as error:
-                logger.debug("a KV block could not be carried on from %s: %s", old.segment.path, error)
+                logger.debug("a KV block could not be copied from %s: %s", old.segment.path, error)
         return new.segment.end - start
 
     def _keep_bound(self) -> None:
-        """Remove what is too much: the bound may be lower than it was when the folder was filled."""
+        """Shrink the folder to the capacity, which may be lower than when the folder was filled."""
         try:
             with self._folder.locked():
-                self._refresh(lists_anew=True)
+                self._refresh(force=True)
                 self._make_room(self._capacity)
         except OSError as error:
             logger.warning(
-                "the KV store could not be cut to %d bytes, which a save tries again: %s", self._capacity, error
+                "the KV store could not be shrunk to %d bytes; the next save tries again: %s", self._capacity, error
             )
 
-    def _look_again(self) -> None:
+    def _refresh_if_free(self) -> None:
+        """Find the blocks of other processes, unless another thread has the folder."""
         if self._writing.acquire(blocking=False):
             try:
                 if not self._is_closed:
-                    if self._folder.renew():
+                    if self._folder.recreate_if_deleted():
                         logger.warning(
                             "the folder %s of the KV store was deleted, and is created again", self._folder.path
                         )
@@ -347,9 +350,9 @@ class DiskStore:
                 self._writing.release()
                 self._release_if_closed()
 
-    def _refresh(self, *, lists_anew: bool = False) -> None:
-        """Find what others have saved and removed. Raises OSError where the folder cannot be read."""
-        for segment in self._folder.refresh(lists_anew=lists_anew):
+    def _refresh(self, *, force: bool = False) -> None:
+        """Find the blocks that other processes have saved and removed. Raises OSError if the folder is unreadable."""
+        for segment in self._folder.refresh(force=force):
             if self._writer is not None and segment is self._writer.segment:
                 self._writer = None  # Somebody has deleted the file by hand.
             self._index.remove(segment)

@@ -1,6 +1,6 @@
-"""The few operations on files that the disk store is made of, each with Linux's own meaning.
+"""The operations on files that the disk store needs, as Linux defines them.
 
-All of its I/O passes here, so that a test can take another disk, which fails. Knows neither segments nor blocks.
+All of the store's I/O passes here, so that a test can use a simulated disk that fails. Knows no segments and no blocks.
 """
 
 import errno
@@ -21,44 +21,44 @@ class Files(Protocol):
         """Make a folder and those above it, where they are missing."""
 
     def list_names(self, folder: Path) -> list[str]:
-        """The names in a folder, in no order."""
+        """The names in a folder, in any order."""
 
     def open(self, path: Path, *, is_new: bool = False) -> int:
-        """Open for reading and writing; `is_new`: make it, and fail if it is there."""
+        """Open for reading and writing; `is_new`: create the file, and fail if it exists."""
 
     def close(self, fd: int) -> None:
-        """Close a file, which gives up its lock."""
+        """Close a file, which releases its lock."""
 
     def read(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        """Read into the buffers, one after the other; returns the bytes read, maybe fewer than there are."""
+        """Read into the buffers, one after the other; returns the bytes read, maybe fewer than the buffers have."""
 
     def write(self, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        """Write the buffers, one after the other; returns the bytes written, maybe not all."""
+        """Write the buffers, one after the other; returns the bytes written, maybe fewer than the buffers have."""
 
     def size(self, fd: int) -> int:
-        """Bytes from the start to the end of a file."""
+        """The size of a file in bytes."""
 
     def has_name(self, fd: int) -> bool:
-        """Whether an open file is still in some folder."""
+        """Whether an open file still has a name in a folder."""
 
     def truncate(self, fd: int, size: int) -> None:
-        """Cut a file, whose bytes behind `size` are free at once, whoever has it open."""
+        """Shrink a file to `size` bytes. The rest of the disk space is free at once, even if others have it open."""
 
     def sync_folder(self, folder: Path) -> None:
         """Wait until the names in a folder survive a power loss."""
 
     def remove(self, path: Path) -> None:
-        """Take a name away."""
+        """Remove a name."""
 
     def lock(self, fd: int, seconds: float = 0.0) -> bool:
-        """Try to lock a file against all other descriptors of it, for so long; whether it is locked."""
+        """Try to lock a file against its other descriptors, for `seconds`; returns whether it is locked."""
 
     def unlock(self, fd: int) -> None:
-        """Give up the lock."""
+        """Release the lock."""
 
 
 class SystemFiles:
-    """`Files` of the operating system. Locks are advisory (flock), and end with the process that has them."""
+    """`Files` of the operating system. Locks are advisory (flock), and end with their process."""
 
     def make_folder(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -114,11 +114,11 @@ class SystemFiles:
 
 
 def read_fully(files: Files, fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-    """Fill the buffers as far as the file goes; returns the bytes read, fewer than asked for only at its end."""
+    """Fill the buffers; returns the bytes read, fewer than the buffers have only at the end of the file."""
     wanted = sum(map(len, buffers))
     total = files.read(fd, buffers, offset)
     while total < wanted:
-        count = files.read(fd, _behind(buffers, total), offset + total)
+        count = files.read(fd, _after(buffers, total), offset + total)
         if count == 0:
             break
         total += count
@@ -126,18 +126,18 @@ def read_fully(files: Files, fd: int, buffers: Sequence[memoryview], offset: int
 
 
 def write_fully(files: Files, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
-    """Write all of the buffers; raises OSError where the medium takes no more, and some may be written then."""
+    """Write all of the buffers. Raises OSError; then a part may be written."""
     wanted = sum(map(len, buffers))
     total = files.write(fd, buffers, offset)
     while total < wanted:
-        count = files.write(fd, _behind(buffers, total), offset + total)
+        count = files.write(fd, _after(buffers, total), offset + total)
         if count == 0:
             raise OSError(errno.EIO, f"nothing was written at {offset + total}")
         total += count
 
 
-def _behind(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What is left of the buffers behind their first `count` bytes."""
+def _after(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
+    """The buffers without their first `count` bytes."""
     rest = []
     for buffer in buffers:
         skipped = min(count, len(buffer))

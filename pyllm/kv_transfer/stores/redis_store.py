@@ -1,7 +1,7 @@
-"""The store in Redis, which engines on several machines share. Its server bounds and evicts what is in it.
+"""The store in Redis, which engines on several machines share. The Redis server limits its size and evicts blocks.
 
-Each batch has a deadline, and the caller never waits longer: threads of the store's own talk to the server, in buffers
-of their own. A server that is unreachable or too slow is not asked for a while. Knows no disk.
+Each batch has a deadline, and the caller never waits longer: threads of the store talk to the server, with buffers of
+their own. A server that is unreachable or too slow is not asked for a while. Knows no disk.
 """
 
 import logging
@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
     from redis import Redis
 
 KEY_PREFIX = b"pyllm:kv:"
-MAX_MESSAGE_BYTES = 8 << 20  # of blocks in one command's answer, or in one pipeline
+MAX_MESSAGE_BYTES = 8 << 20  # of blocks in the answer to one command, or in one pipeline
 NUM_THREADS = 8  # that talk to the server at once
 DEADLINE = 1.0  # seconds for a batch
-PAUSE = 5.0  # seconds in which a server that failed is not asked
-# Seconds after which Redis forgets a block, by its retention, whether it was loaded or not.
+PAUSE = 5.0  # seconds for which a server that failed is not asked
+# Seconds after which Redis deletes a block, by its retention, even if it was loaded.
 EXPIRY: dict[Retention, int] = {"default": 24 * 3600, "long": 7 * 24 * 3600}
 
 logger = logging.getLogger(__name__)
@@ -37,13 +36,13 @@ class RedisStore:
     """Blocks at `url`: `redis://`, `rediss://` (TLS) or `unix://`, as redis-py reads it, with user and password in it.
 
     Args:
-        url: No message shows it.
+        url: Messages leave out its user, password and options.
         deadline: Seconds after which a batch is given up.
-        pause: Seconds after that in which the server is not asked. While it is full, nothing is saved for as long.
+        pause: Seconds for which a server that failed is not asked, and for which nothing is saved in a full one.
         clock: Seconds, from any start.
 
     Raises:
-        ConfigError: redis-py is missing, or the URL does not read. A server that is not there is none.
+        ConfigError: redis-py is missing, or the URL cannot be read. A server that is down is no error.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class RedisStore:
         return saved
 
     def stats(self) -> list[StoreStats]:
-        """See `KVStore.stats`. For what Redis holds, see its own metrics."""
+        """See `KVStore.stats`. Sizes are 0: see Redis's own metrics."""
         with self._lock:
             return [
                 StoreStats(
@@ -127,7 +126,7 @@ class RedisStore:
         self._disconnect()
 
     def _ask(self, question: Callable[[], Answer], until: float) -> Answer | None:
-        """The server's answer; None if it is paused, fails or misses the deadline, and once the store is closed."""
+        """The server's answer; None if it is paused, fails or misses the deadline, or the store is closed."""
         with self._lock:
             if self._is_closed or self._clock() < self._paused_until:
                 return None
@@ -136,7 +135,7 @@ class RedisStore:
             return future.result(max(0.0, until - self._clock()))
         except CancelledError:  # It was closed meanwhile.
             return None
-        except FutureTimeoutError:
+        except TimeoutError:
             future.cancel()
             self._pause_for(f"did not answer within {self._deadline:g} s")
         except Exception as error:  # noqa: BLE001 - redis-py raises what its connections do, too
@@ -203,7 +202,7 @@ class RedisStore:
         return answer is True
 
     def _take(self, key: bytes, value: bytes | None, into: memoryview) -> bool:
-        """Copy a block from its record into the buffer, if it is what was saved. Else Redis is to forget it."""
+        """Copy a block from its record into the buffer if the block is whole. Else delete it from Redis."""
         header = None if value is None else read_header(memoryview(value))
         if value is None or (header is not None and header.value_bytes != len(into)):
             self._count("num_absent")
@@ -236,19 +235,19 @@ def _connect(url: str, deadline: float) -> "Redis":
         client = Redis.from_url(
             url, socket_timeout=deadline, socket_connect_timeout=deadline, retry=Retry(NoBackoff(), 0), protocol=2
         )
-        client.connection_pool.make_connection()  # It connects to nothing, and reads the URL's options.
+        client.connection_pool.make_connection()  # Reads the URL's options; connects to nothing.
     except Exception:  # noqa: BLE001 - of whatever kind; its text may hold parts of the URL
         raise ConfigError(
-            "the URL of the KV store in Redis does not read: write redis://[user:password@]host[:port][/db], or "
+            "the URL of the KV store in Redis cannot be read: write redis://[user:password@]host[:port][/db], or "
             "rediss:// for TLS"
         ) from None
     if client.get_encoder().decode_responses:
-        raise ConfigError("the URL of the KV store in Redis asks for text, and blocks are none: no decode_responses")
+        raise ConfigError("the URL of the KV store in Redis must not set decode_responses: KV blocks are no text")
     return client
 
 
 def _without_secrets(url: str) -> str:
-    """Scheme, host and port; of a socket its path."""
+    """Scheme, host, port and path."""
     parts = urlsplit(url)
     host = parts.hostname or ("" if parts.scheme == "unix" else "localhost")
     return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}{parts.path}"
@@ -259,7 +258,7 @@ def _pack(key: bytes, block: memoryview, retention: Retention) -> bytes:
 
 
 def _parts(indices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Split the indices into runs that fit into one message; a block that is larger is a run of its own."""
+    """Split the indices into parts that fit into one message; a larger block is a part of its own."""
     part: list[int] = []
     num_bytes = 0
     for index in indices:

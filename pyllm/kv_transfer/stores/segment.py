@@ -1,7 +1,7 @@
-"""One segment: a file that records of blocks are appended to, and that is sealed by a list of them when it is full.
+"""One segment: a file of records, which is sealed by a list of its blocks when it is full.
 
-A reader trusts nothing in it: each record checks itself, and where the list is damaged the headers are walked. Does not
-know which segments there are, and which of two equal blocks is the newer one.
+A reader trusts nothing in it: each record has checksums, and if the list is damaged the headers are read instead. Knows
+neither other segments nor which of two equal blocks is the newer one.
 """
 
 import struct
@@ -21,13 +21,13 @@ from pyllm.kv_transfer.stores.block_record import (
 )
 from pyllm.kv_transfer.stores.file_layer import Files, read_fully, write_fully
 
-_ENTRY = struct.Struct("<QQB")  # offset, bytes of the value, bytes of the key, which follows
-_SEAL = struct.Struct("<4sIQ")  # magic, CRC-32 of the entries, bytes of the entries in front
+_ENTRY = struct.Struct("<QQB")  # offset, bytes of the value, bytes of the key; then the key
+_SEAL = struct.Struct("<4sIQ")  # magic, CRC-32 of the entries, bytes of the entries, which come before it
 _SEAL_MAGIC = b"KVS1"
 
 
 class Place(NamedTuple):
-    """Where a block lies within its segment. `value_bytes` is the size of the block."""
+    """The place of a block's record in its segment. `value_bytes` is the size of the block."""
 
     key: bytes
     offset: int
@@ -35,19 +35,19 @@ class Place(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset behind its record."""
+        """The offset after its record."""
         return self.offset + self.num_bytes
 
     @property
     def num_bytes(self) -> int:
-        """Of its record."""
+        """The size of its record."""
         return record_bytes(len(self.key), self.value_bytes)
 
 
 class Segment:
-    """One open file. `max_bytes` is the most that it ever takes, the list at its end included.
+    """One open file. `max_bytes` is its greatest size, with the list at its end.
 
-    `end` is the offset behind the last record that is known; where a segment is not sealed, the next one comes there.
+    `end` is the offset after the last known record. In a segment that is not sealed, the next record comes there.
     """
 
     def __init__(self, files: Files, path: Path, fd: int, sequence: int, max_bytes: int) -> None:
@@ -58,12 +58,12 @@ class Segment:
         self.end = 0
         self.is_sealed = False
         self._files = files
-        self._list_bytes = _SEAL.size  # what the list takes once it is written
+        self._list_bytes = _SEAL.size  # of the list that seals it, with all records so far
 
     def scan(self) -> list[Place]:
-        """The blocks that were appended since the last scan, by whichever process; all of them once it is sealed.
+        """The blocks that any process has appended since the last scan; all blocks if the segment is sealed by now.
 
-        Raises OSError; then the next scan finds the same.
+        Raises OSError; then the next scan finds the same blocks.
         """
         size = self._files.size(self.fd)
         if self.is_sealed or size <= self.end:
@@ -79,8 +79,8 @@ class Segment:
             raise
         return found if listed is None else listed
 
-    def scan_anew(self) -> list[Place]:
-        """All blocks, as this process has never read it: others may have cut it and gone on. Raises OSError."""
+    def rescan(self) -> list[Place]:
+        """All blocks, from the start: others may have truncated the file and appended again. Raises OSError."""
         before = (self.end, self._list_bytes, self.is_sealed)
         self.end, self._list_bytes, self.is_sealed = 0, _SEAL.size, False
         try:
@@ -90,14 +90,14 @@ class Segment:
             raise
 
     def header_at(self, offset: int) -> RecordHeader | None:
-        """The header of the record there; None where there is none, or the file ends. Raises OSError."""
+        """The header of the record at `offset`; None if there is none, or the file ends. Raises OSError."""
         head = memoryview(bytearray(HEADER_BYTES + MAX_KEY_BYTES))
         return read_header(head[: read_fully(self._files, self.fd, [head], offset)])
 
     def read(self, place: Place, into: memoryview) -> RecordHeader | None:
-        """Read a block in one call; None where the record is not that block's. Raises OSError.
+        """Read a block in one call; None if the record is another block's. Raises OSError.
 
-        The value is not checked: the caller compares its checksum with the header's.
+        The caller must compare the value's checksum with that of the header.
         """
         head = memoryview(bytearray(HEADER_BYTES + len(place.key)))
         count = read_fully(self._files, self.fd, [head, into], place.offset)
@@ -115,24 +115,24 @@ class Segment:
         return self.end + header.num_bytes + self._list_bytes + _ENTRY.size + len(header.key) <= self.max_bytes
 
     def append(self, header: RecordHeader, value: memoryview) -> Place:
-        """Write a record behind the others. Raises OSError; then the segment is as it was."""
+        """Write a record after the others. Raises OSError; then the segment is as it was."""
         place = Place(header.key, self.end, header.value_bytes)
         try:
             write_fully(self._files, self.fd, [memoryview(header.pack()), value], self.end)
         except OSError:
-            self.cut()
+            self.truncate()
             raise
         self._advance(header)
         return place
 
-    def cut(self) -> None:
-        """Give back what lies behind the last record. Raises OSError."""
+    def truncate(self) -> None:
+        """Free all bytes after the last record. Raises OSError."""
         self._files.truncate(self.fd, self.end)
 
     def seal(self, places: Iterable[Place]) -> None:
-        """List the blocks at the end. Raises OSError.
+        """Write the list of blocks to the end. Raises OSError.
 
-        Nothing waits for the medium: a block that a power loss takes or tears is a miss.
+        It does not wait for the disk: a block that is lost or torn in a power loss is a miss.
         """
         entries = b"".join(_ENTRY.pack(place.offset, place.value_bytes, len(place.key)) + place.key for place in places)
         seal = _SEAL.pack(_SEAL_MAGIC, zlib.crc32(entries), len(entries))
@@ -140,7 +140,7 @@ class Segment:
         self.is_sealed = True
 
     def _walk(self, size: int) -> list[Place]:
-        """The blocks from the end that is known on, up to the first record that is not whole in a file of that size."""
+        """The blocks after `end`, up to the first record that is not whole in a file of `size` bytes."""
         found = []
         while self.end < size:
             header = self.header_at(self.end)
@@ -156,7 +156,7 @@ class Segment:
         self._list_bytes += _ENTRY.size + len(header.key)
 
     def _read_list(self, size: int) -> list[Place] | None:
-        """The list at the end of a file of that size; None where it has none."""
+        """The list at the end of a file of `size` bytes; None if there is none."""
         tail = memoryview(bytearray(_SEAL.size))
         if size < _SEAL.size or read_fully(self._files, self.fd, [tail], size - _SEAL.size) < _SEAL.size:
             return None
@@ -181,7 +181,7 @@ def _unpack(entries: memoryview) -> Iterable[Place]:
 
 
 def free_runs(segment: Segment, places: Iterable[Place]) -> list[int]:
-    """The bytes of each stretch between the blocks that can be found, given by offset, up to the segment's end."""
+    """The bytes of each gap between live blocks, and before the segment's end. `places` are in order of offset."""
     runs = []
     position = 0
     for place in places:

@@ -1,7 +1,8 @@
-"""The folder of a disk store: which segments there are, who may write one, and how many bytes they take together.
+"""The folder of a disk store: its segments, the locks of those that write them, and the bytes of all together.
 
-Whoever makes or removes a segment holds the folder's lock, and counts the folder's generation up afterwards: the others
-look again when it differs. Does not know what is in a segment, and which one should go.
+A process that makes or removes a segment holds the folder's lock, and increments the folder's generation afterwards.
+When the generation differs, the other processes list the folder again. Knows neither the contents of a segment nor
+which one should be removed.
 """
 
 import re
@@ -14,9 +15,7 @@ from pyllm.kv_transfer.stores.file_layer import Files, read_fully, write_fully
 from pyllm.kv_transfer.stores.segment import Segment
 
 LOCK_SECONDS = 2.0  # most that a save waits for another process to make room
-_NAME = re.compile(
-    r"([0-9a-f]{16})-([0-9a-f]+)\.segment"
-)  # its place in the order of all, the most bytes that it takes
+_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]+)\.segment")  # sequence number, greatest size in bytes
 _GENERATION = struct.Struct("<Q")
 _MAX_SEQUENCE = (1 << 63) - 1
 
@@ -26,7 +25,7 @@ class FolderBusyError(OSError):
 
 
 class SegmentFolder:
-    """The folder as this process sees it. Not thread-safe. Each method raises OSError."""
+    """The folder as this process sees it. Not thread-safe. Each method may raise OSError."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self._files = files
@@ -36,8 +35,8 @@ class SegmentFolder:
         self._max_bytes: dict[str, int] = {}  # also of segments that could not be opened
         self._lock_fd = self._open_lock()
 
-    def renew(self) -> bool:
-        """Create the folder again if it was deleted; whether it was. Then `refresh` gives its segments as gone."""
+    def recreate_if_deleted(self) -> bool:
+        """Create the folder again if it was deleted; returns whether it was. Then `refresh` returns its segments."""
         if self._files.has_name(self._lock_fd):
             return False
         self._files.make_folder(self.path)
@@ -46,14 +45,14 @@ class SegmentFolder:
         self._generation = -1
         return True
 
-    def refresh(self, *, lists_anew: bool = False) -> list[Segment]:
-        """Look again if another process has made or removed segments; `lists_anew`: whatever it has told.
+    def refresh(self, *, force: bool = False) -> list[Segment]:
+        """List the folder again if its generation has changed; `force`: in any case.
 
         Returns:
-            The segments that are gone, whose files stay open. New ones are not scanned yet.
+            The segments that are gone; their files stay open. New segments are not scanned yet.
         """
         generation = self._read_generation()
-        if generation == self._generation and not lists_anew:
+        if generation == self._generation and not force:
             return []
         names = {name: match for name in self._files.list_names(self.path) if (match := _NAME.fullmatch(name))}
         self._max_bytes = {name: int(match[2], 16) for name, match in names.items()}
@@ -63,7 +62,7 @@ class SegmentFolder:
             sequence, max_bytes = (int(text, 16) for text in names[name].groups())
             try:
                 fd = self._files.open(self.path / name)
-            except OSError:  # gone, or not to be read now: the next call looks again
+            except OSError:  # It is gone, or cannot be opened now: the next call tries again.
                 is_complete = False
             else:
                 self.segments[name] = Segment(self._files, self.path / name, fd, sequence, max_bytes)
@@ -74,7 +73,7 @@ class SegmentFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep all other processes from making and removing segments; raises FolderBusyError."""
+        """Keep other processes from making and removing segments. Raises FolderBusyError."""
         if not self._files.lock(self._lock_fd, LOCK_SECONDS):
             raise FolderBusyError(f"another process holds {self.path / 'lock'}")
         try:
@@ -83,12 +82,12 @@ class SegmentFolder:
             self._files.unlock(self._lock_fd)
 
     def taken_bytes(self) -> int:
-        """The most that all segments take, full or not. Only the holder of the lock can rely on it."""
+        """The greatest size of all segments together. Only the holder of the lock can rely on it."""
         return sum(self._max_bytes.values())
 
     def create(self, max_bytes: int) -> Segment:
-        """Make an empty segment that this process may write. Under the lock."""
-        # What was removed, by whichever process, must not come back beside this one after a power loss.
+        """Make an empty segment that this process may write. Call it under the lock."""
+        # After a power loss, a segment that was removed must not be back beside this one.
         self._files.sync_folder(self.path)
         newest = max((int(name.partition("-")[0], 16) for name in self._max_bytes), default=0)
         sequence = (max(newest, self._read_generation()) + 1) & _MAX_SEQUENCE
@@ -102,30 +101,27 @@ class SegmentFolder:
                 raise FolderBusyError(f"another process holds {path}")
             if_it_fails.pop_all()
         self.segments[name] = segment
-        self._count_up()
+        self._increment_generation()
         return segment
 
     def remove(self, segment: Segment) -> bool:
-        """Free its bytes at once, also those that readers have open; its file stays open here. Under the lock.
+        """Remove a segment and free its disk space at once; its file stays open here.
 
-        Returns:
-            False where it stays: another process writes it, or it cannot be removed.
+        Call it under the lock, for a segment that `take_over` has locked. Returns False if it cannot be removed.
         """
-        if not self._files.lock(segment.fd):
-            return False
         try:
             self._files.truncate(segment.fd, 0)
-            with suppress(FileNotFoundError):  # An earlier try came so far.
+            with suppress(FileNotFoundError):  # An earlier attempt has removed the name.
                 self._files.remove(segment.path)
         except OSError:
-            self._files.unlock(segment.fd)
+            self.release(segment)
             return False
         del self.segments[segment.path.name], self._max_bytes[segment.path.name]
-        self._count_up()
+        self._increment_generation()
         return True
 
     def take_over(self, segment: Segment) -> bool:
-        """Whether this process may write the segment now, as its writer is gone. Under the lock."""
+        """Lock a segment that nobody writes; returns whether it is locked. Call it under the folder's lock."""
         return self._files.lock(segment.fd)
 
     def release(self, segment: Segment) -> None:
@@ -133,7 +129,7 @@ class SegmentFolder:
         self._files.unlock(segment.fd)
 
     def close(self) -> None:
-        """Close the lock; segments are closed by who knows that nobody reads them."""
+        """Close the lock's file. `BlockIndex` closes the segments."""
         self._files.close(self._lock_fd)
 
     def _open_lock(self) -> int:
@@ -152,8 +148,8 @@ class SegmentFolder:
         (generation,) = _GENERATION.unpack(data)
         return int(generation)
 
-    def _count_up(self) -> None:
-        """Tell the others. If that fails they learn it the next time; until then they miss blocks."""
+    def _increment_generation(self) -> None:
+        """Let the others list the folder again. If this fails, they miss blocks until the next change."""
         with suppress(OSError):
             generation = (self._read_generation() + 1) & _MAX_SEQUENCE
             write_fully(self._files, self._lock_fd, [memoryview(_GENERATION.pack(generation))], 0)

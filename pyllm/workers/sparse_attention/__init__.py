@@ -1,4 +1,4 @@
-"""Sparse attention: selectors of KV blocks, ours by summaries of keys, and those of other packages.
+"""Sparse attention: our own selectors of KV blocks, which use summaries of keys, and those of other packages.
 
 Knows neither how attention is computed nor which steps there are.
 """

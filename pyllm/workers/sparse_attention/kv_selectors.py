@@ -1,6 +1,6 @@
 """Selectors of KV blocks by name: our own, and those of other packages by the entry-point group `pyllm.kv_selectors`.
 
-Imports torch only to load one, so that the launcher can refuse a wrong name. Does not know how one chooses.
+Imports torch only to load a selector, so that the launcher can refuse a wrong name. Does not know how one chooses.
 """
 
 from collections.abc import Iterable
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from pyllm.workers.step.kv_selector import KVSelector
 
 GROUP = "pyllm.kv_selectors"
-# The summaries of keys that each of our own chooses by, as `pyllm_kernels` calls them.
+# Our own selectors, and the kind of summaries of keys that each uses, as `pyllm_kernels` names them.
 BUILT_IN = {"quest": "bounds", "mean": "mean"}
 
 
 @dataclass(frozen=True, slots=True)
 class SelectorInputs:
-    """What an entry point's factory is given, and returns a `KVSelector` for.
+    """The argument of an entry point's factory, which returns a `KVSelector`.
 
-    - `layers`: the layers of this rank, by their numbers in the model, that are to be sparse.
-    - `max_rows`: the most rows that a step has.
+    - `layers`: the numbers, in the model, of this rank's layers that are to be sparse.
+    - `max_rows`: the most rows of a step.
     - `group`: the ranks that have the heads of these layers.
     """
 

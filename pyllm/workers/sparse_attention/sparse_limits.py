@@ -1,6 +1,6 @@
-"""What sparse attention does not work with. Imports no torch: the launcher refuses it before any process starts.
+"""The settings and models that sparse attention does not support: the launcher refuses them, so no torch here.
 
-Knows no selector but by name.
+Knows selectors by name only.
 """
 
 from pyllm.config.engine_settings import EngineConfig, SparseAttentionConfig
@@ -10,7 +10,7 @@ from pyllm.workers.sparse_attention.kv_selectors import find_kv_selector
 
 
 def check_sparse_attention(config: EngineConfig, spec: ModelSpec, device: str) -> None:
-    """Refuse sparse attention where it is not built, and settings of it that nobody reads.
+    """Refuse sparse attention where it is not supported, and settings of it without effect.
 
     Raises:
         ConfigError: with the setting that is in the way.
@@ -18,12 +18,12 @@ def check_sparse_attention(config: EngineConfig, spec: ModelSpec, device: str) -
     name, settings = config.sparse.sparse_attention, config.sparse
     if not name:
         if settings != SparseAttentionConfig():
-            raise ConfigError("sparse_attention_... are about sparse_attention: set it, too, for example to quest")
+            raise ConfigError("sparse_attention_... needs sparse_attention: set it, too, for example to quest")
         return
     find_kv_selector(name)
     if device != "cpu":
         raise ConfigError(
-            f"sparse_attention {name} is built for CPUs only, not for {device}: leave it out, or set device to cpu"
+            f"sparse_attention {name} works on CPUs only, not on {device}: leave it out, or set device to cpu"
         )
     for setting in ("attention_backend", "kernel_backend"):
         backend = getattr(config.device, setting)

@@ -1,8 +1,8 @@
 """Chooses the first blocks, the last ones, and between them those whose keys' summaries promise the most attention.
 
-Quest (arXiv 2406.10774) with bounds of keys; with means as in InfLLM and MoBA (arXiv 2402.04617, 2502.13189). All heads
-of a layer share a choice, those of other ranks, too. Knows no plan; scores and choice are two ops of the kernels. On
-one rank they are part of a captured step; several wait for one another between the two, so they run without graphs.
+Quest (arXiv 2406.10774) uses bounds of keys, InfLLM and MoBA (arXiv 2402.04617, 2502.13189) means. All heads of a layer
+read the same blocks, also on several ranks. Scores and choice are two ops of the kernels. On one rank a captured step
+contains them. Several ranks wait for one another between the two, so they run without graphs. Knows no plan.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,12 @@ from pyllm.workers.step.step_rows import StepRows
 class TopKSelector:
     """A `KVSelector` for some `layers` of a KV cache; `kind` is one of `SUMMARY_PARTS`.
 
-    `group` has the ranks whose heads together are a layer's. All of them choose the same blocks, by the sum of their
-    shares: so the choice is that of one rank with all heads, but for the rounding of that sum. It is an exchange for
-    each layer, of 4 bytes for each row and block to choose from.
+    `group` has the ranks that share the heads of a layer. They choose by the sum of their shares, so the choice is that
+    of one rank with all heads, except for the rounding of the sum. Each layer exchanges 4 bytes for each row and block
+    to choose from.
 
-    A block's summaries are made when a row first needs them, from what is in the cache then, and forgotten when the
-    block is written: so it does not matter how its keys came there. They take `parts / (2 * block_size)` of the cache's
-    memory, once they are made.
+    A block's summaries are made from the cache when a row first needs them, and forgotten when the block is written.
+    They take `parts / (2 * block_size)` of the cache's memory once they are made.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class TopKSelector:
         self._keys = {layer: kv_cache.layers[layer].keys for layer in layers}
         self._budget = budget
         num_blocks, self._block_size, kv_heads, head_dim = kv_cache.memory.shape[2:]
-        # Zeros cost nothing until they are touched, and of each layer the marks lie together.
+        # Zeros take no memory until they are touched. The marks of a layer lie together.
         shape = len(layers), num_blocks, kv_heads, SUMMARY_PARTS[kind], head_dim
         vectors = torch.zeros(shape, dtype=kv_cache.memory.dtype)
         self._known = torch.zeros((len(layers), num_blocks), dtype=torch.uint8)
@@ -65,11 +64,11 @@ class TopKSelector:
         self._selecting, self._most_candidates = torch.empty(0, dtype=torch.int64), 0
 
     def blocks_written(self, blocks: Ints) -> None:
-        """Forget their summaries. Those of other groups' blocks are none of ours, and were never made."""
+        """Forget their summaries. Blocks of other groups never had any."""
         self._known.numpy()[:, blocks] = 0
 
     def execute_begin(self, rows: StepRows) -> None:
-        """Note which rows are sparse, where a captured step finds it, and what ranks are to exchange of them."""
+        """Note which rows are sparse, in memory that a captured step reads, and which shares ranks exchange."""
         self._is_sparse.numpy()[: len(rows.is_sparse)] = rows.is_sparse
         if self._group.size > 1:
             candidates = self._budget.num_candidates(rows.sequence_lengths, self._block_size)
@@ -80,7 +79,7 @@ class TopKSelector:
     def attention_begin(
         self, layer: int, query: Tensor, metadata: AttentionMetadata, attention: AttentionLayer
     ) -> AttentionMetadata:
-        """As `select_blocks`, in the layers that were asked for; others attend to all."""
+        """Select blocks in the sparse layers; the other layers attend to all blocks."""
         keys = self._keys.get(layer)
         if keys is None:
             return metadata
@@ -93,7 +92,7 @@ class TopKSelector:
         return self._kernels.select_blocks(shares, keys, rows)
 
     def attention_finished(self, layer: int, output: Tensor) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
     def execute_finished(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""

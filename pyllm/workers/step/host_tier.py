@@ -1,6 +1,6 @@
-"""Host blocks of one rank in memory that outlives the worker, with an index of what they hold.
+"""Host blocks of one rank in memory that outlives the worker, with an index of their names.
 
-A block counts once its copy is whole: its entry is valid, and its checksum is right. Knows neither who keeps the
+A block counts once its copy is whole: its entry is valid, and its checksum is right. Knows neither the owner of the
 memory, nor which of the blocks the scheduler wants.
 """
 
@@ -28,11 +28,12 @@ from pyllm.wire.plan_layout import NO_GROUP, SWAP_NAME_SIZE
 logger = logging.getLogger(__name__)
 
 _MAGIC = b"pyllm-kv"
-# The magic, blocks, bytes of a block, the digest of what its bytes mean, and seconds of a swap: below 0, not measured.
+# The magic, number of blocks, bytes of a block, identity, and seconds of a swap: below 0, not measured.
 _HEADER = struct.Struct("=8sQQ32sd")
 _HEADER_SIZE = 64
 _EMPTY, _WRITING, _VALID = 0, 1, 2
-_MAX_LATE = 256  # plans whose copies are under way
+_GROUP = slice(32, 36)  # the bytes of a block's name that are its group
+_MAX_LATE = 256  # most plans whose copies are under way
 _ENTRY = np.dtype(
     [("state", "<u4"), ("unused", "<u4"), ("checksum", "<u8"), ("name", f"V{SWAP_NAME_SIZE}"), ("padding", "V8")]
 )
@@ -46,11 +47,11 @@ Writes = npt.NDArray[np.int64]
 class HostTier:
     """`blocks` is [num_blocks, *shape], in the memory of `descriptor`, which stays the caller's.
 
-    `identity` (32 bytes) says what the bytes mean: the model, its numerics, the layout. Memory of another identity or
-    size is made anew, and holds nothing. What is there already is verified on a thread; see `inventory`.
+    `identity` (32 bytes) is a digest of the model, its numerics and the layout. Memory of another identity or size is
+    cleared. Blocks that are there already are verified on a thread; see `inventory`.
 
-    A write is `begin`, then the copy, then `finish`. Whenever the process is killed, an entry that is valid stands for
-    a whole copy: it becomes valid last, and ceases to be first.
+    A write is `begin`, then the copy, then `finish`. An entry is invalid before the copy begins, and valid after it has
+    ended. So whenever the process is killed, a valid entry stands for a whole copy.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class HostTier:
         self._entries = np.frombuffer(memory, _ENTRY, num_blocks, _HEADER_SIZE)
         self._bytes = np.frombuffer(memory, np.uint8, offset=start).reshape(num_blocks, block_bytes)
         self.blocks: Tensor = torch.frombuffer(memory, dtype=dtype, offset=start).view(num_blocks, *shape)
-        if not is_known:  # The magic comes last: without it nothing is there.
+        if not is_known:  # The magic comes last: without it the memory counts as empty.
             self._seconds[0] = -1.0
             memory[len(_MAGIC) : len(header)] = header[len(_MAGIC) :]
             memory[: len(_MAGIC)] = _MAGIC
         self._lock = threading.Lock()
-        self._writes = np.zeros(num_blocks, np.int64)  # begun, of each block
+        self._writes = np.zeros(num_blocks, np.int64)  # how many have begun, by block
         self._late: Queue[tuple[Any, Blocks, Names, Writes]] | None = None
         self._inventory: Future[bytes] = Future()
         self._is_forgotten = False
@@ -83,7 +84,7 @@ class HostTier:
 
     @property
     def swap_seconds(self) -> float | None:
-        """What `time_swaps` measured while the memory was empty, in this process or in one before; None: nothing."""
+        """Seconds of a swap, measured in this process or in one before while the memory was empty; None: not yet."""
         seconds = float(self._seconds[0])
         return seconds if seconds >= 0 else None
 
@@ -92,7 +93,7 @@ class HostTier:
         self._seconds[0] = seconds
 
     def inventory(self) -> bytes:
-        """The blocks that were whole at the start, in their order; waits until they are verified. None once forgotten.
+        """The blocks that were whole at the start, in order; waits until they are verified. Empty after `forget`.
 
         Each is its number (uint32) and its name, as the plan gave it in `swap_names`.
         """
@@ -100,19 +101,20 @@ class HostTier:
         return b"" if self._is_forgotten else whole
 
     def begin(self, blocks: Blocks) -> Writes:
-        """These blocks (int32, each once) are about to be written; gives what `finish` is to be told."""
+        """These blocks (int32, each once) are about to be written. Pass the result to `finish`."""
         with self._lock:
             self._entries["state"][blocks] = _WRITING
             self._writes[blocks] += 1
             return self._writes[blocks]
 
     def finish(self, blocks: Blocks, names: Names, writes: Writes) -> None:
-        """They are written. Those that have a name count from now on, unless they are being written anew.
+        """The blocks are written. Those with a name count from now on, unless another write has begun since `begin`.
 
         - names uint8 [40 * blocks], as in a plan's `swap_names`.
+        - writes: the result of `begin`.
         """
         each = names.reshape(len(blocks), SWAP_NAME_SIZE)
-        is_named = np.ascontiguousarray(each[:, 32:36]).view("<u4")[:, 0] != NO_GROUP
+        is_named = np.ascontiguousarray(each[:, _GROUP]).view("<u4")[:, 0] != NO_GROUP
         for at in np.flatnonzero(is_named).tolist():
             block, name = int(blocks[at]), each[at]
             checksum = self._checksum(block, name.tobytes())
@@ -124,7 +126,7 @@ class HostTier:
                     entry["state"] = _VALID
 
     def finish_after(self, event: Any, blocks: Blocks, names: Names, writes: Writes) -> None:
-        """`finish` on a thread, once an event of a GPU has come. Where too many wait, these blocks never count."""
+        """Call `finish` on a thread, after an event of a GPU. If too many calls wait, these blocks never count."""
         if self._late is None:
             self._late = Queue(_MAX_LATE)
             threading.Thread(target=self._finish_late, args=(self._late,), name="finish-swaps", daemon=True).start()
@@ -132,7 +134,7 @@ class HostTier:
             self._late.put_nowait((event, blocks, names, writes))
 
     def forget(self) -> None:
-        """Nothing that is there counts any more."""
+        """No block that is there counts any more."""
         with self._lock:
             self._is_forgotten = True
             self._entries["state"] = _EMPTY
@@ -147,19 +149,19 @@ class HostTier:
     def _verify(self) -> None:
         try:
             self._inventory.set_result(self._verified())
-        except BaseException as error:  # noqa: BLE001 - whoever asks for the inventory gets it
+        except BaseException as error:  # noqa: BLE001 - `inventory` raises it
             self._inventory.set_exception(error)
 
     def _verified(self, clock: Callable[[], float] = time.perf_counter) -> bytes:
         started = clock()
         valid = np.flatnonzero(self._entries["state"] == _VALID)
         is_whole = np.array([self._is_whole(block) for block in valid.tolist()], bool)
-        with self._lock:  # None has been written yet: no plan comes before the inventory.
+        with self._lock:  # No plan comes before the inventory, so no block has been written yet.
             self._entries["state"][np.setdiff1d(np.arange(self.num_blocks), valid[is_whole])] = _EMPTY
         if len(valid):
             num_damaged = len(valid) - int(is_whole.sum())
             seconds = clock() - started
-            logger.info("the host memory holds %d KV blocks of before, verified in %.2f s", is_whole.sum(), seconds)
+            logger.info("the host memory has %d KV blocks from before, verified in %.2f s", is_whole.sum(), seconds)
             if num_damaged:
                 logger.warning("%d KV blocks in host memory were damaged: they are computed anew", num_damaged)
         records = np.empty(int(is_whole.sum()), _RECORD)
@@ -171,7 +173,7 @@ class HostTier:
         return bool(entry["checksum"] == self._checksum(block, entry["name"].tobytes()))
 
     def _checksum(self, block: int, name: bytes) -> int:
-        """Of the bytes and of the name: neither may be taken for another."""
+        """The checksum of the bytes and the name, so that a damaged name is found, too."""
         digest = xxhash.xxh3_64(self._bytes[block])
         digest.update(name)
         return digest.intdigest()

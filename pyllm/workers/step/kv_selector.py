@@ -1,7 +1,7 @@
-"""What chooses the KV blocks that the rows of a step attend to, layer by layer: sparse attention.
+"""The interface of sparse attention: a selector chooses, layer by layer, the KV blocks that a step's rows attend to.
 
-Its calls have the names of UCM's sparse attention, and stand where those do: around the forward pass and each
-attention. Knows no way to choose.
+Its methods have the names of UCM's sparse attention, and are called at the same points: around the forward pass and
+each attention. Knows no way to choose.
 """
 
 from typing import Protocol
@@ -14,20 +14,21 @@ from pyllm.workers.step.step_rows import StepRows
 
 
 class KVSelector(Protocol):
-    """An entry point's factory, or one of our own, makes it for one rank and its KV cache.
+    """Chooses for one rank and its KV cache. A factory makes it, ours or that of an entry point.
 
-    - `in_graphs` promises that `attention_begin` and `attention_finished` do nothing but ops of `pyllm_kernels` on a
-      CPU, on memory that stays: then they are called once, when the step is captured. Else steps run without graphs.
+    - `in_graphs` promises that `attention_begin` and `attention_finished` consist of ops of `pyllm_kernels` on a CPU,
+      on memory that stays. Then they are called once, when the step is captured. Else steps run without graphs.
 
-    What a row chooses may depend on its own query, keys and position only: else its tokens depend on the batch.
+    A row's choice may depend on its own query, keys and position only. Else its tokens depend on the batch.
     """
 
     @property
     def in_graphs(self) -> bool: ...
 
     def blocks_written(self, blocks: Ints) -> None:
-        """Keys and values of these blocks, of any group, are about to change, or have: by the step that follows, by a
-        copy, a swap or a load. What was known of them is out of date.
+        """Forget everything about these blocks, of any group: their keys and values have changed or are about to.
+
+        A copy, a swap, a load or the step that follows changes them.
         """
 
     def execute_begin(self, rows: StepRows) -> None:
@@ -36,14 +37,14 @@ class KVSelector(Protocol):
     def attention_begin(
         self, layer: int, query: Tensor, metadata: AttentionMetadata, attention: AttentionLayer
     ) -> AttentionMetadata:
-        """Called when a layer has written its keys and values; gives the metadata that its attention reads.
+        """Called when a layer has written its keys and values; returns the metadata that its attention reads.
 
-        query [tokens, heads of this rank, head_size], rotated. A block table may leave blocks out, with the length of
-        what is left: keys are rotated already. The block of the row's last token must be the last one.
+        query [tokens, heads of this rank, head_size], rotated. Block tables may leave blocks out, if the lengths shrink
+        with them: keys are rotated already. The block of the row's last token must stay the last one.
         """
 
     def attention_finished(self, layer: int, output: Tensor) -> None:
-        """Called after a layer's attention with its output [tokens, heads of this rank, head_size], as it is."""
+        """Called after a layer's attention with its output [tokens, heads of this rank, head_size], not a copy."""
 
     def execute_finished(self) -> None:
         """Called after the forward pass."""

@@ -22,10 +22,10 @@ class SwapStream:
 
     - cache [layers, 2, num_blocks, *block]; host_blocks [num_host_blocks, layers, 2, *block].
 
-    Blocks pass through a buffer of `num_staged` blocks for each way. What goes out is gathered into one by the current
-    stream, which may overwrite the blocks then, and copied to the host beside the step. What comes in is copied into
-    the other, beside earlier steps, and scattered by the current stream. Only this stream touches the host blocks, so
-    a step may bring in what any step before has taken out.
+    Each direction has a buffer of `num_staged` blocks. For a swap to the host, the current stream gathers the blocks
+    into a buffer, and may overwrite them then; this stream copies the buffer to the host beside the step. For a swap
+    from the host, this stream fills the other buffer beside earlier steps, and the current stream scatters it. Only
+    this stream touches the host blocks, so a step may swap in blocks that any earlier step has swapped out.
 
     `cuda` has the streams and events of `torch.cuda`.
     """
@@ -43,15 +43,15 @@ class SwapStream:
         self._stream = cuda.Stream(cache.device)
         # An event stands for its last record, and one without a record is not waited for.
         self._gathered, self._stored, self._loaded, self._scattered = (cuda.Event() for _ in range(4))
-        self._scattered.record(self._main())  # What had the memory of the buffers before may still be computing.
+        self._scattered.record(self._main())  # The current stream may still use the memory that the buffers have now.
 
     def swap(self, swaps: IntArray, on_device: Tensor) -> None:
-        """Do a plan's swaps, first those that go out; no device block and no host block may be written twice.
+        """Do a plan's swaps, first those to the host; no device block and no host block may be written twice.
 
         - swaps int32 [swaps, 3], of (direction, device block, host block), those of direction 0 first; on_device is
           the same on the device.
 
-        What comes in does not wait for what goes out, unless it is the same host block.
+        Swaps from the host do not wait for those to it, unless they use the same host block.
         """
         blocks, host_blocks = on_device[:, 1], swaps[:, 2]
         num_out = int(np.count_nonzero(swaps[:, 0] == 0))
@@ -68,7 +68,7 @@ class SwapStream:
             self._store(host_blocks[outs[-1]])
 
     def stored(self) -> Any:
-        """An event: all that has gone out until now is in the host blocks."""
+        """An event after which all blocks swapped out so far are in the host blocks."""
         event = self._cuda.Event()
         event.record(self._stream)
         return event
@@ -108,17 +108,17 @@ class SwapStream:
 
 
 def staged_blocks(num_host_blocks: int, block_bytes: int) -> int:
-    """For how many blocks each of the two buffers of a `SwapStream` has room: 64 MiB, but no more than the host has."""
+    """The number of blocks in each of the two buffers of a `SwapStream`: 64 MiB, but no more than the host has."""
     return min(num_host_blocks, max(1, _STAGED_BYTES // block_bytes))
 
 
 def staging_bytes(num_host_blocks: int, block_bytes: int) -> int:
-    """How much memory of the device both buffers take."""
+    """The device memory that both buffers take."""
     return 2 * staged_blocks(num_host_blocks, block_bytes) * block_bytes
 
 
 def _runs(host_blocks: IntArray) -> Iterator[tuple[slice, slice]]:
-    """Host blocks that follow one another, and where they are staged: each is one copy."""
+    """Runs of adjacent host blocks, and their part of the buffer: each is one copy."""
     ends = [*(np.flatnonzero(np.diff(host_blocks) != 1) + 1).tolist(), len(host_blocks)]
     for start, end in pairwise([0, *ends]):
         first = int(host_blocks[start])

@@ -1,6 +1,6 @@
 """The KV cache of a rank as numbered blocks, which a connector copies from and to the host beside the steps.
 
-Notes which of them were written, if asked. Knows neither a connector nor which blocks a step uses.
+If asked, notes which blocks were written. Knows neither a connector nor which blocks a step uses.
 """
 
 import threading
@@ -18,13 +18,13 @@ _STAGED_BYTES = 16 << 20
 
 
 class CpuBlocks:
-    """The blocks of a cache in the host's memory, copied by the thread that asks for it.
+    """The blocks of a cache in the host's memory, copied by the calling thread.
 
     Bytes of a block: [layers of a group, 2, block_size, kv_heads, head_dim], without gaps.
     """
 
     def __init__(self, cache: KVCache) -> None:
-        # Without torch's own threads: they would wait for those that compute the step.
+        # numpy copies without torch's threads, which would wait for those that compute the step.
         self._memory = cache.memory.view(torch.uint8).numpy()  # [layers, 2, num_blocks, ...]
         self._shape = (*self._memory.shape[:2], *self._memory.shape[3:])
 
@@ -34,7 +34,7 @@ class CpuBlocks:
         return int(np.prod(self._shape))
 
     def begin(self) -> None:
-        """Nothing is computed while the thread of the steps calls this."""
+        """Do nothing: when the thread of the steps calls this, no step is being computed."""
 
     def read(self, blocks: Sequence[int], into: Sequence[memoryview]) -> None:
         """See `KVBlocks.read`."""
@@ -71,7 +71,7 @@ class GpuBlocks:
         return int(np.prod(self._shape))
 
     def begin(self) -> None:
-        """Steps that were launched before may still write blocks that are loaded, and those that are saved."""
+        """Let copies wait for the steps that were launched before: they may still write these blocks."""
         self._computed.record(self._cuda.current_stream(self._memory.device))
 
     @torch.inference_mode()
@@ -111,10 +111,10 @@ class GpuBlocks:
 
 
 class TrackedBlocks:
-    """A `KVBlocks` that copies by another one, `blocks`, and tells `blocks_written` which of them were written.
+    """A `KVBlocks` that copies through `blocks`, and passes the numbers of written blocks to `blocks_written`.
 
-    A connector says that a load has ended only after `write` returned, so whoever calls `tell_written` before it reads
-    the blocks misses nothing.
+    A connector reports the end of a load only after `write` has returned. So `tell_written` misses no block if it is
+    called before the blocks are read.
     """
 
     def __init__(self, blocks: KVBlocks, blocks_written: Callable[[Ints], None]) -> None:
@@ -140,12 +140,12 @@ class TrackedBlocks:
         """See `KVBlocks.write`."""
         try:
             self._blocks.write(blocks, source)
-        finally:  # What failed midway has changed some of them.
+        finally:  # A write that fails may have changed some of them.
             with self._lock:
                 self._written.update(blocks)
 
     def tell_written(self) -> None:
-        """Call `blocks_written` on this thread, if any were since the last call: int32, each once, in their order."""
+        """Call `blocks_written` on this thread with the blocks written since the last call: int32, ascending."""
         with self._lock:
             written, self._written = self._written, set()
         if written:

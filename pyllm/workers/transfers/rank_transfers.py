@@ -1,4 +1,4 @@
-"""A rank's half of the KV connector in its steps: told what to move, asked what has ended. Knows no scheduler."""
+"""Calls a rank's half of the KV connector around its steps, and collects its results. Knows no scheduler."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -27,11 +27,10 @@ logger = logging.getLogger(__name__)
 class RankTransfers:
     """Call `begin` once a step's blocks are swapped and copied, and `end` when it is computed.
 
-    A connector that raises is not called again, and `results` says so from then on.
+    A connector that raises is not called again, and `results` reports it from then on.
 
-    What `results` has given is not given again: the rank that answers a step asks for them with it, the others are
-    asked by a call. `blocks_written` is called with what the connector has written, before a step or a layer reads it,
-    on the thread of the steps; None where nobody keeps anything that such a block makes void.
+    `blocks_written` is called with the blocks that the connector has written, on the thread of the steps, before a step
+    or a layer reads them. None: nobody needs to know.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class RankTransfers:
 
     @property
     def hook(self) -> "LayerHook | None":
-        """What each layer is to call; None: the connector does nothing for single layers, and graphs stay on."""
+        """The hook that each layer calls; None: the connector does nothing for single layers, and graphs stay on."""
         return LayerHook(self) if works_by_layer(self._connector) else None
 
     def begin(self, metadata: bytes) -> None:
@@ -59,7 +58,7 @@ class RankTransfers:
             with self._guarded():
                 self._connector.bind_connector_metadata(metadata)
                 self._connector.start_load_kv()
-        # A load that began with an earlier step may have ended since: the core's answer to it is a step that reads it.
+        # A load that began with an earlier step may have ended since, and this step may read its blocks.
         self.tell_written()
 
     def tell_written(self) -> None:
@@ -75,14 +74,14 @@ class RankTransfers:
                 self._connector.clear_connector_metadata()
 
     def results(self) -> TransferResults | None:
-        """What has ended since the last call; None if nothing has."""
+        """The loads and saves that have ended since the last call, with figures; None: there is nothing new."""
         if not self._failure:
             with self._guarded():
                 return self._new_results()
         return TransferResults(failure=self._failure)
 
     def close(self) -> None:
-        """Give up what the connector holds outside."""
+        """Shut the connector down."""
         with self._guarded():
             self._connector.shutdown()
 
@@ -101,7 +100,7 @@ class RankTransfers:
 
     def _new_results(self) -> TransferResults | None:
         saves, loads = self._connector.get_finished()
-        # After what has ended, so that no error of a load comes later than its end.
+        # In this order, so that no error of a load comes later than its end.
         errors = self._connector.get_block_ids_with_load_errors()
         stats = self._connector.get_kv_connector_stats()
         if not saves and not loads and not errors and stats is None:
@@ -111,7 +110,7 @@ class RankTransfers:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Call the connector no more once it has raised anything."""
+        """After an exception, the connector is not called again."""
         try:
             yield
         except Exception as error:

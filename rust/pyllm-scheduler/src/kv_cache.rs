@@ -1,6 +1,6 @@
-//! The blocks of the KV cache on both its tiers, the device and the host pool, with the names of what they hold: what
-//! the device evicts is written back to the host, and comes from there when it is found again or swapped in. Knows no
-//! sequences. Without prefix caching there are no names, and the host is swap space alone.
+//! The blocks of the KV cache on its two tiers, the device and the host pool, with the names of their contents.
+//! Contents that the device evicts are written back to the host, and copied back when they are found again or swapped
+//! in. Without prefix caching there are no names, and the host is swap space only. Knows no sequences.
 
 pub(crate) mod block_pool;
 pub(crate) mod changes;
@@ -42,14 +42,14 @@ pub(crate) struct CacheLimits {
     pub(crate) incarnation: u64,
 }
 
-/// Where contents are.
+/// The block that has the contents, on one of the tiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Device(BlockId),
     Host(HostBlockId),
 }
 
-/// Where a group has the blocks of a sequence from `first` on; what is before them is out of its window.
+/// The blocks of a sequence in a group, from `first` on; earlier ones are out of the group's window.
 #[derive(Clone, Default)]
 pub(crate) struct FoundChain {
     pub(crate) first: u32,
@@ -72,12 +72,12 @@ impl FoundStart {
     }
 }
 
-/// How a block came by its contents.
+/// The origin of a block's contents.
 #[derive(Clone, Copy)]
 pub(crate) struct Filled {
     /// The step that writes them, or after which a load has written them.
     pub(crate) step: StepId,
-    /// They were loaded, so they are kept outside already.
+    /// They were loaded, so they are saved outside already.
     pub(crate) is_loaded: bool,
 }
 
@@ -106,18 +106,19 @@ impl KvCache {
         }
     }
 
-    /// Device blocks that nothing refers to, those included that hold something known.
+    /// Device blocks without references, also those with known contents.
     pub(crate) fn num_free(&self) -> u32 {
         self.device.num_free()
     }
 
-    /// Free device blocks that may be given to whoever asks first; below 0 where pins have taken what others will need.
-    /// Taking a block takes one, whether it is free or shared in a window, and letting one of a window go gives one.
+    /// Free device blocks that nobody is owed; below 0 if pins have taken blocks that others will need. It falls by one
+    /// for each block that is taken, free or shared in a window, and rises by one for each block of a window that is
+    /// freed.
     pub(crate) fn num_available(&self) -> i64 {
         i64::from(self.device.num_free()) - i64::from(self.device.num_owed())
     }
 
-    /// Device blocks that hold something known.
+    /// Device blocks with known contents.
     pub(crate) fn num_cached(&self) -> usize {
         self.device.num_cached()
     }
@@ -126,12 +127,12 @@ impl KvCache {
         self.device.references(block)
     }
 
-    /// In no order that means anything.
+    /// In any order.
     pub(crate) fn free_blocks(&self) -> impl Iterator<Item = BlockId> {
         self.device.free_blocks()
     }
 
-    /// A device block to write to. The caller has looked at `num_available`. What the block held is written back.
+    /// A device block to write to. The caller has checked `num_available`. The block's old contents are written back.
     pub(crate) fn allocate(&mut self, group: u32) -> BlockId {
         let in_window = self.limits.groups[group as usize].has_window();
         let (block, evicted) = self.device.allocate(in_window).expect("the caller has looked at num_available");
@@ -150,24 +151,24 @@ impl KvCache {
         self.device.share(block);
     }
 
-    /// Drops a reference. What the plan in the making writes keeps one until `end_plan`: swaps come before all else
-    /// that a plan does, so a copy of it would be too early.
+    /// Drops a reference. A block that the plan being made writes keeps one until `end_plan`: swaps come first in a
+    /// plan, so they would copy it too early.
     pub(crate) fn free(&mut self, block: BlockId) {
         self.device.free(block);
     }
 
-    /// Frees a sequence's blocks, the tail first, so that what is evicted first is what the fewest can use.
+    /// Frees a sequence's blocks, the tail first: it is evicted first, and the fewest requests can use it.
     pub(crate) fn free_chain(&mut self, blocks: &mut Vec<BlockId>) {
         for block in blocks.drain(..).rev() {
             self.free(block);
         }
     }
 
-    /// Finds the longest start of a sequence that step `planning` may read; steps before `committed` are committed. Of
-    /// the blocks `hash_of` has the first `most`. `lowest` says, for a start of so many blocks, which is the first token
-    /// that may be computed then; what is out of its window has no place in `found`.
+    /// Finds the longest start of a sequence that step `planning` may read; steps before `committed` are committed.
+    /// `hash_of` has the hashes of the first `most` blocks. `lowest` gives, for a start of so many blocks, the first
+    /// token that may be computed then; blocks out of its window are not in `found`.
     ///
-    /// Takes no references: share all that is found before the next `allocate` or `swap_in`.
+    /// Takes no references: share the blocks before the next `allocate` or `swap_in`.
     pub(crate) fn find_start(
         &self,
         most: u32,
@@ -212,8 +213,8 @@ impl KvCache {
         }
     }
 
-    /// Names a block in use by its contents for a group, which step `filled` writes. Of two blocks with equal contents
-    /// the first stays; false: there was one.
+    /// Names a block in use by its contents for a group, which step `filled` writes. False: another block has equal
+    /// contents, and keeps the name.
     pub(crate) fn store(&mut self, block: BlockId, group: u32, content: Content<'_>, filled: StepId) -> bool {
         let Content { hash, index, tokens: (head, tail), .. } = content;
         let key = hash.of(group);
@@ -232,7 +233,7 @@ impl KvCache {
         true
     }
 
-    /// Names a block as `store` does, and has what the device has of these contents saved for a request.
+    /// Names a block as `store` does, and saves the device's block with these contents for a request.
     pub(crate) fn store_for(
         &mut self,
         block: BlockId,
@@ -249,7 +250,8 @@ impl KvCache {
         self.save(key, retention);
     }
 
-    /// What the device has of these contents is to be saved once it is there, unless it was for as long already.
+    /// Makes the device's block with these contents a candidate for a save, unless it was one with this retention or a
+    /// longer one.
     pub(crate) fn save(&mut self, key: GroupHash, retention: Retention) {
         let Some(block) = self.device.get(key).filter(|_| self.limits.max_saving_blocks > 0) else { return };
         if let Some(Name { index, filled, .. }) = self.device.mark_saved(block, retention.into()) {
@@ -257,20 +259,20 @@ impl KvCache {
         }
     }
 
-    /// A block that may have a name is written again. It is not saved while the device has it, as nobody tells when that
-    /// is done; a copy that the host gets later may be.
+    /// A block that may have a name is written again. As long as it is on the device, it is not saved, because nobody
+    /// reports the end of that write; a later copy on the host may be.
     pub(crate) fn withdraw_save(&mut self, block: BlockId) {
         self.saves.withdraw(block);
         self.device.mark_saved(block, Saved::Withdrawn);
     }
 
-    /// Whether `take_saves` has anything to look at.
+    /// Whether `take_saves` has candidates.
     pub(crate) fn has_saves(&self, committed: StepId) -> bool {
         self.saves.has_next(committed)
     }
 
-    /// What steps before `committed` have filled and is to be saved. Blocks that nothing else refers to are kept only
-    /// while there are more of them than all saves may take.
+    /// Begins saves of blocks that steps before `committed` have filled. A block without other references is saved only
+    /// if there are more available blocks than all saves may take.
     pub(crate) fn take_saves(&mut self, committed: StepId) -> Vec<Save> {
         let mut taken = Vec::new();
         while let Some(Candidate { block, key, index, retention, .. }) = self.saves.next(committed) {
@@ -294,17 +296,17 @@ impl KvCache {
         true
     }
 
-    /// Saves under way, and candidates that came to nothing.
+    /// The numbers of saves under way, and of candidates that were not saved.
     pub(crate) fn num_saving(&self) -> (usize, u64) {
         (self.saves.num_under_way(), self.saves.num_dropped)
     }
 
-    /// References to a block that saves have.
+    /// The number of references that saves have to a block.
     pub(crate) fn saving_references(&self, block: BlockId) -> u32 {
         self.saves.references(block)
     }
 
-    /// These contents are not evicted from the device: those here now, and the others from when they are stored.
+    /// Keeps these contents on the device: those that are there now, and the others once they are stored.
     ///
     /// Errors: `DuplicatePin`, `PinQuota`.
     pub(crate) fn pin(&mut self, name: u64, keys: Vec<GroupHash>) -> crate::error::Result<()> {
@@ -330,13 +332,13 @@ impl KvCache {
         self.pins.num_held()
     }
 
-    /// References to a block that pins have.
+    /// The number of references that pins have to a block.
     pub(crate) fn pinned_references(&self, block: BlockId) -> u32 {
         u32::from(self.device.name(block).is_some_and(|name| self.pins.holds(block, name.key)))
     }
 
-    /// Nothing is known any more on either tier. Blocks in use stay in use; pins hold nothing until it is stored
-    /// again.
+    /// Forgets the contents of all blocks on both tiers. Blocks in use stay in use. Pins hold no block until its
+    /// contents are stored again.
     pub(crate) fn forget(&mut self) {
         self.device.forget();
         self.host.forget();
@@ -348,8 +350,8 @@ impl KvCache {
         self.changes.push(Change::Cleared);
     }
 
-    /// The device is lost: every block of both tiers is free, nothing is known, and no swap is due. Pins stay as
-    /// wishes.
+    /// The device is lost: every block of both tiers is free, no contents are known, and no swap is due. Pins stay, and
+    /// hold no blocks.
     pub(crate) fn clear(&mut self) {
         self.device = TierCache::new(self.limits.num_blocks);
         self.host = TierCache::new(self.limits.num_host_blocks);
@@ -370,7 +372,7 @@ impl KvCache {
         self.log.since(first)
     }
 
-    /// What is known now, for who has not heard all events.
+    /// All known contents, for a reader that has missed events.
     pub(crate) fn snapshot(&self) -> Snapshot {
         self.log.snapshot()
     }
@@ -381,13 +383,13 @@ impl KvCache {
         self.changes = ChangeLog::with_limits(capacity, max_told);
     }
 
-    /// The changes of what both tiers together know, kept from now on.
+    /// The changes of the contents that are known on any tier, kept from now on.
     pub(crate) fn changes(&mut self) -> &ChangeLog {
         self.changes.begin();
         &self.changes
     }
 
-    /// What is known in part `part` of all blocks, each block in one part; none after the last part.
+    /// The known contents in part `part` of all blocks; none after the last part.
     pub(crate) fn known_part(&self, part: usize) -> Option<impl Iterator<Item = Change>> {
         let size = self.changes.max_told;
         let num_blocks = (self.limits.num_blocks + self.limits.num_host_blocks) as usize;
@@ -429,7 +431,7 @@ impl KvCache {
         }
     }
 
-    /// Whether a tier has these contents, or is to have them by a step in flight.
+    /// Whether a tier has these contents, or a step in flight writes them.
     pub(crate) fn is_known(&self, key: GroupHash) -> bool {
         self.device.get(key).is_some() || self.host.get(key).is_some()
     }

@@ -90,7 +90,7 @@ async def test_a_reset_while_there_are_no_workers_reaches_the_next_ones(caplog: 
     inventory = HostInventory(known, ranks)
     ranks.die("killed")
     await reset(inventory)
-    assert "new workers forget the host memory" in caplog.text
+    assert "the next workers forget the blocks in host memory" in caplog.text
     ranks.death = None
     await inventory.restore()
     assert (ranks.calls[1:], num_known(known)) == (["forget_host_blocks", "host_inventory"], 0)

@@ -9,7 +9,7 @@ from pyllm.kv_transfer.stores.file_layer import SystemFiles
 
 
 class MortalFiles(SystemFiles):
-    """`num_operations` are what it lives for. Those that change something count."""
+    """The process dies before its `num_operations`-th operation. Only operations that change files count."""
 
     def __init__(self, num_operations: int) -> None:
         self._num_left = num_operations

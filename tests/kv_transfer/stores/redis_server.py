@@ -1,4 +1,4 @@
-"""A redis-server of Debian's for one test, and servers that are none."""
+"""A real redis-server for one test, and ports without a Redis behind them."""
 
 import shutil
 import socket
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def redis_server(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """The process, once it accepts connections on `redis.sock` in the folder, beside what the options say."""
+    """The process, once it accepts connections on `redis.sock` in the folder. `options` are more arguments."""
     program = shutil.which("redis-server")
     assert program, "redis-server is missing: apt-get install redis-server"
     fixed = ("--dir", str(folder), "--unixsocket", str(folder / "redis.sock"), "--save", "", "--appendonly", "no")
@@ -26,7 +26,7 @@ def redis_server(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]
                     break
             else:
                 raise AssertionError("".join(lines))
-            # So that it never waits for a reader of its log.
+            # Somebody must read its log, or it would wait at some point.
             threading.Thread(target=process.stdout.read, daemon=True).start()
             yield process
         finally:
@@ -35,7 +35,7 @@ def redis_server(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]
 
 @contextmanager
 def listener(answer: bytes) -> Iterator[int]:
-    """The port of a server that gives every connection these bytes, and then nothing."""
+    """The port of a server that sends these bytes to every connection, and then nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         connections = []
 

@@ -14,10 +14,10 @@ PATIENT_THREADS = ("kv-load", "kv-lookup")
 
 
 class SharedDisk:
-    """A disk, and the files of all who have opened it.
+    """A disk, and the files of all processes that have opened it.
 
-    `stuck` is the share of reads that wait for `let_go`, of the connector's threads for loads and look-ups: whoever
-    opens a store waits for it, and so does a rank at its end for the last save.
+    `stuck` is the share of reads that wait for `let_go`. Only threads for loads and look-ups get stuck: others wait
+    without a time limit, such as those that open a store or write the last save.
     """
 
     def __init__(self, seed: int, faults: Faults, stuck: float = 0.0) -> None:
@@ -31,7 +31,7 @@ class SharedDisk:
 
     @property
     def num_operations(self) -> int:
-        """Of all files that were ever opened."""
+        """The operations on all files that were ever opened."""
         return sum(files.num_operations for files in self.opened)
 
     def open_files(self) -> "SharedFiles":
@@ -40,7 +40,7 @@ class SharedDisk:
         return self.opened[-1]
 
     def let_go(self) -> None:
-        """Reads that are stuck go on."""
+        """Let reads that are stuck go on."""
         gate, self.gate = self.gate, threading.Event()
         gate.set()
 

@@ -1,8 +1,8 @@
-"""A disk that lies in memory and fails as asked: short reads and writes, flipped bits, ENOSPC, EIO, locks that are held
-for too long, processes that die before any operation or within a write, and power losses.
+"""A disk in memory that fails on demand: short reads and writes, flipped bits, ENOSPC, EIO, locks that are held for too
+long, processes that die before any operation or within a write, and power losses.
 
-A power loss keeps the names that were synced, and what an earlier one has kept. Of the rest, each name and each sector
-is as before or as after; a new sector may be zero.
+A power loss keeps names that were synced, and everything that an earlier power loss has kept. Each other name and each
+other sector is as before its last change or as after it; a new sector may be zero.
 """
 
 import errno
@@ -16,11 +16,11 @@ SECTOR = 512
 
 
 class KilledError(BaseException):
-    """The process is dead. No `except OSError` sees it, and every further operation raises it again."""
+    """The process is dead. No `except OSError` catches this, and every further operation raises it again."""
 
 
 class Faults(msgspec.Struct, frozen=True):
-    """How often each goes wrong, 0 to 1."""
+    """The probability of each fault, 0 to 1."""
 
     short: float = 0.0
     flip: float = 0.0
@@ -38,7 +38,7 @@ class Inode:
 
 
 class SimulatedDisk:
-    """What all processes of the machine see. `peak_bytes` is the most that it ever held, of names and open files."""
+    """The disk of all processes. `peak_bytes` is the most that files with a name or a descriptor ever took."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -49,7 +49,7 @@ class SimulatedDisk:
         self.num_processes = 0
 
     def inodes(self) -> list[Inode]:
-        """Those that have a name or are open, which take room."""
+        """The files that have a name or are open, which take room."""
         is_open = [inode for inode in self.opened if inode.descriptors]
         return list({id(inode): inode for inode in (*self.names.values(), *is_open)}.values())
 

@@ -88,6 +88,20 @@ def test_blocks_that_are_loaded_stay(folder: Path, store: DiskStore) -> None:
     other.close()
 
 
+def test_a_segment_that_another_process_writes_is_not_copied(folder: Path, store: DiskStore) -> None:
+    """Its blocks stay, so they must not take the room of those that are evicted."""
+    other = open_store(folder)
+    save(other, range(4))
+    save(store, range(10, 19))
+    assert load(store, [*range(4), *range(10, 14)]) == [*range(4), *range(10, 14)]
+    for number in range(100, 200):
+        save(store, [number])
+        if store.stats()[0].num_evicted:
+            break
+    assert lookup(store, range(20)) == [*range(4), *range(10, 14)]
+    other.close()
+
+
 def test_a_long_retention_outlives_the_default(store: DiskStore) -> None:
     save(store, range(3), "default")
     save(store, range(3, 6), "long")

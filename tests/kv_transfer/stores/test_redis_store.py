@@ -228,13 +228,13 @@ def test_a_call_that_waits_for_the_server_outlives_close() -> None:
     "url", [f"http://:{SECRET}@host", f"redis://:{SECRET}@host:port", f"redis://h?db={SECRET}", f"redis://h?x={SECRET}"]
 )
 def test_a_wrong_url_is_told_without_its_password(url: str) -> None:
-    with pytest.raises(ConfigError, match="the URL of the KV store in Redis does not read") as caught:
+    with pytest.raises(ConfigError, match="the URL of the KV store in Redis cannot be read") as caught:
         RedisStore(url)
     assert SECRET not in str(caught.value)
 
 
 def test_a_url_that_asks_for_text_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no decode_responses"):
+    with pytest.raises(ConfigError, match="must not set decode_responses"):
         RedisStore("redis://host?decode_responses=True")
 
 

@@ -82,8 +82,8 @@ def test_what_is_behind_the_last_record_is_cut_before_the_list(path: Path) -> No
     with path.open("ab") as file:
         file.write(b"torn" * 50)
     segment = new_segment(path)
-    places = segment.scan_anew()
-    segment.cut()
+    places = segment.rescan()
+    segment.truncate()
     segment.seal(places)
     reader = new_segment(path)
     assert reader.scan() == places

@@ -26,16 +26,15 @@ def test_others_learn_what_one_makes_and_removes(tmp_path: Path) -> None:
     assert (one.taken_bytes(), other.taken_bytes(), list(tmp_path.iterdir())) == (0, 0, [tmp_path / "lock"])
 
 
-def test_what_another_process_writes_is_neither_taken_nor_removed(tmp_path: Path) -> None:
+def test_a_segment_has_one_writer_at_a_time(tmp_path: Path) -> None:
     one, other = new_folder(tmp_path), new_folder(tmp_path)
     segment = one.create(100)
     other.refresh()
     seen = other.segments[segment.path.name]
     assert not other.take_over(seen)
-    assert not other.remove(seen)
     one.release(segment)
     assert other.take_over(seen)
-    assert not one.remove(segment)
+    assert not one.take_over(segment)
 
 
 def test_a_removed_segment_is_free_whoever_has_it_open(tmp_path: Path) -> None:
@@ -70,7 +69,7 @@ def test_a_segment_whose_maker_died_before_it_told_counts() -> None:
     assert len(disk.names) == 2
     other.refresh()
     assert other.taken_bytes() == 0
-    other.refresh(lists_anew=True)
+    other.refresh(force=True)
     assert other.taken_bytes() == 100
     (segment,) = other.segments.values()
     assert other.take_over(segment)
@@ -89,6 +88,6 @@ def test_other_files_stay(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     folder = new_folder(tmp_path)
     folder.create(100)
-    assert folder.refresh(lists_anew=True) == []
+    assert folder.refresh(force=True) == []
     assert folder.taken_bytes() == 100
     assert (tmp_path / "notes.txt").read_text() == "mine"

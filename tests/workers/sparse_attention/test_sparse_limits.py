@@ -21,9 +21,9 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
 @pytest.mark.parametrize(
     ("options", "device", "text"),
     [
-        ({"sparse_attention_top_k": 9}, "cpu", "about sparse_attention: set it, too"),
+        ({"sparse_attention_top_k": 9}, "cpu", "needs sparse_attention: set it, too"),
         ({"sparse_attention": "streaming"}, "cpu", "there are quest, mean"),
-        (QUEST, "cuda", "quest is built for CPUs only, not for cuda"),
+        (QUEST, "cuda", "quest works on CPUs only, not on cuda"),
         (QUEST | {"attention_backend": "triton"}, "cpu", "does not work with attention_backend triton"),
         (QUEST | {"kernel_backend": "triton"}, "cpu", "does not work with kernel_backend triton"),
         (QUEST | {"sparse_attention_dense_layers": 4}, "cpu", "of 4 layers the first 4 read all blocks"),

@@ -1,4 +1,4 @@
-//! What is kept of the keys of a block: their mean, or the bounds of each of their dimensions. Knows no query.
+//! Summaries of the keys of a block: their mean, or the bounds of each dimension. Knows no query.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ pub(crate) struct KeySummaries {
     pub(crate) known: usize,
 }
 
-/// What a summary is.
+/// The kind of a summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SummaryKind {
     Mean,
@@ -40,7 +40,7 @@ impl KeySummaries {
         with_exposed_provenance_mut::<C>(self.address).wrapping_add(vectors * cache.head_dim)
     }
 
-    /// The blocks that have no summary, each once, as if they had it now.
+    /// The blocks without a summary, each once; marks them as if they had one.
     ///
     /// # Safety
     ///

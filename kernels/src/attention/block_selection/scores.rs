@@ -151,8 +151,8 @@ impl<C: Storage> Scores<'_, C> {
     }
 }
 
-/// What each block gets of the attention, if all of its keys had its score: the softmax of a head's scores, summed over
-/// the heads. Behind the scores of the last head.
+/// The share of the attention of each block, if all of its keys had its score: the softmax of a head's scores, summed
+/// over the heads. It is written behind the scores of the last head.
 pub(super) struct Shares {
     pub(super) scores: *mut f32,
     pub(super) heads: usize,

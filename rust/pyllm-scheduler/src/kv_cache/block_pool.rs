@@ -7,15 +7,15 @@
 //! bonus of its class is the lowest. A bonus is a share of the pool, so a block that was hit often outlives as many
 //! later ones as that share has blocks, and nothing stays for ever.
 //!
-//! A block of a window is let go of as the window moves on, and its holder takes another one then. Where several hold
-//! it, all but the last do so without a block becoming free: those blocks are owed, one for each reference but the
-//! first.
+//! When a window moves on, a sequence frees its oldest block of the window and takes another one. If several sequences
+//! share that block, it becomes free only with the last of them. The blocks that the others take are owed: one for each
+//! reference but the first.
 //!
 //! A chain's tail always goes before its head, but for chains of a window, whose head is of no use without what follows
-//! it. Whoever refers to a block refers to all blocks before it in the chain, takes them together and frees the tail
-//! first. So the head is freed later, is shared at least as often (a share is a
-//! hit whether or not the block was free) and is no deeper: its tick is higher and its bonus no lower than the tail's.
-//! While the tail is free, then, the first of the tail's list scores no more than the tail, and goes before the head.
+//! it. A sequence that refers to a block refers to all blocks before it in the chain, takes them together and frees the
+//! tail first. So the head is freed later, is shared at least as often (a share is a hit whether or not the block was
+//! free) and is no deeper: its tick is higher and its bonus no lower than the tail's. While the tail is free, the first
+//! block of the tail's list has no higher score than the tail, and goes before the head.
 
 use std::marker::PhantomData;
 
@@ -96,12 +96,12 @@ impl<B: Block> BlockPool<B> {
         self.entry(block).hits
     }
 
-    /// Free blocks that those who share blocks of windows will take in their place.
+    /// Free blocks that sequences will take in place of shared blocks of windows.
     pub(crate) fn num_owed(&self) -> u32 {
         self.num_owed
     }
 
-    /// Takes the free block that is the next to go. What it held is for the caller to `forget`.
+    /// Takes the free block that is the next to go. The caller calls `forget` if it held anything.
     pub(crate) fn allocate(&mut self, in_window: bool) -> Option<B> {
         let block = self.next_to_go()?;
         self.unlink(block);
@@ -143,7 +143,7 @@ impl<B: Block> BlockPool<B> {
         self.entry_mut(block).holding = if index < NUM_NEAR { Holding::Near } else { Holding::Far };
     }
 
-    /// What a block in use holds was hit this often elsewhere.
+    /// The contents of a block in use had this many hits elsewhere.
     pub(crate) fn raise_hits(&mut self, block: B, hits: u8) {
         let entry = self.entry_mut(block);
         entry.hits = entry.hits.max(hits);

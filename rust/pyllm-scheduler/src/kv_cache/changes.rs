@@ -1,10 +1,10 @@
-//! What comes and goes in the KV cache, for the placement of requests: short names alone, of which both tiers together
-//! hold something or not. A bounded log of numbered changes, kept once somebody asked, and its bytes. A name may stand
-//! for two contents, which costs a worse placement. Knows neither blocks nor tokens; `events.rs` is for who needs those.
+//! Changes of the KV cache's contents, for the placement of requests: short names only, which are known on one of the
+//! tiers or on none. A bounded log of numbered changes, kept once somebody has asked, and its bytes. If two contents
+//! have the same name, a placement may be worse. Knows neither blocks nor tokens: `events.rs` has those.
 
 use std::collections::VecDeque;
 
-/// Changes that are kept for who has not read them yet.
+/// Changes that are kept for readers.
 const CAPACITY: usize = 1 << 17;
 
 /// Most changes, and most blocks of a snapshot, that one answer tells of.
@@ -68,7 +68,7 @@ impl ChangeLog {
         Self { recent: None, next: 0, capacity, max_told }
     }
 
-    /// Keeps changes from now on. What is known already is the caller's to tell.
+    /// Keeps changes from now on. The caller sends the contents that are known already.
     pub(crate) fn begin(&mut self) {
         self.recent.get_or_insert_default();
     }

@@ -1,14 +1,15 @@
-//! What comes and goes in the KV cache, told to those who route requests to where their prefix is. A bounded list of
-//! numbered events, and a snapshot for who comes late or was too slow. Knows neither blocks nor reference counts.
+//! Events of the KV cache's contents, for routers that send requests to the engine that has their prefix. A bounded
+//! list of numbered events, and a snapshot for readers that come late or are too slow. Knows neither blocks nor
+//! reference counts.
 
 use std::collections::VecDeque;
 
 use crate::kv_cache::hash::{BlockHash, Content, DigestSet, GroupHash, HashMapByDigest};
 
-/// Events that are kept for who has not read them yet.
+/// Events that are kept for readers.
 const CAPACITY: usize = 100_000;
 
-/// A change of what the KV cache knows.
+/// A change of the known contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
     /// A block's contents are there.
@@ -27,14 +28,14 @@ pub enum KvEvent {
     },
     /// A block's contents are no longer there.
     Removed {
-        /// What `Stored` named.
+        /// The hash of `Stored`.
         hash: BlockHash,
         /// Where.
         tier: Tier,
         /// Of which layers.
         group: u32,
     },
-    /// Nothing is known any more on any tier.
+    /// No contents are known any more on any tier.
     Cleared,
 }
 
@@ -59,7 +60,7 @@ pub struct Events {
     pub events: Vec<KvEvent>,
 }
 
-/// What is known now, as events: with those from number `next` on it is the state.
+/// All known contents, as events. Together with the events from number `next` on they give the state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// See `Events`.

@@ -1,24 +1,24 @@
-//! How the blocks in use, and the free ones, lie: slots without a token, and runs of free blocks. No plan asks for it:
-//! any free block is as good as another one, so what is lost is the slots of blocks that are not full.
+//! Fragmentation of a tier: slots without a token, and runs of free blocks. Plans do not depend on it: any free block
+//! is as good as another one, so only the empty slots of blocks in use are lost.
 
 use std::collections::BTreeMap;
 
 use crate::ids::Block;
 
-/// Of the blocks of a tier.
+/// The fragmentation of one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierFragmentation {
     /// Slots of blocks in use that hold no token of a sequence.
     pub num_empty_slots: u64,
-    /// Free blocks that lie together count as one.
+    /// Runs of adjacent free blocks.
     pub num_free_runs: u64,
-    /// Blocks of the longest of these.
+    /// Blocks of the longest run.
     pub longest_free_run: u64,
 }
 
 impl TierFragmentation {
-    /// `free` are blocks below `num_blocks` in any order; `tails` are a sequence's last blocks, with the slots that are
-    /// empty there and before.
+    /// `free` are blocks below `num_blocks` in any order. `tails` are the last blocks of sequences, each with the
+    /// number of empty slots in the sequence's blocks.
     pub(crate) fn of<B: Block>(
         num_blocks: u32,
         free: impl Iterator<Item = B>,
@@ -48,7 +48,7 @@ impl TierFragmentation {
     }
 }
 
-/// Of the device and of the host.
+/// The fragmentation of both tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fragmentation {
     /// Of the device.

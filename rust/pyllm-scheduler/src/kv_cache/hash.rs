@@ -44,7 +44,7 @@ impl BlockHash {
         &self.0
     }
 
-    /// What `as_bytes` gave.
+    /// From the result of `as_bytes`.
     pub(crate) fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }

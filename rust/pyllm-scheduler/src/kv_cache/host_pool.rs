@@ -1,5 +1,5 @@
-//! What the KV cache does with the host pool: evicted contents that may be found again, swap space, and what the host's
-//! memory still holds after the device was lost.
+//! The host pool of the KV cache: it keeps contents that the device evicts, serves as swap space, and still has its
+//! blocks after the device was lost.
 
 use crate::ids::{BlockId, HostBlockId};
 use crate::kv_cache::changes::Change;
@@ -12,7 +12,7 @@ use crate::kv_cache::tier_cache::Evicted;
 use super::KvCache;
 
 impl KvCache {
-    /// In no order that means anything.
+    /// In any order.
     pub(crate) fn free_host_blocks(&self) -> impl Iterator<Item = HostBlockId> {
         self.host.free_blocks()
     }
@@ -21,17 +21,17 @@ impl KvCache {
         self.host.num_blocks()
     }
 
-    /// Host blocks that nothing refers to, those included that hold something known.
+    /// Host blocks without references, also those with known contents.
     pub(crate) fn num_host_free(&self) -> u32 {
         self.host.num_free()
     }
 
-    /// Host blocks that hold something known.
+    /// Host blocks with known contents.
     pub(crate) fn num_host_cached(&self) -> usize {
         self.host.num_cached()
     }
 
-    /// References but for those of the plan in the making.
+    /// References, without those of the plan that is being made.
     pub(crate) fn references_host(&self, host: HostBlockId) -> u32 {
         self.host.references(host) - self.swaps.references(host)
     }
@@ -53,8 +53,9 @@ impl KvCache {
         }
     }
 
-    /// A host block for each device block, with a reference to each; none if the host has not room for all. What the
-    /// host has already is not copied. The device blocks are not freed; the plan in the making writes none of them.
+    /// A host block for each device block, with a reference to each; none if the host has no room for all. Contents
+    /// that the host has already are not copied. The device blocks are not freed; the plan that is being made writes
+    /// none of them.
     pub(crate) fn swap_out(&mut self, blocks: &[BlockId]) -> Option<Vec<HostBlockId>> {
         let known: Vec<_> = blocks.iter().map(|&block| self.host_copy(block)).collect();
         let is_in_use = |host: &&HostBlockId| self.host.references(**host) > 0;
@@ -68,8 +69,9 @@ impl KvCache {
         blocks.iter().zip(known).map(|(&block, host)| host.or_else(|| self.copy_out(block))).collect()
     }
 
-    /// A device block for what a host block holds, without a name until `store`. The caller has looked at
-    /// `num_available`. The plan refers to the host block until `end_plan`, so that no copy overwrites it before it is read.
+    /// A device block for the contents of a host block, without a name until `store`. The caller has checked
+    /// `num_available`. The plan refers to the host block until `end_plan`, so that no copy overwrites it before it is
+    /// read.
     pub(crate) fn swap_in(&mut self, host: HostBlockId, group: u32) -> BlockId {
         self.host.hold(host);
         let block = self.allocate(group);
@@ -82,8 +84,7 @@ impl KvCache {
         !self.swaps.is_empty()
     }
 
-    /// All outs before all ins; none writes where another does. An out has the name of what it brings to the host, if
-    /// that can be found again.
+    /// All outs before all ins; no two write to the same block. An out has the name of its contents, if they have one.
     pub(crate) fn drain_swaps(&mut self) -> impl Iterator<Item = (Swap, Option<Name>)> {
         let host = &self.host;
         self.swaps.drain().map(move |swap| match swap {
@@ -92,14 +93,14 @@ impl KvCache {
         })
     }
 
-    /// The plan is made and its swaps are drained: it lets go of their host blocks.
+    /// The plan is complete and its swaps are drained: drops its references to host blocks.
     pub(crate) fn end_plan(&mut self) {
         for host in self.swaps.release() {
             self.host.free(host);
         }
     }
 
-    /// What is wrong with the first of these that cannot be restored.
+    /// Why one of these blocks cannot be restored; none: all can.
     pub(crate) fn cannot_restore(&self, blocks: &[HostBlock]) -> Option<String> {
         let (num_blocks, num_groups) = (self.host.num_blocks(), self.limits.groups.len());
         let mut seen = vec![false; num_blocks as usize];
@@ -117,10 +118,10 @@ impl KvCache {
         })
     }
 
-    /// These host blocks hold what they held before. Of two blocks with equal contents the first stays. Nothing holds
-    /// without prefix caching, as nothing would be found.
+    /// Restores the names of host blocks. Of two blocks with equal contents the first keeps the name. Without prefix
+    /// caching it does nothing, as nothing would be found.
     pub(crate) fn restore_host(&mut self, mut blocks: Vec<HostBlock>) {
-        // The tail of a chain first, as it is freed: what is evicted first is what the fewest can use.
+        // The tail of a chain first, as it is freed: it is evicted first, and the fewest requests can use it.
         blocks.sort_by_key(|block| std::cmp::Reverse(block.index));
         for restored in blocks.iter().filter(|_| self.limits.enable_prefix_caching) {
             let name = restored.name();
@@ -133,7 +134,7 @@ impl KvCache {
         }
     }
 
-    /// Keeps what the device evicts on the host, if that has a block to give.
+    /// Keeps contents that the device evicts on the host, if there is a free block.
     pub(super) fn write_back(&mut self, block: BlockId, evicted: &Evicted) {
         let &Evicted { name, hits } = evicted;
         if let Some(host) = self.host.get(name.key) {
@@ -145,13 +146,13 @@ impl KvCache {
         }
     }
 
-    /// The host block that has, or is to have, what a device block holds.
+    /// The host block that has, or is to have, the contents of a device block.
     fn host_copy(&self, block: BlockId) -> Option<HostBlockId> {
         let named = self.device.name(block).and_then(|name| self.host.get(name.key));
         named.or_else(|| self.swaps.source(block))
     }
 
-    /// Queues the copy of a device block to a host block, which has one reference of the caller's.
+    /// Queues the copy of a device block to a host block, to which the caller has one reference.
     fn copy_out(&mut self, block: BlockId) -> Option<HostBlockId> {
         let host = self.allocate_host()?;
         self.host.hold(host);
@@ -175,7 +176,7 @@ impl KvCache {
         self.host.store(host, name.on_host());
         self.host.raise_hits(host, hits);
         self.log.copied(name.key);
-        // Known already, but told again: a snapshot may be past the block that has it now, and before the other.
+        // It is known already, but a snapshot under way may be past the device block and miss the host block.
         self.changes.push(Change::Stored(name.key.short()));
     }
 }

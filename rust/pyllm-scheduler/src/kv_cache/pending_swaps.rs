@@ -1,6 +1,6 @@
-//! Copies between the device and the host that the next plan asks for. The worker does the outs, then the ins, before
-//! every other access to blocks, so an out reads what earlier steps wrote and an in may read what an out of its plan
-//! wrote. `scheduler/preemption.rs` decides what is swapped. Knows no contents.
+//! Copies between the device and the host in the next plan: outs to the host, ins from it. The worker does the outs,
+//! then the ins, before every other access to blocks. So an out reads the contents that earlier steps wrote, and an in
+//! may read a host block that an out of its plan wrote. `scheduler/preemption.rs` decides on swaps. Knows no contents.
 
 use crate::ids::{BlockId, HostBlockId};
 
@@ -35,12 +35,12 @@ impl PendingSwaps {
         self.held.push(host);
     }
 
-    /// Where a device block's contents are to come from.
+    /// The host block that a pending in copies to this device block.
     pub(crate) fn source(&self, device: BlockId) -> Option<HostBlockId> {
         self.ins.iter().find(|swap| swap.1 == device).map(|swap| swap.0)
     }
 
-    /// The outs, then the ins, each by host block: a worker copies host blocks that follow one another at once.
+    /// The outs, then the ins, each in order of host blocks: a worker copies a run of host blocks at once.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Swap> {
         self.outs.sort_unstable_by_key(|swap| swap.1);
         self.ins.sort_unstable();
@@ -48,12 +48,12 @@ impl PendingSwaps {
         outs.chain(self.ins.drain(..).map(|(host, device)| Swap::In { host, device }))
     }
 
-    /// References to a host block that the plan has.
+    /// The number of the plan's references to a host block.
     pub(crate) fn references(&self, host: HostBlockId) -> u32 {
         self.held.iter().filter(|&&held| held == host).count() as u32
     }
 
-    /// The plan is made: gives back its references to host blocks.
+    /// The plan is complete: returns the host blocks whose references the caller drops.
     pub(crate) fn release(&mut self) -> impl Iterator<Item = HostBlockId> {
         self.held.drain(..)
     }

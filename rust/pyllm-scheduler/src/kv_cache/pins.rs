@@ -1,5 +1,5 @@
-//! Contents that stay on the device until they are unpinned, by name of the pin. A pin is a wish for contents; of those
-//! that the device has, it holds the block. Knows neither reference counts nor how contents come and go.
+//! Contents that stay on the device until they are unpinned, by name of the pin. A pin lists contents, and holds the
+//! blocks of those that are on the device. Knows neither reference counts nor how contents come and go.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +34,7 @@ impl Pins {
         self.wishes.get(&key).is_some_and(|wish| wish.block == Some(block))
     }
 
-    /// Adds a pin. Gives the contents that no other pin has, for `hold` to be called with those that are there.
+    /// Adds a pin. Returns the contents that no other pin has; the caller calls `hold` for those on the device.
     ///
     /// Errors: `DuplicatePin`; `PinQuota`, also for more pins than there may be blocks of them.
     pub(crate) fn pin(&mut self, name: u64, mut keys: Vec<GroupHash>) -> Result<Vec<GroupHash>> {
@@ -57,7 +57,7 @@ impl Pins {
         Ok(added)
     }
 
-    /// Removes a pin. Gives the blocks to free, the tail first; none: there is no such pin.
+    /// Removes a pin. Returns the blocks to free, the tail first; none: there is no such pin.
     pub(crate) fn unpin(&mut self, name: u64) -> Option<Vec<BlockId>> {
         let keys = self.by_name.remove(&name)?;
         let mut freed = Vec::new();
@@ -72,7 +72,7 @@ impl Pins {
         Some(freed)
     }
 
-    /// The device has these contents now, and had not before. True: pins want them, and the caller adds a reference.
+    /// The device has new contents. True: a pin lists them, and the caller adds a reference.
     pub(crate) fn hold(&mut self, block: BlockId, key: GroupHash) -> bool {
         if self.wishes.is_empty() {
             return false;
@@ -83,7 +83,7 @@ impl Pins {
         true
     }
 
-    /// The device has nothing any more: wishes stay. Gives the blocks that pins held, every chain's tail first.
+    /// The device is empty: pins stay, and hold no blocks. Returns the blocks that they held, every chain's tail first.
     pub(crate) fn release(&mut self) -> Vec<BlockId> {
         let mut released = Vec::new();
         for key in self.by_name.values().flat_map(|keys| keys.iter().rev()) {

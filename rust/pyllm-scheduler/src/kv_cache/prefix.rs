@@ -1,5 +1,5 @@
-//! Which block holds which contents, by hash, on one tier. A device block is a hit for the step that fills it, and for
-//! every other step once that one is committed: until then the device may be lost. Knows neither reference counts nor
+//! The blocks of one tier by the hash of their contents. A device block is a hit for the step that fills it, and for
+//! every other step once that step is committed: until then the device may be lost. Knows neither reference counts nor
 //! sequences.
 
 use std::collections::hash_map::Entry;
@@ -14,7 +14,7 @@ pub(crate) struct PrefixCache<B> {
     names: Vec<Option<Name>>, // by block
 }
 
-/// What a block holds.
+/// The name of a block's contents.
 #[derive(Clone, Copy)]
 pub(crate) struct Name {
     pub(crate) key: GroupHash,
@@ -24,21 +24,21 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// The name of a copy on the host, which nobody writes again.
+    /// The name of a copy on the host, which no step writes.
     pub(crate) fn on_host(self) -> Self {
         let saved = if self.saved == Saved::Withdrawn { Saved::Nothing } else { self.saved };
         Self { saved, ..self }
     }
 }
 
-/// What has been done to keep a block's contents outside as well. Each replaces those before it.
+/// Whether a block's contents are saved outside. A greater value replaces a smaller one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Saved {
-    /// Nothing, as far as is known.
+    /// They are not saved, as far as is known.
     Nothing,
-    /// They were saved, or are to be saved, for as long as the one asked who wants them longest.
+    /// They were saved, or are to be saved, with this retention: the longest that a request asked for.
     For(Retention),
-    /// A step may write the block again while a save reads it: it is not saved, whoever asks.
+    /// A step may write the block again while a save reads it, so it is never saved.
     Withdrawn,
 }
 
@@ -80,7 +80,7 @@ impl<B: Block> PrefixCache<B> {
         (filled == planning || filled < committed).then_some(block)
     }
 
-    /// Names a block by its contents. Of two blocks with the same contents the first stays; false: there was one.
+    /// Names a block by its contents. False: another block with the same contents was there, and keeps the name.
     pub(crate) fn store(&mut self, block: B, name: Name) -> bool {
         let Entry::Vacant(entry) = self.blocks.entry(name.key) else { return false };
         entry.insert(block);
@@ -88,14 +88,14 @@ impl<B: Block> PrefixCache<B> {
         true
     }
 
-    /// Notes what is done to keep a block's contents outside. None: they have no name, or no less was done before.
+    /// Raises a block's `Saved`; returns the new name. None: its contents have no name, or the value was no smaller.
     pub(crate) fn mark_saved(&mut self, block: B, saved: Saved) -> Option<Name> {
         let name = self.names[block.number() as usize].as_mut().filter(|name| name.saved < saved)?;
         name.saved = saved;
         Some(*name)
     }
 
-    /// Forgets what a block holds, before it is written again.
+    /// Forgets a block's contents before it is written again.
     pub(crate) fn evict(&mut self, block: B) -> Option<Name> {
         let name = self.names[block.number() as usize].take()?;
         self.blocks.remove(&name.key);

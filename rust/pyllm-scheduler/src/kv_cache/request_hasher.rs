@@ -1,4 +1,4 @@
-//! The names of a prompt's blocks, for whoever is not the scheduler that has them. Knows no cache.
+//! The names of a prompt's blocks, for programs beside the scheduler. Knows no cache.
 
 use crate::config::PrefixHash;
 use crate::error::{Error, Result};

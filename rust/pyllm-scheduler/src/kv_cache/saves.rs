@@ -1,6 +1,6 @@
-//! Blocks whose contents are to be kept outside as well. A candidate holds nothing: what is evicted before it is taken is
-//! not saved. A save under way refers to its block, so that it is neither given away nor written until it ends. Knows
-//! neither reference counts nor where contents go.
+//! Blocks whose contents are to be saved outside. A candidate holds no reference: if its block is evicted first, it is
+//! not saved. A save under way refers to its block, so that it is neither given away nor written until the save ends.
+//! Knows neither reference counts nor the place outside.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,15 +13,15 @@ use crate::request::Retention;
 pub struct Save {
     /// Its name in `Scheduler::finish_save`.
     pub id: SaveId,
-    /// The name of its contents, which are the keys and values of one group of layers.
+    /// The name of its contents: keys and values of one group of layers.
     pub hash: BlockHash,
     /// The group.
     pub group: u32,
-    /// Which block of its chain it is.
+    /// Its position in its chain.
     pub index: u32,
-    /// Where the contents are.
+    /// The block that has the contents.
     pub block: BlockId,
-    /// How long they are to be kept; never `None`.
+    /// How long the contents are kept; never `None`.
     pub retention: Retention,
 }
 
@@ -29,7 +29,7 @@ pub struct Save {
 pub(crate) struct Candidate {
     pub(crate) block: BlockId,
     pub(crate) key: GroupHash,
-    /// Of the block in its chain.
+    /// The block's position in its chain.
     pub(crate) index: u32,
     /// The step that writes it.
     pub(crate) filled: StepId,
@@ -42,7 +42,7 @@ pub(crate) struct Saves {
     most_candidates: usize,
     most_under_way: usize, // 0: nothing is saved
     next: SaveId,
-    /// Candidates that came to nothing.
+    /// Candidates that were not saved.
     pub(crate) num_dropped: u64,
 }
 
@@ -62,7 +62,7 @@ impl Saves {
         self.under_way.len()
     }
 
-    /// Saves that refer to a block.
+    /// The number of saves that refer to a block.
     pub(crate) fn references(&self, block: BlockId) -> u32 {
         self.under_way.values().filter(|&&saved| saved == block).count() as u32
     }
@@ -78,25 +78,25 @@ impl Saves {
         self.candidates.push_back(candidate);
     }
 
-    /// A block may be written again: it is not saved.
+    /// Drops the candidates of a block that may be written again.
     pub(crate) fn withdraw(&mut self, block: BlockId) {
         let before = self.candidates.len();
         self.candidates.retain(|candidate| candidate.block != block);
         self.num_dropped += (before - self.candidates.len()) as u64;
     }
 
-    /// Whether `next` may give something: a candidate that a step before `committed` has written.
+    /// Whether `next` returns a candidate: one that a step before `committed` has written.
     pub(crate) fn has_next(&self, committed: StepId) -> bool {
         let is_written = self.candidates.front().is_some_and(|candidate| candidate.filled < committed);
         is_written && self.under_way.len() < self.most_under_way
     }
 
-    /// The next candidate. The caller calls `begin` for it, or drops it.
+    /// The next candidate. The caller calls `begin` for it, or counts it as dropped.
     pub(crate) fn next(&mut self, committed: StepId) -> Option<Candidate> {
         if self.has_next(committed) { self.candidates.pop_front() } else { None }
     }
 
-    /// The caller adds a reference to the block, until `finish`.
+    /// Begins a save. The caller adds a reference to the block, and drops it after `finish`.
     pub(crate) fn begin(&mut self, block: BlockId) -> SaveId {
         let save = self.next;
         self.next = SaveId(save.0 + 1);
@@ -104,18 +104,18 @@ impl Saves {
         save
     }
 
-    /// Gives the block to let go of.
+    /// Ends a save. Returns its block, whose reference the caller drops.
     pub(crate) fn finish(&mut self, save: SaveId) -> Option<BlockId> {
         self.under_way.remove(&save)
     }
 
-    /// What is not under way is known by no name any more.
+    /// Drops all candidates, as the names of their contents are void.
     pub(crate) fn forget(&mut self) {
         self.num_dropped += self.candidates.len() as u64;
         self.candidates.clear();
     }
 
-    /// The device is lost, and with it all that was to be saved.
+    /// The device is lost: drops all candidates and all saves under way.
     pub(crate) fn clear(&mut self) {
         self.num_dropped += self.under_way.len() as u64;
         self.under_way.clear();

@@ -11,7 +11,7 @@ pub(crate) struct TierCache<B> {
     names: PrefixCache<B>,
 }
 
-/// What an allocated block held until now.
+/// The contents that an allocated block had until now.
 pub(crate) struct Evicted {
     pub(crate) name: Name,
     pub(crate) hits: u8,
@@ -69,7 +69,7 @@ impl<B: Block> TierCache<B> {
         self.pool.num_owed()
     }
 
-    /// A block to write to, with one reference, and what it held. See `BlockPool::allocate`.
+    /// A block to write to, with one reference, and its old contents. See `BlockPool::allocate`.
     pub(crate) fn allocate(&mut self, in_window: bool) -> Option<(B, Option<Evicted>)> {
         let block = self.pool.allocate(in_window)?;
         let evicted = self.names.evict(block).map(|name| Evicted { name, hits: self.pool.hits(block) });
@@ -91,7 +91,7 @@ impl<B: Block> TierCache<B> {
         self.pool.free(block);
     }
 
-    /// Names what a block in use holds. False: another block holds the same and stays.
+    /// Names the contents of a block in use. False: another block has the same contents, and keeps the name.
     pub(crate) fn store(&mut self, block: B, name: Name) -> bool {
         let is_first = self.names.store(block, name);
         if is_first {
@@ -105,19 +105,19 @@ impl<B: Block> TierCache<B> {
         self.names.mark_saved(block, saved)
     }
 
-    /// What a block in use holds was hit this often on the other tier.
+    /// The contents of a block in use had this many hits on the other tier.
     pub(crate) fn raise_hits(&mut self, block: B, hits: u8) {
         self.pool.raise_hits(block, hits);
     }
 
-    /// What a block holds was in use on the other tier until now, and was hit there.
+    /// The contents of a block were in use on the other tier until now, and had this many hits there.
     pub(crate) fn refresh(&mut self, block: B, hits: u8) {
         self.pool.hold(block);
         self.pool.raise_hits(block, hits);
         self.pool.free(block);
     }
 
-    /// No block holds anything known; blocks in use stay in use.
+    /// Forgets the contents of all blocks; blocks in use stay in use.
     pub(crate) fn forget(&mut self) {
         for block in (0..self.num_blocks()).map(B::new) {
             if self.names.evict(block).is_some() {

@@ -1,6 +1,6 @@
-//! Keys and values from outside. Nothing calls back: an offer, and how a load ended, are inputs. What an asynchronous
-//! load brings goes into the prefix cache, where the request finds it; a synchronous one is done before the step that
-//! builds on it, and if it fails that step's row comes to nothing. What could not be loaded is computed.
+//! Keys and values from outside. Nothing calls back: offers and the ends of loads are inputs. An asynchronous load puts
+//! its blocks into the prefix cache, where the request finds them. A synchronous load ends before the step that reads
+//! it; if it fails, that step's row is void. Tokens that could not be loaded are computed.
 
 use std::ops::Range;
 
@@ -15,21 +15,21 @@ use crate::sequence::{Offer, Sequence, State};
 use super::Scheduler;
 use super::planning::Planning;
 
-/// What is to be loaded, and where to. Whole blocks.
+/// A load of whole blocks, and the device's blocks that it fills.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
     /// Its name in `Scheduler::finish_load`.
     pub id: LoadId,
-    /// Whose tokens: its prompt's, and if it has one sample that goes on, those of its output.
+    /// The client of the request. Its prompt is loaded, and its output if it has one unfinished sample.
     pub client: ClientId,
     /// The client's name for it.
     pub request: RequestId,
     /// Index of the first token to load.
     pub first_token: u32,
-    /// How many.
+    /// The number of tokens.
     pub num_tokens: u32,
-    /// One list for each group of layers. Without a window it has every block of these tokens; with one only the last,
-    /// which later tokens still read.
+    /// One list for each group of layers. Without a window it has every block of these tokens; with a window only the
+    /// last ones, which later tokens still read.
     pub blocks: Vec<Vec<BlockId>>,
     /// The step that reads them; none where the request waits for the load.
     pub step: Option<StepId>,
@@ -38,16 +38,16 @@ pub struct Load {
 /// A load under way. It refers to its blocks, so that they are not given away while they are written.
 pub(super) struct Loading {
     pub(super) sequence: Key<Sequence>,
-    /// Of each group.
+    /// One for each group.
     pub(super) chains: Vec<LoadedChain>,
-    /// What the prefix cache has before them, which an asynchronous load would be of no use without.
+    /// The blocks before them in the prefix cache. Without these an asynchronous load would be useless.
     pub(super) before: Vec<FoundChain>,
     /// The sequence's blocks that are loaded.
     range: Range<u32>,
     step: Option<StepId>,
-    /// Whether what it brings counts as found at first admission.
+    /// Whether its tokens count as cached at first admission.
     is_first: bool,
-    /// Whether what it brings was computed with other weights.
+    /// Whether its blocks were computed with other weights.
     pub(super) is_stale: bool,
 }
 
@@ -58,8 +58,8 @@ pub(super) struct LoadedChain {
 }
 
 impl Scheduler {
-    /// The tokens of a request that either tier of the prefix cache has now, and the names of the full blocks that could
-    /// be loaded for it, from the first on: those of the prompt, and of the output where one sample goes on. Without
+    /// The number of a request's tokens that the prefix cache has now, and the names of all full blocks that could be
+    /// loaded, from the first on: those of the prompt, and of the output if there is one unfinished sample. Without
     /// prefix caching there are none.
     ///
     /// Errors: `UnknownRequest`.
@@ -87,8 +87,8 @@ impl Scheduler {
         self.times.is_measured().then(|| self.times.prefill_seconds(num_tokens))
     }
 
-    /// The keys and values of a request's first `num_tokens` tokens can be loaded from outside: by the step that needs
-    /// them, or asynchronously, in which case the request waits. It is used if it is more than the prefix cache has.
+    /// The keys and values of a request's first `num_tokens` tokens can be loaded from outside: before the step that
+    /// reads them, or asynchronously while the request waits. The offer is used if the prefix cache has fewer tokens.
     ///
     /// Errors: `Disabled` without prefix caching, `UnknownRequest`, `TooLate` while it has blocks or a step in flight.
     pub fn offer_load(
@@ -103,7 +103,7 @@ impl Scheduler {
         }
         let key = self.find(client, request)?;
         let mut live = super::live_sequences(&self.requests[key]).into_iter().map(|key| &self.sequences[key]);
-        // One that was preempted, or lost what it had with the device, starts as a new one does.
+        // A sequence that was preempted, or lost its blocks with the device, starts like a new one.
         let starts = |sequence: &Sequence| {
             let has_place = matches!(sequence.state, State::Running(_) | State::Loading) || sequence.is_on_host();
             !has_place && sequence.num_in_flight == 0
@@ -121,8 +121,8 @@ impl Scheduler {
         std::mem::take(&mut self.new_loads)
     }
 
-    /// A load has ended, with so many of its tokens in place, from the first on; fewer than all is a failure. One that
-    /// a step reads need not be reported if it succeeds: the step's commit says so.
+    /// A load has ended, with its first `num_tokens` tokens in place; fewer than all is a failure. The success of a
+    /// load that a step reads need not be reported: the step's commit implies it.
     ///
     /// Errors: `UnknownLoad`.
     pub fn finish_load(&mut self, load: LoadId, num_tokens: u32) -> Result<()> {
@@ -150,7 +150,7 @@ impl Scheduler {
                 }
                 self.sequences[key].load = None;
             }
-            // They are complete, as if a step had filled them that is committed.
+            // They are complete, as if a committed step had filled them.
             let filled = Filled { step: StepId(self.oldest_step().0.saturating_sub(1)), is_loaded: true };
             let sequence = &self.sequences[key];
             let live = &self.requests[sequence.request];
@@ -172,7 +172,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The first in the queue, taken out of it: true if it now waits for an asynchronous load.
+    /// Begins the asynchronous load of a sequence that was just taken from the queue. False: it needs none.
     pub(super) fn begin_asynchronous_load(&mut self, key: Key<Sequence>) -> bool {
         let num_cached = self.found.length;
         let Some(num_offered) = self.offered_blocks(key, true) else { return false };
@@ -203,7 +203,7 @@ impl Scheduler {
         true
     }
 
-    /// Has the step that is being planned load what is offered beyond what the sequence has.
+    /// Begins a load, by the step that is being planned, of offered tokens that the sequence does not have.
     pub(super) fn begin_load_in_step(&mut self, key: Key<Sequence>, planning: &mut Planning) {
         let Some(num_offered) = self.offered_blocks(key, false) else { return };
         let sequence = &mut self.sequences[key];
@@ -281,8 +281,8 @@ impl Scheduler {
         }
     }
 
-    /// Whole blocks of what is offered, without the last known token, which is computed in any case. A load names no
-    /// sample, so of several that resume only the prompt is loaded.
+    /// The number of whole blocks that are offered, without the last known token, which is always computed. A load
+    /// names no sample, so if several samples resume only the prompt is loaded.
     pub(super) fn offered_blocks(&self, key: Key<Sequence>, asynchronous: bool) -> Option<u32> {
         let sequence = &self.sequences[key];
         let live = &self.requests[sequence.request];
