@@ -245,10 +245,13 @@ def _connect(url: str, deadline: float) -> "Redis":
             url, socket_timeout=deadline, socket_connect_timeout=deadline, retry=Retry(NoBackoff(), 0), protocol=2
         )
         client.connection_pool.make_connection()  # It connects to nothing, and reads the URL's options.
+        parts = urlsplit(url)
+        if parts.scheme != "unix" and parts.path.strip("/"):
+            int(parts.path.strip("/"))  # Else it is behind a / of a password, and redis-py would take localhost.
     except Exception:  # noqa: BLE001 - of whatever kind; its text may hold parts of the URL
         raise ConfigError(
             "the URL of the KV store in Redis does not read: write redis://[user:password@]host[:port][/db], or "
-            "rediss:// for TLS"
+            "rediss:// for TLS; a / in the password is written %2F"
         ) from None
     if client.get_encoder().decode_responses:
         raise ConfigError("the URL of the KV store in Redis asks for text, and blocks are none: no decode_responses")

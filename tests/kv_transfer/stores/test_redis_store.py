@@ -234,6 +234,7 @@ def test_a_call_that_waits_for_the_server_outlives_close() -> None:
     [
         f"http://:{SECRET}@host",
         f"redis://:{SECRET}@host:port",
+        f"redis://:/{SECRET}@host:6379/0",
         f"redis://h?db={SECRET}",
         f"redis://h?x={SECRET}",
     ],
