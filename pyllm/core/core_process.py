@@ -29,7 +29,7 @@ from pyllm.core.executors.host_inventory import whole_blocks
 from pyllm.core.fingerprints import fingerprints
 from pyllm.core.loop import EngineCore
 from pyllm.core.policy_plugins import Policy, load_policy
-from pyllm.errors import ConfigError, StartError
+from pyllm.errors import ConfigError, EngineDeadError, StartError, WorkerDeadError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, find_connector, make_scheduler_connector
 from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
@@ -119,6 +119,14 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
     numerics, cache_namespace = fingerprints(config, groups, instruction_sets, weights)
     swap_block_seconds = max(await executor.collective("swap_seconds"))
     token_seconds = _through_all_stages(await executor.collective("token_seconds"), engine.parallel)
+    context = ConnectorContext(
+        namespace=bytes.fromhex(cache_namespace),
+        block_size=block_size,
+        num_ranks=num_ranks(engine.parallel),
+        windows=tuple(group.window for group in groups),
+        cache=engine.cache,
+    )
+    connector = await _connect(config, executor, context)
     try:
         scheduler = Scheduler(
             block_size=block_size,
@@ -131,7 +139,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
             swap_block_seconds=swap_block_seconds,
             enable_prefix_caching=engine.cache.enable_prefix_caching,
             max_pinned_blocks=engine.cache.max_pinned_blocks,
-            max_saving_blocks=_max_saving_blocks(engine, num_blocks),
+            max_saving_blocks=0 if connector is None else _max_saving_blocks(engine, num_blocks),
             prefix_hash=engine.cache.prefix_hash,
             prefix_hash_seed=engine.cache.prefix_hash_seed,
             cache_namespace=cache_namespace,
@@ -143,6 +151,8 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
             **live_settings(engine.scheduler),
         )
     except SchedulerError as error:
+        if connector is not None:
+            connector.shutdown()
         raise ConfigError(str(error)) from error
     kv_cache_tokens = scheduler.longest_sequence() or max_model_len
     if kv_cache_tokens < max_model_len:
@@ -182,7 +192,6 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         and (engine.device.batch_invariant or is_rust(engine.device, engine.device.device, dtypes)),
         saves_kv_blocks=_saves(engine),
     )
-    connector = await _connect(engine, executor, model)
     host_blocks = await whole_blocks(executor) if num_host_blocks else b""
     ready = Ready(PROTOCOL_VERSION, epoch, model, numerics)
     return CoreParts(scheduler, ready, policy, token_seconds, connector, host_blocks)
@@ -260,24 +269,31 @@ def _saves(engine: EngineConfig) -> bool:
     return transfer is not None and transfer.saves
 
 
-async def _connect(engine: EngineConfig, executor: Executor, model: ModelInfo) -> SchedulerConnector | None:
-    """Make both halves of the KV connector, if there is to be one. Raises ConfigError."""
-    transfer = engine.kv_transfer.kv_transfer_config
+async def _connect(config: CoreConfig, executor: Executor, context: ConnectorContext) -> SchedulerConnector | None:
+    """Make both halves of the KV connector, if there is to be one.
+
+    A successor goes on without: a store that is gone by now must not end the streams that wait for this core.
+
+    Raises:
+        ConfigError: the first core's could not be made.
+    """
+    transfer = config.engine.kv_transfer.kv_transfer_config
     if transfer is None:
         return None
-    context = ConnectorContext(
-        namespace=bytes.fromhex(model.cache_namespace),
-        block_size=model.block_size,
-        num_ranks=num_ranks(engine.parallel),
-        windows=model.kv_windows,
-        cache=engine.cache,
-    )
-    connector = make_scheduler_connector(transfer, context)
     try:
-        await executor.collective("register_kv_caches", model.cache_namespace)
-    except BaseException:
-        connector.shutdown()
+        connector = make_scheduler_connector(transfer, context)
+        try:
+            await executor.collective("register_kv_caches", context.namespace.hex())
+        except BaseException:
+            connector.shutdown()
+            raise
+    except WorkerDeadError:
         raise
+    except (ConfigError, EngineDeadError) as error:
+        if not config.is_successor:
+            raise
+        logger.error("KV blocks are neither loaded nor saved until the core starts again: %s", error)
+        return None
     return connector
 
 
