@@ -109,17 +109,24 @@ class SegmentFolder:
         """Free its bytes at once, also those that readers have open; its file stays open here. Under the lock.
 
         Returns:
-            False where it stays: another process writes it, or it cannot be removed.
+            False where it stays: another process writes it, or it cannot be cut.
+
+        Raises:
+            OSError: its name stays. Those of others would, too, and they still have their blocks.
         """
         if not self._files.lock(segment.fd):
             return False
         try:
             self._files.truncate(segment.fd, 0)
+        except OSError:
+            self._files.unlock(segment.fd)
+            return False
+        try:
             with suppress(FileNotFoundError):  # An earlier try came so far.
                 self._files.remove(segment.path)
         except OSError:
             self._files.unlock(segment.fd)
-            return False
+            raise
         del self.segments[segment.path.name], self._max_bytes[segment.path.name]
         self._count_up()
         return True

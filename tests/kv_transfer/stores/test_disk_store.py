@@ -1,5 +1,6 @@
 """The disk store on real files: what it keeps, for whom, and what it tells."""
 
+import errno
 import logging
 import os
 import re
@@ -25,6 +26,17 @@ class UnsyncedFiles(SystemFiles):
 
     def sync_folder(self, folder: Path) -> None:
         pass
+
+
+class KeepingFiles(UnsyncedFiles):
+    """While it `keeps` names, the folder may not be changed, and its files may."""
+
+    keeps = False
+
+    def remove(self, path: Path) -> None:
+        if self.keeps:
+            raise PermissionError(errno.EACCES, "the folder is read-only", str(path))
+        super().remove(path)
 
 
 def open_store(folder: Path, capacity: int = CAPACITY) -> DiskStore:
@@ -198,6 +210,20 @@ def test_a_folder_that_somebody_deletes_is_made_anew(folder: Path, store: DiskSt
     assert save(store, range(20)) == [True] * 20
     assert load(other, range(20)) == list(range(20))
     other.close()
+
+
+def test_a_folder_that_loses_no_name_keeps_all_but_one_segment(folder: Path) -> None:
+    files = KeepingFiles()
+    store = DiskStore(folder, CAPACITY, files)
+    save(store, range(200))
+    before = lookup(store, range(200))
+    files.keeps = True
+    assert not all(save(store, range(200, 230)))
+    assert len(load(store, before)) >= len(before) - 9
+    files.keeps = False
+    assert save(store, range(200, 230)) == [True] * 30
+    assert num_bytes(folder) <= CAPACITY
+    store.close()
 
 
 def test_a_block_of_another_size_is_not_found(store: DiskStore) -> None:
