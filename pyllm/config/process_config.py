@@ -15,7 +15,10 @@ class _ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class CoreConfig(_ProcessConfig, frozen=True):
-    """The configuration of one EngineCore process; `kept` is what the core before it has left, if there was one."""
+    """The configuration of one EngineCore process.
+
+    `is_successor` if there was a core before it, whose clients wait for this one; `kept` is what that core has left.
+    """
 
     engine: EngineConfig
     checkpoint: Checkpoint
@@ -27,6 +30,7 @@ class CoreConfig(_ProcessConfig, frozen=True):
     num_threads: int | None = None  # of each rank on this machine; None: they share the CPUs
     fork_server: str = ""  # path of the socket of the process that forks workers; empty: there are none
     index: int = 0
+    is_successor: bool = False
     kept: Kept = Kept()
 
 

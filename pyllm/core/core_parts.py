@@ -22,7 +22,7 @@ from pyllm.core.executors.host_inventory import whole_blocks
 from pyllm.core.fingerprints import fingerprints
 from pyllm.core.loop import EngineCore
 from pyllm.core.policy_plugins import Policy, load_policy
-from pyllm.errors import ConfigError
+from pyllm.errors import ConfigError, EngineDeadError, WorkerDeadError
 from pyllm.families.kv_layout import KVGroup, kv_groups
 from pyllm.kv_transfer import ConnectorContext, SchedulerConnector, find_connector, make_scheduler_connector
 from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, offered_names
@@ -78,17 +78,31 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
     instruction_sets = await executor.collective("instruction_set")
     numerics, cache_namespace = fingerprints(config, groups, instruction_sets, weights)
     token_seconds = _through_all_stages(await executor.collective("token_seconds"), engine.parallel)
-    epoch = secrets.randbits(63)
-    scheduler = _make_scheduler(
-        config,
-        groups,
-        num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks,
-        swap_block_seconds=max(await executor.collective("swap_seconds")),
-        max_model_len=max_model_len,
-        cache_namespace=cache_namespace,
-        incarnation=epoch,
+    context = ConnectorContext(
+        namespace=bytes.fromhex(cache_namespace),
+        block_size=engine.cache.block_size,
+        num_ranks=num_ranks(engine.parallel),
+        windows=tuple(group.window for group in groups),
+        cache=engine.cache,
     )
+    connector = await _connect(config, executor, context)
+    epoch = secrets.randbits(63)
+    try:
+        scheduler = _make_scheduler(
+            config,
+            groups,
+            num_blocks=num_blocks,
+            max_saving_blocks=0 if connector is None else _max_saving_blocks(engine, num_blocks),
+            num_host_blocks=num_host_blocks,
+            swap_block_seconds=max(await executor.collective("swap_seconds")),
+            max_model_len=max_model_len,
+            cache_namespace=cache_namespace,
+            incarnation=epoch,
+        )
+    except SchedulerError as error:
+        if connector is not None:
+            connector.shutdown()
+        raise ConfigError(str(error)) from error
     kv_cache_tokens = scheduler.longest_sequence() or max_model_len
     if kv_cache_tokens < max_model_len:
         logger.warning(
@@ -104,7 +118,6 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         kv_cache_tokens=kv_cache_tokens,
         cache_namespace=cache_namespace,
     )
-    connector = await _connect(engine, executor, model)
     host_blocks = await whole_blocks(executor) if num_host_blocks else b""
     ready = Ready(PROTOCOL_VERSION, epoch, model, numerics)
     return CoreParts(scheduler, ready, policy, token_seconds, connector, host_blocks)
@@ -175,30 +188,25 @@ async def _allocate(config: CoreConfig, executor: Executor) -> tuple[int, int]:
     return num_blocks, num_host_blocks
 
 
-def _make_scheduler(config: CoreConfig, groups: Sequence[KVGroup], *, num_blocks: int, **measured: Any) -> Scheduler:
-    """From the settings and what is `measured` or derived. Raises ConfigError."""
+def _make_scheduler(config: CoreConfig, groups: Sequence[KVGroup], **measured: Any) -> Scheduler:
+    """From the settings and what is `measured` or derived. Raises SchedulerError."""
     engine = config.engine
-    try:
-        return Scheduler(
-            block_size=engine.cache.block_size,
-            num_blocks=num_blocks,
-            max_num_seqs=engine.scheduler.max_num_seqs,
-            vocab_size=config.checkpoint.spec.vocab_size,
-            kv_groups=[{"window": group.window} for group in groups],
-            enable_prefix_caching=engine.cache.enable_prefix_caching,
-            max_pinned_blocks=engine.cache.max_pinned_blocks,
-            max_saving_blocks=_max_saving_blocks(engine, num_blocks),
-            prefix_hash=engine.cache.prefix_hash,
-            prefix_hash_seed=engine.cache.prefix_hash_seed,
-            separate_outputs=bool(engine.sparse.sparse_attention),
-            enable_kv_cache_events=engine.cache.enable_kv_cache_events,
-            num_speculative_tokens=engine.scheduler.num_speculative_tokens or 0,
-            pipeline_parallel_size=engine.parallel.pipeline_parallel_size,
-            **measured,
-            **live_settings(engine.scheduler),
-        )
-    except SchedulerError as error:
-        raise ConfigError(str(error)) from error
+    return Scheduler(
+        block_size=engine.cache.block_size,
+        max_num_seqs=engine.scheduler.max_num_seqs,
+        vocab_size=config.checkpoint.spec.vocab_size,
+        kv_groups=[{"window": group.window} for group in groups],
+        enable_prefix_caching=engine.cache.enable_prefix_caching,
+        max_pinned_blocks=engine.cache.max_pinned_blocks,
+        prefix_hash=engine.cache.prefix_hash,
+        prefix_hash_seed=engine.cache.prefix_hash_seed,
+        separate_outputs=bool(engine.sparse.sparse_attention),
+        enable_kv_cache_events=engine.cache.enable_kv_cache_events,
+        num_speculative_tokens=engine.scheduler.num_speculative_tokens or 0,
+        pipeline_parallel_size=engine.parallel.pipeline_parallel_size,
+        **measured,
+        **live_settings(engine.scheduler),
+    )
 
 
 def _model_info(
@@ -268,24 +276,31 @@ def _saves(engine: EngineConfig) -> bool:
     return transfer is not None and transfer.saves
 
 
-async def _connect(engine: EngineConfig, executor: Executor, model: ModelInfo) -> SchedulerConnector | None:
-    """Make both halves of the KV connector, if there is to be one. Raises ConfigError."""
-    transfer = engine.kv_transfer.kv_transfer_config
+async def _connect(config: CoreConfig, executor: Executor, context: ConnectorContext) -> SchedulerConnector | None:
+    """Make both halves of the KV connector, if there is to be one.
+
+    A successor goes on without: a store that is gone by now must not end the streams that wait for this core.
+
+    Raises:
+        ConfigError: the first core's could not be made.
+    """
+    transfer = config.engine.kv_transfer.kv_transfer_config
     if transfer is None:
         return None
-    context = ConnectorContext(
-        namespace=bytes.fromhex(model.cache_namespace),
-        block_size=model.block_size,
-        num_ranks=num_ranks(engine.parallel),
-        windows=model.kv_windows,
-        cache=engine.cache,
-    )
-    connector = make_scheduler_connector(transfer, context)
     try:
-        await executor.collective("register_kv_caches", model.cache_namespace)
-    except BaseException:
-        connector.shutdown()
+        connector = make_scheduler_connector(transfer, context)
+        try:
+            await executor.collective("register_kv_caches", context.namespace.hex())
+        except BaseException:
+            connector.shutdown()
+            raise
+    except WorkerDeadError:
         raise
+    except (ConfigError, EngineDeadError) as error:
+        if not config.is_successor:
+            raise
+        logger.error("KV blocks are neither loaded nor saved until the core starts again: %s", error)
+        return None
     return connector
 
 

@@ -170,7 +170,8 @@ class SuccessiveCores:
         engine = msgspec.structs.replace(config.engine, scheduler=scheduler)
         kept = Kept(self._settings, tuple(self._ended), self._workers) if number else Kept()
         # Clients know the port that was chosen, where that was left open.
-        return msgspec.structs.replace(config, engine=engine, bind=address or config.bind, kept=kept)
+        bind = address or config.bind
+        return msgspec.structs.replace(config, engine=engine, bind=bind, is_successor=number > 0, kept=kept)
 
     def keep(self, kept: Kept) -> None:
         """Keep what a core says for the next one."""

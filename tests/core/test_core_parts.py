@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.engine.step import core_config
 from pyllm._rust import Scheduler, SchedulerError
+from pyllm.config.kv_transfer_settings import KVTransferConfig, KVTransferSettings
 from pyllm.config.option_reading import config_part
 from pyllm.config.process_config import CoreConfig
 from pyllm.core.core_parts import CoreParts, make_core, start
@@ -172,6 +173,28 @@ async def test_clients_know_whether_blocks_are_saved(tmp_path: Path, role: str, 
     parts.connector.shutdown()
     _, without = await started(tmp_path / "without", CountingExecutor())
     assert (parts.ready.model.saves_kv_blocks, without.ready.model.saves_kv_blocks) == (saves, False)
+
+
+async def test_a_successor_goes_on_without_a_store_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("no folder any more")
+    executor = CountingExecutor()
+    config, _ = await started(tmp_path, executor)
+    transfer = KVTransferSettings(kv_transfer_config=KVTransferConfig(kv_connector="StoreConnector"))
+    cache = msgspec.structs.replace(config.engine.cache, kv_cache_dir=str(tmp_path / "store"))
+    engine = msgspec.structs.replace(config.engine, cache=cache, kv_transfer=transfer)
+    config = msgspec.structs.replace(config, engine=engine)
+    with pytest.raises(ConfigError, match="store of the KV store cannot be used"):
+        await start(config, executor)
+    config = msgspec.structs.replace(config, is_successor=True)
+    parts = await start(config, executor)
+    assert parts.connector is None
+    core = make_core(config, parts, executor, Nobody())
+    parts.scheduler.add(0, 1, bytes(4 * 40), seed=0, max_tokens=2)
+    while await core.step():
+        pass
+    stats = parts.scheduler.stats()
+    assert (stats["num_cached_blocks"] > 0, stats["num_saving_blocks"], stats["num_used_blocks"]) == (True, 0, 0)
+    core.close()
 
 
 async def test_a_recording_is_begun_before_anything_happens(tmp_path: Path) -> None:

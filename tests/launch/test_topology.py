@@ -41,6 +41,7 @@ def test_a_core_that_takes_anothers_place_serves_its_address_and_records_to_a_fi
     assert configure("") == core
     for number in (1, 2):
         successor = configure("tcp://127.0.0.1:4711")
+        assert successor.is_successor
         assert successor.bind == "tcp://127.0.0.1:4711"
         assert successor.engine.scheduler.scheduler_recording == f"{recording}.{number}"
 

@@ -51,7 +51,7 @@ class DiskStore:
         self._capacity = capacity
         self._segment_bytes = max(min(MAX_SEGMENT_BYTES, capacity // MIN_SEGMENTS), capacity // MAX_SEGMENTS)
         self._writing = threading.Lock()  # of the folder and the writer; loads do not need it
-        self._is_closed = self._is_released = self._has_warned = False
+        self._is_closed = self._is_released = self._has_warned = self._has_failed = False
         self._index = BlockIndex(files)
         self._writer: IndexedSegment | None = None
         self._marking = threading.Lock()
@@ -223,7 +223,11 @@ class DiskStore:
                     self._next_writer(header)
                 is_saved = self._writer is not None and self._append(self._writer, header, block)
             except OSError as error:
-                logger.debug("a KV block was not saved: %s", error)
+                level = logging.DEBUG if self._has_failed else logging.WARNING  # A full disk fails each of them.
+                self._has_failed = True
+                logger.log(
+                    level, "a KV block was not saved in %s: %s; num_failed_saves counts them", self._folder.path, error
+                )
         self._count("num_saved" if is_saved else "num_failed_saves")
         self._count("saved_bytes", len(block) if is_saved else 0)
         return is_saved
@@ -231,11 +235,13 @@ class DiskStore:
     def _warn_of_size(self, header: RecordHeader) -> None:
         if not self._has_warned:
             self._has_warned = True
+            segment_bytes = 2 * header.num_bytes
+            num_segments = MIN_SEGMENTS if segment_bytes <= MAX_SEGMENT_BYTES else MAX_SEGMENTS
             logger.warning(
                 "KV blocks of %d bytes are not kept in %d bytes of disk: at least %d are needed (kv_cache_disk_size)",
                 header.num_bytes,
                 self._capacity,
-                2 * MIN_SEGMENTS * header.num_bytes,
+                num_segments * segment_bytes,
             )
 
     def _append(self, entry: IndexedSegment, header: RecordHeader, block: memoryview) -> bool:

@@ -38,7 +38,8 @@ class RedisStore:
     Args:
         url: Messages leave out its user, password and options.
         deadline: Seconds after which a batch is given up.
-        pause: Seconds for which a server that failed is not asked, and for which nothing is saved in a full one.
+        pause: Seconds for which a server that failed is not asked, and for which nothing is saved in one that refuses
+            blocks, as a full one does.
         clock: Seconds, from any start.
 
     Raises:
@@ -61,7 +62,7 @@ class RedisStore:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "kv-redis")
         self._lock = threading.Lock()
         self._is_closed = False
-        self._paused_until = self._full_until = float("-inf")
+        self._paused_until = self._refuses_until = float("-inf")
         self._counts: Counter[str] = Counter()  # fields of `StoreStats`
         self._load_seconds = self._save_seconds = 0.0
 
@@ -91,7 +92,7 @@ class RedisStore:
             return [False] * len(keys)
         start = time.perf_counter()
         until = self._clock() + self._deadline
-        found = None if self._clock() < self._full_until else self._ask(lambda: self._exist(keys), until)
+        found = None if self._clock() < self._refuses_until else self._ask(lambda: self._exist(keys), until)
         saved = [False] * len(keys) if found is None else found
         missing = [] if found is None else [index for index, is_there in enumerate(found) if not is_there]
         if retention == "long" and any(saved):
@@ -172,7 +173,8 @@ class RedisStore:
         pipeline = self._client.pipeline(transaction=False)
         for key in keys:
             pipeline.expire(KEY_PREFIX + key, EXPIRY["long"])
-        pipeline.execute()
+        for answer in pipeline.execute(raise_on_error=False):
+            self._is_taken(answer)
 
     def _get(self, keys: Sequence[bytes], sizes: Sequence[int]) -> list[bytes | None]:
         values: list[bytes | None] = []
@@ -186,17 +188,23 @@ class RedisStore:
             pipeline = self._client.pipeline(transaction=False)
             for key, value in zip(keys, values, strict=True):
                 pipeline.set(KEY_PREFIX + key, value, ex=expiry)
-            return [self._is_set(answer) for answer in pipeline.execute(raise_on_error=False)]
+            return [self._is_taken(answer) for answer in pipeline.execute(raise_on_error=False)]
 
         return set_all
 
-    def _is_set(self, answer: Any) -> bool:
-        from redis.exceptions import OutOfMemoryError
+    def _is_taken(self, answer: Any) -> bool:
+        """Whether the server has done what it was to write. One that refuses still gives what it has."""
+        from redis.exceptions import ResponseError
 
-        if isinstance(answer, OutOfMemoryError):
-            if self._clock() >= self._full_until:
-                logger.warning("Redis at %s is full: nothing is saved there for %g s", self._server, self._pause)
-            self._full_until = self._clock() + self._pause
+        if isinstance(answer, ResponseError):
+            if self._clock() >= self._refuses_until:
+                logger.warning(
+                    "Redis at %s refuses blocks (%s): nothing is saved there for %g s",
+                    self._server,
+                    answer,
+                    self._pause,
+                )
+            self._refuses_until = self._clock() + self._pause
         elif isinstance(answer, Exception):
             raise answer
         return answer is True
@@ -236,10 +244,13 @@ def _connect(url: str, deadline: float) -> "Redis":
             url, socket_timeout=deadline, socket_connect_timeout=deadline, retry=Retry(NoBackoff(), 0), protocol=2
         )
         client.connection_pool.make_connection()  # Reads the URL's options; connects to nothing.
+        parts = urlsplit(url)
+        if parts.scheme != "unix" and parts.path.strip("/"):
+            int(parts.path.strip("/"))  # Else a / in the password has ended the host, and redis-py takes localhost.
     except Exception:  # noqa: BLE001 - of whatever kind; its text may hold parts of the URL
         raise ConfigError(
             "the URL of the KV store in Redis cannot be read: write redis://[user:password@]host[:port][/db], or "
-            "rediss:// for TLS"
+            "rediss:// for TLS; write a / in the password as %2F"
         ) from None
     if client.get_encoder().decode_responses:
         raise ConfigError("the URL of the KV store in Redis must not set decode_responses: KV blocks are no text")

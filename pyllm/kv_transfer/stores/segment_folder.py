@@ -107,15 +107,22 @@ class SegmentFolder:
     def remove(self, segment: Segment) -> bool:
         """Remove a segment and free its disk space at once; its file stays open here.
 
-        Call it under the lock, for a segment that `take_over` has locked. Returns False if it cannot be removed.
+        Call it under the lock, for a segment that `take_over` has locked. Returns False if it cannot be truncated.
+
+        Raises:
+            OSError: the file cannot be removed. The store ends there: other segments would be emptied for nothing, too.
         """
         try:
             self._files.truncate(segment.fd, 0)
+        except OSError:
+            self.release(segment)
+            return False
+        try:
             with suppress(FileNotFoundError):  # An earlier attempt has removed the name.
                 self._files.remove(segment.path)
         except OSError:
             self.release(segment)
-            return False
+            raise
         del self.segments[segment.path.name], self._max_bytes[segment.path.name]
         self._increment_generation()
         return True

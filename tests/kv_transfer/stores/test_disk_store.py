@@ -1,6 +1,9 @@
 """The disk store on real files: what it keeps, for whom, and what it tells."""
 
+import errno
+import logging
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -13,7 +16,7 @@ from pyllm.errors import ConfigError
 from pyllm.kv_transfer.stores import DiskStore
 from pyllm.kv_transfer.stores.file_layer import SystemFiles
 from tests.kv_transfer.stores.blocks import BLOCK_BYTES, key_of, load, lookup, save, value_of
-from tests.kv_transfer.stores.simulated_disk import SimulatedDisk, SimulatedFiles
+from tests.kv_transfer.stores.simulated_disk import Faults, SimulatedDisk, SimulatedFiles
 
 CAPACITY = 64 << 10  # 8 segments of 9 blocks each
 
@@ -23,6 +26,17 @@ class UnsyncedFiles(SystemFiles):
 
     def sync_folder(self, folder: Path) -> None:
         pass
+
+
+class KeepingFiles(UnsyncedFiles):
+    """While it `keeps` names, the folder may not be changed, and its files may."""
+
+    keeps = False
+
+    def remove(self, path: Path) -> None:
+        if self.keeps:
+            raise PermissionError(errno.EACCES, "the folder is read-only", str(path))
+        super().remove(path)
 
 
 def open_store(folder: Path, capacity: int = CAPACITY) -> DiskStore:
@@ -212,6 +226,20 @@ def test_a_folder_that_somebody_deletes_is_made_anew(folder: Path, store: DiskSt
     other.close()
 
 
+def test_a_folder_that_loses_no_name_keeps_all_but_one_segment(folder: Path) -> None:
+    files = KeepingFiles()
+    store = DiskStore(folder, CAPACITY, files)
+    save(store, range(200))
+    before = lookup(store, range(200))
+    files.keeps = True
+    assert not all(save(store, range(200, 230)))
+    assert len(load(store, before)) >= len(before) - 9
+    files.keeps = False
+    assert save(store, range(200, 230)) == [True] * 30
+    assert num_bytes(folder) <= CAPACITY
+    store.close()
+
+
 def test_a_block_of_another_size_is_not_found(store: DiskStore) -> None:
     save(store, [1])
     assert store.load([key_of(1)], [memoryview(bytearray(BLOCK_BYTES - 1))]) == [False]
@@ -221,6 +249,32 @@ def test_a_block_of_another_size_is_not_found(store: DiskStore) -> None:
 def test_a_block_that_is_too_large_is_not_kept(store: DiskStore) -> None:
     assert store.save([key_of(1), b"k" * 256], [memoryview(bytes(8000)), memoryview(b"value")]) == [False, False]
     assert store.stats()[0].num_failed_saves == 2
+
+
+def test_a_full_disk_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    files = SimulatedFiles(SimulatedDisk(0))
+    store = DiskStore(Path("/kv"), CAPACITY, files)
+    assert save(store, range(3)) == [True] * 3
+    files.faults = Faults(full=1.0)
+    assert save(store, range(6)) == [True] * 3 + [False] * 3
+    assert load(store, range(6)) == [0, 1, 2]
+    (told,) = (record for record in caplog.records if record.levelno == logging.WARNING)
+    assert "/kv: [Errno 28]" in told.getMessage()
+
+
+@pytest.mark.parametrize(("capacity", "num_block_bytes"), [(CAPACITY, 8000), (4 << 30, 33 << 20)])
+def test_a_block_that_is_too_large_is_kept_with_the_size_that_is_told(
+    folder: Path, caplog: pytest.LogCaptureFixture, capacity: int, num_block_bytes: int
+) -> None:
+    block = memoryview(bytes(num_block_bytes))
+    store = open_store(folder, capacity)
+    assert store.save([key_of(1)], [block]) == [False]
+    store.close()
+    (told,) = re.findall(r"at least (\d+) are needed", caplog.text)
+    for size, is_kept in ((int(told) - 1, False), (int(told), True)):
+        store = open_store(folder, size)
+        assert store.save([key_of(1)], [block]) == [is_kept]
+        store.close()
 
 
 def test_a_folder_that_cannot_be_used_is_a_wrong_setting(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from pyllm.errors import ConfigError
-from pyllm.kv_transfer.stores import RedisStore
+from pyllm.kv_transfer.stores import RedisStore, Retention
 from pyllm.kv_transfer.stores.redis_store import KEY_PREFIX
 from tests.kv_transfer.stores.blocks import BLOCK_BYTES, key_of, load, lookup, save
 from tests.kv_transfer.stores.redis_server import free_port, listener, redis_server
@@ -108,14 +108,19 @@ def test_a_block_of_another_key_or_size_is_not_loaded(server: Redis, store: Redi
     assert load(store, [1]) == [1]
 
 
-def test_a_full_server_is_not_saved_to_for_a_while(server: Redis, folder: Path) -> None:
+@pytest.mark.parametrize(("setting", "refusing"), [("maxmemory", 1), ("min-replicas-to-write", 1)])
+@pytest.mark.parametrize("retention", ["default", "long"])
+def test_a_server_that_refuses_blocks_is_not_saved_to_for_a_while(
+    server: Redis, folder: Path, setting: str, refusing: int, retention: Retention
+) -> None:
+    """One that is full, or that takes nothing: a replica, or one whose own disk is full."""
     clock = Clock()
     store = RedisStore(f"unix://{folder}/redis.sock", deadline=30, pause=5, clock=clock)
     save(store, range(3))
-    server.config_set("maxmemory", 1)
-    assert save(store, range(5)) == [True] * 3 + [False] * 2
-    assert load(store, range(5)) == [0, 1, 2]  # It is not full for readers.
-    server.config_set("maxmemory", 0)
+    server.config_set(setting, refusing)
+    assert save(store, range(5), retention) == [True] * 3 + [False] * 2
+    assert load(store, range(5)) == [0, 1, 2]  # It still gives what it has.
+    server.config_set(setting, 0)
     assert save(store, [4]) == [False]
     clock.now = 5
     assert save(store, [4]) == [True]
@@ -225,7 +230,14 @@ def test_a_call_that_waits_for_the_server_outlives_close() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", [f"http://:{SECRET}@host", f"redis://:{SECRET}@host:port", f"redis://h?db={SECRET}", f"redis://h?x={SECRET}"]
+    "url",
+    [
+        f"http://:{SECRET}@host",
+        f"redis://:{SECRET}@host:port",
+        f"redis://:/{SECRET}@host:6379/0",
+        f"redis://h?db={SECRET}",
+        f"redis://h?x={SECRET}",
+    ],
 )
 def test_a_wrong_url_is_told_without_its_password(url: str) -> None:
     with pytest.raises(ConfigError, match="the URL of the KV store in Redis cannot be read") as caught:
