@@ -26,7 +26,7 @@ from pyllm.kv_transfer.stores.block_record import (
 )
 from pyllm.kv_transfer.stores.file_layer import Files, SystemFiles
 from pyllm.kv_transfer.stores.segment import Place
-from pyllm.kv_transfer.stores.segment_folder import SegmentFolder
+from pyllm.kv_transfer.stores.segment_folder import FolderBusyError, SegmentFolder
 from pyllm.kv_transfer.stores.store import Retention, StoreStats
 
 MAX_SEGMENT_BYTES = 64 << 20  # unless there would be more than MAX_SEGMENTS
@@ -51,7 +51,7 @@ class DiskStore:
         self._capacity = capacity
         self._segment_bytes = max(min(MAX_SEGMENT_BYTES, capacity // MIN_SEGMENTS), capacity // MAX_SEGMENTS)
         self._writing = threading.Lock()  # of the folder and the writer; loads do not need it
-        self._is_closed = self._is_released = self._has_warned = self._has_failed = False
+        self._is_closed = self._is_released = self._is_busy = self._has_warned = self._has_failed = False
         self._index = BlockIndex(files)
         self._writer: IndexedSegment | None = None
         self._marking = threading.Lock()
@@ -100,6 +100,7 @@ class DiskStore:
                 self._keep_longer(key)
         try:
             with self._writing:
+                self._is_busy = False
                 saved = [
                     not self._is_closed
                     and (header is None or header.key in self._index or self._save_one(header, block))
@@ -217,11 +218,14 @@ class DiskStore:
         is_saved = False
         if header.num_bytes > self._segment_bytes // 2:
             self._warn_of_size(header)
-        elif len(header.key) <= MAX_KEY_BYTES:
+        elif len(header.key) <= MAX_KEY_BYTES and not self._is_busy:
             try:
                 if self._writer is None or not self._writer.segment.has_room(header):
                     self._next_writer(header)
                 is_saved = self._writer is not None and self._append(self._writer, header, block)
+            except FolderBusyError as error:  # The other blocks of the batch do not wait for as long again.
+                self._is_busy = True
+                logger.debug("KV blocks were not saved: %s", error)
             except OSError as error:
                 level = logging.DEBUG if self._has_failed else logging.WARNING  # A full disk fails each of them.
                 self._has_failed = True

@@ -226,6 +226,28 @@ def test_a_folder_that_somebody_deletes_is_made_anew(folder: Path, store: DiskSt
     other.close()
 
 
+class BusyFiles(UnsyncedFiles):
+    """Another process holds the folder's lock while it `is_busy`. Counts the times that somebody waits for it."""
+
+    is_busy = False
+    num_waits = 0
+
+    def lock(self, fd: int, seconds: float = 0.0) -> bool:
+        self.num_waits += self.is_busy and seconds > 0
+        return not (self.is_busy and seconds > 0) and super().lock(fd, seconds)
+
+
+def test_a_batch_waits_once_for_the_lock_of_the_folder(folder: Path) -> None:
+    files = BusyFiles()
+    store = DiskStore(folder, CAPACITY, files)
+    files.is_busy = True
+    assert save(store, range(5)) == [False] * 5
+    assert (files.num_waits, store.stats()[0].num_failed_saves) == (1, 5)
+    files.is_busy = False
+    assert save(store, range(5)) == [True] * 5
+    store.close()
+
+
 def test_a_folder_that_loses_no_name_keeps_all_but_one_segment(folder: Path) -> None:
     files = KeepingFiles()
     store = DiskStore(folder, CAPACITY, files)
