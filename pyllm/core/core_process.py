@@ -182,7 +182,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         and (engine.device.batch_invariant or is_rust(engine.device, engine.device.device, dtypes)),
         saves_kv_blocks=_saves(engine),
     )
-    connector = await _connect(engine, executor, model)
+    connector = await _connect(engine, executor, model, weights)
     host_blocks = await whole_blocks(executor) if num_host_blocks else b""
     ready = Ready(PROTOCOL_VERSION, epoch, model, numerics)
     return CoreParts(scheduler, ready, policy, token_seconds, connector, host_blocks)
@@ -260,7 +260,9 @@ def _saves(engine: EngineConfig) -> bool:
     return transfer is not None and transfer.saves
 
 
-async def _connect(engine: EngineConfig, executor: Executor, model: ModelInfo) -> SchedulerConnector | None:
+async def _connect(
+    engine: EngineConfig, executor: Executor, model: ModelInfo, weights: str
+) -> SchedulerConnector | None:
     """Make both halves of the KV connector, if there is to be one. Raises ConfigError."""
     transfer = engine.kv_transfer.kv_transfer_config
     if transfer is None:
@@ -271,10 +273,11 @@ async def _connect(engine: EngineConfig, executor: Executor, model: ModelInfo) -
         num_ranks=num_ranks(engine.parallel),
         windows=model.kv_windows,
         cache=engine.cache,
+        weights=weights,
     )
     connector = make_scheduler_connector(transfer, context)
     try:
-        await executor.collective("register_kv_caches", model.cache_namespace)
+        await executor.collective("register_kv_caches", model.cache_namespace, weights)
     except BaseException:
         connector.shutdown()
         raise

@@ -101,8 +101,9 @@ class KVTransfers:
         """
         if self._connector is None or self._lookups is None or self._state is _State.GIVEN_UP:
             return
+        context = self._connector.context
         try:
-            await self._executor.collective("register_kv_caches", self._connector.context.namespace.hex())
+            await self._executor.collective("register_kv_caches", context.namespace.hex(), context.weights)
         except WorkerDeadError:
             raise
         except EngineDeadError as error:

@@ -21,6 +21,7 @@ class ConnectorContext(msgspec.Struct, frozen=True, kw_only=True):
 
     - `namespace`: 32 bytes, a digest of all that keys and values depend on besides the tokens: the model's weights,
       number formats, arithmetic and layout. What other namespaces hold means nothing here.
+    - `weights`: a digest of all bytes of the model's files, which is in the namespace.
     - `windows`: for each group of layers, how many tokens a token reads, itself included; None: all.
     - `rank`: of the worker; -1 in the scheduler's half.
     - `cache`: the engine's settings of its KV cache, with those of the stores on disk and in Redis.
@@ -32,6 +33,7 @@ class ConnectorContext(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int | None, ...] = (None,)
     rank: int = -1
     cache: CacheConfig = CacheConfig()
+    weights: str = ""
 
 
 class TransferRequest(msgspec.Struct, frozen=True):
