@@ -14,6 +14,8 @@ from pyllm.kv_transfer.stores import DiskStore, KVStore, RedisStore, Retention
 from pyllm.kv_transfer.tiered_store import TieredStore
 
 MAX_THREADS = 256
+# Seconds. The core ends a rank whose load does not end in 120 s, and holds a request for a look-up for 30 s.
+MAX_LOAD_TIMEOUT, MAX_LOOKUP_TIMEOUT = 60.0, 20.0
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,10 +49,12 @@ def read_store_settings(config: KVTransferConfig) -> StoreSettings:
     except msgspec.ValidationError as error:
         keys = ", ".join(StoreSettings.__struct_fields__)
         raise ConfigError(f"kv_connector_extra_config of {config.kv_connector}: {error}; its keys are {keys}") from None
-    if settings.io_threads > MAX_THREADS:
-        raise ConfigError(
-            f"io_threads of {config.kv_connector} must be at most {MAX_THREADS}, not {settings.io_threads}"
-        )
+    most = {"io_threads": MAX_THREADS, "load_timeout": MAX_LOAD_TIMEOUT, "lookup_timeout": MAX_LOOKUP_TIMEOUT}
+    for name, limit in most.items():
+        if getattr(settings, name) > limit:
+            raise ConfigError(
+                f"{name} of {config.kv_connector} must be at most {limit:g}, not {getattr(settings, name):g}"
+            )
     for name in ("io_threads", "staging_bytes", "load_timeout", "lookup_timeout"):
         if getattr(settings, name) <= 0:
             raise ConfigError(f"{name} of {config.kv_connector} must be above 0, not {getattr(settings, name)}")

@@ -55,6 +55,8 @@ def test_what_is_no_connector_is_refused_by_name(refused: KVTransferConfig, text
         ({}, "there is no store of KV blocks: give kv_cache_dir"),
         ({"stores": "x"}, "unknown field `stores`; its keys are store,"),
         (STORE | {"io_threads": 257}, "io_threads of StoreConnector must be at most 256, not 257"),
+        (STORE | {"load_timeout": 61}, "load_timeout of StoreConnector must be at most 60, not 61"),
+        (STORE | {"lookup_timeout": 21}, "lookup_timeout of StoreConnector must be at most 20, not 21"),
         (STORE | {"io_threads": 0}, "io_threads of StoreConnector must be above 0, not 0"),
         ({"store": "tests.nowhere:open"}, "the store 'tests.nowhere:open' cannot be opened"),
     ],
