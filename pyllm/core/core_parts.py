@@ -84,6 +84,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         num_ranks=num_ranks(engine.parallel),
         windows=tuple(group.window for group in groups),
         cache=engine.cache,
+        weights=weights,
     )
     connector = await _connect(config, executor, context)
     epoch = secrets.randbits(63)
@@ -290,7 +291,7 @@ async def _connect(config: CoreConfig, executor: Executor, context: ConnectorCon
     try:
         connector = make_scheduler_connector(transfer, context)
         try:
-            await executor.collective("register_kv_caches", context.namespace.hex())
+            await executor.collective("register_kv_caches", context.namespace.hex(), context.weights)
         except BaseException:
             connector.shutdown()
             raise

@@ -106,8 +106,9 @@ class KVTransfers:
         """
         if self._connector is None or self._lookups is None or self._state is _State.GIVEN_UP:
             return
+        context = self._connector.context
         try:
-            await self._executor.collective("register_kv_caches", self._connector.context.namespace.hex())
+            await self._executor.collective("register_kv_caches", context.namespace.hex(), context.weights)
         except WorkerDeadError:
             raise
         except EngineDeadError as error:
@@ -351,6 +352,8 @@ class KVTransfers:
         missing = load.num_tokens - num_right * size
         self._lookups.measure(load.num_tokens, missing, self._clock() - begun.submitted)
         self._num_loaded_tokens += num_right * size
+        if load.step is not None and not missing:
+            return  # The step's commit says so, and counts what came as found.
         try:
             self._scheduler.finish_load(load.id, num_right * size)
         except SchedulerError:

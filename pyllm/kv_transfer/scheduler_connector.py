@@ -26,6 +26,7 @@ class ConnectorContext(msgspec.Struct, frozen=True, kw_only=True):
 
     - `namespace`: 32 bytes, a digest of all that keys and values depend on besides the tokens: the model's weights,
       number formats, arithmetic and layout. Blocks of other namespaces are useless here.
+    - `weights`: a digest of all bytes of the model's files. The namespace contains it.
     - `windows`: for each group of layers, the number of tokens that a token reads, itself included; None: all.
     - `rank`: the worker's; -1 in the scheduler's half.
     - `cache`: the engine's settings of its KV cache and of the stores on disk and in Redis.
@@ -37,6 +38,7 @@ class ConnectorContext(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int | None, ...] = (None,)
     rank: int = -1
     cache: CacheConfig = CacheConfig()
+    weights: str = ""
 
 
 class TransferRequest(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 from pyllm_kernels import Kernels
 
+from pyllm.checkpoint.cache import file_identity
 from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.families.kv_layout import KVGroup
@@ -69,6 +70,8 @@ def open_host_blocks(
         return HostBlocks(num_blocks, None)
     meaning = (
         (config.checkpoint.fingerprint, engine.model.dtype, engine.model.quantization, arithmetic),
+        # The fingerprint knows weights by the beginnings of their tensors, and the files may be others by now.
+        [file_identity(file) for file in config.checkpoint.files],
         (config.rank, engine.parallel.tensor_parallel_size, engine.parallel.pipeline_parallel_size),
         (str(shape), [group.window for group in groups]),
         (engine.cache.prefix_hash, engine.cache.prefix_hash_seed),

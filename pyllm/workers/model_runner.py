@@ -13,6 +13,7 @@ import torch
 from pyllm_kernels import AttentionShape, instruction_set
 from torch import Tensor
 
+from pyllm.checkpoint.cache import weights_digest
 from pyllm.config.engine_settings import MIN_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
 from pyllm.config.rank_coordinates import coordinates_of, num_ranks
@@ -257,16 +258,23 @@ class ModelRunner:
         elif self._may_capture and self._is_rust_only():
             self._forward.capture_step()
 
-    def register_kv_caches(self, namespace: str) -> None:
+    def register_kv_caches(self, namespace: str, weights: str) -> None:
         """Make this rank's half of the KV connector, whose blocks are of this namespace (hexadecimal digits).
 
+        `weights` is the digest that the namespace has of the model's files.
+
         Raises:
-            ConfigError: there is no such connector, or it refuses its settings.
+            ConfigError: there is no such connector, it refuses its settings, or the files are others by now.
         """
         engine, cache = self._engine, self._memory.cache
         config = engine.kv_transfer.kv_transfer_config
         if config is None:
             raise ProtocolError("a KV connector needs kv_transfer_config")
+        if weights_digest(self._checkpoint.files) != weights:
+            raise ConfigError(
+                f"the files of the model ({self._checkpoint.files[0]} ...) are not those that this engine was started "
+                "with, so its KV blocks are another model's: restore the files, or start the engine again"
+            )
         context = ConnectorContext(
             namespace=bytes.fromhex(namespace),
             block_size=cache.block_size,
@@ -274,6 +282,7 @@ class ModelRunner:
             windows=tuple(group.window for group in self._memory.groups),
             rank=self._rank,
             cache=engine.cache,
+            weights=weights,
         )
         blocks = GpuBlocks(cache) if self._placement.device.type == "cuda" else CpuBlocks(cache)
         blocks_written = None if self._selector is None else self._selector.blocks_written

@@ -17,6 +17,7 @@ A_STEP = [(call, str(layer)) for layer in range(LAYERS) for call in ("wait_for_l
 class Run(NamedTuple):
     tokens: list[int]
     num_computed: int  # tokens
+    num_cached: int
     num_steps: int
 
 
@@ -34,7 +35,8 @@ def run(model: str, **options: Any) -> Run:
     stats = engine.stats()
     engine.close()
     (output,) = outputs
-    return Run(list(output.outputs[0].token_ids), stats["num_computed_tokens"], stats["num_steps"])
+    num_cached = output.num_cached_tokens or 0
+    return Run(list(output.outputs[0].token_ids), stats["num_computed_tokens"], num_cached, stats["num_steps"])
 
 
 def connector(name: str) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def test_each_layer_of_each_step_waits_and_saves_and_loads_are_read_by_the_step(
     second = run(model, **connector("LayerConnector"))
     assert second.tokens == without.tokens
     assert second.num_computed == without.num_computed - 192, "twelve blocks were loaded, as the first layer waited"
+    assert (first.num_cached, second.num_cached) == (0, 192)
     assert second.num_steps * A_STEP == CALLS
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -67,6 +68,18 @@ def test_the_same_rank_of_the_same_engine_finds_what_was_there_and_no_other(mode
         assert opened(other, memory, **changes).inventory() == b"", changes
         found = fill(opened(config, memory))
         assert opened(config, memory).inventory() == found
+
+
+def test_what_weights_gave_that_were_replaced_since_is_not_found(tmp_path: Path, memory: int) -> None:
+    config = worker_config(write_tiny_model(tmp_path), **SIZE)
+    found = fill(opened(config, memory))
+    assert opened(config, memory).inventory() == found
+    (file,) = map(Path, config.checkpoint.files)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1  # Behind what the checkpoint's fingerprint covers.
+    (tmp_path / "new").write_bytes(content)
+    (tmp_path / "new").replace(file)
+    assert opened(config, memory).inventory() == b""
 
 
 def test_what_is_forgotten_or_in_memory_of_our_own_is_not_found(model: str, memory: int) -> None:

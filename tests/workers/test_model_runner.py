@@ -11,6 +11,7 @@ from pyllm_kernels import select
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from pyllm.checkpoint.cache import weights_digest
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.wire.messages import Step
@@ -129,6 +130,22 @@ def test_calls_are_those_it_knows(runner: ModelRunner) -> None:
         runner.call("load")
     with pytest.raises(ProtocolError, match="64 blocks is allocated already"):
         runner.call("allocate", (64,))
+
+
+def test_weights_that_were_replaced_since_the_core_knew_them_get_no_connector(tmp_path: Path) -> None:
+    extra = {"store": "tests.kv_transfer.dict_store:open_dict", "store_options": {"name": "replaced"}}
+    transfer = {"kv_connector": "StoreConnector", "kv_connector_extra_config": extra}
+    runner = loaded_runner(write_tiny_model(tmp_path), kv_transfer_config=transfer)
+    (file,) = map(Path, read_checkpoint(str(tmp_path)).files)
+    weights = weights_digest([str(file)])
+    runner.call("register_kv_caches", (bytes(32).hex(), weights))
+    runner.call("finish_transfers")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1  # Behind what the checkpoint's fingerprint covers.
+    (tmp_path / "new").write_bytes(content)
+    (tmp_path / "new").replace(file)
+    with pytest.raises(ConfigError, match="are not those that this engine was started with"):
+        runner.call("register_kv_caches", (bytes(32).hex(), weights))
 
 
 def test_the_largest_step_leaves_no_trace(runner: ModelRunner, expected: list[list[int]]) -> None:
