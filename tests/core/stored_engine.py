@@ -1,7 +1,8 @@
 """An engine whose blocks go to a store and come from there."""
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 from pyllm.config.kv_transfer_settings import KVTransferConfig
@@ -13,6 +14,7 @@ from pyllm.wire.messages import FinishCode
 from tests.core.raw_engine import Engine
 from tests.core.remembering_executor import BLOCK_SIZE, RememberingExecutor
 from tests.core.transferring_executor import TransferringExecutor
+from tests.kv_transfer.faulty_store import FaultyStore
 
 CONTEXT = ConnectorContext(namespace=bytes(32), block_size=BLOCK_SIZE, num_ranks=1, rank=0)
 LOAD_TIMEOUT = 5.0
@@ -24,11 +26,38 @@ def transfer_config(retention: Retention = "default", **keys: Any) -> KVTransfer
     return KVTransferConfig(kv_connector="StoreConnector", kv_connector_extra_config=extra, **keys)
 
 
+class WatchedThreads(ThreadPoolExecutor):
+    """Threads whose calls can be waited for."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        super().__init__(num_threads, name)
+        self._num_threads = num_threads
+        self.unfinished: set[Future[Any]] = set()
+
+    @property
+    def num_running(self) -> int:
+        """Calls that a thread works on, or is stuck in."""
+        return min(len(self.unfinished), self._num_threads)
+
+    def submit(self, *args: Any, **keywords: Any) -> Future[Any]:
+        future = super().submit(*args, **keywords)
+        self.unfinished.add(future)
+        future.add_done_callback(self.unfinished.discard)
+        return future
+
+
 class ThreadedEngine(Engine):
-    """Beside real threads its clock goes slowly, so that they can do what takes them no time."""
+    """Its clock stands still while its `pools` work on more calls than the `num_stuck` ones, else it goes slowly."""
+
+    pools: Sequence[WatchedThreads] = ()
+    num_stuck: Callable[[], int] = staticmethod(lambda: 0)
 
     async def sleep(self, seconds: float) -> None:
-        await super().sleep(min(seconds, 0.001))
+        seconds = min(seconds, 0.001)
+        if sum(pool.num_running for pool in self.pools) > self.num_stuck():
+            wait([call for pool in self.pools for call in pool.unfinished.copy()], seconds, FIRST_COMPLETED)
+            seconds = 0.0
+        await super().sleep(seconds)
 
 
 class Stored:
@@ -45,10 +74,14 @@ class Stored:
         **keys: Any,
     ) -> None:
         config = transfer_config(retention, **keys)
-        self.executor = TransferringExecutor(
-            lambda: StoreTransfer(config, CONTEXT, store, clock=lambda: self.engine.now), num_blocks
-        )
-        self.connector = half(config, CONTEXT, core_store or store, clock=lambda: self.engine.now)
+        pools = [WatchedThreads(1, "kv-lookup")]
+
+        def make_rank() -> StoreTransfer:
+            pools.append(WatchedThreads(2, "kv-load"))
+            return StoreTransfer(config, CONTEXT, store, clock=lambda: self.engine.now, readers=pools[-1])
+
+        self.executor = TransferringExecutor(make_rank, num_blocks)
+        self.connector = half(config, CONTEXT, core_store or store, clock=lambda: self.engine.now, threads=pools[0])
         self.engine = ThreadedEngine(
             self.executor,
             depth=depth,
@@ -57,6 +90,9 @@ class Stored:
             max_restarts=1000,
             kv_transfer_config={"kv_connector": "StoreConnector", **keys},
         )
+        self.engine.pools = pools
+        if isinstance(store, FaultyStore):
+            self.engine.num_stuck = store.num_waiting
 
     async def run(self, request: int, prompt: list[int], **fields: Any) -> list[int]:
         await self.start()

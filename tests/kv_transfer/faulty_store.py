@@ -23,11 +23,16 @@ class FaultyStore:
         self.forced: str | None = None
         self.num_faults = 0
         self.num_stuck = 0
+        self._num_waiting = 0
 
     def let_go(self) -> None:
         """Let calls that are stuck return."""
         self._gate.set()
         self._gate = threading.Event()
+
+    def num_waiting(self) -> int:
+        """Calls that are stuck now."""
+        return self._num_waiting
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
         match self._fault("raise", "lie"):
@@ -45,7 +50,10 @@ class FaultyStore:
         if fault == "stuck":
             with self._lock:
                 self.num_stuck += 1
+                self._num_waiting += 1
             gate.wait()
+            with self._lock:
+                self._num_waiting -= 1
         loaded = self._store.load(keys, into)
         if fault in {"miss", "damage"}:
             # A checksum has found it, and the buffer holds rubbish.
