@@ -64,7 +64,7 @@ class KVMemory:
         return self._cache
 
     def open_host(self, arithmetic: str, descriptor: int | None) -> None:
-        """Look for room on the host, and begin to verify what `descriptor`'s memory holds, see `open_host_blocks`."""
+        """Check that the host has room, and begin to verify the blocks in `descriptor`, see `open_host_blocks`."""
         self._host_blocks = open_host_blocks(self._config, self.shape, self.groups, arithmetic, descriptor)
 
     def num_host_blocks(self) -> int:
@@ -72,26 +72,26 @@ class KVMemory:
         return self._host_blocks.num_blocks
 
     def host_inventory(self) -> bytes:
-        """The blocks that the host pool holds since before this process, see `HostTier.inventory`."""
+        """The blocks in the host pool from before this process, see `HostTier.inventory`."""
         return self._host_blocks.inventory()
 
     def forget_host_blocks(self) -> None:
-        """What the host pool holds is not to be found after this process."""
+        """No block that is in the host pool now may be found after this process."""
         self._host_blocks.forget()
 
     def staging_bytes(self) -> int:
-        """What swaps will take on the device."""
+        """The device memory that swaps will need."""
         return staging_bytes(self._host_blocks.num_blocks, self.shape.block_bytes)
 
     def temporary_cache(self, num_blocks: int) -> KVCache:
-        """One for steps before `allocate`."""
+        """A cache for steps before `allocate`."""
         return KVCache(self.shape, num_blocks, self._device, self.groups)
 
     def allocate(self, num_blocks: int, num_host_blocks: int) -> None:
         """Make the KV cache and the host pool, and time a few swaps.
 
         Raises:
-            ProtocolError: they are there.
+            ProtocolError: it was called before.
         """
         if self._cache is not None:
             raise ProtocolError(f"the KV cache of {self._cache.num_blocks} blocks is allocated already")

@@ -1,4 +1,5 @@
-"""From a step's hidden states to its tokens: what rows want beside tokens, and drawing them op by op or by graphs.
+"""Draws a step's tokens from its hidden states, op by op or by captured graphs, with what rows ask for beside tokens:
+log-probabilities and embeddings.
 
 Its caller passes the functions that compute logits. Knows nothing of KV blocks, nor of the forward pass.
 """
@@ -54,7 +55,7 @@ class StepSampler:
             threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
 
     def follow(self, batch: Batch) -> None:
-        """Take in which requests the rows are of, and begin to compile their grammars."""
+        """Update the sampling slots with the plan, and begin to compile the grammars of new requests."""
         self._token_sampler.follow(batch)
 
     def draw(self, step: int, batch: Batch, hidden: Tensor, logits: Callable[[Tensor, Tensor], Tensor | None]) -> Draw:
@@ -86,7 +87,7 @@ class StepSampler:
         return draw
 
     def finish(self, draw: Draw) -> Sampled:
-        """Wait for the tokens; gives them with what else the rows want."""
+        """Wait for the tokens; returns them with the log-probabilities and embeddings that rows asked for."""
         return self._token_sampler.finish(draw)
 
     def capture(
@@ -107,7 +108,7 @@ class StepSampler:
         self._graphs.capture(capture, budget)
 
     def planned_graph_bytes(self) -> int:
-        """What is set aside for the graphs."""
+        """The memory that is set aside for the graphs."""
         spec, placement = self._checkpoint.spec, self._placement
         return graph_bytes(self._max_num_seqs, spec.hidden_size, spec.vocab_size, placement.dtype, placement.group)
 
