@@ -35,7 +35,7 @@ KINDS = [
     ),
 ]
 Answers = list[Any]
-NUM_BLOCKS = 50
+NUM_BLOCKS = 20
 
 
 @pytest.fixture(scope="module")
