@@ -47,7 +47,7 @@ class WatchedThreads(ThreadPoolExecutor):
 
 
 class ThreadedEngine(Engine):
-    """Its clock stands still while its `pools` work on more calls than the `num_stuck` ones, else it goes slowly."""
+    """Its clock goes slowly; while its `pools` work on more than the `num_stuck` calls, no faster than real time."""
 
     pools: Sequence[WatchedThreads] = ()
     num_stuck: Callable[[], int] = staticmethod(lambda: 0)
@@ -55,8 +55,9 @@ class ThreadedEngine(Engine):
     async def sleep(self, seconds: float) -> None:
         seconds = min(seconds, 0.001)
         if sum(pool.num_running for pool in self.pools) > self.num_stuck():
-            wait([call for pool in self.pools for call in pool.unfinished.copy()], seconds, FIRST_COMPLETED)
-            seconds = 0.0
+            calls = [call for pool in self.pools for call in pool.unfinished.copy()]
+            if wait(calls, seconds, FIRST_COMPLETED).done:
+                seconds = 0.0
         await super().sleep(seconds)
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,8 +14,9 @@ from pyllm.kv_transfer import ConnectorContext
 from pyllm.kv_transfer.store_lookup import StoreLookup
 from pyllm.kv_transfer.store_transfer import StoreTransfer
 from pyllm.kv_transfer.stores import DiskStore
+from tests.core.raw_engine import Engine
 from tests.core.remembering_executor import BLOCK_SIZE
-from tests.core.stored_engine import ThreadedEngine, WatchedThreads, run_random_requests
+from tests.core.stored_engine import run_random_requests
 from tests.core.transferring_executor import TransferringExecutor
 from tests.kv_transfer.stores.shared_disk import SharedDisk
 from tests.kv_transfer.stores.simulated_disk import Faults
@@ -42,17 +44,17 @@ class DiskEngine:
     def __init__(self, disk: SharedDisk, num_blocks: int, depth: int) -> None:
         config = KVTransferConfig(kv_connector="StoreConnector", kv_connector_extra_config=EXTRA)
         self.disk = disk
-        self._pools = [WatchedThreads(1, "kv-lookup")]
+        self._pools = [ThreadPoolExecutor(1, "kv-lookup")]
 
         def make_rank() -> StoreTransfer:
-            store, readers = self._open(), WatchedThreads(2, "kv-load")
+            store, readers = self._open(), ThreadPoolExecutor(2, "kv-load")
             self._rank_files = disk.opened[-1]
             self._pools.append(readers)
             return StoreTransfer(config, CONTEXT, store, clock=lambda: self.engine.now, readers=readers)
 
         self._lookup = StoreLookup(config, CONTEXT, self._open(), clock=lambda: self.engine.now, threads=self._pools[0])
         self.executor = TransferringExecutor(make_rank, num_blocks)
-        self.engine = ThreadedEngine(
+        self.engine = Engine(
             self.executor,
             depth=depth,
             connector=self._lookup,
@@ -60,7 +62,6 @@ class DiskEngine:
             max_restarts=1000,
             kv_transfer_config={"kv_connector": "StoreConnector"},
         )
-        self.engine.pools, self.engine.num_stuck = self._pools, lambda: disk.num_waiting
 
     async def start(self) -> None:
         await self.executor.collective("register_kv_caches", "")

@@ -28,7 +28,6 @@ class SharedDisk:
         self.counted: Counter[str] = Counter()
         self.opened: list[SharedFiles] = []
         self.gate = threading.Event()
-        self.num_waiting = 0  # reads that are stuck now
 
     @property
     def num_operations(self) -> int:
@@ -89,12 +88,9 @@ class SharedFiles(SimulatedFiles):
             may_wait = self.waits and threading.current_thread().name.startswith(PATIENT_THREADS)
             is_stuck = may_wait and self.disk.random.random() < self.shared.stuck
             self.shared.counted["stuck"] += is_stuck
-            self.shared.num_waiting += is_stuck
             gate = self.shared.gate
         if is_stuck:
             gate.wait()
-            with self.shared.lock:
-                self.shared.num_waiting -= 1
         return self._read_now(fd, buffers, offset)
 
     def _may_fail(self) -> None:
