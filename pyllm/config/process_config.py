@@ -17,7 +17,7 @@ class _ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class CoreConfig(_ProcessConfig, frozen=True):
     """The configuration of one EngineCore process.
 
-    `is_successor` if there was a core before it, whose clients wait for this one; `kept` is what that core has left.
+    `is_successor`: whether it replaces a core, whose clients wait for it; `kept`: the state that this core has left.
     """
 
     engine: EngineConfig

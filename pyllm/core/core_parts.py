@@ -93,7 +93,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
             config,
             groups,
             num_blocks=num_blocks,
-            max_saving_blocks=0 if connector is None else _max_saving_blocks(engine, num_blocks),
+            max_saving_blocks=_max_saving_blocks(connector, num_blocks),
             num_host_blocks=num_host_blocks,
             swap_block_seconds=max(await executor.collective("swap_seconds")),
             max_model_len=max_model_len,
@@ -219,9 +219,10 @@ def _model_info(
     kv_cache_tokens: int,
     cache_namespace: str,
 ) -> ModelInfo:
-    """What clients are told of the model."""
+    """The properties of the model that clients need."""
     engine, spec, embedding = config.engine, config.checkpoint.spec, config.checkpoint.embedding
     dtypes = {engine.model.dtype, engine.cache.kv_cache_dtype}
+    transfer = engine.kv_transfer.kv_transfer_config
     return ModelInfo(
         name=engine.model.served_model_name[0],
         max_model_len=max_model_len,
@@ -250,7 +251,7 @@ def _model_info(
         cache_namespace=cache_namespace,
         batch_invariant=spec.transformers is None
         and (engine.device.batch_invariant or is_rust(engine.device, engine.device.device, dtypes)),
-        saves_kv_blocks=_saves(engine),
+        saves_kv_blocks=transfer is not None and transfer.saves,
     )
 
 
@@ -267,14 +268,9 @@ def _weights_digest(files: Sequence[str]) -> str:
     return digest
 
 
-def _max_saving_blocks(engine: EngineConfig, num_blocks: int) -> int:
-    """Blocks that wait to be copied for the KV connector, which nobody else can have meanwhile."""
-    return max(1, num_blocks // _SAVING_SHARE) if _saves(engine) else 0
-
-
-def _saves(engine: EngineConfig) -> bool:
-    transfer = engine.kv_transfer.kv_transfer_config
-    return transfer is not None and transfer.saves
+def _max_saving_blocks(connector: SchedulerConnector | None, num_blocks: int) -> int:
+    """The most blocks that wait to be copied for the KV connector. No request can use them meanwhile."""
+    return max(1, num_blocks // _SAVING_SHARE) if connector is not None and connector.config.saves else 0
 
 
 async def _connect(config: CoreConfig, executor: Executor, context: ConnectorContext) -> SchedulerConnector | None:

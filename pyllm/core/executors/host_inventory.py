@@ -46,7 +46,7 @@ class HostInventory:
         """The prefix cache was reset: after a restart the blocks in host memory must not be found, either.
 
         The reset holds from this call on; the result is done once the ranks know of it. If a rank is gone, the ranks of
-        the next start are told before they are asked. None: there is no host pool.
+        the next start learn of it before they list their blocks. None: there is no host pool.
         """
         if not self._scheduler.stats()["num_host_blocks"]:
             return None

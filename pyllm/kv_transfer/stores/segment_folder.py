@@ -112,17 +112,15 @@ class SegmentFolder:
         Raises:
             OSError: the file cannot be removed. The store ends there: other segments would be emptied for nothing, too.
         """
-        try:
-            self._files.truncate(segment.fd, 0)
-        except OSError:
-            self.release(segment)
-            return False
-        try:
+        with ExitStack() as if_it_fails:
+            if_it_fails.callback(self.release, segment)
+            try:
+                self._files.truncate(segment.fd, 0)
+            except OSError:
+                return False
             with suppress(FileNotFoundError):  # An earlier attempt has removed the name.
                 self._files.remove(segment.path)
-        except OSError:
-            self.release(segment)
-            raise
+            if_it_fails.pop_all()
         del self.segments[segment.path.name], self._max_bytes[segment.path.name]
         self._increment_generation()
         return True
