@@ -59,8 +59,9 @@ types: setup
 rust-test: setup
 	cargo test --quiet --locked --workspace
 
+# A process of xdist that crashes ends the run and names the test: after a restart, xdist would wait for ever for the rest.
 python-test: setup
-	$(BIN)/pytest -m "not oracle" --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "not oracle" --numprocesses logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 
 # Every property of the scheduler, over many more cases than in `make test`.
 proofs:

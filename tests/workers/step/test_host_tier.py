@@ -31,8 +31,10 @@ def descriptor() -> Iterator[int]:
 
 
 def opened(descriptor: int, identity: bytes = ID, num_blocks: int = NUM_BLOCKS) -> HostTier:
-    """As a new worker opens it."""
-    return HostTier(descriptor, identity, num_blocks, SHAPE, torch.float32)
+    """As a new worker opens it, and waits for its blocks."""
+    tier = HostTier(descriptor, identity, num_blocks, SHAPE, torch.float32)
+    tier.inventory()  # A thread that still read memory that the test then cuts would end the process by SIGBUS.
+    return tier
 
 
 def emptied(descriptor: int) -> HostTier:
