@@ -33,8 +33,7 @@ class SocketFolder:
         try:
             parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
             _sweep(parent)
-            self.path = tempfile.mkdtemp(prefix="pyllm-", dir=parent)
-            self._lock = _lock(Path(self.path))
+            self.path, self._lock = _make(parent)
         except OSError as error:
             raise ConfigError(f"cannot make a folder for sockets: {error}; set TMPDIR or XDG_RUNTIME_DIR") from None
 
@@ -86,9 +85,21 @@ def interface_of(host: str) -> str:
     )
 
 
-def _lock(folder: Path) -> int:
-    """A descriptor that locks the folder; the kernel releases it when the process ends, however it ends."""
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+def _make(parent: Path) -> tuple[str, int]:
+    """A new folder, and a descriptor that locks it; the kernel releases it when the process ends, however it ends."""
+    while True:
+        folder = tempfile.mkdtemp(prefix="pyllm-", dir=parent)
+        path = os.path.join(folder, "lock")
+        # Until it is locked, another process may sweep it.
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            lock = _locked(path, os.O_CREAT)
+            if os.path.exists(path):
+                return folder, lock
+            os.close(lock)
+
+
+def _locked(path: Path | str, flags: int = 0) -> int:
+    descriptor = os.open(path, os.O_RDWR | flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -99,11 +110,12 @@ def _lock(folder: Path) -> int:
 
 def _sweep(parent: Path) -> None:
     for folder in parent.glob("pyllm-*"):
-        # Whoever has just made it has not locked it yet; whoever else sweeps is faster; another user's is not ours.
+        # Whoever has just made it has no lock in it yet; whoever else sweeps is faster; another user's is not ours.
         with contextlib.suppress(OSError):
-            if folder.stat().st_uid == os.getuid() and (folder / "lock").exists():
-                os.close(_lock(folder))
+            if folder.stat().st_uid == os.getuid():
+                lock = _locked(folder / "lock")
                 shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
 
 
 def bind_listener(host: str, port: int) -> socket.socket:

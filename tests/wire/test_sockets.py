@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,15 @@ def test_folder_of_a_killed_process_is_swept_and_that_of_a_living_one_stays() ->
     holder.communicate()
     with SocketFolder():
         assert not held.exists()
+
+
+def test_folders_that_are_made_at_the_same_time_all_stay() -> None:
+    def make_and_look(_: int) -> bool:
+        with SocketFolder() as path:
+            return Path(path, "lock").exists()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(make_and_look, range(500)))
 
 
 def test_folder_that_cannot_be_made_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
