@@ -94,6 +94,6 @@ def test_what_a_stream_alone_guesses_changes_nothing(precision: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("precision", ["default", pytest.param("float32", marks=pytest.mark.oracle)])
 def test_three_ranks_give_the_same_alone_and_together(precision: str) -> None:
-    options: dict[str, Any] = {"tensor_parallel_size": 3, "num_requests": 4, **PRECISIONS[precision]}
+    options: dict[str, Any] = {"tensor_parallel_size": 3, "num_requests": 6, **PRECISIONS[precision]}
     together, _ = generate(max_num_batched_tokens=64, **options)
     assert together == generate(one_by_one=True, **ALONE, **options)[0]
