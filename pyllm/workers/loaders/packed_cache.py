@@ -115,9 +115,14 @@ class _Unfinished:
         self._file: IO[bytes] | None = None
         try:
             _remove_abandoned(location.folder)
-            descriptor, self._name = tempfile.mkstemp(_UNFINISHED, f"{location.key}.", location.folder)
-            self._file = os.fdopen(descriptor, "r+b")
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            while self._file is None:
+                descriptor, self._name = tempfile.mkstemp(_UNFINISHED, f"{location.key}.", location.folder)
+                file = os.fdopen(descriptor, "r+b")
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if os.path.exists(self._name):  # Nobody has removed it as abandoned before it was locked.
+                    self._file = file
+                else:
+                    file.close()
         except OSError as error:
             self._give_up(error)
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -73,6 +74,16 @@ def test_two_writers_leave_one_whole_file(tmp_path: Path) -> None:
         thread.join()
     assert PackedCache(CacheLocation(tmp_path, KEY, MOST)).find("all") is not None
     assert kept(tmp_path, "part") == []
+
+
+def test_writers_that_begin_at_the_same_time_remove_no_file_of_each_other(tmp_path: Path) -> None:
+    def write(key: str) -> None:
+        PackedCache(CacheLocation(tmp_path, key, MOST)).finish().join()
+
+    keys = [f"{number:03}" for number in range(100)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(write, keys))
+    assert (kept(tmp_path), kept(tmp_path, "part")) == (keys, [])
 
 
 def test_what_a_killed_writer_leaves_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
