@@ -89,17 +89,17 @@ def _make(parent: Path) -> tuple[str, int]:
     """A new folder, and a descriptor that locks it; the kernel releases it when the process ends, however it ends."""
     while True:
         folder = tempfile.mkdtemp(prefix="pyllm-", dir=parent)
-        path = os.path.join(folder, "lock")
         # Until it is locked, another process may sweep it.
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            lock = _locked(path, os.O_CREAT)
-            if os.path.exists(path):
+            lock = _lock(folder, os.O_CREAT)
+            if os.path.exists(folder):
                 return folder, lock
             os.close(lock)
 
 
-def _locked(path: Path | str, flags: int = 0) -> int:
-    descriptor = os.open(path, os.O_RDWR | flags, 0o600)
+def _lock(folder: Path | str, flags: int = 0) -> int:
+    """Raises BlockingIOError where another process has locked the folder."""
+    descriptor = os.open(os.path.join(folder, "lock"), os.O_RDWR | flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -113,7 +113,7 @@ def _sweep(parent: Path) -> None:
         # Whoever has just made it has no lock in it yet; whoever else sweeps is faster; another user's is not ours.
         with contextlib.suppress(OSError):
             if folder.stat().st_uid == os.getuid():
-                lock = _locked(folder / "lock")
+                lock = _lock(folder)
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
 
