@@ -23,9 +23,22 @@ gc.disable()  # Imports leave almost no garbage; to look for it takes a fifth of
 SLOW = tuple(Path(__file__).parent / name for name in ("e2e", "workers", "families", "kernels"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow files come first, so that xdist has small ones left to give when a worker has ended before the others."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs a CUDA card where there is none, and put slow files first.
+
+    So xdist has small files left to give when a worker has ended before the others.
+    """
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu and not _has_card():
+        items[:] = [item for item in items if item.get_closest_marker("gpu") is None]
+        config.hook.pytest_deselected(items=gpu)
     items.sort(key=lambda item: not any(item.path.is_relative_to(folder) for folder in SLOW))
+
+
+def _has_card() -> bool:
+    import torch  # Takes seconds, so only where a test asks.
+
+    return torch.cuda.is_available()
 
 
 def pytest_collection_finish() -> None:

@@ -122,6 +122,10 @@ def _triton(device_type: str) -> Kernels:
             f"the triton backend runs on cuda, not on {device_type}: use the reference, or set TRITON_INTERPRET=1 "
             "before the start to run it, slowly, in Triton's interpreter"
         )
+    if triton.knobs.runtime.interpret:
+        from pyllm_kernels.interpreter import adapt_interpreter
+
+        adapt_interpreter()
     from pyllm_kernels.gpu import (
         attention,
         blocks,

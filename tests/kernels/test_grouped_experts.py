@@ -22,7 +22,7 @@ from pyllm_kernels import (
 )
 from torch import Tensor
 
-from tests.kernels.quantised_weights import needs_card, rows_of
+from tests.kernels.quantised_weights import DTYPES, rows_of
 
 HIDDEN, SIZE, EXPERTS = 96, 64, 5
 KINDS = ["float", "q4_0", "q4_1", "q8_0", "int8", "fp8 64", "fp8 96"]
@@ -32,7 +32,7 @@ CLAMPED = ClampedSwiglu(0.9, 1.702)  # Beside biases of its size, the limit hold
 ACTIVATIONS = pytest.mark.parametrize(("activation", "biased"), [("silu", False), (CLAMPED, True)], ids=["silu", "gpt"])
 # The interpreter is slow: numbers of tokens are about the smallest that fill what they are to fill. Few tokens and many
 # have a tile each in two-byte floats; 45 tokens of two experts give each expert more rows than few.
-BFLOAT16 = pytest.param(torch.bfloat16, 45, marks=[pytest.mark.gpu, needs_card])
+BFLOAT16 = pytest.param(torch.bfloat16, 45, marks=pytest.mark.gpu)
 # Several roundings to the dtype; an element of int8 may be rounded to its neighbour.
 NUMPY_WARNS = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # As the interpreter computes NaNs.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -252,10 +252,8 @@ def test_batch_invariant_tokens_are_bitwise_the_same_alone(
     assert torch.equal(compute(slice(None))[others], together[others])
 
 
-@pytest.mark.gpu
-@needs_card  # NumPy, which the interpreter multiplies with, has another order of sums for another size of tile.
 @ACTIVATIONS
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_tokens_are_bitwise_the_same_among_many(
     kind: str,
@@ -274,7 +272,6 @@ def test_few_tokens_are_bitwise_the_same_among_many(
 
 
 @pytest.mark.gpu
-@needs_card
 @ACTIVATIONS
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cuda_graph_holds_it(

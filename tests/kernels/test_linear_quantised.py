@@ -7,7 +7,7 @@ import torch
 from pyllm_kernels import Kernels, select
 from torch import Tensor
 
-from tests.kernels.quantised_weights import DTYPES, needs_card, random_fp8, random_grouped_w8, random_w4, random_w8
+from tests.kernels.quantised_weights import DTYPES, random_fp8, random_grouped_w8, random_w4, random_w8
 
 FEW = 16  # More rows take another tile.
 Linear = Callable[..., Tensor]
@@ -51,9 +51,7 @@ def test_a_row_is_bitwise_the_same_alone(name: str, dtype: torch.dtype, triton: 
     assert torch.equal(linear(x[:FEW])[others[:FEW]], few[others[:FEW]])
 
 
-@pytest.mark.gpu
-@needs_card  # NumPy, which the interpreter multiplies with, has another order of sums for another size of tile.
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", LINEARS)
 def test_few_rows_are_bitwise_the_same_among_many(
     name: str, dtype: torch.dtype, triton: Kernels, device: torch.device

@@ -5,7 +5,7 @@ import torch
 from pyllm_kernels import Kernels, reference, select
 from pyllm_kernels.cards import Card
 
-from tests.kernels.quantised_weights import DTYPES, TOKENS, TOLERANCE, needs_card, random_w8
+from tests.kernels.quantised_weights import DTYPES, TOKENS, TOLERANCE, random_w8
 
 
 @pytest.fixture
@@ -82,7 +82,6 @@ def test_weights_that_do_not_fit(kernels: Kernels, device: torch.device) -> None
 
 
 @pytest.mark.gpu
-@needs_card
 def test_addresses_do_not_wrap_at_32_bits(triton: Kernels, device: torch.device) -> None:
     inner, outer = 32_768, 65_600
     x = torch.randn(2, inner, device=device).half()
