@@ -18,7 +18,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos cluster clients ray bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
+.PHONY: setup serve test test-services lint types rust-test python-test proofs oracle fuzz chaos cluster clients ray bench peers bench-peers gpu-check gpu-compile docs screenshots wheels format clean
 
 setup: $(VENV)/.extension
 
@@ -45,6 +45,7 @@ serve: setup
 	@$(BIN)/pyllm serve $(ARGS)
 
 test: lint types rust-test python-test
+	$(if $(filter test-services,$(MAKECMDGOALS)),,@echo "Not run: the tests that need Redis, Prometheus, Chromium and systemd. They are \`make test-services\`.")
 
 lint: setup
 	$(BIN)/ruff check
@@ -57,11 +58,17 @@ types: setup
 	$(BIN)/stubtest pyllm._rust pyllm_kernels._cpu
 
 rust-test: setup
-	cargo test --quiet --locked --workspace
+	cargo test --quiet --locked --workspace --tests
+	cargo test --quiet --locked --package pyllm-scheduler --doc
 
 # A process of xdist that crashes ends the run and names the test: after a restart, xdist would wait for ever for the rest.
+PYTEST = $(BIN)/pytest --numprocesses logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 python-test: setup
-	$(BIN)/pytest -m "not oracle" --numprocesses logical --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not oracle and not services"
+
+# What needs programs of Debian's: apt-get install $(python3 tests/services.py)
+test-services: setup
+	$(PYTEST) -m services
 
 # Every property of the scheduler, over many more cases than in `make test`.
 proofs:

@@ -1,6 +1,5 @@
-"""Chromium for tests, without a window. Where it is missing, a test fails and says what to install."""
+"""Chromium for tests, without a window."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -10,6 +9,8 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
+
+from tests.services import service_program
 
 # Bounds a broken page; a good one takes a fraction of it.
 PATIENCE = 60.0
@@ -83,15 +84,12 @@ class Browser:
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """A browser with a profile of its own, which is gone afterwards."""
-    paths = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
-    missing = [name for name, path in paths.items() if path is None]
-    assert not missing, f"{' and '.join(missing)} is missing: apt-get install chromium chromium-driver"
     options = webdriver.ChromeOptions()
-    options.binary_location = str(paths["chromium"])
+    options.binary_location = service_program("chromium")
     for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars", "--disable-gpu"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(paths["chromedriver"])))
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(service_program("chromedriver")))
     driver.set_script_timeout(PATIENCE)
     try:
         yield Browser(driver)

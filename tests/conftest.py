@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.services import Marked
+
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # OpenMP reads this when it is loaded.
 
 settings.register_profile("untimed", deadline=None)
@@ -33,6 +35,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.get_closest_marker("gpu") is None]
         config.hook.pytest_deselected(items=gpu)
     items.sort(key=lambda item: not any(item.path.is_relative_to(folder) for folder in SLOW))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    Marked.lacking = None if item.get_closest_marker("services") else item.nodeid
 
 
 def _has_card() -> bool:

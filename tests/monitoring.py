@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,13 +39,6 @@ def selectors() -> set[str]:
     texts = [rule["expr"] for rule in RULES] + [query for _, query in dashboard_queries()]
     texts += [_filled(query["query"]) for query in variables if isinstance(query, dict)]
     return {selector for text in texts for selector in _SELECTOR.findall(text)}
-
-
-def debian_program(name: str, package: str) -> str:
-    """The path of a program of Debian's; fails where it is missing, as a check that does not run holds nothing."""
-    path = shutil.which(name)
-    assert path, f"{name} is missing: apt-get install {package}"
-    return path
 
 
 def _filled(query: str) -> str:

@@ -22,8 +22,8 @@ from pyllm.supervision.restart_budget import WINDOW
 from pyllm.supervision.server_processes import STOP_GRACE
 from tests.frontend.serving import answering, in_process
 from tests.frontend.text import tiny_tokenizers
-from tests.monitoring import debian_program
 from tests.plain_yaml import read_yaml
+from tests.services import service_program
 
 FOLDER = Path(__file__).parents[1] / "deploy"
 DEPLOYMENT = read_yaml((FOLDER / "deployment.yaml").read_text())["spec"]
@@ -127,12 +127,13 @@ def test_who_is_not_ready_is_seen_before_it_is_told_to_end() -> None:
     assert patience(PROBES["readiness"]) < CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"]
 
 
+@pytest.mark.services
 def test_systemd_agrees_with_the_unit(tmp_path: Path) -> None:
     """But for the program, which is not where the unit says on this machine."""
     text = UNIT.read_text().replace("/opt/pyllm/bin/pyllm", sys.executable)
     path = tmp_path / "pyllm.service"
     path.write_text(text)
-    command = [debian_program("systemd-analyze", "systemd"), "verify", str(path)]
+    command = [service_program("systemd-analyze"), "verify", str(path)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (0, "")
     path.write_text(text.replace("KillMode=", "KillMod="))

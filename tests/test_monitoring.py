@@ -6,19 +6,21 @@ import subprocess
 
 import pytest
 
-from tests.monitoring import ADAPTER, DASHBOARD, DEPLOY, MONITORING, RULES, debian_program, selectors
+from tests.monitoring import ADAPTER, DASHBOARD, DEPLOY, MONITORING, RULES, selectors
 from tests.plain_yaml import read_yaml
+from tests.services import service_program
 
 FLAG = re.compile(r"--[a-z][a-z-]+")
 
 
+@pytest.mark.services
 @pytest.mark.parametrize(
     "command",
     [["check", "config", "prometheus.yaml"], ["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]],
     ids=" ".join,
 )
 def test_promtool_agrees(command: list[str]) -> None:
-    promtool = debian_program("promtool", "prometheus")
+    promtool = service_program("promtool")
     run = subprocess.run([promtool, *command], cwd=MONITORING, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "SUCCESS" in run.stdout

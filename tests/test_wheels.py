@@ -10,7 +10,6 @@ import pytest
 from tests.wheel_files import PACKAGES, expected_files, files_in_wheel
 
 
-@pytest.mark.timeout(600)  # In a checkout where nothing is compiled yet, this compiles it.
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_wheel_holds_every_file_of_its_package(package: str, tmp_path: Path) -> None:
     """`make wheels` asks the same of the wheels that it builds with zig."""

@@ -160,7 +160,6 @@ def test_quantised_tensors_without_a_configuration_are_refused(tmp_path: Path) -
         read_huggingface(folder)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["gptq in act-order", "packed asymmetric", "fp8 of blocks", "mxfp4"])
 def test_damaged_headers_and_configurations(tmp_path: Path, name: str) -> None:
     folder = mxfp4(tmp_path) if name == "mxfp4" else quantised(tmp_path, VARIANTS[name][0])

@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 
-from tests.monitoring import MONITORING, debian_program
+from tests.monitoring import MONITORING
+from tests.services import service_program
 
 
 class Prometheus:
@@ -23,7 +24,7 @@ class Prometheus:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
         self._http = httpx.Client(base_url=f"http://{address}/api/v1")
-        self._command = [debian_program("prometheus", "prometheus"), f"--web.listen-address={address}"]
+        self._command = [service_program("prometheus"), f"--web.listen-address={address}"]
         self._command += [f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
 
     def __enter__(self) -> "Prometheus":

@@ -29,7 +29,6 @@ def beams(sequences: list[BeamSearchSequence]) -> list[Tokens]:
     return [sequence.tokens for sequence in sequences]
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0])
 def test_a_search_finds_what_its_rounds_one_by_one_find(length_penalty: float) -> None:
     with LLM(dtype="float32") as llm:
@@ -44,7 +43,6 @@ def test_a_search_finds_what_its_rounds_one_by_one_find(length_penalty: float) -
             assert all(prompt in sequence.text for sequence in output.sequences)
 
 
-@pytest.mark.timeout(300)
 def test_beams_without_room_for_all_find_the_same() -> None:
     params = BeamSearchParams(WIDTH, TOKENS)
     with LLM(dtype="float32") as llm:

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from pyllm.cli import main
+from tests.certificates import self_signed
 from tests.e2e.server import Server
 
 
@@ -25,12 +26,10 @@ def make_key(name: str) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed certificate of localhost, with its key in the same file."""
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost"]
-    command = ["openssl", *options.split(), *names, "-keyout", "-", "-out", "-"]
-    path.write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
-    return path
+    folder = tmp_path_factory.mktemp("tls")
+    both = folder / "both.pem"
+    both.write_bytes(b"".join(Path(file).read_bytes() for file in self_signed(folder)))
+    return both
 
 
 def test_keys_and_limits_by_the_openai_package_over_tls_and_a_unix_socket(tmp_path: Path, certificate: Path) -> None:

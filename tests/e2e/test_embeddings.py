@@ -56,7 +56,6 @@ async def in_company(engine: AsyncEngine) -> list[Vectors]:
     return [chunked, cached]
 
 
-@pytest.mark.timeout(120)
 async def test_vectors_equal_the_oracle_and_depend_on_the_prompt_alone() -> None:
     path = Path(read_checkpoint("").files[0])
     oracle = AutoModel.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
@@ -71,7 +70,6 @@ async def test_vectors_equal_the_oracle_and_depend_on_the_prompt_alone() -> None
         assert np.abs(np.array(vector) - expected).max() < 1e-4
 
 
-@pytest.mark.timeout(120)
 async def test_vectors_of_the_default_precision_depend_on_the_prompt_alone() -> None:
     async with AsyncEngine(async_scheduling=False, enable_prefix_caching=False, max_num_seqs=1) as engine:
         vectors = await alone(engine)
@@ -80,7 +78,6 @@ async def test_vectors_of_the_default_precision_depend_on_the_prompt_alone() -> 
 
 
 @pytest.mark.oracle
-@pytest.mark.timeout(300)
 def test_three_ranks_give_nearly_the_vectors_of_one() -> None:
     with LLM(dtype="float32", tensor_parallel_size=3) as llm:
         three = [output.outputs.embedding for output in llm.embed(prompts())]

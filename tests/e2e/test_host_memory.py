@@ -94,7 +94,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_tiny_model(tmp_path_factory.mktemp("tiny"), heads=4, kv_heads=2)
 
 
-@pytest.mark.timeout(300)
 async def test_kills_leave_the_cached_tokens_and_the_answers_as_they_were(model: str, tmp_path: Path) -> None:
     own = OwnProcesses()
     engine = AsyncEngine(

@@ -67,7 +67,6 @@ def alone(precision: str) -> list[Tokens]:
     return generate(one_by_one=True, **ALONE, **PRECISIONS[precision])[0]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("precision", "setting"), [*CASES, *(pytest.param(*case, marks=pytest.mark.oracle) for case in RARE)]
 )
@@ -83,7 +82,6 @@ def test_tokens_are_those_of_the_request_alone(precision: str, setting: str) -> 
     assert (stats["num_swapped"] > 0) == ("kv_offloading_size" in options)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("precision", ["default", pytest.param("float32", marks=pytest.mark.oracle)])
 def test_what_a_stream_alone_guesses_changes_nothing(precision: str) -> None:
     guessed, stats = generate(one_by_one=True, num_speculative_tokens=16, **PRECISIONS[precision])
@@ -91,7 +89,6 @@ def test_what_a_stream_alone_guesses_changes_nothing(precision: str) -> None:
     assert 0 < stats["num_accepted_drafts"] < stats["num_drafts"]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("precision", ["default", pytest.param("float32", marks=pytest.mark.oracle)])
 def test_three_ranks_give_the_same_alone_and_together(precision: str) -> None:
     options: dict[str, Any] = {"tensor_parallel_size": 3, "num_requests": 6, **PRECISIONS[precision]}

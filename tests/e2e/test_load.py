@@ -4,7 +4,6 @@ import asyncio
 import json
 
 import httpx
-import pytest
 
 from pyllm import LLM, RequestOutput, SamplingParams
 from tests.e2e.server import Server, until
@@ -35,7 +34,6 @@ async def chat(client: httpx.AsyncClient, model: str, number: int) -> tuple[str,
     return text, reason
 
 
-@pytest.mark.timeout(300)
 async def test_200_concurrent_streams_all_finish_and_leave_nothing() -> None:
     with Server() as server:
         model = server.model()
@@ -63,7 +61,6 @@ def open_files(server: Server) -> dict[str, int]:
     return {process.cmdline()[0]: process.num_fds() for process in server.tree}
 
 
-@pytest.mark.timeout(300)
 def test_preempted_requests_finish_with_the_same_tokens() -> None:
     prompts = [f"A short story about the number {number}:" for number in range(12)]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)

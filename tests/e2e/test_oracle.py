@@ -102,7 +102,6 @@ def test_there_are_20_prompts_of_5_to_600_tokens() -> None:
 
 
 # Every pair of settings occurs in one of these.
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("together", "caching", "chunk"), [(True, True, 64), (True, False, 2048), (False, True, 2048), (False, False, 64)]
 )
@@ -113,7 +112,6 @@ def test_tokens_equal_the_oracle(
     check(prompts, oracle, together=together, caching=caching, chunk=chunk, ranks=1, new_tokens=new_tokens)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("together", "caching", "chunk"), [(True, True, 64), (False, False, 2048)])
 def test_three_ranks_equal_the_oracle(
     prompts: list[Tokens], oracle: list[Tokens], together: bool, caching: bool, chunk: int

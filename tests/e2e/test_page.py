@@ -10,6 +10,7 @@ from tests.browser import PHONE, THEMES, WIDE, Browser, chromium
 from tests.e2e.kills import kill_titled
 from tests.e2e.server import Server, until
 
+pytestmark = pytest.mark.services
 QUESTION = "Tell me a long story about the sea."
 LENGTH = {"max_tokens": 80, "min_tokens": 80}
 VIEWS = ("chat", "api", "engine")

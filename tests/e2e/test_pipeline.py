@@ -11,8 +11,6 @@ from tests.e2e.killing_core import Trigger, killing_server
 from tests.e2e.kills import Tally, kill_at_plan, twins_of, with_stop_string
 from tests.tiny_model import write_tiny_model
 
-pytestmark = pytest.mark.timeout(600)  # Processes start many times here, on machines that may be busy.
-
 # Five layers: two stages, and three, have different numbers of them. Few blocks, so that sequences are preempted.
 SIZES = {"layers": 5, "heads": 4, "kv_heads": 2}
 SETTINGS: dict[str, Any] = {

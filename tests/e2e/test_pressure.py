@@ -42,7 +42,6 @@ def expected() -> list[Samples]:
     return answers
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("policies", "swaps", "overlap"),
     [

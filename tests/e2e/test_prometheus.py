@@ -8,6 +8,7 @@ from tests.e2e.prometheus import Prometheus
 from tests.e2e.server import Server, until
 from tests.monitoring import RULES, adapter_queries, dashboard_queries, selectors
 
+pytestmark = pytest.mark.services
 LATE = ("process_cpu_seconds_total", "kv_store_capacity_bytes")
 
 

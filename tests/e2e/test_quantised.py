@@ -71,7 +71,6 @@ def test_tokens_are_those_of_the_dequantised_model(
     check(folder, floats, quantization=quantization, tensor_parallel_size=ranks)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "options", [{}, {"tensor_parallel_size": 2}, {"tensor_parallel_size": 2, "enable_expert_parallel": True}]
 )

@@ -12,6 +12,7 @@ from pyllm import LLMEngine, SamplingParams
 from tests.kv_transfer.stores.redis_server import redis_server
 from tests.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.services
 # A start that all share and a tail of each one's own.
 PROMPTS = [[7] * 48 + [number + position for position in range(60)] for number in range(1, 9)]
 NUM_TOKENS = 6

@@ -24,8 +24,6 @@ from tests.e2e.survival_streams import STREAMED, Request
 from tests.e2e.titles import CORE, find
 from tests.tiny_model import write_tiny_model
 
-pytestmark = pytest.mark.timeout(300)  # Processes start many times here, on machines that may be busy.
-
 TINY = ("--device", "cpu", "--kv-cache-memory-bytes", "8MiB")
 IN_TURN = ("--data-parallel-size", "2", "--data-parallel-placement", "round-robin")
 

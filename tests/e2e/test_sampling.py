@@ -146,7 +146,6 @@ def check_entries(told: dict[int, Logprob], token: int, num_top: int) -> None:
     assert sum(math.exp(entry.logprob) for entry in told.values()) < 1.0 + 1e-4
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.oracle)])
 def test_all_documents_are_valid(llm: LLM, first: int) -> None:
     """Of every other schema; `make oracle` takes the rest."""

@@ -84,7 +84,6 @@ def wait_for_blocks(folder: Path, number: int) -> None:
     store.close()
 
 
-@pytest.mark.timeout(300)
 def test_one_server_loads_what_another_computed_and_no_other_models_blocks(
     servers: list[Server], models: list[Model], folder: Path
 ) -> None:
@@ -98,7 +97,6 @@ def test_one_server_loads_what_another_computed_and_no_other_models_blocks(
     wait_for_blocks(folder, 3 * NUM_BLOCKS)
 
 
-@pytest.mark.timeout(300)
 def test_servers_that_save_and_load_at_once_answer_as_one_without_a_store(
     servers: list[Server], models: list[Model]
 ) -> None:

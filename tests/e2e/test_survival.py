@@ -3,13 +3,9 @@
 Some of the kills; `python -m tests.e2e.kill_everywhere` has them all.
 """
 
-import pytest
-
 from tests.e2e.kill_everywhere import at_event, at_steps, live
 from tests.e2e.kills import Tally
 from tests.e2e.titles import CORE, FORK_SERVER, WORKER
-
-pytestmark = pytest.mark.timeout(600)  # Processes start many times here, on machines that may be busy.
 
 NUM_TOKENS = 24
 

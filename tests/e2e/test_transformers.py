@@ -14,7 +14,6 @@ from tests.families.test_engine import check
 from tests.families.tiny_families import write_tiny_family
 from tests.tiny_model import write_tiny_model
 
-pytestmark = pytest.mark.timeout(300)  # A worker imports transformers.
 PROMPTS = [
     [(17 * place * (seed + 1)) % 250 + 3 for place in range(length)] for seed, length in enumerate((70, 5, 33, 70))
 ]

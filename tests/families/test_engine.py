@@ -92,38 +92,32 @@ def check(
     assert (stats["num_swapped"] > 0) == bool(kv_offloading_size)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("family", ["gemma3", "olmo2-one-kv-head", "glm4", "mixtral", "gpt-oss"])
 def test_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("family", ["gpt-oss", "cohere2"])
 def test_two_stages(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, stages=2, kv_offloading_size="8MiB")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("family", ["cohere2", "mistral"])
 def test_windows_that_are_swapped_out_and_in(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, kv_offloading_size="8MiB")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss-clamped"])
 def test_experts_whole_on_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2, enable_expert_parallel=True)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_merged_experts_of_a_gguf_file(tmp_path: Path, ranks: int) -> None:
     source = write_tiny_family(tmp_path / "tiny", "gpt-oss")
     check(write_gpt_oss_gguf(source, tmp_path / "tiny.gguf"), "gpt-oss", ranks)
 
 
-@pytest.mark.timeout(300)
 async def test_a_killed_worker(tmp_path: Path) -> None:
     family = "gemma2"
     prompt, expected = prompts_and_answers(family)[0]
@@ -139,7 +133,6 @@ async def test_a_killed_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.oracle
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_whole_matrix(tmp_path: Path, family: str, ranks: int) -> None:

@@ -17,6 +17,7 @@ from pyllm.frontend.http.write_batcher import WriteBatcher
 from pyllm.frontend.http_server import HttpServer, OpenProtocol
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.wire.sockets import bind_unix_listener
+from tests.certificates import self_signed
 from tests.client.fake_core import connected
 from tests.frontend.serving import answering, behind_uvicorn, events, state_of
 
@@ -25,16 +26,7 @@ BODY = {"prompt": "x", "max_tokens": 20, "stream": True}
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A self-signed certificate of localhost, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
-    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    subprocess.run(
-        ["openssl", *options.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert],
-        check=True,
-        capture_output=True,
-    )
-    return cert, key
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 async def test_streams_over_tls_on_one_connection(tokenizer: Tokenizer, certificate: tuple[str, str]) -> None:

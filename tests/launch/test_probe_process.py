@@ -22,19 +22,16 @@ def probed() -> Probed:
     return ask_process(msgspec.json.encode(request()))
 
 
-@pytest.mark.timeout(300)
 def test_a_process_answers(probed: Probed) -> None:
     assert probed.spec.transformers is not None
     assert len(probed.spec.layers) == 4
 
 
-@pytest.mark.timeout(300)
 def test_a_refusal_is_an_error() -> None:
     with pytest.raises(ConfigError, match="has no causal language model NothingForCausalLM of type llama"):
         probe_model(request(architectures=["NothingForCausalLM"]))
 
 
-@pytest.mark.timeout(300)
 def test_a_process_that_fails_says_how() -> None:
     with pytest.raises(ConfigError, match=r"the process that asks transformers .* failed with 1: "):
         ask_process(b"{}")

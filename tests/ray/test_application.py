@@ -1,10 +1,8 @@
 """The arguments of the application, as far as they are checked before anything starts."""
 
-import importlib
 from pathlib import Path
 
 import pytest
-import yaml
 
 from pyllm.errors import ConfigError
 from pyllm.flags.keyword_settings import server_settings
@@ -34,27 +32,3 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'pyllm\[ray\]'"):
         app({})
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_what_proxies_decide_and_what_is_no_options_is_refused() -> None:
-    pytest.importorskip("ray")
-    with pytest.raises(ConfigError, match="port is of Ray Serve's proxies"):
-        app({"port": 1234})
-    with pytest.raises(ConfigError, match="cores is 3: expected options of a deployment"):
-        app({"cores": 3})
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_the_config_file_is_one_of_ray_serves_for_this_application() -> None:
-    schema = pytest.importorskip("ray.serve.schema")
-    config = schema.ServeDeploySchema.model_validate(yaml.safe_load(CONFIG_FILE.read_text()))
-    (application,) = config.applications
-    assert application.import_path == "pyllm.ray:app"
-    assert {deployment.name for deployment in application.deployments} == {"Cores", "Api"}
-    server_settings(application.args)
-    for deployment in application.deployments:
-        if deployment.name == "Cores":
-            policy = deployment.autoscaling_config["policy"]
-            module, _, name = policy["policy_function"].partition(":")
-            assert getattr(importlib.import_module(module), name)(**policy["policy_kwargs"])

@@ -17,8 +17,6 @@ from tests import waiting
 from tests.ray.cluster_nodes import ClusterNodes, cluster_of
 from tests.tiny_model import write_tiny_model
 
-pytest.importorskip("ray")
-pytestmark = pytest.mark.timeout(300)
 until = partial(waiting.until, pause=0.1)
 NUM_TOKENS = 300
 PROMPTS = [[256, 1, 2, 3], [256, 9, 8], [256, 70, 71, 72, 73, 74]]

@@ -11,12 +11,12 @@ import httpx
 import msgspec
 import psutil
 import pytest
+import ray
 
 from tests.ray.cluster_nodes import ClusterNodes, cluster_of
 from tests.tiny_model import write_tiny_model
 
-ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 NUM_TOKENS = 60
 NUM_PROMPTS = 6
 SETTINGS = {"max_model_len": 512, "dtype": "float32", "device": "cpu", "kv_cache_memory_bytes": "8MiB"}

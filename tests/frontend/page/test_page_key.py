@@ -4,10 +4,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.browser import Browser
 from tests.frontend.edge.test_gateway import KEY, ring
 from tests.frontend.serving import answering, behind_uvicorn
+
+pytestmark = pytest.mark.services
 
 
 async def shown(tokenizer: Tokenizer, look: Callable[[str], None], **options: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.browser import Browser
 
+pytestmark = pytest.mark.services
 # What a model may write, and the HTML of the nodes that it becomes.
 MARKDOWN = [
     ("Hello *you*, **all** of ~~them~~", "<p>Hello <em>you</em>, <strong>all</strong> of <del>them</del></p>"),

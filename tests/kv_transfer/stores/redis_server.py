@@ -1,6 +1,5 @@
 """A real redis-server for one test, and ports without a Redis behind them."""
 
-import shutil
 import socket
 import subprocess
 import threading
@@ -8,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.services import service_program
+
 
 @contextmanager
 def redis_server(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """The process, once it accepts connections on `redis.sock` in the folder. `options` are more arguments."""
-    program = shutil.which("redis-server")
-    assert program, "redis-server is missing: apt-get install redis-server"
     fixed = ("--dir", str(folder), "--unixsocket", str(folder / "redis.sock"), "--save", "", "--appendonly", "no")
-    command = [program, *fixed, *(() if "--port" in options else ("--port", "0")), *options]
+    command = [service_program("redis-server"), *fixed, *(() if "--port" in options else ("--port", "0")), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -3,7 +3,6 @@
 import logging
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ from redis import Redis
 from pyllm.errors import ConfigError
 from pyllm.kv_transfer.stores import RedisStore, Retention
 from pyllm.kv_transfer.stores.redis_store import KEY_PREFIX
+from tests.certificates import self_signed
 from tests.kv_transfer.stores.blocks import BLOCK_BYTES, key_of, load, lookup, save
 from tests.kv_transfer.stores.redis_server import free_port, listener, redis_server
 
@@ -49,6 +49,7 @@ def store(folder: Path, server: Redis) -> Iterator[RedisStore]:
     store.close()
 
 
+@pytest.mark.services
 def test_several_engines_share_one(folder: Path, store: RedisStore) -> None:
     other = RedisStore(f"unix://{folder}/redis.sock", deadline=30)
     assert save(store, range(10)) == [True] * 10
@@ -62,6 +63,7 @@ def test_several_engines_share_one(folder: Path, store: RedisStore) -> None:
     assert (figures.num_loaded, figures.loaded_bytes, figures.num_absent) == (12, 12 * BLOCK_BYTES, 2)
 
 
+@pytest.mark.services
 def test_large_blocks_take_several_messages(store: RedisStore) -> None:
     blocks = [memoryview(bytes([number]) * (3 << 20)) for number in range(5)]
     keys = [key_of(number) for number in range(5)]
@@ -71,6 +73,7 @@ def test_large_blocks_take_several_messages(store: RedisStore) -> None:
     assert into == blocks
 
 
+@pytest.mark.services
 def test_retention_is_when_redis_forgets(server: Redis, store: RedisStore) -> None:
     save(store, [1])
     save(store, [2], "long")
@@ -80,6 +83,7 @@ def test_retention_is_when_redis_forgets(server: Redis, store: RedisStore) -> No
     assert not server.exists(KEY_PREFIX + key_of(3))
 
 
+@pytest.mark.services
 def test_a_block_that_is_there_is_kept_longer_from_when_that_is_asked_for(server: Redis, store: RedisStore) -> None:
     save(store, [1, 2])
     assert save(store, [2, 3], "long") == [True, True]
@@ -89,6 +93,7 @@ def test_a_block_that_is_there_is_kept_longer_from_when_that_is_asked_for(server
     assert store.stats()[0].num_saved == 3
 
 
+@pytest.mark.services
 @pytest.mark.parametrize("position", [0, 50, 200, BLOCK_BYTES])
 def test_a_changed_block_is_forgotten(server: Redis, store: RedisStore, position: int) -> None:
     save(store, [1])
@@ -100,6 +105,7 @@ def test_a_changed_block_is_forgotten(server: Redis, store: RedisStore, position
     assert load(store, [1]) == [1]
 
 
+@pytest.mark.services
 def test_a_block_of_another_key_or_size_is_not_loaded(server: Redis, store: RedisStore) -> None:
     save(store, [1, 2])
     server.copy(KEY_PREFIX + key_of(1), KEY_PREFIX + key_of(2), replace=True)
@@ -108,6 +114,7 @@ def test_a_block_of_another_key_or_size_is_not_loaded(server: Redis, store: Redi
     assert load(store, [1]) == [1]
 
 
+@pytest.mark.services
 @pytest.mark.parametrize(("setting", "refusing"), [("maxmemory", 1), ("min-replicas-to-write", 1)])
 @pytest.mark.parametrize("retention", ["default", "long"])
 def test_a_server_that_refuses_blocks_is_not_saved_to_for_a_while(
@@ -129,6 +136,7 @@ def test_a_server_that_refuses_blocks_is_not_saved_to_for_a_while(
     store.close()
 
 
+@pytest.mark.services
 def test_a_server_that_comes_back_is_asked_after_the_pause(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     port = free_port()
@@ -152,6 +160,7 @@ def test_a_server_that_comes_back_is_asked_after_the_pause(tmp_path: Path, caplo
     assert SECRET not in str(texts)
 
 
+@pytest.mark.services
 def test_a_wrong_password_is_told_without_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     port = free_port()
     with redis_server(tmp_path, "--port", str(port), "--requirepass", "another"):
@@ -175,6 +184,7 @@ def test_a_server_that_is_slow_or_none_costs_misses(answer: bytes) -> None:
         store.close()
 
 
+@pytest.mark.services
 def test_a_stopped_server_is_given_up_and_asked_again(tmp_path: Path) -> None:
     """It answers late what nobody waits for; the next answer is not taken for that."""
     clock = Clock()
@@ -192,15 +202,12 @@ def test_a_stopped_server_is_given_up_and_asked_again(tmp_path: Path) -> None:
         store.close()
 
 
+@pytest.mark.services
 def test_tls(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    names = ("-addext", "subjectAltName=DNS:localhost")
-    files = ("-keyout", str(key), "-out", str(certificate))
-    subprocess.run(["openssl", *options.split(), *names, *files], check=True, capture_output=True)
+    certificate, key = self_signed(tmp_path)
     port = free_port()
-    flags = ("--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key))
-    with redis_server(tmp_path, *flags, "--tls-ca-cert-file", str(certificate), "--tls-auth-clients", "no"):
+    flags = ("--tls-port", str(port), "--tls-cert-file", certificate, "--tls-key-file", key)
+    with redis_server(tmp_path, *flags, "--tls-ca-cert-file", certificate, "--tls-auth-clients", "no"):
         store = RedisStore(f"rediss://localhost:{port}?ssl_ca_certs={certificate}", deadline=30)
         assert save(store, range(3)) == [True] * 3
         assert load(store, range(3)) == [0, 1, 2]
@@ -210,6 +217,7 @@ def test_tls(tmp_path: Path) -> None:
         stranger.close()
 
 
+@pytest.mark.services
 def test_what_comes_after_close_is_a_miss(store: RedisStore, caplog: pytest.LogCaptureFixture) -> None:
     save(store, range(3))
     store.close()
