@@ -25,8 +25,8 @@ from pyllm.config.server_settings import ServerConfig
 from pyllm.engine_processes import LIMITS, EngineProcesses
 from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
+from pyllm.frontend.chat.message_shapes import shaped_for_program
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
-from pyllm.frontend.chat.tool_prompt import with_tools
 from pyllm.frontend.observability.core_metrics import figures_of_cores
 from pyllm.frontend.observability.measured_sink import MeasuredSink
 from pyllm.frontend.observability.metrics import Metrics
@@ -233,12 +233,12 @@ class AsyncEngine:
                 )
             except ConfigError as error:
                 raise RequestError(str(error), "chat_template") from None
-        shows = self._chat_template if template is None else template
+        shape = shaped_for_program(messages, rendering.tools, self._chat_template if template is None else template)
         rendered = await encoder.render_chat(
-            with_tools(messages, rendering.tools, shows),
+            shape.messages,
             rendering.add_generation_prompt,
             rendering.continue_final_message,
-            variables=rendering.variables,
+            variables=rendering.variables_with(shape.tools),
             template=template,
         )
         # Of what is too long for the context `truncate_prompt_tokens` may keep a part: `generate` knows.

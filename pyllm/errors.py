@@ -3,7 +3,8 @@
 PyllmError
 ├── ConfigError            a flag, keyword or model that cannot work
 ├── RequestError           the caller's request, and nothing else, is at fault
-│   └── RequestTooLargeError   it can never fit the context or the KV cache
+│   ├── RequestTooLargeError   it can never fit the context or the KV cache
+│   └── TemplateRefusalError   the chat template cannot render its messages
 ├── ProfileRunningError    a profile is asked for while another one runs
 ├── DeadlineError          its timeout passed before there was anything to give
 ├── ProtocolError          a peer's frame that does not decode, or a wrong version
@@ -51,6 +52,10 @@ class RequestTooLargeError(RequestError):
         super().__init__(message, parameter)
         self.num_tokens = num_tokens
         self.limit = limit
+
+
+class TemplateRefusalError(RequestError):
+    """The chat template raises an error for these messages; the text has the template's own."""
 
 
 class ProfileRunningError(PyllmError):

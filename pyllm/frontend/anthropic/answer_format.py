@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -29,6 +28,7 @@ from pyllm.frontend.anthropic.protocol import (
     ThinkingDelta,
     ToolUseContent,
 )
+from pyllm.frontend.chat.conversation import call_arguments
 from pyllm.frontend.chat.parsers import parsed_pieces
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
@@ -137,7 +137,7 @@ class MessageFormat:
             case ThinkingContent():
                 self._block.thinking = text
             case ToolUseContent():
-                self._block.input = _object(text)
+                self._block.input = call_arguments(text)
         events.append(BlockStop(self._index))
         self._block = None
         self._parts.clear()
@@ -155,13 +155,6 @@ class MessageFormat:
     @property
     def _index(self) -> int:
         return len(self._message.content) - 1
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return {}
 
 
 def _usage(counts: TokenCounts) -> MessageUsage:

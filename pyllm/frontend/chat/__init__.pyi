@@ -1,6 +1,15 @@
-from .conversation import Conversation, InputFormat, NamedTool, Prepared, Tool, ToolChoice, input_arguments
+from .conversation import (
+    Conversation,
+    InputFormat,
+    NamedTool,
+    Prepared,
+    Tool,
+    ToolChoice,
+    call_arguments,
+    input_arguments,
+)
+from .message_shapes import shaped_for_program
 from .preprocessor import ChatPreprocessor
-from .tool_prompt import with_tools
 
 __all__ = [
     "ChatPreprocessor",
@@ -10,6 +19,7 @@ __all__ = [
     "Prepared",
     "Tool",
     "ToolChoice",
+    "call_arguments",
     "input_arguments",
-    "with_tools",
+    "shaped_for_program",
 ]

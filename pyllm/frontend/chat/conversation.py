@@ -6,6 +6,7 @@ Only its errors name fields as OpenAI does.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 
 from pyllm.errors import RequestError
@@ -14,6 +15,8 @@ from pyllm.frontend.text.templates import Message
 from pyllm.frontend.text.truncation import Truncation
 from pyllm.sampling_params import SamplingParams
 
+# The key of arguments that are no JSON object, as Anthropic's documents of streamed tool input have it.
+INVALID_JSON = "INVALID_JSON"
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 ANY_PARAMETERS: dict[str, Any] = {"type": "object"}
 # What a custom tool is to a template, and the arguments of its calls before their format.
@@ -104,17 +107,37 @@ class Conversation(Struct, frozen=True, kw_only=True):
         return bool(self.tools) and (self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool))
 
 
+def call_arguments(given: Any) -> dict[str, Any]:
+    """The arguments of a call in the history, as templates want them, whatever a model wrote: a JSON text or an object.
+
+    A text that is no JSON object is kept under the key that Anthropic's clients have for it.
+    """
+    if isinstance(given, dict):
+        return given
+    text = given or "{}"
+    try:
+        # Strictly: what this lets through can be written to the prompt.
+        arguments = msgspec.json.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {INVALID_JSON: text}
+
+
 def input_arguments(text: str) -> dict[str, Any]:
     """The arguments of a custom tool's call, in the shape that templates expect."""
     return {"input": text}
 
 
 class Prepared(Struct, frozen=True):
-    """The request to submit. `make_parser` makes a parser for each sample; without it all text is content."""
+    """The request to submit. `make_parser` makes a parser for each sample; without it all text is content.
+
+    `adjusted` are the traits that the template lacks, for which the messages were put into another form.
+    """
 
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
     make_parser: Callable[[], SampleParser] | None = None
+    adjusted: tuple[str, ...] = ()
 
 
 def check_tools(conversation: Conversation) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Sequence, Set
 from functools import partial
 from typing import Any
@@ -10,16 +11,17 @@ import msgspec
 
 from pyllm.client.submission import refuse_prompt
 from pyllm.config.server_settings import RESERVED_TEMPLATE_VARIABLES, ServerConfig
-from pyllm.errors import ConfigError, RequestError
+from pyllm.errors import ConfigError, RequestError, TemplateRefusalError
 from pyllm.frontend.chat.conversation import Conversation, Prepared, check_tools
 from pyllm.frontend.chat.harmony_grammar import harmony_answer
+from pyllm.frontend.chat.message_shapes import Shaped, plainest, shaped
 from pyllm.frontend.chat.parsers.harmony import HARMONY_STOPS, HarmonyParser
 from pyllm.frontend.chat.parsers.parser_selection import parsers_of, reasoning_form
 from pyllm.frontend.chat.parsers.reasoning_forms import THINK
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
+from pyllm.frontend.chat.template_traits import template_traits
 from pyllm.frontend.chat.tool_constraint import ToolConstraint
 from pyllm.frontend.chat.tool_grammar import after_reasoning
-from pyllm.frontend.chat.tool_prompt import explained
 from pyllm.frontend.http.ignored_fields import Ignore
 from pyllm.frontend.text.prompt_encoder import PromptEncoder, RefusePrompt
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
@@ -27,6 +29,8 @@ from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
 from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
+
+logger = logging.getLogger(__name__)
 
 # More tokens than the end of a prompt has after the opening of reasoning: it is the last there is, but for whitespace.
 _TAIL_TOKENS = 16
@@ -49,7 +53,7 @@ class ChatPreprocessor:
         self._default_variables = server.default_chat_template_kwargs
         source = "" if template is None else template.source
         kinds = server.tool_call_parser, server.reasoning_parser
-        self._parsers = parsers_of(source, _reads_tools(template), *kinds)
+        self._parsers = parsers_of(source, _shows_tools(template), *kinds)
         self._in_channels = self._parsers.tool_call == "openai"  # Harmony
         self._form = reasoning_form(self._parsers.reasoning) if self.has_reasoning else THINK
 
@@ -74,7 +78,7 @@ class ChatPreprocessor:
             RequestError: a field is not honoured, or the template refuses the conversation.
         """
         check_tools(conversation)
-        return await self._encode(conversation, await self._template_of(conversation), None, ignore)
+        return (await self._encode(conversation, await self._template_of(conversation), None, ignore))[0]
 
     async def prepare(self, conversation: Conversation, params: SamplingParams, ignore: Ignore) -> Prepared:
         """The prompt, the parameters with what tools ask of them, texts resolved, and the parser of the answer.
@@ -94,12 +98,12 @@ class ChatPreprocessor:
             ToolConstraint(conversation, params.structured_outputs, self._parsers.tool_call) if calls else None
         )
         if tool_constraint is not None:
-            tool_constraint.check(_reads_tools(template))
+            tool_constraint.check(_shows_tools(template))
             constraint = await asyncio.to_thread(tool_constraint.constraint, self._tokenizer.added_token_id)
             params = params if constraint is None else _with_constraint(params, constraint)
         params = await resolve_texts_aside(params, self._tokenizer)
         too_long = refuse_prompt if conversation.truncation is None else None
-        prompt = await self._encode(conversation, template, too_long, ignore)
+        prompt, adjusted = await self._encode(conversation, template, too_long, ignore)
         opened = None
         if self._in_channels:
             opened = False
@@ -109,7 +113,7 @@ class ChatPreprocessor:
             params = self._after_reasoning(params, opened)
         separate = conversation.separate_reasoning and self.has_reasoning
         if tool_constraint is None and not self._in_channels and (opened is None or not separate):
-            return Prepared([prompt], params)
+            return Prepared([prompt], params, adjusted=adjusted)
 
         def make_parser() -> SampleParser:
             parser = None if tool_constraint is None else tool_constraint.parser()
@@ -118,34 +122,47 @@ class ChatPreprocessor:
             decoder = partial(self._tokenizer.text_decoder, prompt, False)
             return SampleParser(parser, decoder, opened, separate, self._form)
 
-        return Prepared([prompt], msgspec.structs.replace(params, skip_special_tokens=False), make_parser)
+        return Prepared([prompt], msgspec.structs.replace(params, skip_special_tokens=False), make_parser, adjusted)
 
     async def _encode(
         self, conversation: Conversation, template: ChatTemplate | None, too_long: RefusePrompt | None, ignore: Ignore
-    ) -> Sequence[int]:
+    ) -> tuple[Sequence[int], tuple[str, ...]]:
+        """The prompt, and what was adjusted for it."""
         known = frozenset[str]() if template is None else template.variables
         defaults = {name: value for name, value in self._default_variables.items() if name in known}
         variables = defaults | _variables(conversation, known, self.has_reasoning, ignore)
-        messages = conversation.messages
         # A model that may call nothing is shown no tools.
         tools = [] if conversation.tool_choice == "none" else [tool.for_template() for tool in conversation.tools]
-        if _reads_tools(template):
-            variables |= {"tools": tools} if tools else {}
-        elif tools or any(message["role"] == "tool" or "tool_calls" in message for message in messages):
+        if template is None:
+            shape = Shaped(conversation.messages, None)
+        else:
+            traits = template_traits(template, bool(tools))
+            shape = shaped(conversation.messages, tools, traits, self._parsers.tool_call)
+            if not tools and not traits.no_tools:
+                shape = shape._replace(tools=[])
+
+        async def encode(shape: Shaped) -> Sequence[int]:
+            return await self._prompts.encode_chat(
+                shape.messages,
+                conversation.add_generation_prompt,
+                conversation.continue_final_message,
+                conversation.add_special_tokens,
+                variables=variables if shape.tools is None else variables | {"tools": shape.tools},
+                template=template,
+                too_long=too_long,
+            )
+
+        try:
+            tokens = await encode(shape)
+        except TemplateRefusalError as refusal:
+            shape = plainest(conversation.messages, tools)
             try:
-                messages = await asyncio.to_thread(explained, messages, tools)
-            except (RecursionError, ValueError) as error:
-                raise RequestError(f"tools cannot be written as JSON: {error}", "tools") from None
-        tokens = await self._prompts.encode_chat(
-            messages,
-            conversation.add_generation_prompt,
-            conversation.continue_final_message,
-            conversation.add_special_tokens,
-            variables=variables,
-            template=template,
-            too_long=too_long,
-        )
-        return tokens if conversation.truncation is None else conversation.truncation.kept(tokens)
+                tokens = await encode(shape)
+            except TemplateRefusalError:
+                raise refusal from None
+        if shape.adjusted:
+            logger.debug("messages were adjusted, as the chat template lacks: %s", ", ".join(shape.adjusted))
+        return tokens if conversation.truncation is None else conversation.truncation.kept(tokens), shape.adjusted
 
     async def _template_of(self, conversation: Conversation) -> ChatTemplate | None:
         source = conversation.chat_template
@@ -155,7 +172,7 @@ class ChatPreprocessor:
             text = "chat_template is refused in requests unless the server runs with --trust-request-chat-template"
             raise RequestError(text, "chat_template")
         try:
-            return await asyncio.to_thread(ChatTemplate.of_request, source, self._template)
+            return await asyncio.to_thread(_probed, source, self._template)
         except ConfigError as error:
             raise RequestError(str(error), "chat_template") from None
 
@@ -189,8 +206,16 @@ class ChatPreprocessor:
         return self._tokenizer.decode(prompt[-_TAIL_TOKENS:], False).rstrip().endswith(openings)
 
 
-def _reads_tools(template: ChatTemplate | None) -> bool:
-    return template is not None and "tools" in template.variables
+def _probed(source: str, model: ChatTemplate | None) -> ChatTemplate:
+    """The template of a request, whose traits are known then."""
+    template = ChatTemplate.of_request(source, model)
+    for with_tools in (False, True):
+        template_traits(template, with_tools)
+    return template
+
+
+def _shows_tools(template: ChatTemplate | None) -> bool:
+    return template is not None and template_traits(template, True).tools
 
 
 def _with_constraint(params: SamplingParams, constraint: StructuredOutputsParams) -> SamplingParams:

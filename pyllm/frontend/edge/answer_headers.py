@@ -1,4 +1,4 @@
-"""Answer headers about the request's body: fields without effect, and an output that is shorter than asked.
+"""Answer headers about the request's body: fields without effect, adjusted messages, an output shorter than asked.
 
 Stands before the routes and behind the record of answers, so that repeated answers have these headers, too.
 """
@@ -9,7 +9,7 @@ from typing import cast
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllm.frontend.http.ignored_fields import IGNORED_FIELDS_HEADER, IgnoredFields
-from pyllm.frontend.requests.request_context import MAX_TOKENS_HEADER, context_in
+from pyllm.frontend.requests.request_context import ADJUSTED_MESSAGES_HEADER, MAX_TOKENS_HEADER, context_in
 
 
 class AnswerHeaders:
@@ -31,6 +31,8 @@ class AnswerHeaders:
                     headers.append((IGNORED_FIELDS_HEADER, names))
                 if context.max_tokens is not None:
                     headers.append((MAX_TOKENS_HEADER, b"%d" % context.max_tokens))
+                if context.adjusted:
+                    headers.append((ADJUSTED_MESSAGES_HEADER, ", ".join(context.adjusted).encode()))
                 message["headers"] = headers
             return send(message)
 

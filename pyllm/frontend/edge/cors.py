@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pyllm.frontend.edge.error_answer import Headers
 from pyllm.frontend.http.ignored_fields import IGNORED_FIELDS_HEADER
-from pyllm.frontend.requests.request_context import MAX_TOKENS_HEADER
+from pyllm.frontend.requests.request_context import ADJUSTED_MESSAGES_HEADER, MAX_TOKENS_HEADER
 
 ANY = "*"
 METHODS = b"GET, POST, PATCH, DELETE"
@@ -12,9 +12,8 @@ PREFLIGHT_SECONDS = 600
 
 # What scripts may read of an answer besides its type and length.
 _BUDGETS = [f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")]
-_EXPOSED = ", ".join(
-    ["x-request-id", "retry-after", IGNORED_FIELDS_HEADER.decode(), MAX_TOKENS_HEADER.decode(), *_BUDGETS]
-).encode()
+_OURS = (IGNORED_FIELDS_HEADER, ADJUSTED_MESSAGES_HEADER, MAX_TOKENS_HEADER)
+_EXPOSED = ", ".join(["x-request-id", "retry-after", *(name.decode() for name in _OURS), *_BUDGETS]).encode()
 
 
 class Cors:

@@ -3,10 +3,16 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import msgspec
-
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.conversation import Conversation, InputFormat, NamedTool, Tool, ToolChoice, input_arguments
+from pyllm.frontend.chat.conversation import (
+    Conversation,
+    InputFormat,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    call_arguments,
+    input_arguments,
+)
 from pyllm.frontend.http.ignored_fields import Ignore, ignore_server_tool
 from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
@@ -161,23 +167,10 @@ def _called(call: MessageToolCall, where: str) -> dict[str, Any]:
     if call.type == "custom" or call.function is None or call.custom is not None:
         kind = call.type or "function"
         raise RequestError(f"{where} of type {kind} needs {kind}, and nothing else", where)
-    arguments = _arguments(call.function.arguments, f"{where}.function.arguments")
-    return {"name": call.function.name, "arguments": arguments}
+    return {"name": call.function.name, "arguments": call_arguments(call.function.arguments)}
 
 
 def _refuse(message: ChatMessage, where: str, *names: str) -> None:
     for name in names:
         if getattr(message, name):
             raise RequestError(f"{where}.{name} is not allowed in a message of role {message.role}", f"{where}.{name}")
-
-
-def _arguments(text: str | None, field: str) -> dict[str, Any]:
-    """The arguments as templates want them: an object."""
-    try:
-        # Strictly: what this lets through can be written to the prompt.
-        arguments = msgspec.json.decode(text) if text else {}
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise RequestError(f"{field} is not JSON: {error}", field) from None
-    if not isinstance(arguments, dict):
-        raise RequestError(f"{field} must be a JSON object, got {text:.80}", field)
-    return arguments

@@ -75,10 +75,10 @@ class ChosenTools(Struct, kw_only=True):
 
 
 class CalledFunction(Struct, kw_only=True):
-    """What a message's call was of. `arguments` are JSON."""
+    """What a message's call was of. `arguments` are what the model wrote, JSON as a rule; or an object, as Ollama's."""
 
     name: str
-    arguments: str | None = ""
+    arguments: str | dict[str, Any] | None = ""
 
 
 class CalledCustom(Struct, kw_only=True):

@@ -2,6 +2,7 @@ from .admission_control import admit, charge
 from .embedding_batch import EmbeddingBatch
 from .generation import Generation, TokenCounts, num_choices
 from .request_context import (
+    ADJUSTED_MESSAGES_HEADER,
     CONTEXT,
     MAX_TOKENS_HEADER,
     RequestContext,
@@ -16,6 +17,7 @@ from .server_state import ServerState, check_model
 from .serving import begin, generate, generate_chat
 
 __all__ = [
+    "ADJUSTED_MESSAGES_HEADER",
     "CONTEXT",
     "MAX_TOKENS_HEADER",
     "CoreStatus",

@@ -25,6 +25,8 @@ from pyllm.frontend.shared.messages import Granted, Refused
 CONTEXT = "pyllm.context"
 # The response header that says how many tokens an answer may have, where that is fewer than the request asks for.
 MAX_TOKENS_HEADER = b"pyllm-max-tokens"
+# The response header that names what was adjusted in the messages for the chat template (`chat/template_traits.py`).
+ADJUSTED_MESSAGES_HEADER = b"pyllm-adjusted-messages"
 MAX_TENANT_CHARACTERS = 256
 MAX_REQUEST_ID_CHARACTERS = 128
 
@@ -41,7 +43,8 @@ class RequestContext(msgspec.Struct):
 
     `idempotency_key` is None where there is none. `last_event_id` names the event after which a stream is to go on; its
     events have ids with `wants_event_ids`. `fields` are those of its body that have no effect.
-    `max_tokens` is how many tokens the context leaves room for, where the body asks for more.
+    `max_tokens` is how many tokens the context leaves room for, where the body asks for more. `adjusted` are the traits
+    that the chat template lacks, for which the messages were put into another form.
 
     `created` is the answer's time, in seconds since the epoch. `position` is where its stream begins, which has ids of
     events then; None: they are not wanted. `field_names` has the caller's names of fields that errors call otherwise.
@@ -66,6 +69,7 @@ class RequestContext(msgspec.Struct):
     wants_event_ids: bool = False
     fields: RequestFields = msgspec.field(default_factory=RequestFields)
     max_tokens: int | None = None
+    adjusted: tuple[str, ...] = ()
 
     def ignore(self, name: str, refusal: str) -> None:
         """Note a field that has no effect, by the name that errors have for it.

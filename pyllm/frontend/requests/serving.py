@@ -54,6 +54,7 @@ async def generate(
     """
     await admit(state, context, num_choices)
     prepared = await prepare()
+    context.adjusted = prepared.adjusted
     await charge(state, context, sum(map(len, prepared.prompts)))
     return prepared, Generation(state, prepared.prompts, prepared.params, scheduling, context)
 

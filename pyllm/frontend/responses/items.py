@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.conversation import input_arguments
+from pyllm.frontend.chat.conversation import call_arguments, input_arguments
 from pyllm.frontend.http.ignored_fields import Ignore
 from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.responses.encrypted_reasoning import decode_reasoning
@@ -38,11 +38,7 @@ def items_of(output: Iterable[OutputItem]) -> list[Item]:
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[str, Any]]:
-    """The messages of a conversation, as templates know them. Items of one turn of the assistant's are one message.
-
-    Raises:
-        RequestError: the arguments of a call are not a JSON object.
-    """
+    """The messages of a conversation, as templates know them. Items of one turn of the assistant's are one message."""
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         match item.type:
@@ -84,16 +80,8 @@ def _call(item: Item) -> dict[str, Any]:
         case "apply_patch_call":
             name, plain = APPLY_PATCH.name, item.operation or {}
         case _:
-            plain = _arguments(item)
+            plain = call_arguments(item.arguments)
     return {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": plain}}
-
-
-def _arguments(item: Item) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(item.arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        text = f"the arguments of the function call {item.call_id!r} are not a JSON object"
-        raise RequestError(text, "input") from None
 
 
 def _reasoning(item: Item) -> str:

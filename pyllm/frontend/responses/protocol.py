@@ -41,7 +41,7 @@ class Item(Struct, kw_only=True, omit_defaults=True):
     content: str | list[Part] | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | dict[str, Any] | None = None
     input: str | None = None
     action: dict[str, Any] | None = None
     operation: dict[str, Any] | None = None

@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pyllm.checkpoint.types import TokenizerFiles
-from pyllm.errors import ConfigError, RequestError
+from pyllm.errors import ConfigError, RequestError, TemplateRefusalError
 
 # A body of 10 MB with the markup around its messages stays far below; a template that loops does not.
 MAX_CHARACTERS = 16 << 20
@@ -44,12 +44,19 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._identity = source, bos_token, eos_token
         self.source = source
         try:
             self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template does not compile: {error}") from None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ChatTemplate) and other._identity == self._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
 
     @classmethod
     def of(cls, files: TokenizerFiles) -> "ChatTemplate | None":
@@ -82,7 +89,8 @@ class ChatTemplate:
         `variables` are `tools`, `documents`, and whatever the template looks at.
 
         Raises:
-            RequestError: the template refuses the messages; the text is the template's own.
+            TemplateRefusalError: the template refuses the messages; the text is the template's own.
+            RequestError: the prompt is too long, or there is no last message to continue.
         """
         if continue_final_message:
             if not isinstance(messages[-1].get("content"), str):
@@ -92,6 +100,7 @@ class ChatTemplate:
         variables = {
             "tools": None,
             "documents": None,
+            **self._named_otherwise(variables),
             **variables,
             **self._special_tokens,
             "messages": messages,
@@ -108,7 +117,7 @@ class ChatTemplate:
         except RequestError:
             raise
         except Exception as error:  # noqa: BLE001 - a template can raise whatever Python can
-            raise RequestError(f"the chat template refuses these messages: {error}", "messages") from None
+            raise TemplateRefusalError(f"the chat template refuses these messages: {error}", "messages") from None
         text = "".join(pieces)
         if not continue_final_message:
             return text
@@ -116,6 +125,15 @@ class ChatTemplate:
         if end < 0:
             raise RequestError("continue_final_message: the template leaves the last message out", "messages")
         return text[:end]
+
+    def _named_otherwise(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """The tools and the date under the names that the templates of Firefunction have for them."""
+        others: dict[str, Any] = {}
+        if "functions" in self.variables:
+            others["functions"] = _tojson(variables.get("tools") or [], indent=4)
+        if "datetime" in self.variables:
+            others["datetime"] = _strftime_now("%Y-%m-%d %H:%M")
+        return others
 
 
 class _GenerationBlock(Extension):

@@ -77,4 +77,4 @@ def _object(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        return {}
+        return {"INVALID_JSON": text}

@@ -110,11 +110,11 @@ async def test_thoughts_texts_and_calls_are_blocks(tokenizer: Tokenizer) -> None
     assert message["stop_reason"] == "tool_use"
 
 
-async def test_a_call_that_is_cut_off_has_no_input(tokenizer: Tokenizer) -> None:
+async def test_a_call_that_is_cut_off_has_its_text(tokenizer: Tokenizer) -> None:
     length = len(tokenizer.encode(CALLS.partition("ürich")[0]))
     async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES) as frontend:
         message = await create(frontend, tools=[WEATHER], max_tokens=length)
-    assert message["content"][-1]["input"] == {}
+    assert message["content"][-1]["input"] == {"INVALID_JSON": '{"city": "Z'}
     assert message["stop_reason"] == "max_tokens"
 
 
@@ -157,7 +157,8 @@ async def test_tools_with_a_format_give_calls_or_content(tokenizer: Tokenizer) -
 async def test_a_conversation_with_tools_becomes_messages(tokenizer: Tokenizer) -> None:
     template = (
         "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{ m.tool_call_id }}|{{ m.reasoning }}|"
-        "{% for c in m.tool_calls or [] %}{{ c.id }}:{{ c.function.name }}:{{ c.function.arguments.city }}{% endfor %}]"
+        "{% for c in m.tool_calls or [] %}"
+        "{{ c.id }}:{{ c.function.name }}:{{ c.function.arguments | tojson }}{% endfor %}]"
         "{% endfor %}{{ tools }}<tool_call><think>"
     )
     use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Rome"}}
@@ -179,7 +180,7 @@ async def test_a_conversation_with_tools_becomes_messages(tokenizer: Tokenizer) 
     async with in_process(saying(tokenizer, "ok"), tokenizer, template) as frontend:
         await create(frontend, messages=turns, system=[{"type": "text", "text": "s1"}, {"type": "text", "text": "s2"}])
         assert prompt_of(frontend, tokenizer) == (
-            "[system|s1\ns2|||][user|a\nb|||][assistant|c||t|toolu_1:weather:Rome]"
+            '[system|s1\ns2|||][user|a\nb|||][assistant|c||t|toolu_1:weather:{"city": "Rome"}]'
             "[tool|sunny|toolu_1||][tool|Error: broken|toolu_2||][user|d|||]None<tool_call><think>"
         )
 

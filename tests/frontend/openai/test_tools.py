@@ -390,7 +390,7 @@ async def test_a_grammar_that_no_call_can_hold_is_refused_unless_the_tool_is_nam
 
 async def test_a_custom_call_that_is_sent_back_is_a_function_to_the_template(tokenizer: Tokenizer) -> None:
     call = {"id": "c", "type": "custom", "custom": {"name": "shell", "input": "a\nb"}}
-    template = "{% if tools %}{% endif %}{{ messages | tojson }}"
+    template = "{{ tools | tojson if tools else '' }}{{ messages | tojson }}"
     async with in_process(saying(tokenizer, "ok"), tokenizer, template) as frontend:
         await chat(frontend, messages=[{"role": "assistant", "content": None, "tool_calls": [call]}])
         (message,) = json.loads(prompt_of(frontend, tokenizer))
@@ -425,7 +425,7 @@ async def test_a_template_without_tools_has_them_explained(tokenizer: Tokenizer)
 
 
 async def test_a_template_with_tools_gets_messages_as_it_knows_them(tokenizer: Tokenizer) -> None:
-    template = "{% if tools %}{% endif %}{{ messages | tojson }}"
+    template = "{{ tools | tojson if tools else '' }}{{ messages | tojson }}"
     call = {"id": "c", "type": "function", "function": {"name": "clock", "arguments": '{"zone": [1]}'}}
     messages = [
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "hm"},
@@ -547,14 +547,6 @@ async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: To
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{**USER, "tool_call_id": "c"}]}, "messages[0].tool_call_id"),
         ({"messages": [{**USER, "reasoning": "c"}]}, "messages[0].reasoning"),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
     ],
 )
 async def test_what_is_not_honoured_is_refused_by_name(
@@ -611,15 +603,33 @@ async def test_a_tool_of_a_server_that_must_be_called_is_refused(tokenizer: Toke
     assert name.startswith("tool_choice")
 
 
-@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"a": NaN}', '{"a": ' + "[" * 5000 + "]" * 5000 + "}"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"a": "\\ud800"}',
+        '{"a": NaN}',
+        '{"a": ' + "[" * 1500 + "]" * 1500 + "}",
+        '{"city": "Ro',
+        "[1]",
+        '"Rome"',
+        "Rome",
+    ],
+)
 @pytest.mark.parametrize("template", [HERMES, TEMPLATE])
-async def test_arguments_that_no_prompt_could_hold_are_refused(
+async def test_arguments_that_are_no_object_are_shown_as_they_are(
     tokenizer: Tokenizer, arguments: str, template: str
 ) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "clock", "arguments": arguments}}
     async with in_process(saying(tokenizer, "ok"), tokenizer, template) as frontend:
-        name, _ = await refused(frontend, messages=[{"role": "assistant", "tool_calls": [call]}])
-        assert name == "messages[0].tool_calls[0].function.arguments"
+        await chat(frontend, messages=[USER, {"role": "assistant", "tool_calls": [call]}, USER])
+        assert json.dumps({"INVALID_JSON": arguments}) in prompt_of(frontend, tokenizer)
+
+
+async def test_arguments_may_be_an_object(tokenizer: Tokenizer) -> None:
+    call = {"id": "c", "function": {"name": "clock", "arguments": {"zone": "CET"}}}
+    async with in_process(saying(tokenizer, "ok"), tokenizer, HERMES) as frontend:
+        await chat(frontend, messages=[USER, {"role": "assistant", "tool_calls": [call]}, USER])
+        assert '{"name": "clock", "arguments": {"zone": "CET"}}' in prompt_of(frontend, tokenizer)
 
 
 @pytest.mark.parametrize("template", [HERMES, TEMPLATE])

@@ -21,7 +21,7 @@ USER = {"role": "user", "content": "Hi"}
 PLAIN = (
     "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{ m.tool_call_id }}|{{ m.reasoning }}|"
     "{% for c in m.tool_calls or [] %}{{ c.id }}:{{ c.function.name }}:{{ c.function.arguments | tojson }}{% endfor %}]"
-    "{% endfor %}{% if tools %}<tool_call>{% endif %}"
+    "{% endfor %}{% if tools %}<tool_call>{{ tools[0].function.name }}{{ tools[0].function.description }}{% endif %}"
 )
 ENCRYPTED = "reasoning.encrypted_content"
 
@@ -171,7 +171,7 @@ async def test_calls_of_every_kind_are_told_to_the_model(
 ) -> None:
     header, prompt = await told_and_prompt(tokenizer, PLAIN, input=[USER, call, output], tools=[WEATHER])
     assert header is None
-    assert prompt == f"[user|Hi|||][assistant||||{function}][tool|done|c||]<tool_call>"
+    assert prompt == f"[user|Hi|||][assistant||||{function}][tool|done|c||]<tool_call>weather"
 
 
 async def test_what_a_call_lacks_is_named(tokenizer: Tokenizer) -> None:

@@ -22,7 +22,7 @@ from .parser_selection import (
 from .reasoning_forms import THINK, ReasoningForm
 from .sample_parser import SampleParser
 from .tagged_calls import Tags
-from .tool_forms import HERMES_CLOSING, HERMES_OPENING, LLAMA_OPENER, MISTRAL_ARGUMENTS, ToolForm
+from .tool_forms import HERMES_CLOSING, HERMES_OPENING, LLAMA_OPENER, MISTRAL_ARGUMENTS, TOOL_FORMS, ToolForm
 
 __all__ = [
     "HARMONY_CHANNEL",
@@ -36,6 +36,7 @@ __all__ = [
     "LLAMA_OPENER",
     "MISTRAL_ARGUMENTS",
     "THINK",
+    "TOOL_FORMS",
     "Content",
     "CustomInputs",
     "FirstCall",
