@@ -24,8 +24,6 @@ from pyllm.frontend.text.templates import ChatTemplate, Message
 _SYSTEM = ("system", "developer")
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _EMPTY_USER: Message = {"role": "user", "content": ""}
-# The traits of a template that renders nothing but users and assistants in turns.
-_NONE = TemplateTraits(*(name == "text_content" for name in TemplateTraits.__struct_fields__))
 
 Messages = list[Message]
 
@@ -86,13 +84,14 @@ def shaped_for_program(
         raise RequestError(f"tools cannot be written as JSON: {error}", "tools") from None
 
 
-def plainest(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> Shaped:
+def plainest(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, traits: TemplateTraits) -> Shaped:
     """The same conversation as users and assistants in turns, texts alone: what every template renders.
 
     Raises:
         ValueError, RecursionError: a tool or arguments cannot be written as JSON.
     """
-    return shaped(messages, tools, _NONE, "hermes")
+    fewest = TemplateTraits(*(name == "text_content" and traits.text_content for name in traits.__struct_fields__))
+    return shaped(messages, tools, fewest, "hermes")
 
 
 def _call_order(messages: Messages, traits: TemplateTraits, kind: str) -> Messages:

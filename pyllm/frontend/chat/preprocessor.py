@@ -19,7 +19,7 @@ from pyllm.frontend.chat.parsers.harmony import HARMONY_STOPS, HarmonyParser
 from pyllm.frontend.chat.parsers.parser_selection import parsers_of, reasoning_form
 from pyllm.frontend.chat.parsers.reasoning_forms import THINK
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
-from pyllm.frontend.chat.template_traits import template_traits
+from pyllm.frontend.chat.template_traits import TemplateTraits, template_traits
 from pyllm.frontend.chat.tool_constraint import ToolConstraint
 from pyllm.frontend.chat.tool_grammar import after_reasoning
 from pyllm.frontend.http.ignored_fields import Ignore
@@ -133,21 +133,18 @@ class ChatPreprocessor:
         variables = defaults | _variables(conversation, known, self.has_reasoning, ignore)
         # A model that may call nothing is shown no tools.
         tools = [] if conversation.tool_choice == "none" else [tool.for_template() for tool in conversation.tools]
-        if template is None:
-            shape = Shaped(conversation.messages, None)
-        else:
-            traits = template_traits(template, bool(tools))
-            shape = shaped(conversation.messages, tools, traits, self._parsers.tool_call)
-            if not tools and not traits.no_tools:
-                shape = shape._replace(tools=[])
+        traits = TemplateTraits() if template is None else template_traits(template, bool(tools))
+        no_tools = None if traits.no_tools else []
+        shape = shaped(conversation.messages, tools, traits, self._parsers.tool_call)
 
         async def encode(shape: Shaped) -> Sequence[int]:
+            shown = shape.tools or no_tools
             return await self._prompts.encode_chat(
                 shape.messages,
                 conversation.add_generation_prompt,
                 conversation.continue_final_message,
                 conversation.add_special_tokens,
-                variables=variables if shape.tools is None else variables | {"tools": shape.tools},
+                variables=variables if shown is None else variables | {"tools": shown},
                 template=template,
                 too_long=too_long,
             )
@@ -155,7 +152,7 @@ class ChatPreprocessor:
         try:
             tokens = await encode(shape)
         except TemplateRefusalError as refusal:
-            shape = plainest(conversation.messages, tools)
+            shape = plainest(conversation.messages, tools, traits)
             try:
                 tokens = await encode(shape)
             except TemplateRefusalError:

@@ -77,14 +77,13 @@ class _Probes:
 
     def traits(self) -> TemplateTraits:
         """All of them, each where those before it are respected."""
-        no_tools = self._tools is not None or self._renders(_user(0))
-        if not no_tools:
-            self._tools = []
-        text_content = self._renders(_user(0))
-        if not text_content:
-            self._in_parts = True
-            text_content = not self._renders(_user(0))
-            self._in_parts = not text_content
+        given = self._tools
+        for self._tools, self._in_parts in ((given, False), (given, True), (given or [], False), (given or [], True)):
+            if self._renders(_user(0)):
+                break
+        else:
+            self._tools, self._in_parts = given, False
+        no_tools = self._tools is given
         tools = self._shows(_TOOL)
         self._tools = self._tools if tools or not no_tools else None
         system = self._renders(_system(0), _user(0))
@@ -124,9 +123,9 @@ class _Probes:
             ),
             result_alone=self._renders(_user(0), result, _assistant(0), _user(1)),
             unanswered_call=self._renders(_user(0), call, _user(1)),
-            user_after_result=self._renders(_user(0), *answered, _user(1), _assistant(0), _user(2)),
+            user_after_result=not answered or self._renders(_user(0), *answered, _user(1), _assistant(0), _user(2)),
             call_ids=self._renders(_user(0), *map(_with_long_ids, answered), _assistant(0), _user(1)),
-            text_content=text_content,
+            text_content=not self._in_parts,
         )
 
     def _renders_late(self, role: str, answered: Sequence[Message]) -> bool:
