@@ -16,8 +16,11 @@ NAME = "scripted"
 MAX_MODEL_LEN = 200_000
 
 
-async def scripted_state(script: Script, name: str = NAME) -> ServerState:
-    """What the routes need, over a core that answers by this script; close its `client` in the end."""
+async def scripted_state(script: Script, name: str = NAME, template: ChatTemplate | None = None) -> ServerState:
+    """What the routes need, over a core that answers by this script; close its `client` in the end.
+
+    `template` replaces the embedded model's.
+    """
     files = read_checkpoint().tokenizer
     tokenizer = Tokenizer(files)
 
@@ -37,4 +40,4 @@ async def scripted_state(script: Script, name: str = NAME) -> ServerState:
         max_num_seqs=64,
     )
     client = await connected(ScriptedCore(tokens, model))
-    return ServerState(client, tokenizer, ChatTemplate.of(files), name)
+    return ServerState(client, tokenizer, template or ChatTemplate.of(files), name)

@@ -19,6 +19,7 @@ from pyllm.frontend.chat.parsers.harmony import HARMONY_STOPS, HarmonyParser
 from pyllm.frontend.chat.parsers.parser_selection import parsers_of, reasoning_form
 from pyllm.frontend.chat.parsers.reasoning_forms import THINK
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
+from pyllm.frontend.chat.parsers.tool_forms import TOOL_FORMS
 from pyllm.frontend.chat.template_traits import TemplateTraits, template_traits
 from pyllm.frontend.chat.tool_constraint import ToolConstraint
 from pyllm.frontend.chat.tool_grammar import after_reasoning
@@ -54,6 +55,13 @@ class ChatPreprocessor:
         source = "" if template is None else template.source
         kinds = server.tool_call_parser, server.reasoning_parser
         self._parsers = parsers_of(source, _shows_tools(template), *kinds)
+        self._explains_tools = kinds[0] == "auto" and self._parsers.tool_call == "none"
+        if self._explains_tools:
+            # In the template's own words the model would call in a form that nobody here reads.
+            self._parsers = msgspec.structs.replace(self._parsers, tool_call="hermes")
+            if template is not None:
+                text = "the chat template shows no known form of tool calls, so tools are explained in Hermes' format; "
+                logger.info("%sthe forms of --tool-call-parser are %s", text, ", ".join(TOOL_FORMS))
         self._in_channels = self._parsers.tool_call == "openai"  # Harmony
         self._form = reasoning_form(self._parsers.reasoning) if self.has_reasoning else THINK
 
@@ -98,7 +106,7 @@ class ChatPreprocessor:
             ToolConstraint(conversation, params.structured_outputs, self._parsers.tool_call) if calls else None
         )
         if tool_constraint is not None:
-            tool_constraint.check(_shows_tools(template))
+            tool_constraint.check(self._traits(template, True).tools)
             constraint = await asyncio.to_thread(tool_constraint.constraint, self._tokenizer.added_token_id)
             params = params if constraint is None else _with_constraint(params, constraint)
         params = await resolve_texts_aside(params, self._tokenizer)
@@ -133,8 +141,8 @@ class ChatPreprocessor:
         variables = defaults | _variables(conversation, known, self.has_reasoning, ignore)
         # A model that may call nothing is shown no tools.
         tools = [] if conversation.tool_choice == "none" else [tool.for_template() for tool in conversation.tools]
-        traits = TemplateTraits() if template is None else template_traits(template, bool(tools))
-        no_tools = None if traits.no_tools else []
+        traits = self._traits(template, bool(tools))
+        no_tools = None if self._traits(template, False).no_tools else []
         shape = shaped(conversation.messages, tools, traits, self._parsers.tool_call)
 
         async def encode(shape: Shaped) -> Sequence[int]:
@@ -160,6 +168,14 @@ class ChatPreprocessor:
         if shape.adjusted:
             logger.debug("messages were adjusted, as the chat template lacks: %s", ", ".join(shape.adjusted))
         return tokens if conversation.truncation is None else conversation.truncation.kept(tokens), shape.adjusted
+
+    def _traits(self, template: ChatTemplate | None, with_tools: bool) -> TemplateTraits:
+        if template is None:
+            return TemplateTraits()
+        if not self._explains_tools:
+            return template_traits(template, with_tools)
+        without = template_traits(template, False)
+        return msgspec.structs.replace(without, tools=False, tool_calls=False, tool_results=False)
 
     async def _template_of(self, conversation: Conversation) -> ChatTemplate | None:
         source = conversation.chat_template

@@ -14,7 +14,7 @@ def _template(source: str, *lacks: str) -> SmallTemplate:
     return SmallTemplate("".join(line.strip() for line in source.splitlines()), frozenset(lacks))
 
 
-_TOOLS = "{% if tools %}<|tools|>{{ tools | tojson }}<|end|>{% endif %}"
+_TOOLS = "{% if tools %}<|tools|>{{ tools | tojson }} in <tool_call><|end|>{% endif %}"
 _CALLS = "{% for c in m.tool_calls or [] %}<|call|>{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}"
 _PROMPT = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 _PLAIN_MESSAGE = "<|{{ m.role }}|>{{ m.content }}<|end|>"
@@ -138,7 +138,11 @@ SMALL_TEMPLATES: dict[str, SmallTemplate] = {
     ),
     # LFM2: tools are shown, and of messages the content alone.
     "content_only": _template(
-        _TOOLS + "{% for m in messages %}" + _PLAIN_MESSAGE + "{% endfor %}" + _PROMPT,
+        _TOOLS.replace("<tool_call>", "a form of its own")
+        + "{% for m in messages %}"
+        + _PLAIN_MESSAGE
+        + "{% endfor %}"
+        + _PROMPT,
         *("tool_calls", "text_with_call", "several_calls", "unanswered_call"),
     ),
     # Models of images: content is a list of parts.

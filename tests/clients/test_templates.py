@@ -1,0 +1,114 @@
+"""What programs send is answered whatever the model's chat template can render.
+
+`make oracle` tries the templates of real models, which llama.cpp's source carries (`make peers` unpacks it).
+"""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from pyllm.frontend.app import create_app
+from pyllm.frontend.text.templates import ChatTemplate
+from tests.clients.fixture import FOLDER, Fixture
+from tests.clients.script import Script
+from tests.clients.scripted_model import scripted_state
+from tests.frontend.chat.conversations import BARE_TOOL, FIRST, SHAPES, TOOL, Message, missing
+from tests.frontend.chat.small_templates import SMALL_TEMPLATES
+
+RECORDED = sorted(FOLDER.glob("*/*.json"))
+REAL = sorted((Path(__file__).parents[2] / "build/peers/llama/src/models/templates").glob("*.jinja"))
+
+
+async def refused(template: ChatTemplate) -> list[str]:
+    """The recorded requests that are not answered as they were recorded, with what was said."""
+    state = await scripted_state(Script(), template=template)
+    found = []
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state)), base_url="http://test") as http:
+        for path in RECORDED:
+            fixture = Fixture.read(path)
+            content = b"" if fixture.body is None else msgspec.json.encode(fixture.body)
+            answer = await http.request(fixture.method, fixture.path, content=content, headers=fixture.headers)
+            if answer.status_code != fixture.status:
+                found.append(f"{path.parent.name}/{path.stem}: {answer.status_code} {answer.text}")
+    state.client.close()
+    return found
+
+
+async def lost(template: ChatTemplate) -> list[str]:
+    """The shapes of conversations of which a prompt lacks something, with that."""
+    state = await scripted_state(Script(), template=template)
+    found = []
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state)), base_url="http://test") as http:
+        for name, messages in SHAPES.items():
+            for tools in ([], [TOOL, BARE_TOOL]):
+                body = {"messages": as_sent(messages), "tools": tools or None}
+                tokens = await http.post("/tokenize", json=body)
+                if tokens.status_code != 200:
+                    found.append(f"{name}: {tokens.text}")
+                    continue
+                prompt = state.tokenizer.decode(tokens.json()["tokens"], skip_special_tokens=False)
+                found += [f"{name}: {text}" for text in missing(messages, tools, prompt)]
+    state.client.close()
+    return found
+
+
+def as_sent(messages: list[Message]) -> list[Message]:
+    """The messages as OpenAI's clients send them, arguments as a text."""
+    return [
+        {
+            **message,
+            "tool_calls": [
+                {**call, "function": {**call["function"], "arguments": text_of(call["function"]["arguments"])}}
+                for call in message["tool_calls"]
+            ],
+        }
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
+
+
+def text_of(arguments: dict[str, str]) -> str:
+    return arguments.get("INVALID_JSON") or msgspec.json.encode(arguments).decode()
+
+
+@pytest.mark.parametrize("name", SMALL_TEMPLATES)
+async def test_recorded_requests_are_answered_and_no_word_is_lost(name: str) -> None:
+    template = ChatTemplate(SMALL_TEMPLATES[name].source, "<s>", "</s>")
+    assert await refused(template) == []
+    assert await lost(template) == []
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem)
+async def test_real_templates_answer_recorded_requests_and_lose_no_word(path: Path) -> None:
+    template = ChatTemplate(await asyncio.to_thread(path.read_text), "<s>", "</s>")
+    assert await refused(template) == []
+    assert await lost(template) == []
+
+
+@pytest.mark.oracle
+def test_there_are_real_templates() -> None:
+    assert len(REAL) > 60, "make peers PEERS=build/peers unpacks llama.cpp"
+
+
+async def test_the_header_names_what_was_adjusted() -> None:
+    state = await scripted_state(Script(), template=ChatTemplate(SMALL_TEMPLATES["short_ids"].source, "<s>", "</s>"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state)), base_url="http://test") as http:
+        messages = as_sent(SHAPES["result and user"])
+        answer = await http.post("/v1/chat/completions", json={"model": "scripted", "messages": messages})
+        assert answer.headers["pyllm-adjusted-messages"] == "user_after_result, call_ids"
+        plain = await http.post("/v1/chat/completions", json={"model": "scripted", "messages": SHAPES["two users"][:1]})
+        assert "pyllm-adjusted-messages" not in plain.headers
+        # What Anthropic's clients send back of a call goes on, too.
+        blocks = [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": f"toolu_{FIRST}", "name": "f", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"toolu_{FIRST}", "content": "sun"}]},
+        ]
+        message = await http.post("/v1/messages", json={"model": "scripted", "max_tokens": 8, "messages": blocks})
+        assert (message.status_code, message.headers["pyllm-adjusted-messages"]) == (200, "call_ids")
+    state.client.close()
