@@ -233,7 +233,9 @@ class AsyncEngine:
                 )
             except ConfigError as error:
                 raise RequestError(str(error), "chat_template") from None
-        shape = shaped_for_program(messages, rendering.tools, self._chat_template if template is None else template)
+        template = self._chat_template if template is None else template
+        template = template and template.for_tools(rendering.tools)
+        shape = shaped_for_program(messages, rendering.tools, template)
         rendered = await encoder.render_chat(
             shape.messages,
             rendering.add_generation_prompt,

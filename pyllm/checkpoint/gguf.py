@@ -87,11 +87,15 @@ def _tokenizer(fields: Fields, path: str) -> TokenizerFiles:
             ids[name] = config.integer(field, least=0)
             if ids[name] >= len(tokens):
                 raise ConfigError(f"{field} is {ids[name]}, of {len(tokens)} tokens")
-    template = config.text("tokenizer.chat_template") if "tokenizer.chat_template" in config else None
+    template, tool_template = (
+        config.text(name) if name in config else None
+        for name in ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
+    )
     ends = {ids[name] for name in ("eos", "eot", "eom") if name in ids} | end_tokens(tokens, template or "")
     return TokenizerFiles(
         path=path,
         chat_template=template,
+        tool_chat_template=tool_template,
         bos_token=tokens[ids["bos"]] if "bos" in ids else "",
         eos_token=tokens[ids["eos"]] if "eos" in ids else "",
         eos_token_ids=tuple(sorted(ends)),

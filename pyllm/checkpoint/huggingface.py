@@ -183,6 +183,7 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
     return TokenizerFiles(
         path=str(path),
         chat_template=_chat_template(folder, options),
+        tool_chat_template=_tool_chat_template(folder, options),
         bos_token=_text(options.bos_token),
         eos_token=eos_token,
         eos_token_ids=tuple(sorted(eos_token_ids)),
@@ -271,6 +272,14 @@ def _chat_template(folder: Path, options: _TokenizerConfig) -> str | None:
     if isinstance(template, list):  # Several named ones: the one that transformers takes, too.
         return next((named.template for named in template if named.name == "default"), None)
     return template
+
+
+def _tool_chat_template(folder: Path, options: _TokenizerConfig) -> str | None:
+    file = folder / "additional_chat_templates/tool_use.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    named = options.chat_template if isinstance(options.chat_template, list) else []
+    return next((each.template for each in named if each.name == "tool_use"), None)
 
 
 def _text(token: str | _Token | None) -> str:

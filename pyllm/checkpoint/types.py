@@ -39,6 +39,7 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     chat_template: str | None
+    tool_chat_template: str | None = None  # in place of that where tools are given
     bos_token: str
     eos_token: str
     eos_token_ids: tuple[int, ...]

@@ -23,7 +23,8 @@ def with_overrides(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     """
     tokenizer = checkpoint.tokenizer
     if config.chat_template:
-        tokenizer = msgspec.structs.replace(tokenizer, chat_template=_chat_template(config.chat_template))
+        template = _chat_template(config.chat_template)
+        tokenizer = msgspec.structs.replace(tokenizer, chat_template=template, tool_chat_template=None)
     return msgspec.structs.replace(checkpoint, tokenizer=tokenizer, sampling=_sampling(checkpoint.sampling, config))
 
 

@@ -118,8 +118,12 @@ def test_a_chat_template_may_be_a_file_or_one_of_several(tmp_path: Path) -> None
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     edit(folder / "tokenizer_config.json", chat_template=named)
     assert read_checkpoint(str(folder)).tokenizer.chat_template == "plain"
+    assert read_checkpoint(str(folder)).tokenizer.tool_chat_template == "tools"
     (folder / "chat_template.jinja").write_text("file")
-    assert read_checkpoint(str(folder)).tokenizer.chat_template == "file"
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates/tool_use.jinja").write_text("file for tools")
+    tokenizer = read_checkpoint(str(folder)).tokenizer
+    assert (tokenizer.chat_template, tokenizer.tool_chat_template) == ("file", "file for tools")
 
 
 @pytest.mark.parametrize(

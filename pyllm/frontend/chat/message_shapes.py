@@ -7,6 +7,7 @@ conversation that goes on keeps its cached beginning. Renders nothing.
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pyllm.errors import RequestError
@@ -54,13 +55,14 @@ def shaped(
     elif tools and not traits.tool_descriptions and (described := [_described(tool) for tool in tools]) != tools:
         tools = described
         adjusted.append("tool_descriptions")
-    for name, change in _SHAPES.items():
-        if getattr(traits, name, False):
+    kinds = _kinds(shape)
+    for name, (needed, change) in _SHAPES.items():
+        if getattr(traits, name, False) or needed.isdisjoint(kinds):
             continue
         changed = change(shape, traits, kind)
         if changed is not shape:
             adjusted.append(name)
-            shape = changed
+            shape, kinds = changed, _kinds(changed)
     return Shaped(shape if adjusted else messages, tools or None, tuple(adjusted))
 
 
@@ -272,29 +274,43 @@ def _text_content(messages: Messages, traits: TemplateTraits, kind: str) -> Mess
     return _each(messages, in_parts)
 
 
-# In this order: what one makes, those behind it may have to change. Without a trait of its name: always.
-_SHAPES: dict[str, Callable[[Messages, TemplateTraits, str], Messages]] = {
-    "call_order": _call_order,
-    "tool_calls": _tool_calls,
-    "tool_results": _tool_results,
-    "developer": _developer,
-    "late_system": _late_system,
-    "two_systems": _two_systems,
-    "system": _system,
-    "system_before_result": _system_before_result,
-    "result_alone": _result_alone,
-    "unanswered_call": _unanswered_call,
-    "user_after_result": _user_after_result,
-    "assistant_first": _assistant_first,
-    "no_user": _no_user,
-    "two_users": _two_users,
-    "two_assistants": _two_assistants,
-    "text_with_call": _text_with_call,
-    "several_calls": _several_calls,
-    "call_ids": _call_ids,
-    "object_arguments": _object_arguments,
-    "text_content": _text_content,
+_CALL = "call"  # beside the roles: a message with calls
+
+# In this order: what one makes, those behind it may have to change. Without a trait of its name: always. Each with what
+# a conversation must have for it.
+_SHAPES: dict[str, tuple[frozenset[str], Callable[[Messages, TemplateTraits, str], Messages]]] = {
+    name: (frozenset(needed), change)
+    for name, needed, change in (
+        ("call_order", [_CALL], _call_order),
+        ("tool_calls", [_CALL], _tool_calls),
+        ("tool_results", ["tool"], _tool_results),
+        ("developer", ["developer"], _developer),
+        ("late_system", _SYSTEM, _late_system),
+        ("two_systems", _SYSTEM, _two_systems),
+        ("system", _SYSTEM, _system),
+        ("system_before_result", _SYSTEM, _system_before_result),
+        ("result_alone", ["tool"], _result_alone),
+        ("unanswered_call", [_CALL], _unanswered_call),
+        ("user_after_result", ["tool"], _user_after_result),
+        ("assistant_first", ["assistant"], _assistant_first),
+        ("no_user", [*_SYSTEM, "assistant", "tool"], _no_user),
+        ("two_users", ["user"], _two_users),
+        ("two_assistants", ["assistant"], _two_assistants),
+        ("text_with_call", [_CALL], _text_with_call),
+        ("several_calls", [_CALL], _several_calls),
+        ("call_ids", [_CALL, "tool"], _call_ids),
+        ("object_arguments", [_CALL], _object_arguments),
+        ("text_content", [*_SYSTEM, "user", "assistant", "tool"], _text_content),
+    )
 }
+
+
+def _kinds(messages: Messages) -> set[str]:
+    """The roles of the messages, and whether there are calls."""
+    kinds = {message["role"] for message in messages}
+    if any("tool_calls" in message for message in messages):
+        kinds.add(_CALL)
+    return kinds
 
 
 def _each(messages: Messages, change: Callable[[Message], Message]) -> Messages:
@@ -345,14 +361,18 @@ def _with_short_ids(message: Message) -> Message:
         short = _short_id(message["tool_call_id"])
         return message if short == message["tool_call_id"] else {**message, "tool_call_id": short}
     calls = message.get("tool_calls")
-    if not calls or all(_short_id(call.get("id")) == call.get("id") for call in calls):
+    if not calls:
         return message
-    return {**message, "tool_calls": [{**call, "id": _short_id(call.get("id"))} for call in calls]}
+    ids = [_short_id(call.get("id")) for call in calls]
+    if all(short == call.get("id") for short, call in zip(ids, calls, strict=True)):
+        return message
+    return {**message, "tool_calls": [{**call, "id": short} for short, call in zip(ids, calls, strict=True)]}
 
 
-def _short_id(call_id: Any) -> str:
-    """The id itself where it has the form; else nine digits of its hash, which no two ids of a conversation share."""
-    if isinstance(call_id, str) and _SHORT_ID.fullmatch(call_id):
+@lru_cache(maxsize=4096)
+def _short_id(call_id: str | None) -> str:
+    """The id itself where it has the form; else nine digits of its hash."""
+    if call_id and _SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(str(call_id).encode(errors="surrogatepass")).hexdigest()[:9]
 

@@ -52,7 +52,7 @@ class ChatPreprocessor:
         self._template = template
         self._trusts_templates = server.trust_request_chat_template
         self._default_variables = server.default_chat_template_kwargs
-        source = "" if template is None else template.source
+        source = "" if template is None else template.for_tools(True).source
         kinds = server.tool_call_parser, server.reasoning_parser
         self._parsers = parsers_of(source, _shows_tools(template), *kinds)
         self._explains_tools = kinds[0] == "auto" and self._parsers.tool_call == "none"
@@ -136,13 +136,14 @@ class ChatPreprocessor:
         self, conversation: Conversation, template: ChatTemplate | None, too_long: RefusePrompt | None, ignore: Ignore
     ) -> tuple[Sequence[int], tuple[str, ...]]:
         """The prompt, and what was adjusted for it."""
+        # A model that may call nothing is shown no tools.
+        tools = [] if conversation.tool_choice == "none" else [tool.for_template() for tool in conversation.tools]
+        template = template and template.for_tools(tools)
         known = frozenset[str]() if template is None else template.variables
         defaults = {name: value for name, value in self._default_variables.items() if name in known}
         variables = defaults | _variables(conversation, known, self.has_reasoning, ignore)
-        # A model that may call nothing is shown no tools.
-        tools = [] if conversation.tool_choice == "none" else [tool.for_template() for tool in conversation.tools]
         traits = self._traits(template, bool(tools))
-        no_tools = None if self._traits(template, False).no_tools else []
+        no_tools: list[Any] | None = None if self._traits(template, False).no_tools else []
         shape = shaped(conversation.messages, tools, traits, self._parsers.tool_call)
 
         async def encode(shape: Shaped) -> Sequence[int]:
@@ -172,6 +173,7 @@ class ChatPreprocessor:
     def _traits(self, template: ChatTemplate | None, with_tools: bool) -> TemplateTraits:
         if template is None:
             return TemplateTraits()
+        template = template.for_tools(with_tools)
         if not self._explains_tools:
             return template_traits(template, with_tools)
         without = template_traits(template, False)
@@ -228,7 +230,7 @@ def _probed(source: str, model: ChatTemplate | None) -> ChatTemplate:
 
 
 def _shows_tools(template: ChatTemplate | None) -> bool:
-    return template is not None and template_traits(template, True).tools
+    return template is not None and template_traits(template.for_tools(True), True).tools
 
 
 def _with_constraint(params: SamplingParams, constraint: StructuredOutputsParams) -> SamplingParams:

@@ -13,6 +13,7 @@ from pyllm.frontend.text.templates import ChatTemplate, Message
 # Templates that are remembered: the model's own, and those that requests bring.
 MAX_TEMPLATES = 64
 
+_TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
 _NAME, _CALLED = "look_up_places", "find_route"
 _ID, _OTHER_ID = "a1b2c3d4e", "f5g6h7i8j"
 _LONG_IDS = {_ID: "call_0123456789abcdef01234567", _OTHER_ID: "call_89abcdef0123456789abcdef"}
@@ -185,7 +186,7 @@ def with_functions(message: Message, change: Callable[[Mapping[str, Any]], Mappi
 
 
 def _json(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return arguments if isinstance(arguments, str) else _TO_JSON(arguments)
 
 
 def _system(number: int, role: str = "system") -> Message:

@@ -8,6 +8,7 @@ from typing import Any
 from pyllm.frontend.chat.parsers.tool_forms import HERMES_CLOSING, HERMES_OPENING, TOOL_FORMS
 from pyllm.frontend.text.templates import Message
 
+_TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
 _EXPLANATION = """\
 You can call functions to help with the user's request. Each line between <tools> and </tools> describes one as JSON:
 <tools>
@@ -26,7 +27,7 @@ def explained_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, An
     Raises:
         ValueError, RecursionError: a tool cannot be written as JSON.
     """
-    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    lines = "\n".join(_TO_JSON(tool) for tool in tools)
     text = _EXPLANATION.format(tools=lines, opening=HERMES_OPENING, closing=HERMES_CLOSING)
     if messages and messages[0]["role"] in ("system", "developer"):
         content = messages[0]["content"]
@@ -58,4 +59,4 @@ def _call(function: Mapping[str, Any], keys: tuple[str, str]) -> str:
     if isinstance(arguments, str):  # As OpenAI's messages have them; the model writes an object.
         with contextlib.suppress(ValueError):
             arguments = json.loads(arguments)
-    return json.dumps({keys[0]: function["name"], keys[1]: arguments}, ensure_ascii=False)
+    return _TO_JSON({keys[0]: function["name"], keys[1]: arguments})

@@ -135,7 +135,7 @@ class ModelTokenizer:
             RequestError: there is no template, or it refuses the messages, or an option asks for tensors or padding.
         """
         _refuse_options({name: variables.pop(name) for name in _FIXED if name in variables})
-        template = self._template(chat_template)
+        template = self._template(chat_template).for_tools(tools)
         if not isinstance(conversation, list | tuple):
             refuse("conversation", conversation, "a list of dicts with role and content")
         is_batch = bool(conversation) and isinstance(conversation[0], list | tuple)

@@ -32,11 +32,13 @@ _END_MARK = "\x00end of the last message\x00"
 class ChatTemplate:
     """A compiled template, with the special tokens that it may name. `variables` are those that it looks at.
 
+    `tool_source` is the template that takes its place where tools are given (transformers' `tool_use`).
+
     Raises:
         ConfigError: the template does not compile.
     """
 
-    def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
+    def __init__(self, source: str, bos_token: str, eos_token: str, tool_source: str | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]
         )
@@ -52,6 +54,12 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template does not compile: {error}") from None
 
+        self._for_tools = None if tool_source is None else ChatTemplate(tool_source, bos_token, eos_token)
+
+    def for_tools(self, tools: object) -> "ChatTemplate":
+        """The template to render with where these tools are given, which may be none."""
+        return self._for_tools if tools and self._for_tools is not None else self
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChatTemplate) and other._identity == self._identity
 
@@ -61,7 +69,9 @@ class ChatTemplate:
     @classmethod
     def of(cls, files: TokenizerFiles) -> "ChatTemplate | None":
         """The template of a checkpoint, or None where it has none."""
-        return cls(files.chat_template, files.bos_token, files.eos_token) if files.chat_template else None
+        if not files.chat_template:
+            return None
+        return cls(files.chat_template, files.bos_token, files.eos_token, files.tool_chat_template)
 
     @classmethod
     def of_request(cls, source: str, model: "ChatTemplate | None") -> "ChatTemplate":

@@ -71,6 +71,19 @@ def test_output_is_bounded() -> None:
         render("{% for i in range(1000) %}{{ 'x' * 100000 }}{% endfor %}")
 
 
+def test_tools_may_have_a_template_of_their_own() -> None:
+    template = ChatTemplate("plain", "<s>", "</s>", "{{ bos_token }}{{ tools | length }}")
+    assert template.for_tools(None).render([USER]) == template.for_tools([]).render([USER]) == "plain"
+    assert template.for_tools([{}]).render([USER], variables={"tools": [{}]}) == "<s>1"
+    alone = ChatTemplate("plain", "", "")
+    assert alone.for_tools([{}]) is alone
+
+
+def test_firefunctions_names_are_known() -> None:
+    template = ChatTemplate("{{ functions }} {{ datetime | length }}", "", "")
+    assert template.render([USER], variables={"tools": []}) == "[] 16"
+
+
 def test_a_template_that_does_not_compile_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="does not compile"):
         ChatTemplate("{% if %}", "<s>", "</s>")
