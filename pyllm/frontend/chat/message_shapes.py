@@ -270,6 +270,12 @@ def _object_arguments(messages: Messages, traits: TemplateTraits, kind: str) -> 
     return _each(messages, text_arguments)
 
 
+def _reasoning(messages: Messages, traits: TemplateTraits, kind: str) -> Messages:
+    return _each(
+        messages, lambda message: {**message, "thinking": message["reasoning"]} if message.get("reasoning") else message
+    )
+
+
 def _text_content(messages: Messages, traits: TemplateTraits, kind: str) -> Messages:
     return _each(messages, in_parts)
 
@@ -300,6 +306,7 @@ _SHAPES: dict[str, tuple[frozenset[str], Callable[[Messages, TemplateTraits, str
         ("several_calls", [_CALL], _several_calls),
         ("call_ids", [_CALL, "tool"], _call_ids),
         ("object_arguments", [_CALL], _object_arguments),
+        ("reasoning", ["assistant"], _reasoning),
         ("text_content", [*_SYSTEM, "user", "assistant", "tool"], _text_content),
     )
 }

@@ -15,6 +15,7 @@ MAX_TEMPLATES = 64
 
 _TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
 _NAME, _CALLED = "look_up_places", "find_route"
+_THOUGHT = "a thought before"
 _ID, _OTHER_ID = "a1b2c3d4e", "f5g6h7i8j"
 _LONG_IDS = {_ID: "call_0123456789abcdef01234567", _OTHER_ID: "call_89abcdef0123456789abcdef"}
 _CITY = {"type": "string", "description": "the city to look up"}
@@ -58,6 +59,7 @@ class TemplateTraits(Struct, frozen=True):
     unanswered_call: bool = True
     user_after_result: bool = True
     call_ids: bool = True  # of any form, not only nine letters and digits
+    reasoning: bool = True  # under our names, else under `thinking` alone, as gpt-oss
     text_content: bool = True  # else content is a list of parts
 
 
@@ -126,6 +128,8 @@ class _Probes:
             unanswered_call=self._renders(_user(0), call, _user(1)),
             user_after_result=not answered or self._renders(_user(0), *answered, _user(1), _assistant(0), _user(2)),
             call_ids=self._renders(_user(0), *map(_with_long_ids, answered), _assistant(0), _user(1)),
+            reasoning=self._renders_reasoning(call, "reasoning", "reasoning_content")
+            or not self._renders_reasoning(call, "thinking"),
             text_content=not self._in_parts,
         )
 
@@ -135,6 +139,10 @@ class _Probes:
         return all(
             self._renders(*turn[:place], late, *turn[place:]) for place in range(1, len(turn) + 1)
         ) and self._renders(_user(0), *answered, late, _assistant(0), _user(1))
+
+    def _renders_reasoning(self, call: Message, *fields: str) -> bool:
+        text = self._text([_user(0), {**call, **dict.fromkeys(fields, _THOUGHT)}, _result(_ID)], self._tools)
+        return text is not None and _THOUGHT in text
 
     def _shows(self, tool: Mapping[str, Any]) -> bool:
         text = self._text([_user(0)], [tool])

@@ -110,13 +110,14 @@ SMALL_TEMPLATES: dict[str, SmallTemplate] = {
         {% for t in tools or [] %}{{ t.function.name }}{{ '//' + t.function.description }}{% endfor %}
         {% set ns = namespace(called=false) %}{% for m in messages %}
         {% if m.role == 'assistant' and m.tool_calls %}{% set ns.called = true %}<|call|>
-        {{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments | tojson }}
+        {{ m.thinking }}{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments | tojson }}
         {% elif m.role in ('user', 'assistant') %}"""
         + _PLAIN_MESSAGE
         + """{% elif m.role == 'tool' %}{% if not ns.called %}{{ raise_exception('no call') }}{% endif %}
         <|result|>{{ m.content }}{% endif %}{% endfor %}"""
         + _PROMPT,
         *("tool_descriptions", "two_systems", "late_system", "text_with_call", "several_calls", "result_alone"),
+        "reasoning",
     ),
     # DeepSeek: system messages are collected at the beginning.
     "hoists_systems": _template(

@@ -181,6 +181,9 @@ def test_foreign_ids_become_short_ones_one_to_one(ids: list[str]) -> None:
 def test_arguments_and_contents_in_the_types_that_a_template_wants() -> None:
     (message,) = shaped([calls(FIRST)], None, lacking("object_arguments"), "hermes").messages
     assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "town 6a5b4"}'
+    thought = {**calls(FIRST), "reasoning": "hm", "reasoning_content": "hm"}
+    (message,) = shaped([thought], None, lacking("reasoning"), "hermes").messages
+    assert message == {**thought, "thinking": "hm"}
     (message,) = shaped([user("q")], None, lacking("text_content"), "hermes").messages
     assert message["content"] == [{"type": "text", "text": "q"}]
 
