@@ -22,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.clients", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all without a name")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions, not the pinned ones")
+    parser.add_argument("--template", type=Path, help="the scripted model has the chat template in this file")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(known):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
@@ -29,7 +30,7 @@ def main() -> None:
     outcomes = []
     with tempfile.TemporaryFile("w") as log, Server(*MODEL_FLAGS, log_file=log) as server:
         for name in arguments.names or known:
-            outcome = Program(name, ROOT.absolute()).run(server.address, arguments.upgrade)
+            outcome = Program(name, ROOT.absolute(), arguments.template).run(server.address, arguments.upgrade)
             outcomes.append(outcome)
             _show(outcome)
     _show_table(outcomes)

@@ -42,10 +42,14 @@ class Outcome:
 
 
 class Program:
-    """A program by its name: `programs/NAME.txt` are its packages, `NAME.py` its checks, `NAME.json` its answers."""
+    """A program by its name: `programs/NAME.txt` are its packages, `NAME.py` its checks, `NAME.json` its answers.
 
-    def __init__(self, name: str, root: Path) -> None:
+    The model that gives these may have the chat `template` of another one.
+    """
+
+    def __init__(self, name: str, root: Path, template: Path | None = None) -> None:
         self.name = name
+        self.template = template
         self.environment = Environment(name, root)
         self.record = root / "recorded" / f"{name}.jsonl"
 
@@ -110,6 +114,7 @@ class Program:
     def _server_command(self) -> list[str]:
         script = PROGRAMS / f"{self.name}.json"
         answers = ["--script", str(script)] if script.is_file() else []
+        answers += ["--template", str(self.template)] if self.template else []
         return [sys.executable, "-m", "tests.clients.scripted_server", *answers, "--record", str(self.record)]
 
     def _variables(self, folder: Path) -> dict[str, str]:

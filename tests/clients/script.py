@@ -1,5 +1,6 @@
 """A scripted model's answers: for each prompt the text of one turn. Knows texts only, neither tokens nor HTTP."""
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,6 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
     def answer(self, prompt: str) -> str:
         """The text that this prompt gets."""
         for turn in reversed(self.turns):
-            if all(text in prompt for text in turn.when):
+            if all(text in prompt or json.dumps(text)[1:-1] in prompt for text in turn.when):  # Some templates quote.
                 return turn.answer * turn.repeat
         return self.default

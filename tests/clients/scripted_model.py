@@ -6,10 +6,13 @@ It has the tokenizer and the chat template of the embedded model, and room for t
 import msgspec
 
 from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.frontend.chat.parsers.parser_selection import parsers_of
+from pyllm.frontend.chat.template_traits import template_traits
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.client.fake_core import MODEL, ScriptedCore, connected
+from tests.clients.call_forms import in_form
 from tests.clients.script import Script
 
 NAME = "scripted"
@@ -19,14 +22,18 @@ MAX_MODEL_LEN = 200_000
 async def scripted_state(script: Script, name: str = NAME, template: ChatTemplate | None = None) -> ServerState:
     """What the routes need, over a core that answers by this script; close its `client` in the end.
 
-    `template` replaces the embedded model's.
+    `template` replaces the embedded model's. Calls of the script are written as its model writes them.
     """
     files = read_checkpoint().tokenizer
     tokenizer = Tokenizer(files)
+    template = template or ChatTemplate.of(files)
+    assert template is not None
+    kind = parsers_of(template.source, template_traits(template, True).tools, "auto", "none").tool_call
+    kind = "hermes" if kind == "none" else kind
 
     def tokens(prompt: list[int], sample: int) -> list[int]:
         del sample
-        text = script.answer(tokenizer.decode(prompt, skip_special_tokens=False))
+        text = in_form(script.answer(tokenizer.decode(prompt, skip_special_tokens=False)), kind)
         return [*tokenizer.encode(text, add_special_tokens=False), files.eos_token_ids[0]]
 
     model = msgspec.structs.replace(
@@ -40,4 +47,4 @@ async def scripted_state(script: Script, name: str = NAME, template: ChatTemplat
         max_num_seqs=64,
     )
     client = await connected(ScriptedCore(tokens, model))
-    return ServerState(client, tokenizer, template or ChatTemplate.of(files), name)
+    return ServerState(client, tokenizer, template, name)

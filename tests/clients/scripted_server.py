@@ -9,14 +9,15 @@ import socket
 from pathlib import Path
 
 from pyllm.frontend.http_server import HttpServer
+from pyllm.frontend.text.templates import ChatTemplate
 from tests.clients.recorder import Recorder
 from tests.clients.script import Script
 from tests.clients.scripted_model import NAME, scripted_state
 
 
-async def serve(script: Script, name: str, port: int, record: Path | None) -> None:
+async def serve(script: Script, name: str, port: int, record: Path | None, template: ChatTemplate | None) -> None:
     """Until a signal; prints the address once it takes requests."""
-    state = await scripted_state(script, name)
+    state = await scripted_state(script, name, template)
     with socket.create_server(("127.0.0.1", port)) as listener:
         host, bound = listener.getsockname()
         server = HttpServer(state, 0.0, lambda: print(f"http://{host}:{bound}", flush=True))
@@ -33,9 +34,11 @@ def main() -> None:
     parser.add_argument("--name", default=NAME, help="the model's name")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--record", type=Path, help="file to which each request is written, as a line of JSON")
+    parser.add_argument("--template", type=Path, help="chat template of another model")
     arguments = parser.parse_args()
     script = Script.read(arguments.script) if arguments.script else Script()
-    asyncio.run(serve(script, arguments.name, arguments.port, arguments.record))
+    template = ChatTemplate(arguments.template.read_text(), "<s>", "</s>") if arguments.template else None
+    asyncio.run(serve(script, arguments.name, arguments.port, arguments.record, template))
 
 
 if __name__ == "__main__":
