@@ -62,12 +62,13 @@ class JsonScanner:
         end, self._begin = len(text), index
         while index < end and not (self.done or self.broken):
             index = self._step(text, index)
+        read = text[self._begin : index]
         if self._state in (_AFTER_COMMA, _ESCAPE) and not self.broken:
-            self._held += text[self._begin : index]
-        else:
-            self._read.append(text[self._begin : index])
-        read = "".join(self._read)
-        self._read.clear()
+            self._held += read
+            read = ""
+        if self._read:
+            read = "".join([*self._read, read])
+            self._read.clear()
         return read, index
 
     def rest(self) -> str:
