@@ -5,8 +5,7 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-from pyllm.frontend.chat.parsers.json_scanner import JsonScanner
-from pyllm.frontend.chat.parsers.json_strings import StringDecoder
+from pyllm.frontend.chat.parsers.json_scanner import JsonScanner, StringDecoder
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser, Piece, ToolArguments, ToolCallBegin, add
 
 # The first key and the first character of its value, if they come early enough to be the input's.
