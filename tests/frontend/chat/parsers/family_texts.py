@@ -253,6 +253,10 @@ _HARMONY = [
     ),
     case(f" to=functions.f<|channel|>commentary<|message|>{WEATHER}<|call|>", "", ("f", WEATHER)),
     case("<|channel|>commentary to=python<|message|>print(1)<|call|>", "", ("python", "print(1)")),
+    case('<|channel|>commentary to=python<|message|>["\\d",]<|call|>', "", ("python", '["\\d",]')),
+    case('<|channel|>commentary to=functions.f<|message|>{"a": "\\d\n",}<|call|>', "", ("f", '{"a": "\\\\d\\n"}')),
+    case('<|channel|>commentary to=functions.f<|message|>{"a": x, <|call|>', "", ("f", '{"a": x, ')),
+    case('<|channel|>commentary to=functions.f<|message|>{"a": 1, ', "", ("f", '{"a": 1, ')),
     case(f"{_CALL}<|call|><|start|>assistant{_CALL}<|call|>", "", ("f", WEATHER), ("f", WEATHER)),
     case("<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>", "a\nb"),
     # Ends that are missing, and headers that are none.

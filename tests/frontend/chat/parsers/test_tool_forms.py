@@ -140,6 +140,7 @@ def carelessly(value: Any, comma: str) -> str:
 # A backslash that is doubled but need not be.
 ESCAPED = re.compile(r'(?<!\\)\\\\(?![\\"/bfnrtu]|\Z)')
 IN_JSON: dict[str, Callable[[str], str]] = {
+    "openai": "<|channel|>commentary to=functions.f<|message|>{}<|call|>".format,
     "hermes": '<tool_call>\n{{"name": "f", "arguments": {}}}\n</tool_call>'.format,
     "mistral": "[TOOL_CALLS]f[ARGS]{}".format,
     "granite": '<|tool_call|>[{{"name": "f", "arguments": {}}}]'.format,
@@ -153,7 +154,7 @@ IN_JSON: dict[str, Callable[[str], str]] = {
 @given(st.sampled_from(sorted(IN_JSON)), ARGUMENTS, st.sampled_from(["", ",", " ,\n"]), st.booleans())
 def test_arguments_that_can_be_mended_are_json(name: str, arguments: dict[str, Any], comma: str, in_text: bool) -> None:
     written = carelessly(arguments, comma)
-    if in_text and name != "mistral":
+    if in_text and name not in ("mistral", "openai"):
         written = json.dumps(written)
     whole = folded(run(partial(make, name), IN_JSON[name](written)))
     assert whole.content == ""
