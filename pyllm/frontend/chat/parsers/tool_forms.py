@@ -10,9 +10,9 @@ from pyllm.frontend.chat.parsers.harmony import HARMONY_CHANNEL, HarmonyParser
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.python_calls import PythonCalls
 from pyllm.frontend.chat.parsers.tagged_calls import GLM, MINIMAX, QWEN, TaggedCall, Tags
-from pyllm.frontend.chat.parsers.tool_call_finder import Body, MarkedCalls
+from pyllm.frontend.chat.parsers.tool_call_finder import Bare, Body, MarkedCalls
 from pyllm.frontend.chat.parsers.tool_call_formats import CallList, Closed, MistralCalls
-from pyllm.frontend.chat.parsers.tool_call_reader import CallKeys, CallReader
+from pyllm.frontend.chat.parsers.tool_call_reader import CallShape
 
 # How a grammar writes calls; with `none` it cannot.
 Style = Literal["none", "closed", "mistral", "bare", "list", "tagged", "harmony"]
@@ -41,12 +41,23 @@ MISTRAL_ARGUMENTS = "[ARGS]"
 LLAMA_OPENER = "{"
 
 _PYTHON_TAG = "<|python_tag|>"
-_COHERE_KEYS = CallKeys("tool_name", ("parameters",))
+_COHERE_SHAPE = CallShape("tool_name", ("parameters",))
 
 
-def bare_llama_parser(names: Collection[str] | None) -> Parser:
-    """Llama 3's calls, also without their marker at the beginning. `names` is `CallReader`'s."""
-    return MarkedCalls([_PYTHON_TAG], lambda index: CallList(index, "semicolons", names), opener=LLAMA_OPENER)
+def llama_parser(schemas: Schemas) -> Parser:
+    """Llama 3's calls: behind their marker, or bare. Bare ones are of these tools, and have arguments."""
+    shape = CallShape(names=schemas or None, needs_arguments=True)
+    return MarkedCalls(
+        [_PYTHON_TAG],
+        lambda index: CallList(index, "row"),
+        Bare(LLAMA_OPENER, lambda index: CallList(index, "row", shape)),
+    )
+
+
+def leading_llama_parser(names: Collection[str]) -> Parser:
+    """The same where a grammar writes the text: bare calls are at the beginning, and their name comes first."""
+    shape = CallShape(names=names, needs_arguments=True, in_order=True)
+    return MarkedCalls([_PYTHON_TAG], lambda index: CallList(index, "row", shape), Bare(LLAMA_OPENER))
 
 
 def _body_form(
@@ -61,7 +72,7 @@ def _body_form(
     opener: str = "",
 ) -> ToolForm:
     def make_parser(schemas: Schemas) -> Parser:
-        return MarkedCalls(markers, lambda index: make_body(index, schemas), opener, kept)
+        return MarkedCalls(markers, lambda index: make_body(index, schemas), Bare(opener), kept, closing)
 
     return ToolForm(make_parser, signs, style, markers[0] if markers else "", closing, keys, tags)
 
@@ -84,12 +95,14 @@ def _tagged_form(marker: str, closing: str, tags: Tags, *signs: tuple[str, ...])
 
 
 def _gemma_form(marker: str, closing: str, delimiter: str) -> ToolForm:
-    return _body_form((marker,), lambda index, schemas: Closed(GemmaCall(index, delimiter), closing), (marker,))
+    return _body_form(
+        (marker,), lambda index, schemas: Closed(GemmaCall(index, delimiter), closing), (marker,), closing=closing
+    )
 
 
 _HERMES = _body_form(
     (HERMES_OPENING,),
-    lambda index, schemas: Closed(CallReader(index), HERMES_CLOSING),
+    lambda index, schemas: Closed(CallList(index, "either"), HERMES_CLOSING),
     (HERMES_OPENING,),
     style="closed",
     closing=HERMES_CLOSING,
@@ -97,7 +110,7 @@ _HERMES = _body_form(
 _QWEN = _tagged_form(HERMES_OPENING, HERMES_CLOSING, QWEN, ("<function=", "<parameter="))
 _GLM = _tagged_form(HERMES_OPENING, HERMES_CLOSING, GLM, ("<arg_key>",))
 _LLAMA = ToolForm(
-    lambda schemas: bare_llama_parser(None),
+    llama_parser,
     ((_PYTHON_TAG,), ('"parameters": dictionary of argument name and its value',)),
     "bare",
     _PYTHON_TAG,
@@ -105,7 +118,7 @@ _LLAMA = ToolForm(
 )
 _COHERE = _body_form(
     ("<|START_ACTION|>",),
-    lambda index, schemas: Closed(CallList(index, "brackets", keys=_COHERE_KEYS), "<|END_ACTION|>"),
+    lambda index, schemas: Closed(CallList(index, "brackets", _COHERE_SHAPE), "<|END_ACTION|>"),
     ("<|START_ACTION|>",),
     style="list",
     closing="<|END_ACTION|>",
@@ -128,6 +141,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
         ("<function_calls>",),
         lambda index, schemas: Closed(PythonCalls(index, "lines"), "</function_calls>"),
         ("<function_calls>",),
+        closing="</function_calls>",
     ),
     "hermes": _HERMES,
     "mistral": _body_form(
@@ -138,6 +152,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
         lambda index, schemas: Closed(PythonCalls(index, "brackets", schemas or None), "<|python_end|>"),
         ("<|python_start|>",),
         ("<|header_start|>", "[func_name1("),
+        closing="<|python_end|>",
         opener="[",
     ),
     "pythonic": _body_form(
