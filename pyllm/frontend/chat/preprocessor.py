@@ -99,9 +99,9 @@ class ChatPreprocessor:
         )
         if tool_constraint is not None:
             tool_constraint.check(_shows_tools(template))
-            constraint = await asyncio.to_thread(tool_constraint.constraint, self._tokenizer.added_token_id)
+            constraint = await asyncio.to_thread(tool_constraint.constraint, self._tokenizer.added_token_id, ignore)
             params = params if constraint is None else _with_constraint(params, constraint)
-        params = await resolve_texts_aside(params, self._tokenizer)
+        params = await resolve_texts_aside(params, self._tokenizer, ignore)
         too_long = refuse_prompt if conversation.truncation is None else None
         prompt, adjusted = await self._encode(conversation, template, too_long, ignore)
         opened = None

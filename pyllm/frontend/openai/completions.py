@@ -65,7 +65,7 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         given = split_prompts(data.prompt, "prompt", MAX_PROMPTS)
 
         async def prepare() -> Prepared:
-            resolved = await resolve_texts_aside(params, state.tokenizer)
+            resolved = await resolve_texts_aside(params, state.tokenizer, context.ignore)
             too_long = refuse_prompt if truncation is None else None
             whole = await state.prompts.encode(given, data.add_special_tokens is not False, too_long)
             prompts = whole if truncation is None else [truncation.kept(tokens) for tokens in whole]
