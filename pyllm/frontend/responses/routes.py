@@ -150,9 +150,9 @@ def _tell_methods(response_id: FromPath[str]) -> Response[None]:
 
 
 def _field_names(request: ResponsesRequest) -> dict[str, str]:
-    has_format = request.text is not None and request.text.format is not None
+    field = None if request.text is None or request.text.format is None else "text.format"
     has_tools = bool(request.tools) and request.structured_outputs is None
-    return _FIELD_NAMES | constraint_names("text.format", has_format, has_tools)
+    return _FIELD_NAMES | constraint_names(field, has_tools)
 
 
 def _check(request: ResponsesRequest, context: RequestContext) -> None:
