@@ -25,6 +25,7 @@ from pyllm.frontend.requests.serving import begin, generate_chat
 from pyllm.frontend.responses import protocol
 from pyllm.frontend.responses.answer_format import LogprobsOf, ResponsesFormat
 from pyllm.frontend.responses.background import BackgroundRun
+from pyllm.frontend.responses.item_references import dereferenced
 from pyllm.frontend.responses.items import input_items, items_of, messages_of
 from pyllm.frontend.responses.page import page_of
 from pyllm.frontend.responses.protocol import (
@@ -73,7 +74,9 @@ def responses_routes(state: ServerState) -> Router:
         stores = await _stores(store, data, context, owner)
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context, state.client.model)
-        items = [*await _history(store, data, owner), *input_items(data.input, context.request_id, context.ignore)]
+        history = await _history(store, data, owner)
+        given = await dereferenced(data.input, history, store, owner)
+        items = [*history, *input_items(given, context.request_id, context.ignore)]
         tools = callable_tools(data, items, context.ignore)
         conversation = _conversation(data, items, tools)
         prepared, generation = await generate_chat(state, context, scheduling, conversation, params)
