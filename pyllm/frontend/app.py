@@ -19,8 +19,10 @@ from pyllm.frontend.edge.error_answer import render_error
 from pyllm.frontend.edge.gateway import Gateway
 from pyllm.frontend.edge.middleware import with_middleware
 from pyllm.frontend.health import health_routes
+from pyllm.frontend.http.body_decoding import decode_body
 from pyllm.frontend.http.body_shape import find_ignored
 from pyllm.frontend.http.failure import MediaTypeError, decoding_error, describe
+from pyllm.frontend.http.ignored_fields import RequestFields
 from pyllm.frontend.http.openapi import openapi_document
 from pyllm.frontend.observability import metrics
 from pyllm.frontend.observability.core_metrics import figures_of_cores
@@ -35,7 +37,7 @@ from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.responses.routes import responses_routes
 from pyllm.frontend.server_info import server_info_routes
 
-# Bytes from which the second look at a body may take tens of milliseconds, and runs on a thread.
+# Bytes from which decoding a body may take tens of milliseconds, and runs on a thread.
 LARGE_BODY = 1 << 17
 
 
@@ -62,15 +64,12 @@ class JsonRequest(Request[Any, Any, State]):
         assert field is not None
         try:
             body = await self.body()
-            data = _decoder(field.annotation).decode(body)
             fields = context_in(self.scope).fields
-            if fields.policy != "ignore" and len(body) < LARGE_BODY:
-                find_ignored(body, field.annotation, fields)
-            elif fields.policy != "ignore":
-                await asyncio.to_thread(find_ignored, body, field.annotation, fields)
+            if len(body) < LARGE_BODY:
+                return _decoded(body, field.annotation, fields)
+            return await asyncio.to_thread(_decoded, body, field.annotation, fields)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise decoding_error(error) from None
-        return data
 
 
 def create_app(state: ServerState) -> ASGIApp:
@@ -141,6 +140,8 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
     return Response(body, status_code=failure.status, media_type=MediaType.JSON, headers=texts)
 
 
-@cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+def _decoded(body: bytes, kind: Any, fields: RequestFields) -> Any:
+    data = decode_body(body, kind)
+    if fields.policy != "ignore":
+        find_ignored(body, kind, fields)
+    return data

@@ -23,7 +23,7 @@ from pyllm.frontend.anthropic.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from pyllm.frontend.chat.conversation import Conversation, NamedTool, Tool, ToolChoice
+from pyllm.frontend.chat.conversation import Conversation, NamedTool, Tool, ToolChoice, left_out_text
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
 from pyllm.frontend.http.ignored_fields import Ignore, ignore_server_tool
 
@@ -142,7 +142,7 @@ def _misplaced(block: Block, role: str, where: str) -> RequestError:
 
 def _tool_message(block: ToolResultBlock, where: str) -> dict[str, Any]:
     """Templates have no path for the mark of an error, so the text has it."""
-    text = _text(block.content or "", f"{where}.content")
+    text = _text(block.content or "", f"{where}.content", of_tool=True)
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": f"Error: {text}" if block.is_error else text}
 
 
@@ -159,18 +159,20 @@ def _system(content: str | list[Part], ignore: Ignore) -> str:
     return _text(content, "system")
 
 
-def _text(content: str | list[Part], where: str) -> str:
+def _text(content: str | list[Part], where: str, of_tool: bool = False) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(_text_of_part(block, f"{where}.{index}") for index, block in enumerate(content))
+    return "\n".join(_text_of_part(block, f"{where}.{index}", of_tool) for index, block in enumerate(content))
 
 
-def _text_of_part(block: Part, where: str) -> str:
+def _text_of_part(block: Part, where: str, of_tool: bool) -> str:
     match block:
         case TextBlock():
             return block.text
         case ToolReferenceBlock():
             return f"The tool {block.tool_name} can be called now."
+        case _ if of_tool:
+            return left_out_text(str(block.__struct_config__.tag))
         case _:
             raise _not_text(block, where)
 

@@ -61,8 +61,8 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
         context = begin(state, request, data)
         context.name_tenant(_user(data.metadata), "metadata.user_id")
         context.name_session(None if data.metadata is None else data.metadata.user_id)
-        has_format = _output_format(data) is not None
-        context.field_names = FIELD_NAMES | constraint_names("output_config.format", has_format, bool(data.tools))
+        field = None if _output_format(data) is None else "output_config.format"
+        context.field_names = FIELD_NAMES | constraint_names(field, bool(data.tools))
         if data.thread is not None:
             text = "thread is not supported: the server keeps no messages; send the whole conversation without it"
             raise UnsupportedThreadError(text, "thread")

@@ -7,6 +7,7 @@ from .conversation import (
     ToolChoice,
     call_arguments,
     input_arguments,
+    left_out_text,
 )
 from .message_shapes import shaped_for_program
 from .preprocessor import ChatPreprocessor
@@ -21,5 +22,6 @@ __all__ = [
     "ToolChoice",
     "call_arguments",
     "input_arguments",
+    "left_out_text",
     "shaped_for_program",
 ]

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from pyllm.errors import RequestError
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
+from pyllm.frontend.text.json_schemas import json_type
 from pyllm.frontend.text.templates import Message
 from pyllm.frontend.text.truncation import Truncation
 from pyllm.sampling_params import SamplingParams
@@ -25,6 +26,15 @@ _INPUT: dict[str, Any] = {
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
     "additionalProperties": False,
+}
+
+
+# The texts in place of what a tool's result has beside text, by the name of its type in any of the APIs.
+_MEDIA = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "[An image was here. Images are not supported yet.]"),
+    **dict.fromkeys(("document", "file", "input_file"), "[A document was here. Documents are not supported yet.]"),
+    **dict.fromkeys(("audio_url", "input_audio"), "[A recording was here. Recordings are not supported yet.]"),
+    "video_url": "[A video was here. Videos are not supported yet.]",
 }
 
 
@@ -123,6 +133,14 @@ def call_arguments(given: Any) -> dict[str, Any]:
     return arguments if isinstance(arguments, dict) else {INVALID_JSON: text}
 
 
+def left_out_text(kind: str) -> str:
+    """What the model reads in place of such a part of a tool's result; empty for a type that is not known.
+
+    A refusal would end the conversation, as every later request has the result in its history.
+    """
+    return _MEDIA.get(kind, "")
+
+
 def input_arguments(text: str) -> dict[str, Any]:
     """The arguments of a custom tool's call, in the shape that templates expect."""
     return {"input": text}
@@ -151,7 +169,7 @@ def check_tools(conversation: Conversation) -> None:
         if tool.name in names:
             raise RequestError(f"tools has {tool.name!r} more than once; names must differ", f"tools[{index}]")
         names.add(tool.name)
-        if tool.schema.get("type") != "object":
+        if json_type(tool.schema.get("type")) != "object":
             text = f"tools: the parameters of {tool.name!r} must be a JSON schema of type object"
             raise RequestError(text, f"tools[{index}]")
     choice = conversation.tool_choice

@@ -40,7 +40,9 @@ def schema_rule(schema: dict[str, Any], name: str) -> str:
         RequestError: the schema cannot be sent.
     """
     try:
-        text = json.dumps({"x-guidance": JSON_STYLE, **schema}, ensure_ascii=False, allow_nan=False)
+        own = schema.get("x-guidance")
+        style = {**JSON_STYLE, **own} if isinstance(own, dict) else JSON_STYLE
+        text = json.dumps({**schema, "x-guidance": style}, ensure_ascii=False, allow_nan=False)
         text.encode()
     except (RecursionError, ValueError) as error:
         raise RequestError(f"tools: the parameters of {name!r} are not a JSON schema: {error}", "tools") from None

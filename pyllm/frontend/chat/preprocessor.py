@@ -109,9 +109,9 @@ class ChatPreprocessor:
             tool_constraint.check(self._traits(template, True).tools, ignore)
             if tool_constraint.drops_format:
                 params = msgspec.structs.replace(params, structured_outputs=None)
-            constraint = await asyncio.to_thread(tool_constraint.constraint, self._tokenizer.added_token_id)
+            constraint = await asyncio.to_thread(tool_constraint.constraint, self._tokenizer.added_token_id, ignore)
             params = params if constraint is None else _with_constraint(params, constraint)
-        params = await resolve_texts_aside(params, self._tokenizer)
+        params = await resolve_texts_aside(params, self._tokenizer, ignore)
         too_long = refuse_prompt if conversation.truncation is None else None
         prompt, adjusted = await self._encode(conversation, template, too_long, ignore)
         opened = None

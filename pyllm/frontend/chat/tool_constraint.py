@@ -4,6 +4,7 @@
 """
 
 import json
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +27,7 @@ from pyllm.frontend.chat.parsers.parser_selection import (
 from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER
 from pyllm.frontend.chat.tool_grammar import ANY_TEXT, Content, call_list_grammar, calls_in_text, calls_or_content
 from pyllm.frontend.http.ignored_fields import Ignore
+from pyllm.frontend.text.json_schemas import LeftOut, enforced_schema, warn_once
 from pyllm.frontend.text.structured_outputs import grammar_text
 from pyllm.structured_outputs_params import StructuredOutputsParams
 
@@ -94,27 +96,27 @@ class ToolConstraint:
             return tool
         return msgspec.structs.replace(tool, strict=False, input_format=tool.input_format and InputFormat())
 
-    def constraint(self, token_id: TokenId) -> StructuredOutputsParams | None:
-        """The constraint on the answer, or None.
+    def constraint(self, token_id: TokenId, ignore: LeftOut = warn_once) -> StructuredOutputsParams | None:
+        """The constraint on the answer, or None. `ignore` hears of keywords of a schema that it cannot enforce.
 
         Raises:
             RequestError: a schema, a definition or the content's format cannot be used.
         """
         tools, parallel = self._tools, self._conversation.parallel_tool_calls
         if self._style == "harmony":
-            return self._harmony(token_id)
+            return self._harmony(token_id, ignore)
         if isinstance(self._choice, NamedTool):
-            return _whole_call(self._chosen(self._choice))
+            return _whole_call(self._chosen(self._choice), ignore)
         check_definitions([given.definition for tool in tools if (given := tool.input_format)])
         if self._choice == "required":
-            return StructuredOutputsParams(grammar=call_list_grammar(map(_schema_of, tools), parallel))
+            return StructuredOutputsParams(grammar=call_list_grammar(_schemas(tools, ignore), parallel))
         if self._content is not None:
-            content = Content(grammar_text(self._content), self._has_bare_calls)
-            schemas = map(_schema_of, tools)
+            content = Content(grammar_text(self._content, ignore), self._has_bare_calls)
+            schemas = _schemas(tools, ignore)
             return StructuredOutputsParams(grammar=calls_or_content(self._kind, schemas, parallel, content, token_id))
         if not any(tool.is_constrained for tool in tools):
             return None
-        schemas = map(_schema_of_free, tools)
+        schemas = _schemas(tools, ignore, has_free=True)
         return StructuredOutputsParams(grammar=calls_in_text(self._kind, schemas, parallel, token_id))
 
     def parser(self) -> Parser | None:
@@ -136,7 +138,7 @@ class ToolConstraint:
         custom = [tool.name for tool in tools if tool.input_format is not None]
         return CustomInputs(parser, custom) if custom and parser is not None else parser
 
-    def _harmony(self, token_id: TokenId) -> StructuredOutputsParams | None:
+    def _harmony(self, token_id: TokenId, ignore: LeftOut) -> StructuredOutputsParams | None:
         """The same in Harmony's channels, where a forced call stands behind the model's reasoning, too."""
         tools, choice = self._conversation.tools, self._choice
         if isinstance(choice, NamedTool):
@@ -145,9 +147,9 @@ class ToolConstraint:
         check_definitions([given.definition for tool in tools if (given := tool.input_format)])
         if not forced and self._content is None and not any(tool.is_constrained for tool in tools):
             return None
-        content = None if self._content is None else grammar_text(self._content)
-        schema_of = _schema_of if forced or content is not None else _schema_of_free
-        grammar = harmony_answer(map(schema_of, tools), content, forced, token_id)
+        content = None if self._content is None else grammar_text(self._content, ignore)
+        schemas = _schemas(tools, ignore, has_free=not forced and content is None)
+        grammar = harmony_answer(schemas, content, forced, token_id)
         return StructuredOutputsParams(grammar=grammar)
 
     def _chosen(self, choice: NamedTool) -> Tool:
@@ -179,29 +181,37 @@ def _not_held(tool: Tool, kind: str) -> tuple[str, str]:
     return "tools.format", f"tools: {text}; leave the format out, or {demand}"
 
 
-def _whole_call(tool: Tool) -> StructuredOutputsParams:
+def _whole_call(tool: Tool, ignore: LeftOut) -> StructuredOutputsParams:
     """The constraint on a text that is one call's arguments or input, and nothing else."""
     given = tool.input_format
     if given is None:
-        return StructuredOutputsParams(json=tool.schema)
+        return StructuredOutputsParams(json=_enforced(tool, ignore))
     if given.syntax == "regex":
         return StructuredOutputsParams(regex=given.definition)
     return StructuredOutputsParams(grammar=given.definition if given.syntax == "lark" else ANY_TEXT)
 
 
-def _schema_of(tool: Tool) -> ToolSchema:
-    """The schema or Lark rule for a call's arguments."""
-    given = tool.input_format
-    if given is None or given.syntax == "text":
-        return tool.name, tool.schema
-    rewrite = input_grammar if given.syntax == "lark" else input_regex_grammar
-    return tool.name, rewrite(given.definition)
+def _schemas(tools: Iterable[Tool], ignore: LeftOut, has_free: bool = False) -> Iterator[ToolSchema]:
+    """The schema or Lark rule for each tool's arguments; where `has_free`, those of unconstrained tools may be any."""
+    for tool in tools:
+        given = tool.input_format
+        if has_free and given is None and not tool.is_constrained:
+            yield tool.name, ANY_PARAMETERS
+        elif given is None or given.syntax == "text":
+            yield tool.name, _enforced(tool, ignore)
+        else:
+            rewrite = input_grammar if given.syntax == "lark" else input_regex_grammar
+            yield tool.name, rewrite(given.definition)
 
 
-def _schema_of_free(tool: Tool) -> ToolSchema:
-    """The same where calls of tools that are not constrained may have any arguments."""
-    is_free = tool.input_format is None and not tool.is_constrained
-    return (tool.name, ANY_PARAMETERS) if is_free else _schema_of(tool)
+def _enforced(tool: Tool, ignore: LeftOut) -> dict[str, Any]:
+    """The part of a tool's schema that a grammar enforces."""
+    try:
+        return enforced_schema(tool.schema, f"tools.{tool.name}", ignore)
+    except RequestError:
+        raise
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"tools: the parameters of {tool.name!r} are not a JSON schema: {error}", "tools") from None
 
 
 def _begins_unlike_calls(schema: Any) -> bool:

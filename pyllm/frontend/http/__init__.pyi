@@ -1,3 +1,4 @@
+from .body_decoding import decode_body
 from .body_shape import find_ignored
 from .event_ids import LAST_EVENT_ID, MAX_CHOICES, ChoicePosition, EventIds, Position, StreamIdentity, model_hash
 from .failure import (
@@ -74,6 +75,7 @@ __all__ = [
     "Unsupported",
     "UnsupportedThreadError",
     "WriteBatcher",
+    "decode_body",
     "decoding_error",
     "describe",
     "failure_headers",

@@ -21,7 +21,9 @@ from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import chat_logprobs, prompt_logprobs, token_names
 from pyllm.frontend.openai.parameters import (
     constraint_names,
+    format_field,
     num_chat_logprobs,
+    output_limit,
     sampling_params,
     scheduling_params,
     wants_continuous_usage,
@@ -65,9 +67,9 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         context.name_tenant(data.user)
         context.name_session(data.prompt_cache_key, data.user)
         has_tools = bool(data.tools) and data.structured_outputs is None
-        names = constraint_names("response_format", data.response_format is not None, has_tools)
+        names = constraint_names(format_field(data), has_tools)
         context.field_names = _FIELD_NAMES | names
-        limit = data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens
+        limit = output_limit(data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens)
         num_logprobs = num_chat_logprobs(data, state.client.model.max_logprobs)
         params = sampling_params(data, state.sampling, limit, num_logprobs)
         scheduling = scheduling_params(data, context, state.client.model)

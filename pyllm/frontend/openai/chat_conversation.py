@@ -12,10 +12,11 @@ from pyllm.frontend.chat.conversation import (
     ToolChoice,
     call_arguments,
     input_arguments,
+    left_out_text,
 )
 from pyllm.frontend.http.ignored_fields import Ignore, ignore_server_tool
 from pyllm.frontend.http.unsupported import refuse_unsupported
-from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
+from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest, ContentPart
 from pyllm.frontend.openai.tool_protocol import (
     AllowedTools,
     ChosenTools,
@@ -31,8 +32,10 @@ def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
     Raises:
         RequestError: a message or a choice of tools cannot be understood, or two fields exclude one another.
     """
-    continues = request.continue_final_message is True
-    opens = request.add_generation_prompt is not False
+    last = request.messages[-1] if request.messages else None
+    has_prefix = last is not None and last.role == "assistant" and last.prefix is True
+    continues = request.continue_final_message is True or has_prefix
+    opens = request.add_generation_prompt is not False and not has_prefix
     if continues and opens:
         raise RequestError(
             "continue_final_message and add_generation_prompt cannot be combined; set add_generation_prompt to false",
@@ -117,19 +120,26 @@ def _input_format(given: CustomFormat | None, where: str) -> InputFormat:
 def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
     """A message as templates know it, with the text of its parts, one a line."""
     refuse_unsupported(message, f"{where}.")
-    content = message.content or ""
+    content = message.content or message.refusal or ""
     if not isinstance(content, str):
-        for index, part in enumerate(content):
-            field = f"{where}.content[{index}]"
-            if part.type != "text" or part.text is None:
-                raise RequestError(f"{field}: a part of type {part.type!r} is not supported; send text", field)
-            refuse_unsupported(part, f"{field}.")
-        content = "\n".join(part.text or "" for part in content)
+        of_tool = message.role == "tool"
+        content = "\n".join(_text(part, f"{where}.content[{at}]", of_tool) for at, part in enumerate(content))
     plain: dict[str, Any] = {"role": message.role, "content": content}
     if message.name is not None:
         plain["name"] = message.name
     plain |= _of_tool(message, where) if message.role == "tool" else _of_assistant(message, where)
     return plain
+
+
+def _text(part: ContentPart, where: str, of_tool: bool) -> str:
+    """The text of a part. Something else in a tool's result is only told of."""
+    if of_tool and (told := left_out_text(part.type)):
+        return told
+    text = part.refusal if part.type == "refusal" else part.text if part.type == "text" else None
+    if text is None:
+        raise RequestError(f"{where}: a part of type {part.type!r} is not supported; send text", where)
+    refuse_unsupported(part, f"{where}.")
+    return text
 
 
 def _of_tool(message: ChatMessage, where: str) -> dict[str, Any]:

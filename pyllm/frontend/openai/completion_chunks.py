@@ -48,7 +48,7 @@ class CompletionChunks:
         self.prompts: list[EchoedPrompt] = []
         self.shows_tokens = request.return_token_ids is True
         self._echoes = request.echo is True
-        self._hides_output = self._echoes and request.max_tokens == 0
+        self.hides_output = self._echoes and request.max_tokens == 0
         self._num_samples = request.n or 1
         self._has_logprobs = request.logprobs is not None
         self._has_prompt_logprobs = request.prompt_logprobs is not None
@@ -67,7 +67,7 @@ class CompletionChunks:
 
     def piece(self, choice: int, delta: TextDelta) -> CompletionChoice:
         """A choice with new text."""
-        if self._hides_output:
+        if self.hides_output:
             return CompletionChoice(choice, "")
         piece = CompletionChoice(choice, delta.text, self._logprobs(choice, delta))
         if self.shows_tokens:

@@ -19,6 +19,8 @@ from pyllm.frontend.openai.completion_chunks import CompletionChunks, EchoedProm
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.openai.parameters import (
     constraint_names,
+    format_field,
+    output_limit,
     sampling_params,
     scheduling_params,
     split_prompts,
@@ -54,18 +56,18 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         data = with_defaults(data, state.server)
         context.name_tenant(data.user)
         context.name_session(data.prompt_cache_key, data.user)
-        names = constraint_names("response_format", data.response_format is not None, has_tools=False)
+        names = constraint_names(format_field(data), has_tools=False)
         context.field_names = {"beam_width": "use_beam_search"} | names
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context, state.client.model)
         truncation = truncation_from(
-            data.truncate_prompt_tokens, data.truncation_side, data.max_tokens or 1, state.client.model
+            data.truncate_prompt_tokens, data.truncation_side, output_limit(data.max_tokens) or 1, state.client.model
         )
         chunks = CompletionChunks(context, state.model_name, data)
         given = split_prompts(data.prompt, "prompt", MAX_PROMPTS)
 
         async def prepare() -> Prepared:
-            resolved = await resolve_texts_aside(params, state.tokenizer)
+            resolved = await resolve_texts_aside(params, state.tokenizer, context.ignore)
             too_long = refuse_prompt if truncation is None else None
             whole = await state.prompts.encode(given, data.add_special_tokens is not False, too_long)
             prompts = whole if truncation is None else [truncation.kept(tokens) for tokens in whole]
@@ -77,20 +79,21 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
             return Prepared(prompts, resolved)
 
         _, generation = await generate(state, context, scheduling, num_choices(len(given), params), prepare)
-        answer_format = ChunkFormat(chunks, generation.counts_of if wants_continuous_usage(data) else None)
+        counts_of = generation.counts_of if wants_continuous_usage(data) else None
+        answer_format = ChunkFormat(chunks, counts_of, chunks.hides_output)
         return respond(generation, answer_format, data.stream is True, context)
 
     return create_completion
 
 
 def _sampling_params(state: ServerState, request: CompletionRequest) -> SamplingParams:
-    limit = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    limit = DEFAULT_MAX_TOKENS if request.max_tokens is None else output_limit(request.max_tokens)
     if not request.echo:
         return sampling_params(request, state.sampling, limit, request.logprobs)
     if request.use_beam_search:
         raise RequestError("echo and use_beam_search cannot be combined; leave one of them out", "echo")
     # Nothing of the output is shown of a request for no tokens, but one is computed: that is where prompts end.
-    params = sampling_params(request, state.sampling, limit or 1, request.logprobs)
+    params = sampling_params(request, state.sampling, 1 if limit == 0 else limit, request.logprobs)
     if request.logprobs is None:
         return params
     if request.stream:

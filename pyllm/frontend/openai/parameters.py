@@ -61,9 +61,19 @@ def split_prompts(given: str | list[str | int | list[int]], name: str, most: int
     return [item for item in given if not isinstance(item, int)]
 
 
-def constraint_names(field: str, has_format: bool, has_tools: bool) -> dict[str, str]:
-    """The caller's name of `structured_outputs`: `field` if they ask for a format there, or the tools that need one."""
-    return {"structured_outputs": field} if has_format else {"structured_outputs": "tools"} if has_tools else {}
+def constraint_names(field: str | None, has_tools: bool) -> dict[str, str]:
+    """The caller's name of `structured_outputs`: the field of their format if they ask for one, or `tools`."""
+    return {"structured_outputs": field} if field else {"structured_outputs": "tools"} if has_tools else {}
+
+
+def format_field(request: GenerationRequest) -> str | None:
+    """The field in which a request asks for a format, `structured_outputs` aside."""
+    return "response_format" if request.response_format is not None else "format" if request.format else None
+
+
+def output_limit(max_tokens: int | None) -> int | None:
+    """How many tokens an answer may have; None for -1, which is llama.cpp's and LM Studio's word for no limit."""
+    return None if max_tokens == -1 else max_tokens
 
 
 def with_defaults(request: Request, server: ServerConfig) -> Request:
@@ -257,11 +267,28 @@ def _parsed(value: Any, name: str) -> Any:
 
 
 def _constraint(request: GenerationRequest) -> StructuredOutputsParams | None:
-    given, own = request.response_format, request.structured_outputs
-    if given is None:
-        constraint = own_constraint(own)
+    field = format_field(request)
+    if field is None:
+        constraint = own_constraint(request.structured_outputs)
     else:
-        schema = None if given.json_schema is None else given.json_schema.schema
-        constraint = structured_outputs(own, given.type or "text", schema, ("response_format", "json_schema"))
+        kind, schema = _format(request)
+        part = "json_schema" if field == "response_format" else "schema"
+        constraint = structured_outputs(request.structured_outputs, kind, schema, (field, part))
     _check_guided(request, constraint)
     return constraint
+
+
+def _format(request: GenerationRequest) -> tuple[str, dict[str, Any] | None]:
+    """The kind of the format that a request asks for, and its schema."""
+    given, ollamas = request.response_format, request.format
+    if given is None:
+        return ("json_object", None) if ollamas == "json" else ("json_schema", cast("dict[str, Any]", ollamas))
+    if ollamas:
+        raise RequestError("format cannot be combined with response_format; leave one of them out", "format")
+    own = None if given.json_schema is None else given.json_schema.schema
+    if given.schema is None:
+        return given.type or "text", own
+    if own is not None or given.type not in ("json_object", "json_schema"):
+        text = "response_format.schema needs the type json_object, and no json_schema beside it"
+        raise RequestError(text, "response_format.schema")
+    return "json_schema", given.schema

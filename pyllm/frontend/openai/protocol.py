@@ -49,10 +49,11 @@ class JsonSchemaFormat(Struct, kw_only=True):
 
 
 class ResponseFormat(Struct, kw_only=True):
-    """OpenAI's way to ask for JSON."""
+    """OpenAI's way to ask for JSON. llama.cpp, Together and Fireworks have the `schema` beside the type json_object."""
 
     type: Literal["text", "json_object", "json_schema"] | None = "text"
     json_schema: JsonSchemaFormat | None = None
+    schema: dict[str, Any] | None = None
 
 
 class GenerationRequest(EngineRequest, kw_only=True):
@@ -62,6 +63,7 @@ class GenerationRequest(EngineRequest, kw_only=True):
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
     response_format: ResponseFormat | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = None  # Ollama's
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     stream_options: StreamOptions | None = None
@@ -108,13 +110,13 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 class ContentPart(Struct, kw_only=True):
-    """One part of a message. Only text is supported; what other types carry is known for the sake of the refusal."""
+    """One part of a message. Only text and a refusal are supported; others are known for the sake of their refusal."""
 
     type: str
     text: str | None = None
 
     cache_control: Hint = None
-    refusal: Unsupported[str] = None
+    refusal: str | None = None
     image_url: Unsupported[Any] = None
     input_audio: Unsupported[Any] = None
     audio_url: Unsupported[Any] = None
@@ -123,17 +125,21 @@ class ContentPart(Struct, kw_only=True):
 
 
 class ChatMessage(Struct, kw_only=True):
-    """One message of a conversation. `reasoning_content` is the older name of `reasoning`."""
+    """One message of a conversation. `reasoning_content` is the older name of `reasoning`.
+
+    An answer goes on with the last message if that is the assistant's and has `prefix`, Mistral's and DeepSeek's word.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
+    prefix: bool | None = False
     reasoning: str | None = None
     reasoning_content: str | None = None
 
-    refusal: Unsupported[str] = None
+    refusal: str | None = None
     audio: Unsupported[Any] = None
     annotations: Hint = []
     function_call: UseToolCalls[Any] = None

@@ -77,7 +77,9 @@ class RequestContext(msgspec.Struct):
         Raises:
             RequestError: the server is strict; `refusal` is the text.
         """
-        self.fields.ignore(self.field_names.get(name, name), refusal)
+        field, dot, key = name.partition(".")
+        theirs = self.field_names.get(name) or f"{self.field_names.get(field, field)}{dot}{key}"
+        self.fields.ignore(theirs, refusal)
 
     def say_field(self, error: Exception) -> None:
         """Have an error speak of the fields that the caller knows; doing so again changes nothing."""

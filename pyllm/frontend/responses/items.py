@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.conversation import call_arguments, input_arguments
+from pyllm.frontend.chat.conversation import call_arguments, input_arguments, left_out_text
 from pyllm.frontend.http.ignored_fields import Ignore
 from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.responses.encrypted_reasoning import decode_reasoning
@@ -131,21 +131,26 @@ def _checked(item: Item, where: str, request_id: str, ignore: Ignore) -> Item | 
     if isinstance(content, str):
         content = [Part(type="output_text" if item.role == "assistant" else "input_text", text=content)]
     for name in ("content", "output", "summary"):
-        _check_parts(getattr(item, name), f"{where}.{name}")
+        _check_parts(getattr(item, name), f"{where}.{name}", of_tool=name == "output")
     if kind == "reasoning" and item.encrypted_content is not None and not _reasoning(item):
         text = f"{where}.encrypted_content was made by another server, and only that server can read it"
         ignore("input.encrypted_content", text)
     return msgspec.structs.replace(item, type=kind, id=item.id or f"{prefix}_in_{request_id}", content=content)
 
 
-def _check_parts(parts: str | list[Part] | None, where: str) -> None:
+def _check_parts(parts: str | list[Part] | None, where: str, of_tool: bool) -> None:
     for index, part in enumerate(parts if isinstance(parts, list) else ()):
         field = f"{where}[{index}]"
-        if part.type not in _TEXT_PARTS or part.text is None:
+        is_text = part.type == "refusal" and part.refusal is not None
+        is_text = is_text or (part.type in _TEXT_PARTS and part.text is not None)
+        if not is_text and not (of_tool and left_out_text(part.type)):
             raise RequestError(f"{field}: a part of type {part.type!r} is not supported; send text", field)
-        refuse_unsupported(part, f"{field}.")
 
 
 def _text(content: str | list[Part] | None) -> str:
     """The text of the parts, one a line."""
-    return content if isinstance(content, str) else "\n".join(part.text or "" for part in content or ())
+    return content if isinstance(content, str) else "\n".join(map(_text_of_part, content or ()))
+
+
+def _text_of_part(part: Part) -> str:
+    return left_out_text(part.type) or (part.refusal if part.type == "refusal" else part.text) or ""

@@ -18,14 +18,14 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 
 
 class Part(Struct, kw_only=True, omit_defaults=True):
-    """A part of an item. Only text is supported."""
+    """A part of an item. Only text and a refusal, which is one, are supported."""
 
     type: str
     text: str | None = None
 
     logprobs: NoEffect = []
     annotations: NoEffect = []
-    refusal: Unsupported[str] = None
+    refusal: str | None = None
 
 
 class Item(Struct, kw_only=True, omit_defaults=True):

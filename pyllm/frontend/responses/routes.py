@@ -25,6 +25,7 @@ from pyllm.frontend.requests.serving import begin, generate_chat
 from pyllm.frontend.responses import protocol
 from pyllm.frontend.responses.answer_format import LogprobsOf, ResponsesFormat
 from pyllm.frontend.responses.background import BackgroundRun
+from pyllm.frontend.responses.item_references import dereferenced
 from pyllm.frontend.responses.items import input_items, items_of, messages_of
 from pyllm.frontend.responses.page import page_of
 from pyllm.frontend.responses.protocol import (
@@ -73,7 +74,9 @@ def responses_routes(state: ServerState) -> Router:
         stores = await _stores(store, data, context, owner)
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context, state.client.model)
-        items = [*await _history(store, data, owner), *input_items(data.input, context.request_id, context.ignore)]
+        history = await _history(store, data, owner)
+        given = await dereferenced(data.input, history, store, owner)
+        items = [*history, *input_items(given, context.request_id, context.ignore)]
         tools = callable_tools(data, items, context.ignore)
         conversation = _conversation(data, items, tools)
         prepared, generation = await generate_chat(state, context, scheduling, conversation, params)
@@ -150,9 +153,9 @@ def _tell_methods(response_id: FromPath[str]) -> Response[None]:
 
 
 def _field_names(request: ResponsesRequest) -> dict[str, str]:
-    has_format = request.text is not None and request.text.format is not None
+    field = None if request.text is None or request.text.format is None else "text.format"
     has_tools = bool(request.tools) and request.structured_outputs is None
-    return _FIELD_NAMES | constraint_names("text.format", has_format, has_tools)
+    return _FIELD_NAMES | constraint_names(field, has_tools)
 
 
 def _check(request: ResponsesRequest, context: RequestContext) -> None:

@@ -2,6 +2,7 @@ from .ascii_classes import with_ascii_classes
 from .beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from .detokenizer import TextDelta
 from .encoding_threads import EncodingCounts
+from .json_schemas import LeftOut, enforced_schema, json_type, warn_once
 from .model_tokenizer import ModelTokenizer
 from .outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from .prompt_encoder import PromptEncoder, RefusePrompt
@@ -18,6 +19,7 @@ __all__ = [
     "BeamSearchParams",
     "ChatTemplate",
     "EncodingCounts",
+    "LeftOut",
     "Message",
     "ModelTokenizer",
     "OutputFold",
@@ -31,10 +33,13 @@ __all__ = [
     "Tokenizer",
     "Truncation",
     "beam_search_output",
+    "enforced_schema",
     "grammar_text",
+    "json_type",
     "resolve_constraint",
     "resolve_texts",
     "resolve_texts_aside",
     "truncation_from",
+    "warn_once",
     "with_ascii_classes",
 ]

@@ -5,32 +5,37 @@ import asyncio
 import msgspec
 
 from pyllm.errors import RequestError
+from pyllm.frontend.text.json_schemas import LeftOut, warn_once
 from pyllm.frontend.text.structured_outputs import resolve_constraint
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
 from pyllm.structured_outputs_params import ResolvedConstraint
 
 
-def resolve_texts(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+def resolve_texts(params: SamplingParams, tokenizer: Tokenizer, ignore: LeftOut = warn_once) -> SamplingParams:
     """The same parameters with bad words as token ids, and structured outputs as a grammar.
+
+    `ignore` hears of keywords of a JSON schema that the grammar cannot enforce.
 
     Raises:
         RequestError: a bad word has no tokens, or a form is none.
     """
     structured = params.structured_outputs
     if structured is not None:
-        params = msgspec.structs.replace(params, structured_outputs=resolve_constraint(structured))
+        params = msgspec.structs.replace(params, structured_outputs=resolve_constraint(structured, ignore))
     if params.bad_words:
         tokens = [*params.bad_words_token_ids, *_bad_words_token_ids(params, tokenizer)]
         params = msgspec.structs.replace(params, bad_words=(), bad_words_token_ids=tokens)
     return params
 
 
-async def resolve_texts_aside(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+async def resolve_texts_aside(
+    params: SamplingParams, tokenizer: Tokenizer, ignore: LeftOut = warn_once
+) -> SamplingParams:
     """`resolve_texts` on a thread where it may take long; raises as it does."""
     if isinstance(params.structured_outputs, ResolvedConstraint | None):
-        return resolve_texts(params, tokenizer)
-    return await asyncio.to_thread(resolve_texts, params, tokenizer)
+        return resolve_texts(params, tokenizer, ignore)
+    return await asyncio.to_thread(resolve_texts, params, tokenizer, ignore)
 
 
 def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyllm.errors import RequestError
 from pyllm.frontend.text.ascii_classes import with_ascii_classes
+from pyllm.frontend.text.json_schemas import LeftOut, enforced_schema, warn_once
 from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams, check_grammar
 
 if TYPE_CHECKING:
@@ -18,33 +19,41 @@ MAX_GBNF_BYTES = 1 << 15
 
 # Whitespace of the model's choice lets small models write nothing else without end, and fixed separators come without
 # a step where they are forced. These are those of Python's `json.dumps`, of which models have read the most.
-JSON_STYLE: "JsonCompileOptions" = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# A `oneOf` whose options may overlap is taken as `anyOf`, as there is no grammar of exactly one.
+JSON_STYLE: "JsonCompileOptions" = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": True,
+}
 
 _FIELD = "structured_outputs"
 _GBNF = re.compile(r"[ \t]*root[ \t]*::=")
 
 
-def resolve_constraint(params: StructuredOutputsParams) -> ResolvedConstraint:
+def resolve_constraint(params: StructuredOutputsParams, ignore: LeftOut = warn_once) -> ResolvedConstraint:
     """The same constraint as a grammar; raises as `grammar_text` does."""
-    return params if isinstance(params, ResolvedConstraint) else ResolvedConstraint(grammar=grammar_text(params))
+    if isinstance(params, ResolvedConstraint):
+        return params
+    return ResolvedConstraint(grammar=grammar_text(params, ignore))
 
 
-def grammar_text(params: StructuredOutputsParams) -> str:
+def grammar_text(params: StructuredOutputsParams, ignore: LeftOut = warn_once) -> str:
     """The grammar of outputs that meet a constraint: Lark, or llguidance's JSON.
 
     A JSON schema may say in its `x-guidance` how it is written; otherwise there is a space after commas and colons, and
-    no other whitespace.
+    no other whitespace. `ignore` hears of keywords that the grammar cannot enforce.
 
     Raises:
-        RequestError: it is not JSON, has nothing to choose from, or is too long. What is only wrong in itself, such as
-            an unknown type in a schema, is left for the worker to refuse.
+        RequestError: it is not JSON, has nothing to choose from, or is too long, or a schema has an unknown type or the
+            like. What only a compiler finds, such as a wrong regex, is left for the worker to refuse.
     """
     if isinstance(params, ResolvedConstraint):
         return params.grammar
     if params.json_object:
-        return _of_json({"type": "object"})
+        return _of_json({"type": "object"}, ignore)
     if params.json is not None:
-        return _of_json(params.json)
+        return _of_json(params.json, ignore)
     if params.choice is not None:
         return _of_choice(list(params.choice))
     if params.regex is not None:
@@ -53,7 +62,7 @@ def grammar_text(params: StructuredOutputsParams) -> str:
     return _of_grammar(params.grammar)
 
 
-def _of_json(schema: object) -> str:
+def _of_json(schema: object, ignore: LeftOut) -> str:
     from llguidance import LLMatcher
 
     try:
@@ -61,6 +70,7 @@ def _of_json(schema: object) -> str:
             schema = json.loads(_checked(schema, "json"))
         if not isinstance(schema, dict):
             raise RequestError(f"{_FIELD}: json must be a JSON schema, an object, got {schema!r:.80}", _FIELD)
+        schema = enforced_schema(schema, _FIELD, ignore)
         text = _checked(json.dumps(schema, ensure_ascii=False, allow_nan=False), "json")
         return _checked(LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE), "json")
     except RequestError:

@@ -214,3 +214,20 @@ async def test_claude_codes_sessions_are_one_tenant(tokenizer: Tokenizer, user_i
         assert (await frontend.http.post("/v1/messages", json=body)).status_code == 200
         (submit,) = frontend.core.sent(Submit)
     assert submit.tenant == tenant
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("image", "[An image was here. Images are not supported yet.]"),
+        ("document", "[A document was here. Documents are not supported yet.]"),
+    ],
+)
+async def test_an_image_in_a_tools_result_is_told_of(tokenizer: Tokenizer, kind: str, told: str) -> None:
+    block = {"type": kind, "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "see", "input": {}}]}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [TEXT, block]}
+    _, prompt = await told_and_prompt(
+        tokenizer, TEMPLATE, messages=[USER, called, {"role": "user", "content": [result]}]
+    )
+    assert f"x\n{told}\n" in prompt

@@ -1,5 +1,6 @@
 """`/v1/chat/completions`, streamed and not, over a scripted core."""
 
+import json
 from array import array
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -286,3 +287,83 @@ async def test_a_template_has_the_servers_variables_where_requests_have_none(tok
         await chat(frontend, chat_template_kwargs={"mood": "wild "})
     prompts = [memoryview(message.prompt).cast("i") for message in core.received if isinstance(message, Submit)]
     assert [tokenizer.decode(prompt.tolist()) for prompt in prompts] == ["calm Hi", "wild Hi"]
+
+
+SETS = {"type": "array", "items": {"type": "integer", "format": "int32"}, "uniqueItems": True}
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": SETS}}}, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": SETS}}, "response_format"),
+        ({"format": SETS}, "format"),
+        ({"structured_outputs": {"json": SETS}}, "structured_outputs"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_format_is_enforced_as_far_as_a_grammar_can(
+    tokenizer: Tokenizer, path: str, form: dict[str, Any], field: str
+) -> None:
+    body = {"messages": [USER]} if "chat" in path else {"prompt": "x"}
+    async with in_process(answering(tokenizer, "[1]"), tokenizer) as frontend:
+        response = await frontend.http.post(path, json=body | form)
+        assert response.status_code == 200, response.text
+        (submit,) = frontend.core.sent(Submit)
+    assert response.headers["pyllm-ignored-fields"] == f"{field}.uniqueItems"
+    (grammar,) = json.loads(submit.sampling.grammar)["grammars"]
+    assert grammar["json_schema"]["items"] == {"type": "integer"}
+    assert "uniqueItems" not in grammar["json_schema"]
+    wrong = SETS | {"items": {"type": "decimal"}}
+    form = json.loads(json.dumps(form).replace(json.dumps(SETS), json.dumps(wrong)))
+    async with in_process(answering(tokenizer, "[1]"), tokenizer) as frontend:
+        error = (await frontend.http.post(path, json=body | form)).json()["error"]
+    assert (error["param"], f"{field}: json is not a JSON schema: items.type must be" in error["message"]) == (
+        field,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    "content", [{"content": None, "refusal": "No."}, {"content": [{"type": "refusal", "refusal": "No."}]}]
+)
+async def test_a_refusal_in_the_history_is_its_text(tokenizer: Tokenizer, content: dict[str, Any]) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        await chat(frontend, USER, {"role": "assistant", **content}, USER)
+        (submit,) = frontend.core.sent(Submit)
+    assert "assistant: No.<|end|>" in tokenizer.decode(array("i", submit.prompt).tolist(), False)
+
+
+async def test_a_prefix_is_gone_on_with_where_it_is_last(tokenizer: Tokenizer) -> None:
+    begun = {"role": "assistant", "content": "It is", "prefix": True}
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        await chat(frontend, USER, begun)
+        await chat(frontend, USER, begun, USER)
+        await chat(frontend, USER, begun | {"prefix": False})
+        prompts = [tokenizer.decode(array("i", submit.prompt).tolist(), False) for submit in frontend.core.sent(Submit)]
+    started = "<|start|>user: Hi<|end|><|start|>assistant: It is"
+    assert prompts == [started, f"{started}<|end|><|start|>user: Hi<|end|><|start|>", f"{started}<|end|><|start|>"]
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+async def test_minus_one_is_no_limit(tokenizer: Tokenizer, field: str) -> None:
+    for path, body in (("/v1/chat/completions", {"messages": [USER]}), ("/v1/completions", {"prompt": "x"})):
+        if "chat" not in path and field != "max_tokens":
+            continue
+        async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+            response = await frontend.http.post(path, json={**body, field: -1})
+            assert response.status_code == 200, response.text
+            refusal = await frontend.http.post(path, json={**body, field: -2})
+            (submit,) = frontend.core.sent(Submit)
+        assert submit.max_tokens == MODEL.max_model_len - len(array("i", submit.prompt))
+        assert refusal.status_code == 400
+
+
+async def test_integers_may_be_written_as_floats(tokenizer: Tokenizer) -> None:
+    body = {"max_tokens": 150.0, "top_k": 40.0, "seed": 42.0, "n": 1.0}
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        await chat(frontend, **body)
+        (submit,) = frontend.core.sent(Submit)
+        refusal = await frontend.http.post("/v1/chat/completions", json={"messages": [USER], "max_tokens": 1.5})
+    assert (submit.max_tokens, submit.sampling.top_k, submit.seed, submit.n) == (150, 40, 42, 1)
+    assert refusal.json()["error"]["param"] == "max_tokens"

@@ -341,7 +341,7 @@ async def test_log_probabilities_of_prompts_go_with_each_choice(tokenizer: Token
         ({"prompt": [2**40]}, 400, "prompt"),
         ({"prompt": [600]}, 400, "prompt"),
         ({"prompt": ""}, 400, "prompt"),
-        ({"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
+        ({"prompt": "x", "max_tokens": -2}, 400, "max_tokens"),
         ({"prompt": "x", "temperature": -1}, 400, "temperature"),
         ({"prompt": "x", "model": "other"}, 404, "model"),
         ({"prompt": "x", "logprobs": 21}, 400, "logprobs"),

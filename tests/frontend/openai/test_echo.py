@@ -184,3 +184,14 @@ async def test_a_conversation_that_is_too_long_may_be_cut(tokenizer: Tokenizer) 
         (submit,) = frontend.core.sent(Submit)
     assert array("i", submit.prompt).tolist() == tokenizer.encode("199<|end|><|start|>")
     assert (submit.cache_salt, answer["id"]) == ("secret", "chatcmpl-my-1")
+
+
+async def test_an_echo_without_output_counts_no_token_of_it(tokenizer: Tokenizer) -> None:
+    body = {"prompt": "Hello", "echo": True, "max_tokens": 0}
+    options = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "stream": True}
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        usage = (await complete(frontend, **body))["usage"]
+        response = await frontend.http.post("/v1/completions", json=body | options)
+    num_prompt = len(tokenizer.encode("Hello"))
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (num_prompt, 0, num_prompt)
+    assert {event["usage"]["completion_tokens"] for event in events(response.text)} == {0}

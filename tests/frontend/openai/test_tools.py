@@ -686,3 +686,75 @@ async def test_without_a_parser_only_forced_calls_go(tokenizer: Tokenizer) -> No
     server = ServerConfig(tool_call_parser="mistral")
     async with in_process(saying(tokenizer, "ok"), tokenizer, TEMPLATE, server=server) as frontend:
         assert "leaves tools out" in (await refused(frontend, tools=[CLOCK]))[1]
+
+
+UNIQUE = {"type": "object", "properties": {"ids": {"type": "list", "items": {"type": "int"}, "uniqueItems": True}}}
+IDS = {"type": "function", "function": {"name": "ids", "parameters": {**UNIQUE, "required": ["ids"]}, "strict": True}}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "ids"}}, "auto"])
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder", "openai"])
+async def test_a_tools_keywords_that_no_grammar_enforces_are_told(
+    tokenizer: Tokenizer, choice: Any, parser: ToolCallParser
+) -> None:
+    def serve(server: ServerConfig) -> AbstractAsyncContextManager[Frontend]:
+        server = msgspec.structs.replace(server, tool_call_parser=parser)
+        return in_process(saying(tokenizer, "[]"), tokenizer, HERMES, server=server)
+
+    parameters = {"type": "object", "properties": {"ids": {"type": "list", "items": {"type": "int"}}}}
+    plain_parameters = {**parameters, "required": ["ids"]}
+    body: dict[str, Any] = {"messages": [USER], "tools": [IDS], "tool_choice": choice}
+    async with serve(ServerConfig()) as frontend:
+        response = await frontend.http.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200, response.text
+        assert response.headers["pyllm-ignored-fields"] == "tools.ids.uniqueItems"
+        with_keyword = grammar_of(frontend)
+    matcher = LLMatcher(LLTokenizer("byte"), with_keyword)
+    assert parser == "openai" or not matcher.is_error(), matcher.get_error()
+    plain = {**body, "tools": [{**IDS, "function": {**IDS["function"], "parameters": plain_parameters}}]}
+    async with serve(ServerConfig()) as frontend:
+        response = await frontend.http.post("/v1/chat/completions", json=plain)
+        assert "pyllm-ignored-fields" not in response.headers
+        assert grammar_of(frontend) == with_keyword
+    async with serve(STRICT) as frontend:
+        refusal = (await frontend.http.post("/v1/chat/completions", json=body)).json()["error"]
+    assert refusal["param"] == "tools.ids.uniqueItems"
+
+
+async def test_a_schema_that_cannot_be_read_names_its_tool_and_key(tokenizer: Tokenizer) -> None:
+    wrong = {"type": "object", "properties": {"a": {"anyOf": [{"type": "objec"}]}}}
+    tools = [WEATHER, {"type": "function", "function": {"name": "other", "parameters": wrong}}]
+    async with in_process(saying(tokenizer, "[]"), tokenizer, HERMES) as frontend:
+        for choice in ("required", {"type": "function", "function": {"name": "other"}}):
+            name, text = await refused(frontend, tools=tools, tool_choice=choice)
+            assert name == "tools"
+            assert text.startswith(
+                "tools: the parameters of 'other' are not a JSON schema: properties.a.anyOf.0.type must be one of "
+            )
+
+
+async def test_parameters_may_have_pythons_word_for_an_object(tokenizer: Tokenizer) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {**SCHEMA, "type": "dict"}}}
+    text = '[{"name": "weather", "parameters": {"city": "Rome"}}]'
+    async with in_process(saying(tokenizer, text), tokenizer, HERMES) as frontend:
+        choice = (await chat(frontend, tools=[tool], tool_choice="required"))["choices"][0]
+        assert '"type": "object"' in grammar_of(frontend)
+    assert choice["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:x"}}, "[An image was here. Images are not supported yet.]"),
+        ({"type": "file", "file": {"file_id": "x"}}, "[A document was here. Documents are not supported yet.]"),
+    ],
+)
+async def test_an_image_in_a_tools_result_is_told_of(tokenizer: Tokenizer, part: dict[str, Any], told: str) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "see", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "See:"}, part]}
+    messages = [USER, {"role": "assistant", "tool_calls": [call]}, result]
+    async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
+        await chat(frontend, messages=messages)
+        assert f"See:\n{told}\n" in prompt_of(frontend, tokenizer)
+        field, text = await refused(frontend, messages=[{**USER, "content": [part]}])
+    assert (field, part["type"] in text) == ("messages[0].content[0]", True)

@@ -89,7 +89,7 @@ async def test_annotations_are_told_and_no_strict_server_refuses_them(tokenizer:
         assert (await frontend.http.post("/v1/responses", json=part(annotations=[1]))).status_code == 200
 
 
-@pytest.mark.parametrize("kind", ["item_reference", "image_generation_call", "computer_call", "nope"])
+@pytest.mark.parametrize("kind", ["image_generation_call", "computer_call", "nope"])
 async def test_items_that_the_model_would_have_to_know_are_refused(tokenizer: Tokenizer, kind: str) -> None:
     async with in_process(answering(tokenizer, "ok", ROOMY), tokenizer) as frontend:
         response = await frontend.http.post("/v1/responses", json={"input": [USER, {"type": kind, "id": "x"}]})
@@ -225,3 +225,17 @@ async def test_output_tokens_beyond_the_context_are_told(tokenizer: Tokenizer) -
         (submit,) = frontend.core.sent(Submit)
     room = ROOMY.max_model_len - len(submit.prompt) // 4
     assert (response.headers["pyllm-max-tokens"], submit.max_tokens) == (str(room), room)
+
+
+async def test_an_image_in_a_tools_result_is_told_of(tokenizer: Tokenizer) -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "see", "arguments": "{}"}
+    parts = [{"type": "input_text", "text": "See:"}, {"type": "input_image", "image_url": "data:x"}]
+    output = {"type": "function_call_output", "call_id": "a", "output": parts}
+    _, prompt = await told_and_prompt(tokenizer, TEMPLATE, input=[USER, call, output])
+    assert "See:\n[An image was here. Images are not supported yet.]\n" in prompt
+
+
+async def test_a_refusal_in_the_history_is_its_text(tokenizer: Tokenizer) -> None:
+    message = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    header, prompt = await told_and_prompt(tokenizer, TEMPLATE, input=[USER, message, USER])
+    assert (header, "assistant: No.<|end|>" in prompt) == (None, True)

@@ -383,7 +383,7 @@ async def test_a_server_that_stores_nothing_says_so(tokenizer: Tokenizer) -> Non
 @pytest.mark.parametrize(
     ("body", "parameter"),
     [
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),

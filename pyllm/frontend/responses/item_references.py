@@ -1,0 +1,65 @@
+"""Puts stored items in the place of references to them, which Vercel's AI SDK sends instead of what was answered."""
+
+from collections.abc import Iterable, Sequence
+
+from pyllm.errors import RequestError
+from pyllm.frontend.responses.items import items_of
+from pyllm.frontend.responses.protocol import Item
+from pyllm.frontend.responses.response_store import ResponseStore
+
+KIND = "item_reference"
+
+
+async def dereferenced(
+    given: str | Sequence[Item], history: Iterable[Item], store: ResponseStore, owner: str
+) -> str | Sequence[Item]:
+    """The input of a request, which goes on with `history`, with the items that it refers to.
+
+    Raises:
+        RequestError: an item is not stored, or is in the conversation twice.
+    """
+    if isinstance(given, str) or not any(map(_is_reference, given)):
+        return given
+    known = {item.id for item in history}
+    stored: dict[str, dict[str, Item]] = {}  # the items of each response that was looked for
+    items = []
+    for index, item in enumerate(given):
+        if not _is_reference(item):
+            items.append(item)
+            continue
+        where, name = f"input[{index}].id", item.id or ""
+        if name in known:
+            text = f"{where}: the item {name!r:.200} is in the conversation already; leave it out here"
+            raise RequestError(text, where)
+        known.add(name)
+        found = None
+        for response_id in _responses_of(name):
+            if response_id not in stored:
+                stored[response_id] = await _items_in(response_id, store, owner)
+            found = found or stored[response_id].get(name)
+        if found is None:
+            text = f"{where}: there is no stored item {name!r:.200}; send the item itself"
+            raise RequestError(text, where)
+        items.append(found)
+    return items
+
+
+def _is_reference(item: Item) -> bool:
+    """Whether it is one; its type may be left out."""
+    return item.type == KIND or (item.type is None and item.role is None and item.content is None and bool(item.id))
+
+
+def _responses_of(item_id: str) -> Iterable[str]:
+    """The responses that may have the item: ids are made of the request's, those of an input have `in` before it."""
+    _, _, rest = item_id.partition("_")
+    request_id = rest.rpartition("_")[0]
+    yield f"resp_{request_id}"
+    if request_id.startswith("in_"):
+        yield f"resp_{request_id.removeprefix('in_')}"
+
+
+async def _items_in(response_id: str, store: ResponseStore, owner: str) -> dict[str, Item]:
+    record = await store.find(response_id, owner)
+    if record is None:
+        return {}
+    return {item.id: item for item in [*record.input, *items_of(record.response.output)] if item.id is not None}
