@@ -420,7 +420,7 @@ async def test_a_grammar_that_no_call_can_hold_is_refused_unless_the_tool_is_nam
 
 async def test_a_custom_call_that_is_sent_back_is_a_function_to_the_template(tokenizer: Tokenizer) -> None:
     call = {"id": "c", "type": "custom", "custom": {"name": "shell", "input": "a\nb"}}
-    template = "{{ tools | tojson if tools else '' }}{{ messages | tojson }}"
+    template = "{% if tools %}{{ tools | tojson }} in <tool_call>{% endif %}{{ messages | tojson }}"
     async with in_process(saying(tokenizer, "ok"), tokenizer, template) as frontend:
         await chat(frontend, messages=[{"role": "assistant", "content": None, "tool_calls": [call]}])
         (message,) = json.loads(prompt_of(frontend, tokenizer))
@@ -455,7 +455,7 @@ async def test_a_template_without_tools_has_them_explained(tokenizer: Tokenizer)
 
 
 async def test_a_template_with_tools_gets_messages_as_it_knows_them(tokenizer: Tokenizer) -> None:
-    template = "{{ tools | tojson if tools else '' }}{{ messages | tojson }}"
+    template = "{% if tools %}{{ tools | tojson }} in <tool_call>{% endif %}{{ messages | tojson }}"
     call = {"id": "c", "type": "function", "function": {"name": "clock", "arguments": '{"zone": [1]}'}}
     messages = [
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "hm"},
@@ -676,8 +676,9 @@ async def test_deep_schemas_are_no_failure_of_the_server(tokenizer: Tokenizer, t
 
 
 async def test_without_a_parser_only_forced_calls_go(tokenizer: Tokenizer) -> None:
-    unknown = "{{ tools }}" + TEMPLATE
-    async with in_process(saying(tokenizer, '[{"name": "clock", "parameters": {}}]'), tokenizer, unknown) as frontend:
+    forced = saying(tokenizer, '[{"name": "clock", "parameters": {}}]')
+    server = ServerConfig(tool_call_parser="none")
+    async with in_process(forced, tokenizer, HERMES, server=server) as frontend:
         name, text = await refused(frontend, tools=[CLOCK])
         assert name == "tool_choice"
         assert "--tool-call-parser" in text
@@ -686,6 +687,13 @@ async def test_without_a_parser_only_forced_calls_go(tokenizer: Tokenizer) -> No
     server = ServerConfig(tool_call_parser="mistral")
     async with in_process(saying(tokenizer, "ok"), tokenizer, TEMPLATE, server=server) as frontend:
         assert "leaves tools out" in (await refused(frontend, tools=[CLOCK]))[1]
+
+
+async def test_tools_are_explained_where_the_template_shows_an_unknown_form(tokenizer: Tokenizer) -> None:
+    async with in_process(saying(tokenizer, CALLS), tokenizer, "{{ tools | tojson }}" + TEMPLATE) as frontend:
+        answer = await chat(frontend, tools=[WEATHER])
+        assert "You can call functions" in prompt_of(frontend, tokenizer)
+    assert len(answer["choices"][0]["message"]["tool_calls"]) == 2
 
 
 UNIQUE = {"type": "object", "properties": {"ids": {"type": "list", "items": {"type": "int"}, "uniqueItems": True}}}
