@@ -55,16 +55,6 @@ def _if_present(*names: str) -> Callable[[Any, _Node], bool]:
     return lambda _, node: any(name in node for name in names)
 
 
-def _never(value: Any, node: _Node) -> bool:
-    del value, node
-    return False
-
-
-def _is_filled(value: Any, node: _Node) -> bool:
-    del node
-    return bool(value)
-
-
 def _is_no_free_schema(value: Any, node: _Node) -> bool:
     del node
     return value is not True and value != {}
@@ -77,18 +67,18 @@ def _has_optional(node: _Node) -> bool:
 
 # The keywords that llguidance refuses, each with whether a value constrains anything in its schema.
 UNKNOWN_KEYWORDS: Mapping[str, Callable[[Any, _Node], bool]] = {
-    "$dynamicAnchor": _never,
+    "$dynamicAnchor": lambda *_: False,
     "$dynamicRef": lambda *_: True,
-    "$recursiveAnchor": _never,
+    "$recursiveAnchor": lambda *_: False,
     "$recursiveRef": lambda *_: True,
     "contains": lambda _, node: node.get("minContains") != 0 or "maxContains" in node,
-    "dependencies": _is_filled,
-    "dependentRequired": _is_filled,
-    "dependentSchemas": _is_filled,
+    "dependencies": lambda value, _: bool(value),
+    "dependentRequired": lambda value, _: bool(value),
+    "dependentSchemas": lambda value, _: bool(value),
     "else": _if_present("if"),
     "if": _if_present("then", "else"),
-    "maxContains": _never,  # `contains` is named.
-    "minContains": _never,
+    "maxContains": lambda *_: False,  # `contains` is named.
+    "minContains": lambda *_: False,
     "not": lambda value, _: bool(value),
     "propertyNames": _is_no_free_schema,
     "then": _if_present("if"),

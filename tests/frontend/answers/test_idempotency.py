@@ -145,7 +145,7 @@ async def test_a_key_is_short_and_printable(tokenizer: Tokenizer, key: str) -> N
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_errors_are_answered_and_not_kept(tokenizer: Tokenizer, streamed: bool) -> None:
     async with serving(tokenizer, count=1) as server:
-        refused = await server.post(0, KEY, stream=streamed, max_tokens=-1)
+        refused = await server.post(0, KEY, stream=streamed, max_tokens=-2)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
         assert (await server.post(0, KEY, stream=streamed)).status_code == 200
 
