@@ -1,3 +1,4 @@
+from .argument_tags import Tags
 from .argument_types import types_of
 from .custom_input import CustomInputs
 from .forced import FirstCall, ForcedCall, OnlyCalls
@@ -21,7 +22,6 @@ from .parser_selection import (
 )
 from .reasoning_forms import THINK, ReasoningForm
 from .sample_parser import SampleParser
-from .tagged_calls import Tags
 from .tool_forms import HERMES_CLOSING, HERMES_OPENING, LLAMA_OPENER, MISTRAL_ARGUMENTS, TOOL_FORMS, ToolForm
 
 __all__ = [

@@ -4,12 +4,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
+from pyllm.frontend.chat.parsers.argument_tags import GLM, MINIMAX, QWEN, Tags
 from pyllm.frontend.chat.parsers.argument_types import Schemas
 from pyllm.frontend.chat.parsers.gemma_calls import GemmaCall
 from pyllm.frontend.chat.parsers.harmony import HARMONY_CHANNEL, HarmonyParser
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.python_calls import PythonCalls
-from pyllm.frontend.chat.parsers.tagged_calls import GLM, MINIMAX, QWEN, TaggedCall, Tags
+from pyllm.frontend.chat.parsers.tagged_calls import TaggedCall
 from pyllm.frontend.chat.parsers.tool_call_finder import Body, MarkedCalls
 from pyllm.frontend.chat.parsers.tool_call_formats import CallList, Closed, MistralCalls
 from pyllm.frontend.chat.parsers.tool_call_reader import CallKeys, CallReader
