@@ -4,7 +4,7 @@
 """
 
 import json
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from pyllm.errors import RequestError
@@ -13,6 +13,7 @@ from pyllm.frontend.chat.custom_tool_grammar import check_definitions, input_gra
 from pyllm.frontend.chat.grammar_rules import TokenId, ToolSchema
 from pyllm.frontend.chat.harmony_grammar import harmony_answer
 from pyllm.frontend.chat.parsers.custom_input import CustomInputs
+from pyllm.frontend.chat.parsers.drafted_calls import CallForm
 from pyllm.frontend.chat.parsers.forced import FirstCall, ForcedCall, OnlyCalls
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.parser_selection import (
@@ -120,6 +121,14 @@ class ToolConstraint:
             parser = FirstCall(parser)
         custom = [tool.name for tool in tools if tool.input_format is not None]
         return CustomInputs(parser, custom) if custom and parser is not None else parser
+
+    def call_form(self) -> CallForm | None:
+        """The form of calls that the model may write among other text, if they have markers."""
+        if self._conversation.forces_call or self._content is not None or self._kind == "none":
+            return None
+        markers = tool_form(self._kind).markers
+        schemas = {tool.name: tool.schema for tool in self._conversation.tools}
+        return CallForm(markers, partial(tool_form(self._kind).make_parser, schemas)) if markers else None
 
     def _harmony(self, token_id: TokenId) -> StructuredOutputsParams | None:
         """The same in Harmony's channels, where a forced call stands behind the model's reasoning, too."""

@@ -51,6 +51,11 @@ class MarkerFinder:
         self._begun = text[begun:]
         return self._found(text[position:begun], "", end)
 
+    @property
+    def num_held(self) -> int:
+        """How many characters are held back."""
+        return sum(map(len, self._blank)) + len(self._begun)
+
     def rest(self) -> str:
         """What was held back, at the end of all text."""
         text = "".join([*self._blank, self._begun])

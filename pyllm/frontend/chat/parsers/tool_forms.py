@@ -24,8 +24,9 @@ class ToolForm:
     """How models of a family write tool calls.
 
     `make_parser` makes a machine for one sample's text; it is given the schemas of the tools by name. A template that
-    has all of one of the `signs` is of such a model. The rest is for grammars: the marker before calls, that after
-    them, the keys of a call's object, and the tags of its arguments.
+    has all of one of the `signs` is of such a model. Calls begin with one of the `markers`, if it has any; complete
+    ones at the end of reasoning that was not closed are calls. The rest is for grammars: the marker before calls, that
+    after them, the keys of a call's object, and the tags of its arguments.
     """
 
     make_parser: Callable[[Schemas], Parser]
@@ -35,6 +36,7 @@ class ToolForm:
     closing: str = ""
     keys: tuple[str, str] = ("name", "arguments")
     tags: Tags | None = None
+    markers: tuple[str, ...] = ()
 
 
 HERMES_OPENING, HERMES_CLOSING = "<tool_call>", "</tool_call>"
@@ -64,7 +66,7 @@ def _body_form(
     def make_parser(schemas: Schemas) -> Parser:
         return MarkedCalls(markers, lambda index: make_body(index, schemas), opener, kept)
 
-    return ToolForm(make_parser, signs, style, markers[0] if markers else "", closing, keys, tags)
+    return ToolForm(make_parser, signs, style, markers[0] if markers else "", closing, keys, tags, (*markers, *kept))
 
 
 def _list_form(markers: tuple[str, ...], *signs: tuple[str, ...]) -> ToolForm:
@@ -103,6 +105,7 @@ _LLAMA = ToolForm(
     "bare",
     _PYTHON_TAG,
     keys=("name", "parameters"),
+    markers=(_PYTHON_TAG,),
 )
 _COHERE = _body_form(
     ("<|START_ACTION|>",),
