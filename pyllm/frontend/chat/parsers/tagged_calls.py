@@ -13,6 +13,7 @@ from pyllm.frontend.chat.parsers.tagged_values import TaggedValue
 
 _MAX_NAME = 256
 _TEXT = frozenset({"string"})
+_JSON = frozenset({"number", "boolean", "null", "array", "object"})
 
 _Step = Callable[[str, int, list[Piece]], int]
 
@@ -140,6 +141,8 @@ class TaggedCall:
         tags, char = self._tags, text[position]
         if char == tags.after_key[0]:
             self._step, self._expected = self._expect, {tags.after_key: self._end_key}
+            if tags.text_key:
+                self._expected |= {tags.text_key: self._end_text_key, tags.json_key: self._end_json_key}
             return position
         position = self._read_word(char, position)
         if self.broken:
@@ -154,13 +157,20 @@ class TaggedCall:
         self._value_text = self._new_value()
         self._step = self._skip_value
 
-    def _end_key(self, pieces: list[Piece]) -> None:
+    def _end_text_key(self, pieces: list[Piece]) -> None:
+        self._end_key(pieces, _TEXT)
+
+    def _end_json_key(self, pieces: list[Piece]) -> None:
+        self._end_key(pieces, _JSON)
+
+    def _end_key(self, pieces: list[Piece], types: frozenset[str] | None = None) -> None:
+        """`types` are those that the tag tells, for a key that the schema does not have."""
         key = "".join(self._word).strip()
         self._word.clear()
         self._begin(pieces)
         self._give(f'{", " if self._keys else "{"}"{json_text(key)}": ', pieces)
         self._keys.append(key)
-        self._types = types_of(self._schema, key)
+        self._types = types_of(self._schema, key) if types is None or key in property_names(self._schema) else types
         if self._tags.before_value:
             self._step, self._expected = self._expect, {self._tags.before_value: self._begin_value}
         else:

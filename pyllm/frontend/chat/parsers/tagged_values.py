@@ -4,7 +4,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from pyllm.frontend.chat.parsers.argument_tags import Tags
-from pyllm.frontend.chat.parsers.markers import MarkerFinder
+from pyllm.frontend.chat.parsers.markers import LiteralMatcher, MarkerFinder
 
 
 class Read(NamedTuple):
@@ -43,10 +43,8 @@ class TaggedValue:
         self._at_start = True
         self._own_line: bool | None = None  # whether the value begins on a line of its own, once that is known
         self._marker = ""  # one that may be text
-        self._expected: list[str] = []  # one of these behind it makes it an end
-        self._skips = False  # whitespace before them
-        self._held: list[str] = []  # that whitespace
-        self._matched = ""  # of one of them
+        self._expected = LiteralMatcher([])  # one of these behind it makes it an end
+        self._held: list[str] = []  # whitespace before them
 
     def read(self, text: str, position: int) -> Read:
         """Read on from a position in the text, at most to its end."""
@@ -64,7 +62,7 @@ class TaggedValue:
                 if decided is None:
                     position += 1
                 elif decided:
-                    return Read("".join(value), True, self._following() + text[position], position + 1)
+                    return Read("".join(value), True, self._following(), position + 1)
                 else:  # What was read behind the marker is read again. It holds no whole marker.
                     texts.append((text, position))
                     value.append(self._without_first_break(self._marker))
@@ -103,24 +101,19 @@ class TaggedValue:
         return text[1:] if begins and self._own_line else text
 
     def _expect(self, marker: str, expected: list[str]) -> None:
-        self._marker, self._expected, self._skips = marker, expected, marker != self._key
-        self._held, self._matched = [], ""
+        self._marker, self._expected, self._held = marker, LiteralMatcher(expected), []
 
     def _decide(self, char: str) -> bool | None:
         """Whether the marker is an end, once this character decides it."""
-        if self._skips and not self._matched and char.isspace():
+        if self._marker != self._key and not self._expected.matched and char.isspace():
             self._held.append(char)
             return None
-        matched = self._matched + char
-        if matched in self._expected:
-            return True
-        if not any(literal.startswith(matched) for literal in self._expected):
+        if not self._expected.take(char):
             return False
-        self._matched = matched
-        return None
+        return True if self._expected.found else None
 
     def _behind_marker(self) -> str:
-        return "".join([*self._held, self._matched])
+        return "".join([*self._held, self._expected.matched])
 
     def _following(self) -> str:
         return ("" if self._marker == self._after else self._marker) + self._behind_marker()

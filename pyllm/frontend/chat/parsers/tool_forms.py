@@ -4,10 +4,22 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from pyllm.frontend.chat.parsers.argument_tags import GLM, MINIMAX, QWEN, Tags
+from pyllm.frontend.chat.parsers.argument_tags import DEEPSEEK, DSML, GLM, HUNYUAN, MINIMAX, QWEN, Tags
 from pyllm.frontend.chat.parsers.argument_types import Schemas
+from pyllm.frontend.chat.parsers.chosen_calls import BareCalls, ChosenCalls
 from pyllm.frontend.chat.parsers.gemma_calls import GemmaCall
 from pyllm.frontend.chat.parsers.harmony import HARMONY_CHANNEL, HarmonyParser
+from pyllm.frontend.chat.parsers.header_calls import (
+    DEEPSEEK_OPENING,
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    FUNCTIONARY,
+    KIMI,
+    HeaderCalls,
+    HeaderTags,
+)
+from pyllm.frontend.chat.parsers.keyed_calls import KeyedCalls
+from pyllm.frontend.chat.parsers.minimax_m3_calls import MINIMAX_TOKEN, MinimaxM3Calls
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.python_calls import PythonCalls
 from pyllm.frontend.chat.parsers.tagged_calls import TaggedCall
@@ -69,17 +81,47 @@ def _body_form(
     return ToolForm(make_parser, signs, style, markers[0] if markers else "", closing, keys, tags, (*markers, *kept))
 
 
-def _list_form(markers: tuple[str, ...], *signs: tuple[str, ...]) -> ToolForm:
-    return _body_form(markers, lambda index, schemas: CallList(index, "brackets"), *signs, style="list")
+def _list_form(markers: tuple[str, ...], *signs: tuple[str, ...], closing: str = "") -> ToolForm:
+    def make_body(index: int, schemas: Schemas) -> Body:
+        del schemas
+        calls = CallList(index, "brackets")
+        return Closed(calls, closing) if closing else calls
+
+    return _body_form(markers, make_body, *signs, style="list", closing=closing)
+
+
+def _header_form(marker: str, tags: HeaderTags, *signs: tuple[str, ...]) -> ToolForm:
+    """A call may come without the marker of its section, or has none."""
+    markers = (marker,) if marker else ()
+    return _body_form(markers, lambda index, schemas: HeaderCalls(index, tags), *signs, kept=(tags.begin,))
+
+
+def _dsml_form(section: str, *signs: tuple[str, ...]) -> ToolForm:
+    return _tagged_form(f"<{DSML}{section}>", f"</{DSML}{section}>", DEEPSEEK, *signs)
+
+
+def _lfm_calls(index: int, schemas: Schemas) -> Body:
+    """In Python, or in JSON where the model was asked for it."""
+    del schemas
+
+    def choose(beginning: str) -> Body | None:
+        if beginning == "[":
+            return None
+        is_json = beginning.endswith("{")
+        calls: Body = CallList(index, "brackets") if is_json else PythonCalls(index, "brackets")
+        return Closed(CallReader(index) if beginning == "{" else calls, "<|tool_call_end|>")
+
+    return ChosenCalls(choose)
 
 
 def _tagged_form(marker: str, closing: str, tags: Tags, *signs: tuple[str, ...]) -> ToolForm:
     kept = (tags.before_name,) if tags is QWEN else ()
+    several = tags in (MINIMAX, HUNYUAN, DEEPSEEK)
     return _body_form(
         (marker,),
-        lambda index, schemas: TaggedCall(index, tags, closing, schemas, several=tags is MINIMAX),
+        lambda index, schemas: TaggedCall(index, tags, closing, schemas, several),
         *signs,
-        style="tagged",
+        style="none" if tags.text_key else "tagged",
         closing=closing,
         tags=tags,
         kept=kept,
@@ -121,6 +163,38 @@ TOOL_FORMS: dict[str, ToolForm] = {
     "openai": ToolForm(lambda schemas: HarmonyParser(), ((HARMONY_CHANNEL, "commentary"),), "harmony"),
     "seed_oss": _tagged_form("<seed:tool_call>", "</seed:tool_call>", QWEN, ("<seed:tool_call>",)),
     "minimax_m2": _tagged_form("<minimax:tool_call>", "</minimax:tool_call>", MINIMAX, ("<minimax:tool_call>",)),
+    "minimax_m3": _body_form((f"{MINIMAX_TOKEN}<tool_call>",), MinimaxM3Calls, (MINIMAX_TOKEN,)),
+    "hy_v3": _tagged_form(
+        "<tool_calls:opensource>", "</tool_calls:opensource>", HUNYUAN, ("<tool_calls{}>", "<tool_sep{}>")
+    ),
+    "deepseek_v32": _dsml_form("function_calls", (DSML, "function_calls>")),
+    "deepseek_v4": _dsml_form("tool_calls", (DSML, "tool_calls>")),
+    "deepseek_v3": _header_form(DEEPSEEK_OPENING, DEEPSEEK_V3, (DEEPSEEK_OPENING, "```json")),
+    "deepseek_v31": _header_form(DEEPSEEK_OPENING, DEEPSEEK_V31, (DEEPSEEK_OPENING,)),
+    "kimi_k2": _header_form(
+        "<|tool_calls_section_begin|>", KIMI, ("<|tool_calls_section_begin|>",), ("tool_calls_section_begin|>",)
+    ),
+    "functionary_v3_1": _header_form("", FUNCTIONARY, ('<function=example_function_name>{"',)),
+    "apertus": _body_form(
+        ("<|tools_prefix|>",),
+        lambda index, schemas: Closed(KeyedCalls(index), "<|tools_suffix|>"),
+        ("<|tools_prefix|>",),
+    ),
+    "nemotron_json": _list_form(("<TOOLCALL>",), ("<TOOLCALL>",), closing="</TOOLCALL>"),
+    "apriel": _list_form(("<tool_calls>",), ("<tool_calls>[",), closing="</tool_calls>"),
+    "minimax": _body_form(
+        ("<tool_calls>",),
+        lambda index, schemas: Closed(BareCalls(index), "</tool_calls>"),
+        ("<tool_calls>", "<tool-name>"),
+    ),
+    "lfm2": _body_form(
+        ("<|tool_call_start|>",), _lfm_calls, ("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [",)
+    ),
+    "gigachat3": _body_form(
+        ("<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>"),
+        lambda index, schemas: Closed(CallReader(index), "<|message_sep|>"),
+        ("function call", "<|role_sep|>"),
+    ),
     "qwen3_coder": _QWEN,
     "glm45": _GLM,
     "gemma4": _gemma_form("<|tool_call>", "<tool_call|>", '<|"|>'),
@@ -153,6 +227,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
     "mimo": _QWEN,
     "step3p5": _QWEN,
     "glm47": _GLM,
+    "ling3": _GLM,
     "granite4": _HERMES,
     "llama4_json": _LLAMA,
     "cohere_command4": _COHERE,

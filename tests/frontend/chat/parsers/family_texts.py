@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tests.frontend.chat.parsers.sectioned_texts import SECTION_FRAGMENTS, SECTIONED
 from tests.frontend.chat.parsers.texts import NESTED, PLAIN, WEATHER, Case, case
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -19,6 +20,14 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "$defs": {"list": {"type": "array"}},
     },
     "g": {"type": "object", "properties": {}},
+    "nested": {
+        "type": "object",
+        "properties": {
+            "o": {"type": "object", "properties": {"k": {"$ref": "#/$defs/number"}}},
+            "s": {"type": "string"},
+        },
+        "$defs": {"number": {"type": "integer"}},
+    },
 }
 
 
@@ -336,10 +345,12 @@ FAMILIES: dict[str, list[Case]] = {
     "cohere_command3": _COHERE,
     "phi4_mini_json": [*(case(text, text) for text in PLAIN), *_PHI],
     "openai": _HARMONY,
+    **SECTIONED,
 }
 
 # Parts of these texts, of which others are made that look like calls.
 FRAGMENTS = [
+    *SECTION_FRAGMENTS,
     *(
         "<tool_call>",
         "</tool_call>",
