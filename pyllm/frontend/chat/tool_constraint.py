@@ -22,7 +22,7 @@ from pyllm.frontend.chat.parsers.parser_selection import (
     tool_call_parser,
     tool_form,
 )
-from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER
+from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER, TOOL_FORMS
 from pyllm.frontend.chat.tool_grammar import ANY_TEXT, Content, call_list_grammar, calls_in_text, calls_or_content
 from pyllm.frontend.text.structured_outputs import grammar_text
 from pyllm.structured_outputs_params import StructuredOutputsParams
@@ -56,7 +56,8 @@ class ToolConstraint:
         if self._kind == "none":
             text = (
                 "tools with tool_choice auto need a parser for the model's calls, and its chat template shows none: "
-                "start the server with --tool-call-parser, or set tool_choice to required or to one function"
+                f"start the server with --tool-call-parser (one of {', '.join(TOOL_FORMS)}), or set tool_choice to "
+                "required or to one function"
             )
             raise RequestError(text, "tool_choice")
         kind = self._kind

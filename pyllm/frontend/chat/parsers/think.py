@@ -32,9 +32,9 @@ def make_reasoner(
 class ThinkParser:
     """Splits reasoning off. With `opened` the prompt ends with the opening, so the sample begins with reasoning.
 
-    Whitespace around markers is dropped. A sample without an opening, in the prompt or its own, has no reasoning.
-    Where the sample ends with complete calls before the closing came, they end the reasoning. So text that may be
-    such calls is held back.
+    Whitespace around markers is dropped. A sample without an opening, in the prompt or its own, has no reasoning, and
+    one that begins with the closing has an empty one. Where the sample ends with complete calls before the closing
+    came, they end the reasoning. So text that may be such calls is held back.
     """
 
     def __init__(self, rest: Parser, opened: bool, form: ReasoningForm = THINK, calls: CallForm | None = None) -> None:
@@ -93,7 +93,8 @@ class ThinkParser:
         """Drop the opening. Return the text after it, or nothing while the opening may still come."""
         bare = text.lstrip()
         self._whitespace.append(text[: len(text) - len(bare)])
-        if any(opening.startswith(bare) and opening != bare for opening in self._openings):
+        markers = (*self._openings, *self._closings)
+        if any(marker.startswith(bare) and marker != bare for marker in markers):
             self._held = bare
             return ""
         text = "".join([*self._whitespace, bare])
@@ -102,7 +103,7 @@ class ThinkParser:
             if bare.startswith(opening):
                 self.begun = True
                 return bare.removeprefix(opening)
-        if self._opened:
+        if self._opened or bare.startswith(self._closings):
             self.begun = True
         else:
             self.reasoning_end, self._strips = 0, False

@@ -197,6 +197,8 @@ THINK = [
     case("a <think>b</think>", "a <think>b</think>"),
     case("<thinking>", "<thinking>"),
     case(" <thi", " <thi"),
+    case("\n</think>\n\nHi", "Hi"),
+    case("</thin", "</thin"),
     case(
         '<think>a <tool_call>{"name": "f"}</think> b <tool_call>{"name": "g"}</tool_call>',
         "b",
