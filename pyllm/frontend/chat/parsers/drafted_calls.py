@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from pyllm.frontend.chat.parsers.markers import MarkerFinder
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Parser, Piece, folded
+from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
 
 class CallForm(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Gemma's tool calls: `call:f{city:<escape>Paris<escape>,days:3}`. Does not know the markers around them."""
 
-from pyllm.frontend.chat.parsers.literal_reader import LiteralReader, delimited
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.values.literal_reader import LiteralReader, delimited
 
 _PREFIX = "call:"
 _MAX_HEADER = 256

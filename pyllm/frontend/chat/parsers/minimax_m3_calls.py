@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from pyllm.frontend.chat.parsers.argument_types import Schema, Schemas, argument_json, property_names, types_of
-from pyllm.frontend.chat.parsers.literal_reader import json_text
-from pyllm.frontend.chat.parsers.markers import LiteralMatcher, MarkerFinder
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.values.argument_types import Schema, Schemas, argument_json, property_names, types_of
+from pyllm.frontend.chat.parsers.values.literal_reader import json_text
+from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFinder
 
 MINIMAX_TOKEN = "]<]minimax[>["  # noqa: S105 (no secret: the text of a special token)
 _MAX_TAG = 256

@@ -11,7 +11,6 @@ from importlib.metadata import EntryPoint
 from msgspec import Struct
 
 from pyllm.errors import ConfigError
-from pyllm.frontend.chat.parsers.argument_types import Schemas
 from pyllm.frontend.chat.parsers.forced import UncutCalls
 from pyllm.frontend.chat.parsers.leading_calls import LeadingCalls
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
@@ -19,6 +18,7 @@ from pyllm.frontend.chat.parsers.reasoning_forms import REASONING_FORMS, Reasoni
 from pyllm.frontend.chat.parsers.tool_call_finder import MarkedCalls
 from pyllm.frontend.chat.parsers.tool_call_formats import CallList
 from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER, TOOL_FORMS, ToolForm, bare_llama_parser
+from pyllm.frontend.chat.parsers.values.argument_types import Schemas
 from pyllm.plugins import REASONING_PARSERS, TOOL_PARSERS, find_entry_point
 
 logger = logging.getLogger(__name__)

@@ -5,11 +5,11 @@ Arguments stand there as they are, unescaped; the tool's schema tells their type
 
 from collections.abc import Callable
 
-from pyllm.frontend.chat.parsers.argument_tags import Tags
-from pyllm.frontend.chat.parsers.argument_types import Schema, Schemas, argument_json, property_names, types_of
-from pyllm.frontend.chat.parsers.literal_reader import json_text
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
-from pyllm.frontend.chat.parsers.tagged_values import TaggedValue
+from pyllm.frontend.chat.parsers.values.argument_tags import Tags
+from pyllm.frontend.chat.parsers.values.argument_types import Schema, Schemas, argument_json, property_names, types_of
+from pyllm.frontend.chat.parsers.values.literal_reader import json_text
+from pyllm.frontend.chat.parsers.values.tagged_values import TaggedValue
 
 _MAX_NAME = 256
 _TEXT = frozenset({"string"})

@@ -4,9 +4,9 @@ from typing import Protocol
 
 from pyllm.frontend.chat.parsers.drafted_calls import CallForm, Draft
 from pyllm.frontend.chat.parsers.harmony import HarmonyParser
-from pyllm.frontend.chat.parsers.markers import MarkerFinder
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Parser, Piece, PlainParser, Reasoning, add
 from pyllm.frontend.chat.parsers.reasoning_forms import THINK, ReasoningForm
+from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
 
 class Reasoner(Parser, Protocol):

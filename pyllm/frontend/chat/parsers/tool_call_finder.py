@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from pyllm.frontend.chat.parsers.markers import MarkerFinder
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Piece, add
+from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
 _SPACE = re.compile(r"\s*")
 

@@ -4,10 +4,10 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-from pyllm.frontend.chat.parsers.json_scanner import WHITESPACE, JsonScanner
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
 from pyllm.frontend.chat.parsers.tool_call_finder import Body
 from pyllm.frontend.chat.parsers.tool_call_reader import CallKeys, CallReader
+from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner
 
 _KEYS = CallKeys()
 _MAX_HEADER = 256

@@ -4,8 +4,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from pyllm.frontend.chat.parsers.argument_tags import DEEPSEEK, DSML, GLM, HUNYUAN, MINIMAX, QWEN, Tags
-from pyllm.frontend.chat.parsers.argument_types import Schemas
 from pyllm.frontend.chat.parsers.chosen_calls import BareCalls, ChosenCalls
 from pyllm.frontend.chat.parsers.gemma_calls import GemmaCall
 from pyllm.frontend.chat.parsers.harmony import HARMONY_CHANNEL, HarmonyParser
@@ -17,8 +15,8 @@ from pyllm.frontend.chat.parsers.header_calls import (
     KIMI,
     HeaderCalls,
     HeaderTags,
+    KeyedCalls,
 )
-from pyllm.frontend.chat.parsers.keyed_calls import KeyedCalls
 from pyllm.frontend.chat.parsers.minimax_m3_calls import MINIMAX_TOKEN, MinimaxM3Calls
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.python_calls import PythonCalls
@@ -26,6 +24,8 @@ from pyllm.frontend.chat.parsers.tagged_calls import TaggedCall
 from pyllm.frontend.chat.parsers.tool_call_finder import Body, MarkedCalls
 from pyllm.frontend.chat.parsers.tool_call_formats import CallList, Closed, MistralCalls
 from pyllm.frontend.chat.parsers.tool_call_reader import CallKeys, CallReader
+from pyllm.frontend.chat.parsers.values.argument_tags import DEEPSEEK, DSML, GLM, HUNYUAN, MINIMAX, QWEN, Tags
+from pyllm.frontend.chat.parsers.values.argument_types import Schemas
 
 # How a grammar writes calls; with `none` it cannot.
 Style = Literal["none", "closed", "mistral", "bare", "list", "tagged", "harmony"]

@@ -7,7 +7,6 @@ import pytest
 from pyllm.config.option_reading import config_part
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
-from pyllm.frontend.chat.parsers.argument_types import Schemas
 from pyllm.frontend.chat.parsers.parsed_pieces import (
     Content,
     ParsedText,
@@ -26,6 +25,7 @@ from pyllm.frontend.chat.parsers.parser_selection import (
 )
 from pyllm.frontend.chat.parsers.reasoning_forms import REASONING_FORMS, THINK, ReasoningForm
 from pyllm.frontend.chat.parsers.tool_forms import TOOL_FORMS, ToolForm
+from pyllm.frontend.chat.parsers.values.argument_types import Schemas
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.plugins import REASONING_PARSERS, TOOL_PARSERS
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllm.frontend.chat.parsers.argument_types import argument_json, types_of
+from pyllm.frontend.chat.parsers.values.argument_types import argument_json, types_of
 
 PROPERTIES: dict[str, Any] = {
     "text": {"type": "string"},

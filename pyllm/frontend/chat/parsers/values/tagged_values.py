@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from pyllm.frontend.chat.parsers.argument_tags import Tags
-from pyllm.frontend.chat.parsers.markers import LiteralMatcher, MarkerFinder
+from pyllm.frontend.chat.parsers.values.argument_tags import Tags
+from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFinder
 
 
 class Read(NamedTuple):
