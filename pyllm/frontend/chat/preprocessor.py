@@ -98,7 +98,9 @@ class ChatPreprocessor:
             ToolConstraint(conversation, params.structured_outputs, self._parsers.tool_call) if calls else None
         )
         if tool_constraint is not None:
-            tool_constraint.check(_shows_tools(template))
+            tool_constraint.check(_shows_tools(template), ignore)
+            if tool_constraint.drops_format:
+                params = msgspec.structs.replace(params, structured_outputs=None)
             constraint = await asyncio.to_thread(tool_constraint.constraint, self._tokenizer.added_token_id)
             params = params if constraint is None else _with_constraint(params, constraint)
         params = await resolve_texts_aside(params, self._tokenizer)

@@ -7,8 +7,10 @@ import json
 from functools import cached_property, partial
 from typing import Any
 
+import msgspec
+
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.conversation import ANY_PARAMETERS, Conversation, NamedTool, Tool
+from pyllm.frontend.chat.conversation import ANY_PARAMETERS, Conversation, InputFormat, NamedTool, Tool
 from pyllm.frontend.chat.custom_tool_grammar import check_definitions, input_grammar, input_regex_grammar
 from pyllm.frontend.chat.grammar_rules import TokenId, ToolSchema
 from pyllm.frontend.chat.harmony_grammar import harmony_answer
@@ -24,6 +26,7 @@ from pyllm.frontend.chat.parsers.parser_selection import (
 )
 from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER, TOOL_FORMS
 from pyllm.frontend.chat.tool_grammar import ANY_TEXT, Content, call_list_grammar, calls_in_text, calls_or_content
+from pyllm.frontend.http.ignored_fields import Ignore
 from pyllm.frontend.text.structured_outputs import grammar_text
 from pyllm.structured_outputs_params import StructuredOutputsParams
 
@@ -35,18 +38,24 @@ _CALL_KEYS = frozenset({"name", "parameters", "arguments"})
 class ToolConstraint:
     """The grammar and the parser of an answer that may call tools. `kind` is the model's call format.
 
-    `content` constrains an answer without calls; a required call takes precedence.
+    `content` constrains an answer without calls; a required call takes precedence. Where the format has no grammar of
+    optional calls, they are free, and a format beside them has no effect.
     """
 
     def __init__(self, conversation: Conversation, content: StructuredOutputsParams | None, kind: str) -> None:
         self._conversation = conversation
         self._choice = conversation.tool_choice
-        self._content = content
         self._kind = kind
         self._style = "none" if kind == "none" else tool_form(kind).style
+        # A grammar of calls in Python, and of calls without a marker in free text, could not tell them from the text.
+        self.drops_format = content is not None and self._style == "none" and not conversation.forces_call
+        self._content = None if self.drops_format else content
+        self._tools = tuple(map(self._held, conversation.tools))
 
-    def check(self, reads_tools: bool) -> None:
+    def check(self, reads_tools: bool, ignore: Ignore) -> None:
         """Refuse calls that could not be told from other text. `reads_tools` says whether the template lists the tools.
+
+        `ignore` hears of constraints that the grammar does not hold.
 
         Raises:
             RequestError: names the field.
@@ -67,19 +76,25 @@ class ToolConstraint:
                 "start the server with --tool-call-parser hermes, or set tool_choice to required or to one function"
             )
             raise RequestError(text, "tool_choice")
-        if self._content is not None and self._style == "none":
+        if self.drops_format:
             text = (
-                f"a format beside optional tools needs a grammar of calls, which there is none of for {kind}: "
-                "leave the format out, or set tool_choice to required, to one function or to none"
+                f"structured_outputs has no effect beside optional tools, as calls in the form {kind} have no grammar: "
+                "leave it out, or set tool_choice to required, to one function or to none"
             )
-            raise RequestError(text, "tool_choice")
-        for tool in self._conversation.tools:
-            # Llama's calls have no marker, so a grammar could not let other text begin with the same characters.
-            has_grammar = tool.input_format is not None and tool.input_format.syntax != "text"
-            if (self._content is None and self._style in ("bare", "none") and tool.is_constrained) or (
-                self._style == "tagged" and has_grammar
-            ):
-                raise _needs_grammar(tool, kind)
+            ignore("structured_outputs", text)
+        for given, held in zip(self._conversation.tools, self._tools, strict=True):
+            if given is not held:
+                ignore(*_not_held(given, kind))
+
+    def _held(self, tool: Tool) -> Tool:
+        """The tool with the constraint that the grammar of optional calls holds."""
+        has_grammar = tool.input_format is not None and tool.input_format.syntax != "text"
+        is_free = self._style == "none" or (self._style == "bare" and self._content is None)
+        if self._conversation.forces_call or not (
+            (is_free and tool.is_constrained) or (self._style == "tagged" and has_grammar)
+        ):
+            return tool
+        return msgspec.structs.replace(tool, strict=False, input_format=tool.input_format and InputFormat())
 
     def constraint(self, token_id: TokenId) -> StructuredOutputsParams | None:
         """The constraint on the answer, or None.
@@ -87,7 +102,7 @@ class ToolConstraint:
         Raises:
             RequestError: a schema, a definition or the content's format cannot be used.
         """
-        tools, parallel = self._conversation.tools, self._conversation.parallel_tool_calls
+        tools, parallel = self._tools, self._conversation.parallel_tool_calls
         if self._style == "harmony":
             return self._harmony(token_id)
         if isinstance(self._choice, NamedTool):
@@ -164,13 +179,14 @@ class ToolConstraint:
         return _begins_unlike_calls(content.json)
 
 
-def _needs_grammar(tool: Tool, kind: str) -> RequestError:
+def _not_held(tool: Tool, kind: str) -> tuple[str, str]:
+    """The field that has no effect, and why."""
+    demand = "demand a call in tool_choice"
     if tool.input_format is None:
-        what, advice = "is strict", "set strict to false"
-    else:
-        what, advice = "has a grammar", "leave the grammar out"
-    text = f"tools: {tool.name!r} {what}, and optional calls of it need --tool-call-parser hermes or mistral"
-    return RequestError(f"{text}, not {kind}; {advice}, or demand a call in tool_choice", "tools")
+        text = f"strict of {tool.name!r} has no effect, as optional calls in the form {kind} are free"
+        return "tools.strict", f"tools: {text}; leave it out, or {demand}"
+    text = f"the grammar of {tool.name!r} has no effect on optional calls in the form {kind}"
+    return "tools.format", f"tools: {text}; leave the format out, or {demand}"
 
 
 def _whole_call(tool: Tool) -> StructuredOutputsParams:

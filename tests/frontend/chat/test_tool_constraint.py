@@ -163,37 +163,68 @@ def test_the_definition_of_a_forced_tool_stands_alone() -> None:
     assert accepts(form.constraint(lambda text: None), "a")
 
 
+STRICT = Tool(name="f", strict=True)
+GRAMMAR = Tool(name="f", input_format=InputFormat("regex", "a"))
+
+
+def told(form: ToolConstraint) -> list[str]:
+    """The fields that have no effect."""
+    fields: list[str] = []
+
+    def ignore(name: str, text: str) -> None:
+        assert "hermes or mistral" not in text
+        fields.append(name)
+
+    form.check(True, ignore)
+    return fields
+
+
 @pytest.mark.parametrize(
-    ("tool", "text"),
+    ("kind", "tool", "field"),
     [
-        (Tool(name="f", strict=True), "'f' is strict"),
-        (Tool(name="f", input_format=InputFormat("regex", "a")), "'f' has a grammar"),
+        *((kind, STRICT, "tools.strict") for kind in ("llama3_json", "pythonic", "gemma4")),
+        *((kind, GRAMMAR, "tools.format") for kind in ("llama3_json", "pythonic", "gemma4", "qwen3_coder", "glm45")),
     ],
 )
-@pytest.mark.parametrize("kind", ["llama3_json", "pythonic", "gemma4"])
-def test_calls_without_a_grammar_cannot_be_constrained_in_free_text(kind: str, tool: Tool, text: str) -> None:
+def test_optional_calls_without_a_grammar_are_free_and_that_is_told(kind: str, tool: Tool, field: str) -> None:
     tools = Tool(name="free"), tool
-    with pytest.raises(RequestError, match=f"^tools: {text}") as error:
-        ToolConstraint(Conversation(messages=[], tools=tools), None, kind).check(reads_tools=True)
-    assert error.value.parameter == "tools"
-    ToolConstraint(Conversation(messages=[], tools=tools, tool_choice="required"), None, kind).check(True)
+    form = ToolConstraint(Conversation(messages=[], tools=tools), None, kind)
+    assert told(form) == [field]
+    assert form.constraint(lambda text: None) is None
+    forced = ToolConstraint(Conversation(messages=[], tools=tools, tool_choice="required"), None, kind)
+    assert told(forced) == []
+    assert forced.constraint(lambda text: None) is not None
 
 
-def test_a_format_beside_tools_needs_a_grammar_of_calls() -> None:
+def test_calls_in_tags_hold_what_they_can_beside_a_grammar_that_they_cannot() -> None:
+    tools = Tool(name="g", parameters=CITY, strict=True), GRAMMAR
+    form = ToolConstraint(Conversation(messages=[], tools=tools), None, "qwen3_coder")
+    assert told(form) == ["tools.format"]
+    grammar = form.constraint(lambda text: None)
+    call = "<tool_call>\n<function={}>\n<parameter={}>\nb\n</parameter>\n</function>\n</tool_call>".format
+    assert accepts(grammar, call("f", "input"))
+    assert accepts(grammar, call("g", "city"))
+    assert not accepts(grammar, call("g", "town"))
+    assert parsed(form, call("f", "input")).tool_calls == [ToolCall("f", "b", custom=True)]
+
+
+@pytest.mark.parametrize("kind", ["pythonic", "gemma4", "olmo3"])
+def test_a_format_beside_optional_tools_needs_a_grammar_of_calls(kind: str) -> None:
     content = StructuredOutputsParams(json=CITY)
-    with pytest.raises(RequestError, match=r"no.* for pythonic") as error:
-        ToolConstraint(Conversation(messages=[], tools=(Tool(name="f"),)), content, "pythonic").check(True)
-    assert error.value.parameter == "tool_choice"
-    for kind in ("qwen3_coder", "granite", "openai", "glm45", "mistral"):
-        form_of(content, True, kind).check(reads_tools=True)
-        assert not matcher(form_of(content, True, kind).constraint(lambda text: None)).is_error()
+    form = ToolConstraint(Conversation(messages=[], tools=(Tool(name="f"), STRICT)), content, kind)
+    assert told(form) == ["structured_outputs", "tools.strict"]
+    assert form.drops_format
+    assert form.constraint(lambda text: None) is None
+    forced = ToolConstraint(Conversation(messages=[], tools=(STRICT,), tool_choice="required"), content, kind)
+    assert told(forced) == []
+    assert not forced.drops_format
 
 
-def test_calls_in_tags_cannot_follow_a_grammar() -> None:
-    tool = Tool(name="f", input_format=InputFormat("regex", "a"))
-    form = ToolConstraint(Conversation(messages=[], tools=(tool,)), None, "qwen3_coder")
-    with pytest.raises(RequestError, match="'f' has a grammar"):
-        form.check(True)
+@pytest.mark.parametrize("kind", ["qwen3_coder", "granite", "openai", "glm45", "mistral", "llama3_json"])
+def test_a_format_beside_tools_holds_where_calls_have_a_grammar(kind: str) -> None:
+    form = form_of(StructuredOutputsParams(json=CITY), True, kind)
+    assert told(form) == []
+    assert not matcher(form.constraint(lambda text: None)).is_error()
 
 
 @pytest.mark.parametrize("kind", [name for name in TOOL_FORMS if name != "openai"])

@@ -223,12 +223,39 @@ async def test_strict_tools_constrain_the_calls_that_are_made(tokenizer: Tokeniz
         answer = await chat(frontend, tools=[strict, CLOCK])
         assert "TOOL_CALLS" in grammar_of(frontend)
         assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
-    server = ServerConfig(tool_call_parser="llama3_json")
-    async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES, server=server) as frontend:
-        name, text = await refused(frontend, tools=[CLOCK, strict])
-        assert name == "tools"
-        assert text.startswith("tools: 'weather' is strict")
-        assert "--tool-call-parser" in text
+
+
+FREE_CALLS = {
+    "llama3_json": '{"name": "clock", "parameters": {}}',
+    "gemma4": "<|tool_call>call:clock{}<tool_call|>",
+    "pythonic": "[clock()]",
+}
+
+
+STRICT_WEATHER = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("parser", "fields", "plain", "name"),
+    [
+        *((parser, {"tools": [CLOCK, STRICT_WEATHER]}, [CLOCK, WEATHER], "tools.strict") for parser in FREE_CALLS),
+        ("gemma4", {"tools": [CLOCK], "response_format": {"type": "json_object"}}, [CLOCK], "response_format"),
+        ("pythonic", {"tools": [CLOCK], "structured_outputs": {"regex": "a+"}}, [CLOCK], "structured_outputs"),
+    ],
+)
+async def test_what_optional_calls_without_a_grammar_cannot_hold_is_told(
+    tokenizer: Tokenizer, parser: ToolCallParser, fields: dict[str, Any], plain: Any, name: str
+) -> None:
+    def serve(server: ServerConfig) -> AbstractAsyncContextManager[Frontend]:
+        server = msgspec.structs.replace(server, tool_call_parser=parser)
+        return in_process(saying(tokenizer, FREE_CALLS[parser]), tokenizer, HERMES, server=server)
+
+    user = {"messages": [USER]}
+    await check_no_effect(serve, "/v1/chat/completions", user | fields, {**user, "tools": plain}, name)
+    async with serve(ServerConfig()) as frontend:
+        (call,) = (await chat(frontend, **fields))["choices"][0]["message"]["tool_calls"]
+        assert call["function"] == {"name": "clock", "arguments": "{}"}
+        assert grammar_of(frontend) == ""
 
 
 @pytest.mark.parametrize(
@@ -382,10 +409,13 @@ async def test_a_grammar_that_no_call_can_hold_is_refused_unless_the_tool_is_nam
         answer = (await chat(frontend, tools=[tool], tool_choice=SHELL_CHOICE))["choices"][0]
     assert answer["message"]["tool_calls"][0]["custom"] == {"name": "shell", "input": "(())"}
     server = ServerConfig(tool_call_parser="llama3_json")
-    async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES, server=server) as frontend:
-        name, text = await refused(frontend, tools=[CLOCK, custom("regex", "a")])
-        assert name == "tools"
-        assert "--tool-call-parser" in text
+    text = '{"name": "shell", "parameters": {"input": "b"}}'
+    async with in_process(saying(tokenizer, text), tokenizer, HERMES, server=server) as frontend:
+        body = {"messages": [USER], "tools": [CLOCK, custom("regex", "a")]}
+        answer = await frontend.http.post("/v1/chat/completions", json=body)
+        assert answer.headers["pyllm-ignored-fields"] == "tools.format"
+        assert answer.json()["choices"][0]["message"]["tool_calls"][0]["custom"]["input"] == "b"
+        assert grammar_of(frontend) == ""
 
 
 async def test_a_custom_call_that_is_sent_back_is_a_function_to_the_template(tokenizer: Tokenizer) -> None:

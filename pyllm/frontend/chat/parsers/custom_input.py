@@ -6,14 +6,11 @@ from collections.abc import Collection
 from typing import Literal
 
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser, Piece, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner, StringDecoder
 
 # The first key and the first character of its value, if they come early enough to be the input's.
 _FIRST_MEMBER = re.compile(r'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:\s*(\S)', re.DOTALL)
 _MAX_FIRST = 64
-
-_PART = re.compile(r'([^"\\]+)|\\u([0-9a-fA-F]{4})|\\([^u])|(")')
-_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_REPLACEMENT = "\ufffd"  # for half of a surrogate pair
 
 
 class CustomInputs:
@@ -61,21 +58,18 @@ class InputDecoder:
     """Decodes one call's arguments, which may be cut anywhere.
 
     If `input` is the first key, its text streams at once. Otherwise it arrives at the end. Arguments without a text
-    `input` are passed through whole.
+    `input` are passed through whole, and so is what cannot be read after the text's end.
     """
 
     def __init__(self) -> None:
-        self._state: Literal["first", "text", "end", "other"] = "first"  # the part that comes next
-        self._parts: list[str] = []  # all of the arguments, unless the input is first
-        self._rest = ""  # the beginning of an escape
-        self._high: int | None = None  # the first half of a surrogate pair
+        self._state: Literal["first", "text", "other"] = "first"  # the part that comes next
+        self._parts: list[str] = []  # all of the arguments; if the input is first, what follows it
+        self._string = StringDecoder()
 
     def feed(self, text: str) -> str:
         """The part of the input that these characters complete."""
         if self._state == "text":
             return self._decode(text)
-        if self._state == "end":
-            return ""  # Further members are not part of the input.
         self._parts.append(text)
         if self._state == "other":
             return ""
@@ -91,9 +85,12 @@ class InputDecoder:
 
     def finish(self) -> str:
         """The rest, after the end of the arguments."""
-        if self._state in ("text", "end"):
-            return self._lone()
         raw = "".join(self._parts)
+        if self._state == "text":
+            # Further members are not part of the input. Where there are none, its end was a quote in it.
+            following = JsonScanner()
+            following.read('{"input": ""' + raw)
+            return self._string.rest() + (f'"{raw}' if following.broken else "")
         try:
             given = json.loads(raw)["input"]
         except (ValueError, KeyError, RecursionError):
@@ -103,38 +100,7 @@ class InputDecoder:
         return given.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def _decode(self, text: str) -> str:
-        text, self._rest = self._rest + text, ""
-        decoded = []
-        position = 0
-        while position < len(text) and self._state == "text":
-            match = _PART.match(text, position)
-            if match is None:
-                self._rest = text[position:]
-                break
-            position = match.end()
-            plain, digits, escape, end = match.groups()
-            if digits is not None:
-                decoded.append(self._unit(int(digits, 16)))
-                continue
-            decoded.append(self._lone())
-            if end is not None:
-                self._state = "end"
-            else:
-                decoded.append(plain or _ESCAPES.get(escape, escape))
-        return "".join(decoded)
-
-    def _unit(self, unit: int) -> str:
-        """The character that a UTF-16 code unit completes, or nothing after the first half of a pair."""
-        if self._high is not None and 0xDC00 <= unit < 0xE000:
-            high, self._high = self._high, None
-            return chr(0x10000 + ((high - 0xD800) << 10) + unit - 0xDC00)
-        lone = self._lone()
-        if 0xD800 <= unit < 0xDC00:
-            self._high = unit
-            return lone
-        return lone + (_REPLACEMENT if 0xDC00 <= unit < 0xE000 else chr(unit))
-
-    def _lone(self) -> str:
-        lone = "" if self._high is None else _REPLACEMENT
-        self._high = None
-        return lone
+        decoded, position = self._string.feed(text)
+        if position < len(text):
+            self._parts.append(text[position:])
+        return decoded

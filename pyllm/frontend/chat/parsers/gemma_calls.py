@@ -24,6 +24,11 @@ class GemmaCall:
         """How many calls it has given."""
         return int(self._arguments is not None)
 
+    @property
+    def in_arguments(self) -> bool:
+        """Whether the arguments of the last call go on."""
+        return self._arguments is not None and not self.done
+
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
         self.settled = False

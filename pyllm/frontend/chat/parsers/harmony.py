@@ -8,6 +8,7 @@ import re
 from typing import Literal
 
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Piece, Reasoning, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
 from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
 HARMONY_START, HARMONY_CHANNEL, HARMONY_MESSAGE, HARMONY_CONSTRAIN = (
@@ -41,6 +42,7 @@ class HarmonyParser:
         self._finder = MarkerFinder((HARMONY_END, CALL, RETURN, HARMONY_START, HARMONY_CHANNEL), strips=False)
         self._num_calls = 0
         self._is_empty = True  # the call that is open
+        self._arguments: JsonScanner | None = None  # of that call, unless they may be no JSON
         self._given: set[_Kind] = set()
         self._separates = False  # a line break comes before what the message has
         self._num_read = 0  # characters before the piece that is read
@@ -90,6 +92,8 @@ class HarmonyParser:
             self._begin("call")
             pieces.append(ToolCallBegin(self._num_calls, name))
             self._is_empty = True
+            is_function = recipient is not None and recipient[1].startswith("functions.")
+            self._arguments = JsonScanner() if is_function else None
         elif channel is not None and channel[1] == "analysis" and not name:
             self._begin("reasoning")
         else:
@@ -117,6 +121,9 @@ class HarmonyParser:
             return
         if self._kind == "call":
             self._is_empty = False
+            if self._arguments is not None:
+                read, end = self._arguments.read(text)
+                text = read + text[end:]
             add(pieces, ToolArguments(self._num_calls, text))
             return
         if self._separates:
@@ -129,6 +136,8 @@ class HarmonyParser:
         if self._kind == "call":
             if self._is_empty:
                 self._give("{}", pieces)
+            elif self._arguments is not None:
+                add(pieces, ToolArguments(self._num_calls, self._arguments.rest()))
             self._num_calls += 1
 
 

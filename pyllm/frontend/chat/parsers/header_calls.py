@@ -75,13 +75,20 @@ class HeaderCalls:
         """How many calls it has given."""
         return self._index - self._first_index + int(self._begun)
 
+    @property
+    def in_arguments(self) -> bool:
+        """Whether the arguments of the last call go on."""
+        return self._begun
+
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
         self.settled = False
         return self._step(text, position, pieces)
 
     def finish(self, pieces: list[Piece]) -> None:
-        """Nothing is held back once a call has begun."""
+        """Give what is held back of a call that the end of the sample cuts off."""
+        if self._begun:
+            add(pieces, ToolArguments(self._index, self._arguments.rest()))
 
     def _expect(self, text: str, position: int, pieces: list[Piece]) -> int:
         del pieces
@@ -126,8 +133,8 @@ class HeaderCalls:
         return self._read_arguments(text, position, pieces)
 
     def _read_arguments(self, text: str, position: int, pieces: list[Piece]) -> int:
-        end = self._arguments.scan(text, position)
-        add(pieces, ToolArguments(self._index, text[position:end]))
+        read, end = self._arguments.read(text, position)
+        add(pieces, ToolArguments(self._index, read))
         self.settled, self.broken = True, self._arguments.broken
         if self._arguments.done:
             self._index += 1
@@ -161,13 +168,20 @@ class KeyedCalls:
         """How many calls it has given."""
         return self._index - self._first_index + int(self._begun)
 
+    @property
+    def in_arguments(self) -> bool:
+        """Whether the arguments of the last call go on."""
+        return self._begun and not self._value.done
+
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
         self.settled = False
         return self._step(text, position, pieces)
 
     def finish(self, pieces: list[Piece]) -> None:
-        """Nothing is held back once a call has begun."""
+        """Give what is held back of a call that the end of the sample cuts off."""
+        if self._begun:
+            add(pieces, ToolArguments(self._index, self._value.rest()))
 
     def _expect(self, marks: dict[str, Callable[[], _Step]]) -> _Step:
         """A step that takes one of these characters after any whitespace, and goes on as it says."""
@@ -198,8 +212,8 @@ class KeyedCalls:
         if not self._key and text[position] != '"':
             self.broken = True
             return position
-        end = self._value.scan(text, position)
-        self._key.append(text[position:end])
+        read, end = self._value.read(text, position)
+        self._key.append(read)
         self.broken = self._value.broken
         if self._value.done:
             self._step = self._expect({":": self._begin_arguments})
@@ -219,8 +233,8 @@ class KeyedCalls:
                 return position
             self._begun = True
             pieces.append(ToolCallBegin(self._index, name))
-        end = self._value.scan(text, position)
-        add(pieces, ToolArguments(self._index, text[position:end]))
+        read, end = self._value.read(text, position)
+        add(pieces, ToolArguments(self._index, read))
         self.settled, self.broken = True, self._value.broken
         if self._value.done:
             self._step = self._expect({"}": self._end_call})

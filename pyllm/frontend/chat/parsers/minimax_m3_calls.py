@@ -59,6 +59,11 @@ class MinimaxM3Calls:
         """How many calls it has given."""
         return self._index - self._first_index + int(self._begun)
 
+    @property
+    def in_arguments(self) -> bool:
+        """What follows a broken element is content."""
+        return False
+
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
         if self._tag is not None:

@@ -80,7 +80,7 @@ class PlainParser:
 
 
 class ToolCall(Struct):
-    """One whole call. `arguments` is JSON as the model wrote it, and of a `custom` tool the input."""
+    """One whole call. `arguments` is JSON as the model wrote it, or mended; of a `custom` tool the input."""
 
     name: str
     arguments: str = ""

@@ -15,9 +15,9 @@ from pyllm.frontend.chat.parsers.forced import UncutCalls
 from pyllm.frontend.chat.parsers.leading_calls import LeadingCalls
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.reasoning_forms import REASONING_FORMS, ReasoningForm
-from pyllm.frontend.chat.parsers.tool_call_finder import MarkedCalls
+from pyllm.frontend.chat.parsers.tool_call_finder import Bare, MarkedCalls
 from pyllm.frontend.chat.parsers.tool_call_formats import CallList
-from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER, TOOL_FORMS, ToolForm, bare_llama_parser
+from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER, TOOL_FORMS, ToolForm, leading_llama_parser
 from pyllm.frontend.chat.parsers.values.argument_types import Schemas
 from pyllm.plugins import REASONING_PARSERS, TOOL_PARSERS, find_entry_point
 
@@ -116,7 +116,7 @@ def calls_or_content_parser(kind: str, bare_names: Collection[str], schemas: Sch
     """
     form = tool_form(kind)
     if form.style == "bare" and bare_names:
-        return LeadingCalls(bare_llama_parser(bare_names), (form.marker, LLAMA_OPENER))
+        return LeadingCalls(leading_llama_parser(bare_names), (form.marker, LLAMA_OPENER))
     if form.style == "harmony":
         return form.make_parser(schemas)
     return LeadingCalls(UncutCalls(form.make_parser(schemas)), (form.marker,))
@@ -124,7 +124,7 @@ def calls_or_content_parser(kind: str, bare_names: Collection[str], schemas: Sch
 
 def call_list_parser() -> Parser:
     """A machine for a text that is a list of calls in brackets, and nothing else."""
-    return MarkedCalls([], lambda index: CallList(index, "brackets"), opener="[")
+    return MarkedCalls([], lambda index: CallList(index, "brackets"), Bare("["))
 
 
 def _loaded(kind: str, entry: EntryPoint) -> object:

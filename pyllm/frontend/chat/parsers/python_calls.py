@@ -37,6 +37,11 @@ class PythonCalls:
         """How many calls it has given."""
         return self._index - self._first_index + int(self._begun)
 
+    @property
+    def in_arguments(self) -> bool:
+        """Whether the arguments of the last call go on."""
+        return self._begun
+
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
         self.settled = False

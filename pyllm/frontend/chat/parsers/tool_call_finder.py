@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from pyllm.frontend.chat.parsers.parsed_pieces import Content, Piece, add
+from pyllm.frontend.chat.parsers.parsed_pieces import Content, Piece, ToolArguments, add
+from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
 from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
 _SPACE = re.compile(r"\s*")
+_OBJECT = "{"
 
 
 class Body(Protocol):
@@ -19,6 +21,10 @@ class Body(Protocol):
     @property
     def num_calls(self) -> int:
         """How many calls it has given."""
+
+    @property
+    def in_arguments(self) -> bool:
+        """Whether the arguments of the last call go on: if it is broken, they are what follows."""
 
     @property
     def done(self) -> bool:
@@ -39,27 +45,56 @@ class Body(Protocol):
         """Give what is known of a call that the end of the sample cuts off; then it is `settled`."""
 
 
+MakeBody = Callable[[int], Body]
+
+
+class Bare(NamedTuple):
+    """Calls without a marker: `opener` is the character that begins them, at the beginning of the sample.
+
+    Where they have a body of their own, they are objects, and may stand anywhere but within another object.
+    """
+
+    opener: str = ""
+    make_body: MakeBody | None = None
+
+
+_NO_BARE = Bare()
+
+
 class MarkedCalls:
     """Content, and calls in it. Whitespace around calls is dropped.
 
-    What looked like calls and is broken is content, marker and all; once a call was given this is what follows the
-    break. `make_body` makes the body of the calls that are numbered from its argument. A body reads a marker that is
-    `kept` itself. `opener` is a character that begins a body without a marker, at the beginning of the sample.
+    What looked like calls and is broken is content, marker and all. Once a call was given this is what follows the
+    break; but if its arguments broke, all up to the `closing`, the next call or the end of the sample belongs to these.
+
+    `make_body` makes the body of the calls that are numbered from its argument. A body reads a marker that is `kept`
+    itself.
     """
 
     def __init__(
-        self, markers: Sequence[str], make_body: Callable[[int], Body], opener: str = "", kept: Sequence[str] = ()
+        self,
+        markers: Sequence[str],
+        make_body: MakeBody,
+        bare: Bare = _NO_BARE,
+        kept: Sequence[str] = (),
+        closing: str = "",
     ) -> None:
-        self._finder = MarkerFinder([*markers, *kept])
-        self._kept = frozenset(kept)
+        self._kept = frozenset([*kept, *(bare.opener if bare.make_body else "")])
+        self._finder = MarkerFinder([*markers, *self._kept])
+        self._end_finder = MarkerFinder([*markers, *([closing] if closing else [])])  # of arguments that broke
+        self._closing = closing
         self._make_body = make_body
-        self._opener = opener  # empty once the sample has begun otherwise
+        self._make_bare_body = bare.make_body or make_body
+        self._opener = "" if bare.make_body else bare.opener  # empty once the sample has begun otherwise
         self._blank: list[str] = []  # whitespace before the opener
         self._body: Body | None = None
         self._held: list[str] = []  # in a body, what is not settled
         self._num_introducing = 0  # parts of it that introduce the body
         self._num_calls = 0
         self._after_calls = False
+        self._broken_call: int | None = None  # the call whose arguments broke, and go on
+        self._is_bare = False  # the body is
+        self._object: JsonScanner | None = None  # one that is no call, in the content
 
     def feed(self, text: str) -> list[Piece]:
         """Content as soon as it is no marker, calls as their body gives them."""
@@ -75,9 +110,10 @@ class MarkedCalls:
             if self._body.settled:
                 self._settle()
             self._run(self._leave_broken(pieces), pieces)
-        content = "".join(self._blank) + self._finder.rest()
+        text = "".join(self._blank) + self._finder.rest()
         self._blank.clear()
-        add(pieces, Content(content.lstrip() if self._after_calls else content))
+        self._give(text.lstrip() if self._after_calls else text, pieces)
+        self._give(self._end_finder.rest(), pieces)
         return pieces
 
     def _run(self, text: str, pieces: list[Piece]) -> None:
@@ -85,16 +121,21 @@ class MarkedCalls:
         while texts:
             text, position = texts.pop()
             while position < len(text):
+                if self._object is not None:
+                    position = self._in_object(self._object, text, position, pieces)
+                    continue
                 if self._body is None:
-                    position = self._in_content(text, position, pieces)
+                    position = self._outside(text, position, pieces)
                     continue
                 position = self._in_body(self._body, text, position, pieces)
                 if self._body is not None and self._body.broken:
                     texts.append((text, position))
                     text, position = self._leave_broken(pieces), 0
 
-    def _in_content(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _outside(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Take text up to a marker; gives the position after it."""
+        if self._broken_call is not None:
+            return self._find(self._end_finder, text, position, pieces)
         if self._after_calls or self._opener:
             begin, position = position, _end_of_space(text, position)
             if not self._after_calls:
@@ -110,19 +151,32 @@ class MarkedCalls:
                 return position
             if blank:  # may be part of what precedes a marker
                 self._finder.find(blank, 0)
-        found = self._finder.find(text, position)
-        add(pieces, Content(found.text))
-        if found.marker:
-            self._enter([found.skipped, found.marker], found.marker if found.marker in self._kept else "")
+        return self._find(self._finder, text, position, pieces)
+
+    def _find(self, finder: MarkerFinder, text: str, position: int, pieces: list[Piece]) -> int:
+        found = finder.find(text, position)
+        self._give(found.text, pieces)
+        if found.marker and found.marker == self._closing:
+            self._broken_call, self._after_calls = None, True
+        elif found.marker:
+            self._enter([found.skipped, found.marker], found.marker)
         return found.position
 
-    def _enter(self, introduction: list[str], first: str = "") -> None:
-        self._body = self._make_body(self._num_calls)
+    def _in_object(self, scanner: JsonScanner, text: str, position: int, pieces: list[Piece]) -> int:
+        _, end = scanner.read(text, position)
+        self._give(text[position:end], pieces)
+        if scanner.done or scanner.broken:
+            self._object = None
+        return end
+
+    def _enter(self, introduction: list[str], marker: str = "") -> None:
+        self._is_bare = marker == _OBJECT
+        self._body = (self._make_bare_body if self._is_bare else self._make_body)(self._num_calls)
         self._held = introduction
         self._num_introducing = len(introduction)
         position = 0
-        while position < len(first):
-            position = self._body.step(first, position, [])
+        while marker in self._kept and position < len(marker):
+            position = self._body.step(marker, position, [])
 
     def _in_body(self, body: Body, text: str, position: int, pieces: list[Piece]) -> int:
         """Let the body take what it can; gives the position after it."""
@@ -130,6 +184,7 @@ class MarkedCalls:
             begin, position = position, body.step(text, position, pieces)
             if body.settled:
                 self._settle()
+                self._broken_call = None
             elif position > begin:
                 self._held.append(text[begin:position])
         if body.done:
@@ -143,14 +198,25 @@ class MarkedCalls:
         self._num_introducing = 0
 
     def _leave_broken(self, pieces: list[Piece]) -> str:
-        """End a body that is none; gives what is to be read again as content."""
+        """End a body that is none, or not whole; gives what is to be read again."""
         assert self._body is not None
         introduction, rest = "".join(self._held[: self._num_introducing]), "".join(self._held[self._num_introducing :])
+        goes_on = self._body.in_arguments
         self._leave(self._body)
         self._settle()
-        add(pieces, Content(introduction))
-        self._after_calls = self._num_calls > 0 and not introduction
+        if goes_on:
+            self._broken_call = self._num_calls - 1
+        self._give(introduction, pieces)
+        if introduction and self._is_bare:
+            self._object = JsonScanner()
+            self._object.read(_OBJECT)
+        self._after_calls = self._num_calls > 0 and not introduction and self._broken_call is None
         return rest
+
+    def _give(self, text: str, pieces: list[Piece]) -> None:
+        """More of what stands outside of calls, or of the arguments that broke."""
+        broken = self._broken_call
+        add(pieces, Content(text) if broken is None else ToolArguments(broken, text))
 
     def _leave(self, body: Body) -> None:
         self._num_calls += body.num_calls

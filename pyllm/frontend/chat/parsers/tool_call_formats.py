@@ -1,15 +1,15 @@
 """Tool calls behind a marker, in each model's format: a list, one call and its end, a name and arguments."""
 
 import re
-from collections.abc import Collection
 from typing import Literal
 
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
 from pyllm.frontend.chat.parsers.tool_call_finder import Body
-from pyllm.frontend.chat.parsers.tool_call_reader import CallKeys, CallReader
+from pyllm.frontend.chat.parsers.tool_call_reader import ANY_CALL, CallReader, CallShape
 from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner
 
-_KEYS = CallKeys()
+_FENCE = "```"
+_BEGUN_FENCE = re.compile(r"`{1,3}|```[a-z]{1,9}")
 _MAX_HEADER = 256
 _HEADER = re.compile(r"([\w.\-]+)\s*(\[CALL_ID\]\w+)?\s*(\[ARGS\])?\s*")
 
@@ -29,6 +29,11 @@ class Closed:
     def num_calls(self) -> int:
         """How many calls it has given."""
         return self._calls.num_calls
+
+    @property
+    def in_arguments(self) -> bool:
+        """Whether the arguments of the last call go on."""
+        return self._calls.in_arguments
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
@@ -55,22 +60,22 @@ class Closed:
 
 
 class CallList:
-    """Calls in a row, in brackets with commas or bare with semicolons (Llama 3). The rest is for `CallReader`."""
+    """Calls in brackets with commas; in a row, apart by space, commas or semicolons; or either, also in a code fence.
+
+    The rest is for `CallReader`.
+    """
 
     def __init__(
-        self,
-        first_index: int,
-        form: Literal["brackets", "semicolons"],
-        names: Collection[str] | None = None,
-        keys: CallKeys = _KEYS,
+        self, first_index: int, layout: Literal["brackets", "row", "either"], shape: CallShape = ANY_CALL
     ) -> None:
         self._next_index = self._first_index = first_index
-        self._opener, self._separator, self._closer = ("[", ",", "]") if form == "brackets" else ("", ";", "")
-        self._names = names
-        self._keys = keys
+        self._layout = layout
+        self._shape = shape
         self._reader: CallReader | None = None
-        self._opened = not self._opener
-        self._may_begin = True  # a call may come next
+        self._place: Literal["start", "before", "after", "end"] = "start"  # of all calls, of one, of one, of all
+        self._in_brackets = False
+        self._fence = ""  # what has come of the line that begins it
+        self._num_ticks = 0  # of its end
         self.done = False
         self.broken = False
         self.settled = False
@@ -80,38 +85,67 @@ class CallList:
         """How many calls it has given."""
         return self._next_index - self._first_index + int(self._reader is not None and self._reader.begun)
 
+    @property
+    def in_arguments(self) -> bool:
+        """Whether the arguments of the last call go on."""
+        return self._reader is not None and self._reader.in_arguments
+
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
-        if self._reader is not None:
-            return self._read(self._reader, text, position, pieces)
-        char = text[position]
-        self.settled = False
-        if char in WHITESPACE:
-            self.settled = not self._may_begin
-            return position + 1
-        if not self._opened:
-            self._opened = char == self._opener
-            self.broken = not self._opened
-        elif self._may_begin:
-            self._reader = CallReader(self._next_index, self._names, self._keys)
-            return self._read(self._reader, text, position, pieces)
-        elif char == self._separator:
-            self._may_begin = True
-        elif char == self._closer or not self._closer:
-            self.done = self.settled = True
-            return position + len(self._closer)
-        else:
-            self.broken = True
-        return position if self.broken else position + 1
+        if self._reader is None:
+            char = text[position]
+            is_space = char in WHITESPACE
+            self.settled = is_space and self._place in ("after", "end") and not self._num_ticks
+            if is_space:
+                return position + 1
+            if char != "{" or not self._may_begin():
+                return self._mark(char, position)
+            self._reader = CallReader(self._next_index, self._shape)
+        return self._read(self._reader, text, position, pieces)
 
     def finish(self, pieces: list[Piece]) -> None:
-        """Nothing is held back once a call has begun."""
+        """Give what is held back of a call that the end of the sample cuts off."""
+        if self._reader is not None:
+            self._reader.finish(pieces)
+            self.settled = self._reader.settled
+
+    def _may_begin(self) -> bool:
+        match self._place:
+            case "start":
+                return self._layout != "brackets"
+            case "after":
+                return not self._in_brackets and not self._num_ticks
+        return self._place == "before"
+
+    def _mark(self, char: str, position: int) -> int:
+        """Read what stands around calls; gives the position after it."""
+        has_calls = self._next_index > self._first_index
+        if self._place == "start":
+            if char == "[" and self._layout != "row":
+                self._in_brackets, self._place = True, "before"
+            else:
+                self._fence += char
+                self.broken = self._layout != "either" or not _BEGUN_FENCE.fullmatch(self._fence)
+        elif self._in_brackets and char == "]" and has_calls:
+            self._in_brackets, self._place = False, "end"
+            self.done = self.settled = not self._fence
+        elif self._place == "after" and not self._num_ticks and char in ("," if self._in_brackets else ",;"):
+            self._place = "before"
+        elif self._place == "before" or self._in_brackets or (self._num_ticks and char != "`"):
+            self.broken = True
+        elif self._fence and char == "`":
+            self._num_ticks += 1
+            self.done = self.settled = self._num_ticks == len(_FENCE)
+        else:
+            self.done = self.settled = True
+            return position
+        return position if self.broken else position + 1
 
     def _read(self, reader: CallReader, text: str, position: int, pieces: list[Piece]) -> int:
         position = reader.step(text, position, pieces)
         self.settled, self.broken = reader.settled, reader.broken
         if reader.done:
-            self._reader, self._may_begin = None, False
+            self._reader, self._place = None, "after"
             self._next_index += 1
         return position
 
@@ -132,6 +166,11 @@ class NamedCall:
         """How many calls it has given."""
         return int(self._arguments is not None)
 
+    @property
+    def in_arguments(self) -> bool:
+        """Whether the arguments of the last call go on."""
+        return self._arguments is not None and not self.done
+
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
         self.settled = False
@@ -146,14 +185,16 @@ class NamedCall:
                 return position
             pieces.append(ToolCallBegin(self._index, match[1]))
             self._arguments = JsonScanner()
-        end = self._arguments.scan(text, position)
-        add(pieces, ToolArguments(self._index, text[position:end]))
+        read, end = self._arguments.read(text, position)
+        add(pieces, ToolArguments(self._index, read))
         self.settled = True
         self.done, self.broken = self._arguments.done, self._arguments.broken
         return end
 
     def finish(self, pieces: list[Piece]) -> None:
-        """Nothing is held back once the call has begun."""
+        """Give what is held back of a call that the end of the sample cuts off."""
+        if self._arguments is not None:
+            add(pieces, ToolArguments(self._index, self._arguments.rest()))
 
 
 def _may_begin_header(text: str) -> bool:
@@ -171,6 +212,11 @@ class MistralCalls:
     def num_calls(self) -> int:
         """How many calls it has given."""
         return 0 if self._form is None else self._form.num_calls
+
+    @property
+    def in_arguments(self) -> bool:
+        """Whether the arguments of the last call go on."""
+        return self._form is not None and self._form.in_arguments
 
     @property
     def done(self) -> bool:
@@ -197,4 +243,6 @@ class MistralCalls:
         return self._form.step(text, position, pieces)
 
     def finish(self, pieces: list[Piece]) -> None:
-        """Nothing is held back once a call has begun."""
+        """Give what is held back of a call that the end of the sample cuts off."""
+        if self._form is not None:
+            self._form.finish(pieces)

@@ -5,17 +5,26 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
-from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner
+from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner, ObjectInString
 
 
-class CallKeys(NamedTuple):
-    """The keys of a call's object."""
+class CallShape(NamedTuple):
+    """The keys of a call's object, and what tells it from others.
+
+    With `names` only these are called. Where it `needs_arguments` an object without is no call, and what may come
+    before the name is no member of any kind. `in_order` the name is first, and the arguments follow.
+    """
 
     name: str = "name"
     arguments: tuple[str, ...] = ("arguments", "parameters")
+    names: Collection[str] | None = None
+    needs_arguments: bool = False
+    in_order: bool = False
 
 
-_KEYS = CallKeys()
+ANY_CALL = CallShape()
+# What stands before the name of a call that needs arguments: in other objects such keys are rare.
+_BEFORE_NAME = frozenset({"type", "id"})
 
 _Step = Callable[[str, int, list[Piece]], int]
 
@@ -23,39 +32,47 @@ _Step = Callable[[str, int, list[Piece]], int]
 class CallReader:
     """Gives the call as soon as it has a name and arguments, in either order, and then each character of these.
 
-    Other members of the object are read and left out; a call without arguments has `{}`. Whoever steps through the text
-    keeps what is not `settled`, for the case that the reader is `broken` and the text was no call.
-
-    With `names` only what begins with one of these and goes on with arguments is a call.
+    Arguments may be an object, or a string with one. Other members of the call's object are read and left out; a call
+    without arguments has `{}`. Whoever steps through the text keeps what is not `settled`, for the case that the reader
+    is `broken` and the text was no call.
     """
 
     __slots__ = (
-        *("_held", "_index", "_key", "_keys", "_name", "_names", "_raw", "_step", "_value"),
+        *("_has_whole_arguments", "_held", "_index", "_key", "_name", "_raw", "_shape", "_step", "_string", "_value"),
         *("begun", "broken", "done", "settled"),
     )
 
-    def __init__(self, index: int, names: Collection[str] | None = None, keys: CallKeys = _KEYS) -> None:
+    def __init__(self, index: int, shape: CallShape = ANY_CALL) -> None:
         self.begun = False  # the call was given
         self.done = False
         self.broken = False
         self.settled = False  # all that was read up to here has become pieces, or is nothing but their form
         self._index = index
-        self._names = names
-        self._keys = keys
+        self._shape = shape
         self._step: _Step = self._open
         self._name = ""
         self._held: list[str] | None = None  # arguments that came before the name
+        self._has_whole_arguments = False
         self._key = ""
         self._raw: list[str] = []  # of a key or a name
         self._value = JsonScanner()
+        self._string: ObjectInString | None = None  # of arguments
 
     @property
     def num_calls(self) -> int:
         """How many calls it has given."""
         return int(self.begun)
 
+    @property
+    def in_arguments(self) -> bool:
+        """Whether a call was given whose arguments have not come to their end."""
+        return self.begun and not self._has_whole_arguments
+
     def finish(self, pieces: list[Piece]) -> None:
-        """Nothing is held back once the call has begun."""
+        """Give what is held back of the arguments that the end of the sample cuts off."""
+        if self.begun and self._step == self._read_arguments:
+            rest = self._value.rest()
+            self._give(rest if self._string is None else self._string.feed(rest) + self._string.rest(), pieces)
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on from a position in the text; gives the next one, or the same if the text there is `broken`."""
@@ -67,21 +84,19 @@ class CallReader:
         return self._mark(text, position, {"{": self._expect_key_or_end})
 
     def _expect_key_or_end(self, text: str, position: int, pieces: list[Piece]) -> int:
-        if text[position] == "}":
-            return self._close(position, pieces)
-        return self._expect_key(text, position, pieces)
-
-    def _expect_key(self, text: str, position: int, pieces: list[Piece]) -> int:
-        if text[position] in WHITESPACE:
+        char = text[position]
+        if char in WHITESPACE:
             return position + 1
-        if text[position] != '"':
+        if char == "}":
+            return self._close(position, pieces)
+        if char != '"':
             return self._break(position)
         self._value, self._raw, self._step = JsonScanner(), [], self._read_key
         return self._read_key(text, position, pieces)
 
     def _read_key(self, text: str, position: int, pieces: list[Piece]) -> int:
         del pieces
-        end = self._scan(text, position)
+        end = self._read(text, position)
         if self._value.done:
             self._key, self._step = json.loads("".join(self._raw)), self._expect_colon
         return end
@@ -94,34 +109,41 @@ class CallReader:
         char = text[position]
         if char in WHITESPACE:
             return position + 1
-        self._value, self._raw = JsonScanner(), []
-        if (
-            self._names is not None
-            and not self.begun
-            and self._key not in (self._keys.arguments if self._name else (self._keys.name,))
-        ):
+        if not self._may_follow(self._key):
             return self._break(position)
-        if self._key == self._keys.name:
+        self._value, self._raw = JsonScanner(), []
+        if self._key == self._shape.name:
             if char != '"' or self._name:
                 return self._break(position)
             self._step = self._read_name
-        elif self._key in self._keys.arguments:
-            if char != "{" or self.begun or self._held is not None:
+        elif self._key in self._shape.arguments and char != "n":
+            if char not in '{"' or self.begun or self._held is not None:
                 return self._break(position)
-            if self._name:
-                self._begin(pieces)
             self._step = self._read_arguments
-        else:
+            if char == '"':
+                self._string = ObjectInString()
+            elif self._name:
+                self._begin(pieces)
+        else:  # `null` is no arguments.
             self._step = self._read_other
         return self._step(text, position, pieces)
 
+    def _may_follow(self, key: str) -> bool:
+        """Whether a member with this key may stand here in a call's object."""
+        shape = self._shape
+        if self.begun or not shape.needs_arguments:
+            return True
+        if shape.in_order:
+            return key in (shape.arguments if self._name else (shape.name,))
+        return bool(self._name) or key == shape.name or key in shape.arguments or key in _BEFORE_NAME
+
     def _read_name(self, text: str, position: int, pieces: list[Piece]) -> int:
-        end = self._scan(text, position)
+        end = self._read(text, position)
         if self._value.done:
             self._name, self._step = json.loads("".join(self._raw)), self._expect_more
             if not self._name or not self._name.isprintable():  # Half of a surrogate pair could not be sent, either.
                 return self._break(position)
-            if self._names is not None and self._name not in self._names:
+            if self._shape.names is not None and self._name not in self._shape.names:
                 return self._break(position)
             if self._held is not None:
                 self._begin(pieces)
@@ -129,34 +151,43 @@ class CallReader:
         return end
 
     def _read_arguments(self, text: str, position: int, pieces: list[Piece]) -> int:
-        end = self._value.scan(text, position)
+        read, end = self._value.read(text, position)
+        self.broken = self._value.broken
+        if self._string is not None:
+            read = self._string.feed(read)
+            self.broken = self._string.broken
+            if self._string.is_open and self._name and not self.begun:
+                self._begin(pieces)
         if self.begun:
-            self._give(text[position:end], pieces)
-        else:
+            self._give(read, pieces)
+        elif self._string is None or self._string.is_open:
             self._held = self._held or []
-            self._held.append(text[position:end])
-        if self._value.broken:
-            self.broken = True
-        elif self._value.done:
+            self._held.append(read)
+        if self._value.done and not self.broken:
+            self._has_whole_arguments = self._string is None or self._string.whole
             self._step = self._expect_more
         return end
 
     def _read_other(self, text: str, position: int, pieces: list[Piece]) -> int:
         del pieces
-        end = self._value.scan(text, position)
+        _, end = self._value.read(text, position)
         self.broken = self._value.broken
         if self._value.done:
             self._step = self._expect_more
         return end
 
     def _expect_more(self, text: str, position: int, pieces: list[Piece]) -> int:
-        if text[position] == "}":
+        char = text[position]
+        if char == "}":
             return self._close(position, pieces)
-        return self._mark(text, position, {",": self._expect_key})
+        if char != "," and char not in WHITESPACE and self._has_whole_arguments and self.begun:
+            self.done = self.settled = True  # Only its own end is missing.
+            return position
+        return self._mark(text, position, {",": self._expect_key_or_end})
 
-    def _scan(self, text: str, position: int) -> int:
-        end = self._value.scan(text, position)
-        self._raw.append(text[position:end])
+    def _read(self, text: str, position: int) -> int:
+        read, end = self._value.read(text, position)
+        self._raw.append(read)
         self.broken = self._value.broken
         return end
 
@@ -170,11 +201,12 @@ class CallReader:
         return position + 1
 
     def _close(self, position: int, pieces: list[Piece]) -> int:
-        if not self._name or (self._names is not None and not self.begun):
+        if not self._name or (self._shape.needs_arguments and not self.begun):
             return self._break(position)
         if not self.begun:
             self._begin(pieces)
             self._give("{}", pieces)
+            self._has_whole_arguments = True
         self.done = self.settled = True
         return position + 1
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from pyllm.frontend.chat.parsers.chosen_calls import BareCalls, ChosenCalls
+from pyllm.frontend.chat.parsers.chosen_calls import ChosenCalls
 from pyllm.frontend.chat.parsers.gemma_calls import GemmaCall
 from pyllm.frontend.chat.parsers.harmony import HARMONY_CHANNEL, HarmonyParser
 from pyllm.frontend.chat.parsers.header_calls import (
@@ -21,9 +21,9 @@ from pyllm.frontend.chat.parsers.minimax_m3_calls import MINIMAX_TOKEN, MinimaxM
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.python_calls import PythonCalls
 from pyllm.frontend.chat.parsers.tagged_calls import TaggedCall
-from pyllm.frontend.chat.parsers.tool_call_finder import Body, MarkedCalls
+from pyllm.frontend.chat.parsers.tool_call_finder import Bare, Body, MarkedCalls
 from pyllm.frontend.chat.parsers.tool_call_formats import CallList, Closed, MistralCalls
-from pyllm.frontend.chat.parsers.tool_call_reader import CallKeys, CallReader
+from pyllm.frontend.chat.parsers.tool_call_reader import CallReader, CallShape
 from pyllm.frontend.chat.parsers.values.argument_tags import DEEPSEEK, DSML, GLM, HUNYUAN, MINIMAX, QWEN, Tags
 from pyllm.frontend.chat.parsers.values.argument_types import Schemas
 
@@ -56,12 +56,24 @@ MISTRAL_ARGUMENTS = "[ARGS]"
 LLAMA_OPENER = "{"
 
 _PYTHON_TAG = "<|python_tag|>"
-_COHERE_KEYS = CallKeys("tool_name", ("parameters",))
+_LFM_END = "<|tool_call_end|>"
+_COHERE_SHAPE = CallShape("tool_name", ("parameters",))
 
 
-def bare_llama_parser(names: Collection[str] | None) -> Parser:
-    """Llama 3's calls, also without their marker at the beginning. `names` is `CallReader`'s."""
-    return MarkedCalls([_PYTHON_TAG], lambda index: CallList(index, "semicolons", names), opener=LLAMA_OPENER)
+def llama_parser(schemas: Schemas) -> Parser:
+    """Llama 3's calls: behind their marker, or bare. Bare ones are of these tools, and have arguments."""
+    shape = CallShape(names=schemas or None, needs_arguments=True)
+    return MarkedCalls(
+        [_PYTHON_TAG],
+        lambda index: CallList(index, "row"),
+        Bare(LLAMA_OPENER, lambda index: CallList(index, "row", shape)),
+    )
+
+
+def leading_llama_parser(names: Collection[str]) -> Parser:
+    """The same where a grammar writes the text: bare calls are at the beginning, and their name comes first."""
+    shape = CallShape(names=names, needs_arguments=True, in_order=True)
+    return MarkedCalls([_PYTHON_TAG], lambda index: CallList(index, "row", shape), Bare(LLAMA_OPENER))
 
 
 def _body_form(
@@ -76,7 +88,7 @@ def _body_form(
     opener: str = "",
 ) -> ToolForm:
     def make_parser(schemas: Schemas) -> Parser:
-        return MarkedCalls(markers, lambda index: make_body(index, schemas), opener, kept)
+        return MarkedCalls(markers, lambda index: make_body(index, schemas), Bare(opener), kept, closing)
 
     return ToolForm(make_parser, signs, style, markers[0] if markers else "", closing, keys, tags, (*markers, *kept))
 
@@ -93,7 +105,9 @@ def _list_form(markers: tuple[str, ...], *signs: tuple[str, ...], closing: str =
 def _header_form(marker: str, tags: HeaderTags, *signs: tuple[str, ...]) -> ToolForm:
     """A call may come without the marker of its section, or has none."""
     markers = (marker,) if marker else ()
-    return _body_form(markers, lambda index, schemas: HeaderCalls(index, tags), *signs, kept=(tags.begin,))
+    return _body_form(
+        markers, lambda index, schemas: HeaderCalls(index, tags), *signs, closing=tags.end, kept=(tags.begin,)
+    )
 
 
 def _dsml_form(section: str, *signs: tuple[str, ...]) -> ToolForm:
@@ -108,8 +122,8 @@ def _lfm_calls(index: int, schemas: Schemas) -> Body:
         if beginning == "[":
             return None
         is_json = beginning.endswith("{")
-        calls: Body = CallList(index, "brackets") if is_json else PythonCalls(index, "brackets")
-        return Closed(CallReader(index) if beginning == "{" else calls, "<|tool_call_end|>")
+        calls: Body = CallList(index, "either") if is_json else PythonCalls(index, "brackets")
+        return Closed(calls, _LFM_END)
 
     return ChosenCalls(choose)
 
@@ -129,12 +143,14 @@ def _tagged_form(marker: str, closing: str, tags: Tags, *signs: tuple[str, ...])
 
 
 def _gemma_form(marker: str, closing: str, delimiter: str) -> ToolForm:
-    return _body_form((marker,), lambda index, schemas: Closed(GemmaCall(index, delimiter), closing), (marker,))
+    return _body_form(
+        (marker,), lambda index, schemas: Closed(GemmaCall(index, delimiter), closing), (marker,), closing=closing
+    )
 
 
 _HERMES = _body_form(
     (HERMES_OPENING,),
-    lambda index, schemas: Closed(CallReader(index), HERMES_CLOSING),
+    lambda index, schemas: Closed(CallList(index, "either"), HERMES_CLOSING),
     (HERMES_OPENING,),
     style="closed",
     closing=HERMES_CLOSING,
@@ -142,7 +158,7 @@ _HERMES = _body_form(
 _QWEN = _tagged_form(HERMES_OPENING, HERMES_CLOSING, QWEN, ("<function=", "<parameter="))
 _GLM = _tagged_form(HERMES_OPENING, HERMES_CLOSING, GLM, ("<arg_key>",))
 _LLAMA = ToolForm(
-    lambda schemas: bare_llama_parser(None),
+    llama_parser,
     ((_PYTHON_TAG,), ('"parameters": dictionary of argument name and its value',)),
     "bare",
     _PYTHON_TAG,
@@ -151,7 +167,7 @@ _LLAMA = ToolForm(
 )
 _COHERE = _body_form(
     ("<|START_ACTION|>",),
-    lambda index, schemas: Closed(CallList(index, "brackets", keys=_COHERE_KEYS), "<|END_ACTION|>"),
+    lambda index, schemas: Closed(CallList(index, "brackets", _COHERE_SHAPE), "<|END_ACTION|>"),
     ("<|START_ACTION|>",),
     style="list",
     closing="<|END_ACTION|>",
@@ -179,21 +195,29 @@ TOOL_FORMS: dict[str, ToolForm] = {
         ("<|tools_prefix|>",),
         lambda index, schemas: Closed(KeyedCalls(index), "<|tools_suffix|>"),
         ("<|tools_prefix|>",),
+        closing="<|tools_suffix|>",
     ),
     "nemotron_json": _list_form(("<TOOLCALL>",), ("<TOOLCALL>",), closing="</TOOLCALL>"),
     "apriel": _list_form(("<tool_calls>",), ("<tool_calls>[",), closing="</tool_calls>"),
     "minimax": _body_form(
         ("<tool_calls>",),
-        lambda index, schemas: Closed(BareCalls(index), "</tool_calls>"),
+        lambda index, schemas: Closed(CallList(index, "row"), "</tool_calls>"),
         ("<tool_calls>", "<tool-name>"),
+        closing="</tool_calls>",
     ),
     "lfm2": _body_form(
-        ("<|tool_call_start|>",), _lfm_calls, ("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [",)
+        ("<|tool_call_start|>",),
+        _lfm_calls,
+        ("<|tool_call_start|>",),
+        ("<|tool_list_start|>",),
+        ("List of tools: [",),
+        closing=_LFM_END,
     ),
     "gigachat3": _body_form(
         ("<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>"),
         lambda index, schemas: Closed(CallReader(index), "<|message_sep|>"),
         ("function call", "<|role_sep|>"),
+        closing="<|message_sep|>",
     ),
     "qwen3_coder": _QWEN,
     "glm45": _GLM,
@@ -206,6 +230,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
         ("<function_calls>",),
         lambda index, schemas: Closed(PythonCalls(index, "lines"), "</function_calls>"),
         ("<function_calls>",),
+        closing="</function_calls>",
     ),
     "hermes": _HERMES,
     "mistral": _body_form(
@@ -216,6 +241,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
         lambda index, schemas: Closed(PythonCalls(index, "brackets", schemas or None), "<|python_end|>"),
         ("<|python_start|>",),
         ("<|header_start|>", "[func_name1("),
+        closing="<|python_end|>",
         opener="[",
     ),
     "pythonic": _body_form(

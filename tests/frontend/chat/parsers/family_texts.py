@@ -182,10 +182,10 @@ _PYTHON_JSON = (
 )
 _PYTHON_BROKEN = (
     case("[f(a=1), hello", ", hello", ("f", '{"a": 1}')),
-    case("[f(a=1, 2)]", ", 2)]", ("f", '{"a": 1')),
+    case("[f(a=1, 2)]", "", ("f", '{"a": 1, 2)]')),
     case("[f(a=1) and", "and", ("f", '{"a": 1}')),
-    case("[f(a=oops)]", "oops)]", ("f", '{"a": ')),
-    case("[f(a=[1, oops])]", ", oops])]", ("f", '{"a": [1')),
+    case("[f(a=oops)]", "", ("f", '{"a": oops)]')),
+    case("[f(a=[1, oops])]", "", ("f", '{"a": [1, oops])]')),
     case("[f(a='cut", "", ("f", '{"a": "cut')),
     case("[f(a='cut\\", "", ("f", '{"a": "cut')),
     case("[f(a=12", "", ("f", '{"a": 12')),
@@ -264,7 +264,7 @@ def _gemma(opening: str, closing: str, quote: str) -> list[Case]:
         ),
         case(f"{opening}:f{{city:{text('Paris')}}}{closing}", "", ("f", WEATHER)),
         case(f"{opening}call_f{{}}{closing}{opening}f{{a:1}}", "", ("call_f", "{}"), ("f", '{"a": 1}')),
-        case(f"{opening}call:f{{a:1,,}}{closing}", f",,}}{closing}", ("f", '{"a": 1')),
+        case(f"{opening}call:f{{a:1,,}}{closing} b", "b", ("f", '{"a": 1,,}')),
         *(
             case(text, text)
             for text in (
@@ -283,6 +283,8 @@ _GRANITE = [
     case(f'<|tool_call|>[{{"name": "f", "arguments": {NESTED}}}, {{"name": "g"}}]', "", ("f", NESTED), ("g", "{}")),
     case(f'<tool_call>[{{"name": "f", "arguments": {WEATHER}}}]', "", ("f", WEATHER)),
     case("<|tool_call|>[]", "<|tool_call|>[]"),
+    case('<|tool_call|>[{"name": "f", "arguments": "{\\"a\\": 1}"},]', "", ("f", '{"a": 1}')),
+    case('<|tool_call|>[{"name": "f", "arguments": {"a": x}}] b', "", ("f", '{"a": x}}] b')),
 ]
 
 _COHERE = [
@@ -291,11 +293,14 @@ _COHERE = [
         "",
         ("f", WEATHER),
     ),
+    case('<|START_ACTION|>[{"tool_name": "f", "parameters": "{\\"a\\": 1}"}]<|END_ACTION|>', "", ("f", '{"a": 1}')),
+    case('<|START_ACTION|>[{"tool_name": "f", "parameters": {"a": x}}]<|END_ACTION|>b', "b", ("f", '{"a": x}}]')),
     case('<|START_ACTION|>[{"name": "f"}]', '<|START_ACTION|>[{"name": "f"}]'),
 ]
 
 _PHI = [
     case(f'functools[{{"name": "f", "arguments": {WEATHER}}}]', "", ("f", WEATHER)),
+    case('functools[{"name": "f", "arguments": "{\\"a\\": \\"\\n\\"}"}]', "", ("f", '{"a": "\\n"}')),
     case("functools are fun", "functools are fun"),
 ]
 
@@ -315,6 +320,10 @@ _HARMONY = [
     ),
     case(f" to=functions.f<|channel|>commentary<|message|>{WEATHER}<|call|>", "", ("f", WEATHER)),
     case("<|channel|>commentary to=python<|message|>print(1)<|call|>", "", ("python", "print(1)")),
+    case('<|channel|>commentary to=python<|message|>["\\d",]<|call|>', "", ("python", '["\\d",]')),
+    case('<|channel|>commentary to=functions.f<|message|>{"a": "\\d\n",}<|call|>', "", ("f", '{"a": "\\\\d\\n"}')),
+    case('<|channel|>commentary to=functions.f<|message|>{"a": x, <|call|>', "", ("f", '{"a": x, ')),
+    case('<|channel|>commentary to=functions.f<|message|>{"a": 1, ', "", ("f", '{"a": 1, ')),
     case(f"{_CALL}<|call|><|start|>assistant{_CALL}<|call|>", "", ("f", WEATHER), ("f", WEATHER)),
     case("<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>", "a\nb"),
     # Ends that are missing, and headers that are none.

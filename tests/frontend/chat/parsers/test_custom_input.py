@@ -78,6 +78,8 @@ def test_calls_of_custom_tools_have_their_input_and_others_their_arguments(
         ('{"input": "a\\u00', "a"),
         ('{"input": "a", "more": "b"}', "a"),
         (' { "input" : "\\/\\b\\f\\r"}', "/\b\f\r"),
+        ('{"input": "a", "mo', "a"),
+        ('{"input": "say "hi", b"}}', 'say "hi", b"}}'),
         # Models that no grammar holds write other things.
         ('{"why": "so", "input": "a\\nb"}', "a\nb"),
         ('{"why": "so", "input": "\\ud83d"}', "\ufffd"),

@@ -36,7 +36,7 @@ def hermes() -> Parser:
 
 
 def llama() -> Parser:
-    parser = tool_call_parser("llama3_json")
+    parser = tool_call_parser("llama3_json", {"f": {}, "g": {}})
     assert parser is not None
     return parser
 

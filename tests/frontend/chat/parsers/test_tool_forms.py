@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -157,6 +158,60 @@ def test_any_arguments_come_back(name: str, arguments: dict[str, Any]) -> None:
     assert json.loads(call.arguments) == arguments
 
 
+def carelessly(value: Any, comma: str) -> str:
+    """JSON as models write it: control characters and backslashes stand in strings as they are, and a comma at the end.
+
+    A backslash before what an escape begins with is still one.
+    """
+    match value:
+        case str():
+            text = value.replace("\\", "\\\\").replace('"', '\\"')
+            return f'"{re.sub(ESCAPED, lambda match: match[0][1:], text)}"'
+        case list() if value:
+            return f"[{', '.join(carelessly(item, comma) for item in value)}{comma}]"
+        case dict() if value:
+            members = (f"{carelessly(key, comma)}: {carelessly(item, comma)}" for key, item in value.items())
+            return f"{{{', '.join(members)}{comma}}}"
+    return json.dumps(value)
+
+
+# A backslash that is doubled but need not be.
+ESCAPED = re.compile(r'(?<!\\)\\\\(?![\\"/bfnrtu]|\Z)')
+IN_JSON: dict[str, Callable[[str], str]] = {
+    "openai": "<|channel|>commentary to=functions.f<|message|>{}<|call|>".format,
+    "hermes": '<tool_call>\n{{"name": "f", "arguments": {}}}\n</tool_call>'.format,
+    "mistral": "[TOOL_CALLS]f[ARGS]{}".format,
+    "granite": '<|tool_call|>[{{"name": "f", "arguments": {}}}]'.format,
+    "phi4_mini_json": 'functools[{{"arguments": {}, "name": "f"}}]'.format,
+    "cohere_command3": '<|START_ACTION|>[{{"tool_name": "f", "parameters": {}}}]<|END_ACTION|>'.format,
+    "llama3_json": '{{"name": "f", "parameters": {}}}'.format,
+}
+
+
+@settings(max_examples=400)
+@given(st.sampled_from(sorted(IN_JSON)), ARGUMENTS, st.sampled_from(["", ",", " ,\n"]), st.booleans())
+def test_arguments_that_can_be_mended_are_json(name: str, arguments: dict[str, Any], comma: str, in_text: bool) -> None:
+    written = carelessly(arguments, comma)
+    if in_text and name not in ("mistral", "openai"):
+        written = json.dumps(written)
+    whole = folded(run(partial(make, name), IN_JSON[name](written)))
+    assert whole.content == ""
+    (call,) = whole.tool_calls
+    assert json.loads(call.arguments) == arguments
+
+
+@settings(max_examples=400)
+@given(st.sampled_from(sorted(IN_JSON)), st.lists(st.sampled_from('xyz {}[]",:\\\n<'), max_size=30).map("".join))
+def test_nothing_after_the_beginning_of_a_call_is_lost(name: str, broken: str) -> None:
+    whole = folded(run(partial(make, name), IN_JSON[name]('{"a": "' + broken)))
+    for call in whole.tool_calls:
+        try:
+            json.loads(call.arguments)
+        except ValueError:
+            text = call.arguments + whole.content
+            assert [char for char in text if char in "xyz"] == [char for char in broken if char in "xyz"]
+
+
 def test_arguments_come_as_they_are_written() -> None:
     parser = make("qwen3_coder")
     assert (
@@ -182,7 +237,7 @@ def num_calls(name: str, text: str) -> int:
     return count
 
 
-@pytest.mark.parametrize("name", sorted(family_texts.FAMILIES))
+@pytest.mark.parametrize("name", sorted([*family_texts.FAMILIES, "hermes", "mistral", "llama3_json"]))
 @pytest.mark.parametrize(
     "inner", ["", '{"a": "<tool\n', '{","a":"', "f(a=[1,", "call:f{a:[", "<function=f>", "x" * 40 + "<|message|>"]
 )

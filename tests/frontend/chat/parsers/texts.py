@@ -40,7 +40,67 @@ HERMES = [
     case('<tool_call>{"name": "f", "arguments": {}} then', "then", ("f", "{}")),
     case('<tool_call>{"name": "f", "arguments": {}}\n</tool_cat>', "</tool_cat>", ("f", "{}")),
     case('<tool_call>{"name": "f", "arguments": {"a": "un', "", ("f", '{"a": "un')),
-    case('<tool_call>{"name": "f", "arguments": {"a": oops}}</tool_call>', "oops}}</tool_call>", ("f", '{"a": ')),
+    # What cannot be read is the arguments' up to the closing, the next call or the end.
+    case('<tool_call>{"name": "f", "arguments": {"a": oops}}</tool_call>', "", ("f", '{"a": oops}}')),
+    case(
+        'a<tool_call>{"name": "f", "arguments": {"a": "say "hi" <x>"}}\n</tool_call>\nb',
+        "ab",
+        ("f", '{"a": "say "hi" <x>"}}'),
+    ),
+    case(
+        '<tool_call>{"name": "f", "arguments": {"a": oops}}\n<tool_call>{"name": "g"}</tool_call>',
+        "",
+        ("f", '{"a": oops}}'),
+        ("g", "{}"),
+    ),
+    case(
+        '<tool_call>{"name": "f", "arguments": {"a": oops <tool_call> b}} </tool_',
+        "",
+        ("f", '{"a": oops <tool_call> b}} </tool_'),
+    ),
+    case('<tool_call>{"name": "f", "arguments": {"a": 1]}</tool_call>', "", ("f", '{"a": 1]}')),
+    # What can be mended is.
+    case(
+        '<tool_call>{"name": "f", "arguments": {"a": "x\n\ty\x01", "b": "C:\\path \\d+ \\u12"}}</tool_call>',
+        "",
+        ("f", '{"a": "x\\n\\ty\\u0001", "b": "C:\\\\path \\\\d+ \\\\u12"}'),
+    ),
+    case(
+        '<tool_call>{"name": "f", "arguments": {"a": [1, 2, ], "b": {"c": 3,},\n}, }</tool_call>',
+        "",
+        ("f", '{"a": [1, 2 ], "b": {"c": 3}\n}'),
+    ),
+    case('<tool_call>{"name": "f", "arguments": {"a": "x\\', "", ("f", '{"a": "x\\')),
+    case('<tool_call>{"name": "f", "arguments": {"a": 1, ', "", ("f", '{"a": 1, ')),
+    case('<tool_call>{"name": "f",}</tool_call>', "", ("f", "{}")),
+    case('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", ("f", "{}")),
+    case('<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call> b', "b", ("f", '{"a": 1}')),
+    # Arguments as a string are read as the object in it.
+    case('<tool_call>{"name": "f", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>', "", ("f", WEATHER)),
+    case('<tool_call>{"arguments": " {\\"a\\": 1}", "name": "f"}</tool_call>', "", ("f", '{"a": 1}')),
+    case(
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"C:\\\\path\\n\\ud83d\\ude00\\",}"}</tool_call>',
+        "",
+        ("f", '{"a": "C:\\\\path\\n😀"}'),
+    ),
+    case('<tool_call>{"name": "f", "arguments": ""}</tool_call>', "", ("f", "{}")),
+    case('<tool_call>{"name": "f", "arguments": "{\\"a\\": oops}"}</tool_call>', "", ("f", '{"a": oops}')),
+    case('<tool_call>{"name": "f", "arguments": "{\\"a', "", ("f", '{"a')),
+    case('<tool_call>{"name": "f", "arguments": "{"a": 1}"}</tool_call>', "", ("f", '{a": 1}"}')),
+    # Several calls in one tag, a list, and a code fence.
+    case(
+        '<tool_call>{"name": "f", "arguments": {}}\n{"name": "g"}, {"name": "h"}</tool_call>',
+        "",
+        ("f", "{}"),
+        ("g", "{}"),
+        ("h", "{}"),
+    ),
+    case('<tool_call>[{"name": "f", "arguments": {}}, {"name": "g"},]</tool_call>b', "b", ("f", "{}"), ("g", "{}")),
+    case('<tool_call>\n```json\n{"name": "f"}\n```\n</tool_call>b', "b", ("f", "{}")),
+    case('<tool_call>```\n[{"name": "f"}]```</tool_call>', "", ("f", "{}")),
+    case('<tool_call>```{"name": "f"}</tool_call>', "", ("f", "{}")),
+    case('<tool_call>{"name": "f"} {"nam": 1}</tool_call>', '{"nam": 1}</tool_call>', ("f", "{}")),
+    case('<tool_call>```{"name": "f"} `x', "`x", ("f", "{}")),
     case('<tool_call>{"name": "f", "arguments": {}, oops</tool_call>', ", oops</tool_call>", ("f", "{}")),
     # What is no call is content as it was written.
     *(
@@ -53,10 +113,15 @@ HERMES = [
             '<tool_call>{"name": "", "arguments": {}}</tool_call>',
             '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
             '<tool_call>{"arguments": {}}</tool_call>',
-            '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": "Paris"}</tool_call>',
+            "<tool_call>[]</tool_call>",
+            "<tool_call>[3]</tool_call>",
+            "<tool_call>```json\nno```</tool_call>",
+            '<tool_call>``{"name": "f"',
+            '<tool_call>{"name": "f" </tool_call>',
             '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
             "<tool_call>{'name': 'f'}</tool_call>",
-            '<tool_call>{"name": "f",}</tool_call>',
+            '<tool_call>{"name": "f",,}</tool_call>',
             '<tool_call>{"name": "f" "arguments": {}}',
             '<tool_call>["name"]',
             '<tool_call>{"name": "f", "name": "g"}',
@@ -72,21 +137,51 @@ HERMES = [
     case('<tool_call>{"name": "f"}\n<tool_call>{"name": "g"}', "", ("f", "{}"), ("g", "{}")),
 ]
 
+# Of the tools f and g.
 LLAMA = [
     *(case(text, text) for text in PLAIN),
     case(f'{{"name": "f", "parameters": {NESTED}}}', "", ("f", NESTED)),
     case(f'\n {{"type": "function", "name": "f", "arguments": {WEATHER}}}\n', "", ("f", WEATHER)),
-    case(f'<|python_tag|>{{"name": "f", "parameters": {WEATHER}}}', "", ("f", WEATHER)),
-    case('{"name": "f", "parameters": {}}; {"name": "g"} ;{"name": "h"}', "", ("f", "{}"), ("g", "{}"), ("h", "{}")),
+    case(f'{{"parameters": {WEATHER}, "name": "f"}}', "", ("f", WEATHER)),
+    case('{"name": "f", "parameters": "{\\"city\\": \\"Paris\\"}"}', "", ("f", WEATHER)),
+    case(f'<|python_tag|>{{"name": "h", "parameters": {WEATHER}}}', "", ("h", WEATHER)),
+    case('<|python_tag|>{"name": "h"}; {"name": "f"}', "", ("h", "{}"), ("f", "{}")),
+    *(
+        case(f'{{"name": "f", "parameters": {{}}}}{between}{{"name": "g", "arguments": {{}}}}', "", *calls)
+        for between in ("; ", ",", "\n", " ;\n", "")
+        for calls in [(("f", "{}"), ("g", "{}"))]
+    ),
     case('{"name": "f", "parameters": {}} and more', "and more", ("f", "{}")),
     case('{"name": "f", "parameters": {}}; and more', "; and more", ("f", "{}")),
-    case('{"name": "f"};', ";", ("f", "{}")),
-    case('{"name": "f"}{"name": "g"}', '{"name": "g"}', ("f", "{}")),
+    case('{"name": "f", "parameters": {}};', ";", ("f", "{}")),
+    case('{"name": "f", "parameters": {}}; {"name": "g"}', '; {"name": "g"}', ("f", "{}")),
+    case('{"name": "f", "parameters": {}} {"a": 1}', '{"a": 1}', ("f", "{}")),
+    case('Here is the result: {"name": "f", "parameters": {}}', "Here is the result:", ("f", "{}")),
+    case('{"a": {}} {"name": "f", "parameters": {}}', '{"a": {}}', ("f", "{}")),
     case('See: <|python_tag|>{"name": "f"}', "See:", ("f", "{}")),
-    case('{"name": "Bo", "age": 3, "parameters": 4}', '{"name": "Bo", "age": 3, "parameters": 4}'),
-    case(' {"age": 3} ', ' {"age": 3} '),
-    case('<|python_tag|>search("x")', '<|python_tag|>search("x")'),
-    case('x {"name": "f"}', 'x {"name": "f"}'),
+    case('{"name": "f", "parameters": {"a": "say "hi""}}\nb', "", ("f", '{"a": "say "hi""}}\nb')),
+    case('{"name": "f", "parameters": {"a": "C:\\p\n",}}', "", ("f", '{"a": "C:\\\\p\\n"}')),
+    # Other objects are content, and what stands in them, too.
+    *(
+        case(text, text)
+        for text in (
+            '{"name": "Alice", "age": 3}',
+            '{"name": "Alice", "parameters": {}}',
+            '{"name": "f"}',
+            '{"name": "f"};',
+            '{"name": "f"}{"name": "g"}',
+            '{"name": "f", "parameters": 4}',
+            '{"name": "f", "parameters": "Paris"}',
+            '{"name": "f", "parameters": null}',
+            '{"steps": [{"name": "f", "parameters": {}}], "n": 1}',
+            '{"age": 3, "name": "f", "parameters": {}}',
+            '{"a": "{"',
+            'x {"name": "f"}',
+            'if (x) { return {"a": 1}; }',
+            ' {"age": 3} ',
+            '<|python_tag|>search("x")',
+        )
+    ),
 ]
 
 MISTRAL = [
@@ -101,7 +196,15 @@ MISTRAL = [
     case(f"[TOOL_CALLS]f[ARGS]{NESTED}", "", ("f", NESTED)),
     case(f"[TOOL_CALLS]f{WEATHER}[TOOL_CALLS]g-2.x [ARGS] {{}}", "", ("f", WEATHER), ("g-2.x", "{}")),
     case(f"[TOOL_CALLS]f[CALL_ID]a1B[ARGS]{WEATHER}tail", "tail", ("f", WEATHER)),
-    case('[TOOL_CALLS]f{"a": x}', "x}", ("f", '{"a": ')),
+    case('[TOOL_CALLS]f{"a": x} y[TOOL_CALLS]g{}', "", ("f", '{"a": x} y'), ("g", "{}")),
+    case('[TOOL_CALLS]f[ARGS]{"a": "\\d\n",}', "", ("f", '{"a": "\\\\d\\n"}')),
+    case('[TOOL_CALLS]f[ARGS]{"a": 1,', "", ("f", '{"a": 1,')),
+    case(
+        '[TOOL_CALLS][{"name": "f", "arguments": "{\\"a\\": 1}"}, {"name": "g", "arguments": {"a": x}}] y',
+        "",
+        ("f", '{"a": 1}'),
+        ("g", '{"a": x}}] y'),
+    ),
     case('[TOOL_CALLS][{"name": "f"}, {"nam": 1}] x', ', {"nam": 1}] x', ("f", "{}")),
     case('[TOOL_CALLS][{"name": "f"}; x', "; x", ("f", "{}")),
     case('[TOOL_CALLS][{"name": "f", "arguments": {"a": 1', "", ("f", '{"a": 1')),

@@ -1,6 +1,6 @@
 from .argument_tags import DEEPSEEK, DSML, GLM, HUNYUAN, MINIMAX, QWEN, Tags
 from .argument_types import Schema, Schemas, argument_json, property_names, types_of
-from .json_scanner import WHITESPACE, JsonScanner
+from .json_scanner import WHITESPACE, JsonScanner, ObjectInString, StringDecoder
 from .literal_reader import PYTHON, LiteralReader, delimited, json_text
 from .markers import LiteralMatcher, MarkerFinder
 from .tagged_values import TaggedValue
@@ -18,8 +18,10 @@ __all__ = [
     "LiteralMatcher",
     "LiteralReader",
     "MarkerFinder",
+    "ObjectInString",
     "Schema",
     "Schemas",
+    "StringDecoder",
     "TaggedValue",
     "Tags",
     "argument_json",

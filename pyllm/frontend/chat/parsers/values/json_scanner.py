@@ -1,15 +1,22 @@
-"""Follows one JSON value through text that comes in any pieces: where it ends, and where it breaks. Builds nothing."""
+"""Follows one JSON value through text that comes in any pieces: where it ends, and where it breaks; decodes strings.
 
+What models get wrong and a reader can put right is mended on the way. Builds no values.
+"""
+
+import json
 import re
 
 WHITESPACE = " \t\n\r"
 
-_STRING_TEXT = re.compile(r'[^"\\\x00-\x1f]*')
-_HEX = frozenset("0123456789abcdefABCDEF")
+_HEX = "[0-9a-fA-F]"
+_PLAIN = r'[^"\\\x00-\x1f]*+'
+_STRING_TEXT = re.compile(rf'{_PLAIN}(?:\\(?:["\\/bfnrt]|u{_HEX}{{4}}){_PLAIN})*+')
+_WHOLE_ESCAPE = re.compile(rf'\\(?:["\\/bfnrt]|u{_HEX}{{4}})')
+_BEGUN_ESCAPE = re.compile(rf"\\(?:u{_HEX}{{0,3}})?")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 
-# What may come next.
-_VALUE, _ITEM_OR_END, _KEY_OR_END, _KEY, _COLON, _AFTER, _STRING, _ESCAPE, _LITERAL, _NUMBER = range(10)
+# What may come next. After a comma a key or an item may, or the end, for which the comma is dropped.
+_VALUE, _ITEM_OR_END, _KEY_OR_END, _COLON, _AFTER, _AFTER_COMMA, _STRING, _ESCAPE, _LITERAL, _NUMBER = range(10)
 
 _DIGITS, _POSITIVE = "0123456789", "123456789"
 # Of a number: what its last character was, and what each next one then is.
@@ -25,15 +32,22 @@ _NUMBER_STEPS: dict[str, dict[str, str]] = {
 }
 _NUMBER_ENDS = frozenset({"0", "digit", "decimal", "exponent"})
 
+_PART = re.compile(r'([^"\\]+)|\\u([0-9a-fA-F]{4})|\\([^u])|(")')
+_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_REPLACEMENT = "\ufffd"  # for half of a surrogate pair
+
 
 class JsonScanner:
-    """As strict as the standard: no trailing commas, no control characters in strings.
+    """As strict as the standard, but for three things, which are mended: what it has read is JSON.
+
+    In a string control characters are escaped, and the backslash of an escape that there is not is doubled. A comma
+    before the end of an object or array is dropped.
 
     `done` is set where the value ends, which for a number is before the character after it. `broken` is set before the
-    first character that no JSON has there.
+    first character that cannot be read.
     """
 
-    __slots__ = ("_closers", "_in_key", "_number", "_rest", "_state", "broken", "done")
+    __slots__ = ("_begin", "_closers", "_held", "_in_key", "_number", "_read", "_rest", "_state", "broken", "done")
 
     def __init__(self) -> None:
         self.done = False
@@ -42,43 +56,63 @@ class JsonScanner:
         self._closers: list[str] = []  # of the objects and arrays that are open
         self._in_key = False
         self._number = ""
-        self._rest = ""  # of a literal; or as many zeros as an escape still needs digits
+        self._rest = ""  # of a literal
+        self._held = ""  # of earlier texts: a comma and the space after it, or the beginning of an escape
+        self._read: list[str] = []  # of this text
+        self._begin = 0  # from here on it is neither read nor held yet
 
-    def scan(self, text: str, index: int = 0) -> int:
-        """Where in the text the value ends or breaks, or the text's end if it goes on after it."""
-        end = len(text)
+    def read(self, text: str, index: int = 0) -> tuple[str, int]:
+        """What is known of the value, and where in the text it ends or breaks, or the text's end if it goes on."""
+        end, self._begin = len(text), index
         while index < end and not (self.done or self.broken):
             index = self._step(text, index)
-        return index
+        read = text[self._begin : index]
+        if self._state in (_AFTER_COMMA, _ESCAPE) and not self.broken:
+            self._held += read
+            read = ""
+        if self._read:
+            read = "".join([*self._read, read])
+            self._read.clear()
+        return read, index
+
+    def rest(self) -> str:
+        """What was held back, at the end of all text."""
+        rest, self._held = self._held, ""
+        return rest
 
     def _step(self, text: str, index: int) -> int:
         state = self._state
         if state == _STRING:
             return self._in_string(text, index)
+        if state == _ESCAPE:
+            return self._in_escape(text, index)
         char = text[index]
         if state == _NUMBER:
             return self._in_number(char, index)
-        if state == _ESCAPE:
-            self._in_escape(char)
-        elif state == _LITERAL:
+        if state == _LITERAL:
             self._in_literal(char)
         elif char in WHITESPACE:
             return index + 1
         elif state == _AFTER:
-            self._after_value(char)
+            self._after_value(text, index)
+        elif state == _AFTER_COMMA:
+            self._after_comma(text, index)
         elif state == _COLON:
             self._expect(char == ":", _VALUE)
-        elif state in (_KEY, _KEY_OR_END) and char == '"':
-            self._state, self._in_key = _STRING, True
-        elif (state == _KEY_OR_END and char == "}") or (state == _ITEM_OR_END and char == "]"):
-            self._close()
-        elif state in (_KEY, _KEY_OR_END):
-            self.broken = True
+        elif state == _KEY_OR_END:
+            self._begin_key(char)
         else:
-            self._begin_value(char)
+            self._begin_value(char, state == _ITEM_OR_END)
         return index if self.broken else index + 1
 
-    def _begin_value(self, char: str) -> None:
+    def _begin_key(self, char: str, may_end: bool = True) -> None:
+        if char == "}" and may_end:
+            self._close()
+        else:
+            self._in_key = True
+            self._expect(char == '"', _STRING)
+
+    def _begin_value(self, char: str, may_end: bool = False) -> None:
         if char == '"':
             self._state, self._in_key = _STRING, False
         elif char == "{":
@@ -91,6 +125,8 @@ class JsonScanner:
             self._state, self._rest = _LITERAL, _LITERALS[char][1:]
         elif char in "-0123456789":
             self._state, self._number = _NUMBER, char if char in "-0" else "digit"
+        elif char == "]" and may_end:
+            self._close()
         else:
             self.broken = True
 
@@ -100,25 +136,31 @@ class JsonScanner:
         index = match.end()
         if index == len(text):
             return index
-        if text[index] == "\\":
+        char = text[index]
+        if char == "\\":
+            self._take(text, index)
             self._state = _ESCAPE
-        elif text[index] != '"':
-            self.broken = True
-            return index
+        elif char != '"':
+            self._take(text, index)
+            self._read.append(json.dumps(char)[1:-1])
+            self._begin = index + 1
         elif self._in_key:
             self._state = _COLON
         else:
             self._end_value()
         return index + 1
 
-    def _in_escape(self, char: str) -> None:
-        if self._rest:
-            self._expect(char in _HEX, _ESCAPE if len(self._rest) > 1 else _STRING)
-            self._rest = self._rest[1:]
-        elif char == "u":
-            self._rest = "0000"
-        else:
-            self._expect(char in '"\\/bfnrt', _STRING)
+    def _in_escape(self, text: str, index: int) -> int:
+        escape = self._held + text[self._begin : index + 1]
+        if _BEGUN_ESCAPE.fullmatch(escape):
+            return index + 1
+        self._state = _STRING
+        if _WHOLE_ESCAPE.fullmatch(escape):
+            self._read.append(self.rest())
+            return index + 1
+        self._read.append("\\" + escape[:-1])
+        self._held, self._begin = "", index
+        return index
 
     def _in_literal(self, char: str) -> None:
         if char != self._rest[0]:
@@ -139,11 +181,31 @@ class JsonScanner:
             self.broken = True
         return index
 
-    def _after_value(self, char: str) -> None:
-        if char == self._closers[-1]:
+    def _after_value(self, text: str, index: int) -> None:
+        if text[index] == self._closers[-1]:
             self._close()
+        elif text[index] == ",":
+            self._take(text, index)
+            self._state = _AFTER_COMMA
         else:
-            self._expect(char == ",", _KEY if self._closers[-1] == "}" else _VALUE)
+            self.broken = True
+
+    def _after_comma(self, text: str, index: int) -> None:
+        char, is_object = text[index], self._closers[-1] == "}"
+        if char == self._closers[-1]:
+            self._read.append((self.rest() + text[self._begin : index])[1:])
+            self._begin = index
+            self._close()
+            return
+        self._read.append(self.rest())
+        if is_object:
+            self._begin_key(char, may_end=False)
+        else:
+            self._begin_value(char)
+
+    def _take(self, text: str, index: int) -> None:
+        self._read.append(text[self._begin : index])
+        self._begin = index
 
     def _close(self) -> None:
         self._closers.pop()
@@ -156,3 +218,93 @@ class JsonScanner:
     def _expect(self, holds: bool, state: int) -> None:
         self._state = state
         self.broken = not holds
+
+
+class StringDecoder:
+    """Decodes one string from behind its opening quote on. What follows its end is not read."""
+
+    __slots__ = ("_begun", "_high", "ended")
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._begun = ""  # of an escape
+        self._high: int | None = None  # the first half of a surrogate pair
+
+    def feed(self, text: str) -> tuple[str, int]:
+        """The text that these characters complete, and how many of them there are up to the string's end."""
+        carried = len(self._begun)
+        text, self._begun = self._begun + text, ""
+        decoded = []
+        position = 0
+        while position < len(text) and not self.ended:
+            match = _PART.match(text, position)
+            if match is None:
+                self._begun, position = text[position:], len(text)
+                break
+            position = match.end()
+            plain, digits, escape, end = match.groups()
+            if digits is not None:
+                decoded.append(self._unit(int(digits, 16)))
+                continue
+            decoded.append(self.rest())
+            if end is not None:
+                self.ended = True
+            else:
+                decoded.append(plain or _ESCAPES.get(escape, escape))
+        return "".join(decoded), max(position - carried, 0)
+
+    def rest(self) -> str:
+        """A mark for half of a surrogate pair, of which the other half does not follow."""
+        rest = "" if self._high is None else _REPLACEMENT
+        self._high = None
+        return rest
+
+    def _unit(self, unit: int) -> str:
+        """The character that a UTF-16 code unit completes, or nothing after the first half of a pair."""
+        if self._high is not None and 0xDC00 <= unit < 0xE000:
+            high, self._high = self._high, None
+            return chr(0x10000 + ((high - 0xD800) << 10) + unit - 0xDC00)
+        rest = self.rest()
+        if 0xD800 <= unit < 0xDC00:
+            self._high = unit
+            return rest
+        return rest + (_REPLACEMENT if 0xDC00 <= unit < 0xE000 else chr(unit))
+
+
+class ObjectInString:
+    """Reads a JSON string whose text is to be an object: `"{\\"a\\": 1}"`. It is `broken` if the text begins otherwise.
+
+    Once it has begun all of the text is given, mended where `JsonScanner` can; `whole` says whether it is an object.
+    """
+
+    __slots__ = ("_begun", "_object", "_string", "broken", "is_open")
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.is_open = False  # the object has begun
+        self._begun = False  # the opening quote has come
+        self._string = StringDecoder()
+        self._object = JsonScanner()
+
+    @property
+    def whole(self) -> bool:
+        """Whether the object has come to its end."""
+        return self._object.done
+
+    def feed(self, text: str) -> str:
+        """More of the object's text."""
+        if text and not self._begun:
+            self._begun, text = True, text[1:]
+        decoded, _ = self._string.feed(text)
+        if not self.is_open:
+            decoded = decoded.lstrip(WHITESPACE)
+            self.broken = bool(decoded) and decoded[0] != "{"
+            self.is_open = bool(decoded) and not self.broken
+        if self.broken:
+            return ""
+        read, end = self._object.read(decoded)
+        return read + decoded[end:]
+
+    def rest(self) -> str:
+        """What was held back, at the end of all text."""
+        return self._object.rest() + self._string.rest()
