@@ -15,15 +15,18 @@ TOOL_CALL_PARSERS = (
     *("hermes", "granite4"),
     *("qwen3_coder", "qwen3_xml", "mimo", "step3p5"),
     *("functiongemma", "gemma4", "granite", "openai", "mistral", "phi4_mini_json", "minimax_m2", "seed_oss"),
-    *("glm45", "glm47"),
+    *("glm45", "glm47", "ling3"),
+    *("deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "kimi_k2", "hy_v3", "minimax", "minimax_m3"),
+    *("apertus", "apriel", "functionary_v3_1", "gigachat3", "lfm2", "nemotron_json"),
     *("llama3_json", "llama4_json"),
     *("pythonic", "llama4_pythonic", "olmo3"),
     *("cohere_command3", "cohere_command4"),
 )
 REASONING_PARSERS = (
     *("auto", "none"),
-    *("think", "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2"),
-    *("nemotron_v3", "olmo3", "step3", "step3p5"),
+    *("think", "qwen3", "deepseek_r1", "deepseek_v3", "deepseek_v4", "glm45", "glm47", "holo2", "kimi_k2", "ling3"),
+    *("mimo", "minimax_m2", "nemotron_v3", "olmo3", "step3", "step3p5"),
+    *("apertus", "apriel", "hy_v3", "minimax_m3"),
     *("gemma4", "granite", "mistral", "openai_gptoss", "seed_oss"),
     *("cohere_command3", "cohere_command4"),
 )

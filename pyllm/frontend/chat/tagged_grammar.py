@@ -6,8 +6,8 @@ from typing import Any
 
 from pyllm.errors import RequestError
 from pyllm.frontend.chat.grammar_rules import TokenId, ToolSchema, marker_rule, schema_rule, until
-from pyllm.frontend.chat.parsers.argument_types import types_of
-from pyllm.frontend.chat.parsers.tagged_calls import Tags
+from pyllm.frontend.chat.parsers.values.argument_tags import Tags
+from pyllm.frontend.chat.parsers.values.argument_types import types_of
 
 _DEFINITIONS = ("$defs", "definitions")
 _TEXT_TYPES = frozenset({"string"})

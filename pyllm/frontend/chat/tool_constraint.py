@@ -5,7 +5,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from pyllm.frontend.chat.custom_tool_grammar import check_definitions, input_gra
 from pyllm.frontend.chat.grammar_rules import TokenId, ToolSchema
 from pyllm.frontend.chat.harmony_grammar import harmony_answer
 from pyllm.frontend.chat.parsers.custom_input import CustomInputs
+from pyllm.frontend.chat.parsers.drafted_calls import CallForm
 from pyllm.frontend.chat.parsers.forced import FirstCall, ForcedCall, OnlyCalls
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.parser_selection import (
@@ -24,7 +25,7 @@ from pyllm.frontend.chat.parsers.parser_selection import (
     tool_call_parser,
     tool_form,
 )
-from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER
+from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER, TOOL_FORMS
 from pyllm.frontend.chat.tool_grammar import ANY_TEXT, Content, call_list_grammar, calls_in_text, calls_or_content
 from pyllm.frontend.http.ignored_fields import Ignore
 from pyllm.frontend.text.json_schemas import LeftOut, enforced_schema, warn_once
@@ -66,7 +67,8 @@ class ToolConstraint:
         if self._kind == "none":
             text = (
                 "tools with tool_choice auto need a parser for the model's calls, and its chat template shows none: "
-                "start the server with --tool-call-parser, or set tool_choice to required or to one function"
+                f"start the server with --tool-call-parser (one of {', '.join(TOOL_FORMS)}), or set tool_choice to "
+                "required or to one function"
             )
             raise RequestError(text, "tool_choice")
         kind = self._kind
@@ -137,6 +139,14 @@ class ToolConstraint:
             parser = FirstCall(parser)
         custom = [tool.name for tool in tools if tool.input_format is not None]
         return CustomInputs(parser, custom) if custom and parser is not None else parser
+
+    def call_form(self) -> CallForm | None:
+        """The form of calls that the model may write among other text, if they have markers."""
+        if self._conversation.forces_call or self._content is not None or self._kind == "none":
+            return None
+        markers = tool_form(self._kind).markers
+        schemas = {tool.name: tool.schema for tool in self._conversation.tools}
+        return CallForm(markers, partial(tool_form(self._kind).make_parser, schemas)) if markers else None
 
     def _harmony(self, token_id: TokenId, ignore: LeftOut) -> StructuredOutputsParams | None:
         """The same in Harmony's channels, where a forced call stands behind the model's reasoning, too."""

@@ -490,6 +490,25 @@ async def test_reasoning_is_told_apart_and_counted(tokenizer: Tokenizer, templat
     assert cut["choices"][0]["message"]["content"] is None
 
 
+async def test_a_call_at_the_end_of_unclosed_reasoning_is_a_call_and_a_draft_is_none(tokenizer: Tokenizer) -> None:
+    template = HERMES + "{# <think> #}"
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    async with in_process(saying(tokenizer, f"<think>\nI look.\n\n{call}\n"), tokenizer, template) as frontend:
+        choice = (await chat(frontend, tools=[WEATHER]))["choices"][0]
+        raw = (await chat(frontend, tools=[WEATHER], separate_reasoning=False))["choices"][0]
+        plain = (await chat(frontend))["choices"][0]
+    for found in (choice, raw):
+        assert found["finish_reason"] == "tool_calls"
+        assert found["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
+    assert (choice["message"]["content"], choice["message"]["reasoning"]) == (None, "I look.")
+    assert raw["message"]["content"] == "<think>\nI look."
+    assert plain["message"]["reasoning"] == f"I look.\n\n{call}\n"
+    async with in_process(saying(tokenizer, f"<think>\nI look: {call}</think>Hi"), tokenizer, template) as frontend:
+        draft = (await chat(frontend, tools=[WEATHER]))["choices"][0]
+    assert (draft["finish_reason"], draft["message"]["content"]) == ("stop", "Hi")
+    assert draft["message"]["reasoning"] == f"I look: {call}"
+
+
 async def test_a_form_holds_after_reasoning_only(tokenizer: Tokenizer) -> None:
     text = 'Well.</think>{"city": "Rome"}'
     choice = {"type": "function", "function": {"name": "weather"}}

@@ -1,5 +1,5 @@
-from .argument_types import types_of
 from .custom_input import CustomInputs
+from .drafted_calls import CallForm
 from .forced import FirstCall, ForcedCall, OnlyCalls
 from .harmony import (
     HARMONY_CHANNEL,
@@ -21,8 +21,9 @@ from .parser_selection import (
 )
 from .reasoning_forms import THINK, ReasoningForm
 from .sample_parser import SampleParser
-from .tagged_calls import Tags
 from .tool_forms import HERMES_CLOSING, HERMES_OPENING, LLAMA_OPENER, MISTRAL_ARGUMENTS, TOOL_FORMS, ToolForm
+from .values.argument_tags import Tags
+from .values.argument_types import types_of
 
 __all__ = [
     "HARMONY_CHANNEL",
@@ -37,6 +38,7 @@ __all__ = [
     "MISTRAL_ARGUMENTS",
     "THINK",
     "TOOL_FORMS",
+    "CallForm",
     "Content",
     "CustomInputs",
     "FirstCall",

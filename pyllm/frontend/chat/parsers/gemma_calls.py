@@ -1,19 +1,18 @@
 """Gemma's tool calls: `call:f{city:<escape>Paris<escape>,days:3}`. Does not know the markers around them."""
 
-from pyllm.frontend.chat.parsers.literal_reader import LiteralReader, delimited
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.values.literal_reader import LiteralReader, delimited
 
 _PREFIX = "call:"
-_MAX_NAME = 256
+_MAX_HEADER = 256
 
 
 class GemmaCall:
-    """One call, whose strings stand between two of the `delimiter`."""
+    """One call, whose strings stand between two of the `delimiter`. Some models leave `call` or all of `call:` out."""
 
     def __init__(self, index: int, delimiter: str) -> None:
         self._index = index
-        self._prefix = ""
-        self._name: list[str] = []
+        self._header = ""  # up to the arguments
         self._arguments: LiteralReader | None = None  # once the call has begun
         self._delimiter = delimiter
         self.done = False
@@ -36,18 +35,18 @@ class GemmaCall:
         if self._arguments is not None:
             return self._read(self._arguments, text, position, pieces)
         char = text[position]
-        if char.isspace() and not (self._prefix and self._prefix != _PREFIX):
-            return position + 1
-        if self._prefix != _PREFIX:
-            self._prefix += char
-            self.broken = not _PREFIX.startswith(self._prefix)
-        elif char == "{" and self._name:
-            pieces.append(ToolCallBegin(self._index, "".join(self._name)))
+        if char == "{":
+            name = self._header.removeprefix(_PREFIX).removeprefix(":")
+            self.broken = not name
+            if self.broken:
+                return position
+            pieces.append(ToolCallBegin(self._index, name))
             self._arguments = LiteralReader(delimited(self._delimiter))
             return self._read(self._arguments, text, position, pieces)
-        else:
-            self._name.append(char)
-            self.broken = len(self._name) > _MAX_NAME or not (char.isalnum() or char in "_.-:/")
+        if char.isspace() and (not self._header or self._header.startswith(_PREFIX)):
+            return position + 1
+        self._header += char
+        self.broken = len(self._header) > _MAX_HEADER or not (char.isalnum() or char in "_.-:/")
         return position if self.broken else position + 1
 
     def finish(self, pieces: list[Piece]) -> None:

@@ -7,9 +7,9 @@ ends with `<|start|>assistant`, so the first header has no start.
 import re
 from typing import Literal
 
-from pyllm.frontend.chat.parsers.json_scanner import JsonScanner
-from pyllm.frontend.chat.parsers.markers import MarkerFinder
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Piece, Reasoning, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
+from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
 HARMONY_START, HARMONY_CHANNEL, HARMONY_MESSAGE, HARMONY_CONSTRAIN = (
     "<|start|>",

@@ -3,6 +3,7 @@
 Forms of other packages are entry points of `pyllm.tool_parsers` and `pyllm.reasoning_parsers`.
 """
 
+import logging
 from collections.abc import Collection, Iterable
 from functools import cache
 from importlib.metadata import EntryPoint
@@ -10,7 +11,6 @@ from importlib.metadata import EntryPoint
 from msgspec import Struct
 
 from pyllm.errors import ConfigError
-from pyllm.frontend.chat.parsers.argument_types import Schemas
 from pyllm.frontend.chat.parsers.forced import UncutCalls
 from pyllm.frontend.chat.parsers.leading_calls import LeadingCalls
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
@@ -18,7 +18,10 @@ from pyllm.frontend.chat.parsers.reasoning_forms import REASONING_FORMS, Reasoni
 from pyllm.frontend.chat.parsers.tool_call_finder import Bare, MarkedCalls
 from pyllm.frontend.chat.parsers.tool_call_formats import CallList
 from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER, TOOL_FORMS, ToolForm, leading_llama_parser
+from pyllm.frontend.chat.parsers.values.argument_types import Schemas
 from pyllm.plugins import REASONING_PARSERS, TOOL_PARSERS, find_entry_point
+
+logger = logging.getLogger(__name__)
 
 ToolCallParser = str  # the name of a form
 
@@ -49,6 +52,12 @@ def parsers_of(template: str, reads_tools: bool, tool_call: str, reasoning: str)
         return Parsers("openai", "none" if reasoning == "none" else "openai_gptoss")
     if found.tool_call != "none":
         tool_form(found.tool_call)
+    elif tool_call == "auto":
+        logger.warning(
+            "the chat template reads tools, but shows no form of calls that is known: optional calls need "
+            "--tool-call-parser with the model's form, one of %s",
+            ", ".join(TOOL_FORMS),
+        )
     if found.reasoning != "none":
         reasoning_form(found.reasoning)
     return found

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection
 from typing import Literal
 
-from pyllm.frontend.chat.parsers.literal_reader import PYTHON, LiteralReader, json_text
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.values.literal_reader import PYTHON, LiteralReader, json_text
 
 _MAX_NAME = 256
 

@@ -34,12 +34,18 @@ REASONING_FORMS: dict[str, ReasoningForm] = {
     "cohere_command3": _COHERE,
     "cohere_command4": _COHERE,
     "seed_oss": _SEED,
+    "minimax_m3": ReasoningForm(("<mm:think>",), ("</mm:think>",), ("<mm:think>",)),
+    "hy_v3": ReasoningForm(("<think:opensource>",), ("</think:opensource>",), ("<think{}>",)),
+    "apertus": ReasoningForm(("<|inner_prefix|>",), ("<|inner_suffix|>",), ("<|inner_prefix|>",)),
+    "apriel": ReasoningForm(
+        ("Here are my reasoning steps:",), ("[BEGIN FINAL RESPONSE]",), ("[BEGIN FINAL RESPONSE]",)
+    ),
     "mistral": ReasoningForm(("[THINK]",), ("[/THINK]",), ("[THINK]",)),
     "think": THINK,
     "granite": _GRANITE,
     **dict.fromkeys(
         (
-            *("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo"),
+            *("deepseek_r1", "deepseek_v3", "deepseek_v4", "glm45", "glm47", "holo2", "kimi_k2", "ling3", "mimo"),
             *("minimax_m2", "nemotron_v3", "olmo3", "qwen3", "step3", "step3p5"),
         ),
         THINK,

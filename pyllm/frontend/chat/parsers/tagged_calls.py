@@ -4,44 +4,25 @@ Arguments stand there as they are, unescaped; the tool's schema tells their type
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
-from pyllm.frontend.chat.parsers.argument_types import Schema, Schemas, argument_json, types_of
-from pyllm.frontend.chat.parsers.literal_reader import json_text
-from pyllm.frontend.chat.parsers.markers import MarkerFinder
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.values.argument_tags import Tags
+from pyllm.frontend.chat.parsers.values.argument_types import Schema, Schemas, argument_json, property_names, types_of
+from pyllm.frontend.chat.parsers.values.literal_reader import json_text
+from pyllm.frontend.chat.parsers.values.tagged_values import TaggedValue
 
 _MAX_NAME = 256
 _TEXT = frozenset({"string"})
+_JSON = frozenset({"number", "boolean", "null", "array", "object"})
 
 _Step = Callable[[str, int, list[Piece]], int]
-
-
-class Tags(NamedTuple):
-    """What stands around a name, a key and a value.
-
-    Without `after_name` a name ends with its line, or before a tag. With `lines` a value stands on lines of its own.
-    """
-
-    before_name: str
-    after_name: str
-    before_key: str
-    after_key: str
-    before_value: str
-    after_value: str
-    end: str
-    lines: bool = False
-
-
-QWEN = Tags("<function=", ">", "<parameter=", ">", "", "</parameter>", "</function>", lines=True)
-GLM = Tags("", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "")
-MINIMAX = Tags('<invoke name="', '">', '<parameter name="', '">', "", "</parameter>", "</invoke>")
 
 
 class TaggedCall:
     """One call. It is given once its first key has come, or its end. `closing` ends what is around it.
 
-    With `several` calls it goes on until the closing. A call may be closed without its own end.
+    With `several` calls it goes on until the closing. A call may be closed without its own end. An argument whose key
+    is malformed is dropped, and arguments that break off between two are closed.
     """
 
     def __init__(self, index: int, tags: Tags, closing: str, schemas: Schemas, several: bool = False) -> None:
@@ -57,11 +38,10 @@ class TaggedCall:
         self._name = ""
         self._open = False  # a name has come, and not its call's end
         self._begun = False
-        self._has_arguments = False
+        self._keys: list[str] = []  # of the arguments that were given
         self._types = _TEXT  # of the value that is read
         self._value: list[str] = []  # unless it is surely a string
-        self._value_end = MarkerFinder(())
-        self._at_start = False  # of a value
+        self._value_text = TaggedValue(tags, closing)
         self.done = False
         self.broken = False
         self.settled = False
@@ -85,8 +65,12 @@ class TaggedCall:
     def finish(self, pieces: list[Piece]) -> None:
         """Give what is known of a call that the end of the sample cuts off."""
         if self._begun and self._step == self._read_value:
-            rest = self._value_end.rest()
-            self._give(json_text(rest) if self._types == _TEXT else "".join([*self._value, rest]), pieces)
+            rest = self._value_text.finish()
+            self._give_value(rest.value, rest.ended, pieces)
+            if rest.ended:
+                self._end_value(rest.following, pieces)
+            elif self._types != _TEXT:
+                self._give("".join(self._value), pieces)
             self.settled = True
 
     def _expect(self, text: str, position: int, pieces: list[Piece]) -> int:
@@ -96,7 +80,9 @@ class TaggedCall:
             return position + 1
         matched = self._matched + char
         if not any(literal.startswith(matched) for literal in self._expected):
-            self.broken = True
+            if self._keys and self._tags.before_key in self._expected:
+                self._give("}", pieces)
+            self.broken, self.settled = True, False
             return position
         self._matched = matched
         if matched in self._expected:
@@ -141,7 +127,7 @@ class TaggedCall:
 
     def _end_name(self, pieces: list[Piece]) -> None:
         del pieces
-        self._open, self._has_arguments = True, False
+        self._open, self._keys = True, []
         self._expect_key_or_end()
 
     def _expect_key_or_end(self) -> None:
@@ -157,58 +143,92 @@ class TaggedCall:
         self._step = self._read_key
 
     def _read_key(self, text: str, position: int, pieces: list[Piece]) -> int:
-        del pieces
         tags, char = self._tags, text[position]
-        if char != tags.after_key[0]:
-            return self._read_word(char, position)
-        self._step, self._expected = self._expect, {tags.after_key: self._end_key}
+        if char == tags.after_key[0]:
+            self._step, self._expected = self._expect, {tags.after_key: self._end_key}
+            if tags.text_key:
+                self._expected |= {tags.text_key: self._end_text_key, tags.json_key: self._end_json_key}
+            return position
+        position = self._read_word(char, position)
+        if self.broken:
+            self._drop_argument(pieces)
         return position
 
-    def _end_key(self, pieces: list[Piece]) -> None:
+    def _drop_argument(self, pieces: list[Piece]) -> None:
+        """The call is given, though nothing of this argument is: nobody could tell its key."""
+        self.broken, self.settled = False, True
+        self._word.clear()
+        self._begin(pieces)
+        self._value_text = self._new_value()
+        self._step = self._skip_value
+
+    def _end_text_key(self, pieces: list[Piece]) -> None:
+        self._end_key(pieces, _TEXT)
+
+    def _end_json_key(self, pieces: list[Piece]) -> None:
+        self._end_key(pieces, _JSON)
+
+    def _end_key(self, pieces: list[Piece], types: frozenset[str] | None = None) -> None:
+        """`types` are those that the tag tells, for a key that the schema does not have."""
         key = "".join(self._word).strip()
         self._word.clear()
         self._begin(pieces)
-        self._give(f'{", " if self._has_arguments else "{"}"{json_text(key)}": ', pieces)
-        self._has_arguments = True
-        schema: Schema = self._schemas.get(self._name, {})
-        self._types = types_of(schema, key)
+        self._give(f'{", " if self._keys else "{"}"{json_text(key)}": ', pieces)
+        self._keys.append(key)
+        self._types = types_of(self._schema, key) if types is None or key in property_names(self._schema) else types
         if self._tags.before_value:
             self._step, self._expected = self._expect, {self._tags.before_value: self._begin_value}
         else:
             self._begin_value(pieces)
 
+    @property
+    def _schema(self) -> Schema:
+        return self._schemas.get(self._name, {})
+
+    def _new_value(self) -> TaggedValue:
+        others = [key for key in property_names(self._schema) if key not in self._keys and _may_be_word(key)]
+        return TaggedValue(self._tags, self._closing, others, self._several)
+
     def _begin_value(self, pieces: list[Piece]) -> None:
-        after, lines = self._tags.after_value, self._tags.lines
-        self._value_end = MarkerFinder((f"\n{after}", after) if lines else (after,), strips=False)
-        self._at_start = lines
+        self._value_text = self._new_value()
         self._step = self._read_value
         if self._types == _TEXT:
             self._give('"', pieces)
         self.settled = True
 
     def _read_value(self, text: str, position: int, pieces: list[Piece]) -> int:
-        if self._at_start and text[position] == "\n":
-            self._at_start = False
-            # It may still be the one before an end, where there is no value.
-            self.settled = True
-            return position + 1
-        self._at_start = False
-        found = self._value_end.find(text, position)
-        if self._types == _TEXT:
-            self._give(json_text(found.text) + ('"' if found.marker else ""), pieces)
-        else:
-            self._value.append(found.text)
-            if found.marker:
-                self._give(argument_json("".join(self._value), self._types), pieces)
-                self._value.clear()
-        if found.marker:
-            self._expect_key_or_end()
+        read = self._value_text.read(text, position)
+        self._give_value(read.value, read.ended, pieces)
+        if read.ended:
+            self._end_value(read.following, pieces)
         self.settled = True
-        return found.position
+        return read.position
+
+    def _skip_value(self, text: str, position: int, pieces: list[Piece]) -> int:
+        read = self._value_text.read(text, position)
+        if read.ended:
+            self._end_value(read.following, pieces)
+        self.settled = True
+        return read.position
+
+    def _give_value(self, text: str, ended: bool, pieces: list[Piece]) -> None:
+        if self._types == _TEXT:
+            self._give(json_text(text) + ('"' if ended else ""), pieces)
+            return
+        self._value.append(text)
+        if ended:
+            self._give(argument_json("".join(self._value), self._types), pieces)
+            self._value.clear()
+
+    def _end_value(self, following: str, pieces: list[Piece]) -> None:
+        self._expect_key_or_end()
+        position = 0
+        while position < len(following) and not self.broken:
+            position = self._step(following, position, pieces)
 
     def _end_call(self, pieces: list[Piece]) -> None:
         self._begin(pieces)
-        self._give("}" if self._has_arguments else "{}", pieces)
+        self._give("}" if self._keys else "{}", pieces)
         self._open = self._begun = False
         self._index += 1
         if self._several:
@@ -229,7 +249,7 @@ class TaggedCall:
         self._begun = True
 
     def _read_word(self, char: str, position: int) -> int:
-        self.broken = len(self._word) > _MAX_NAME or not char.isprintable() or char in '<>"'
+        self.broken = len(self._word) > _MAX_NAME or not _may_be_word(char)
         if not self.broken:
             self._word.append(char)
         return position if self.broken else position + 1
@@ -237,3 +257,7 @@ class TaggedCall:
     def _give(self, arguments: str, pieces: list[Piece]) -> None:
         self.settled = True
         add(pieces, ToolArguments(self._index, arguments))
+
+
+def _may_be_word(text: str) -> bool:
+    return len(text) <= _MAX_NAME and text.isprintable() and not any(char in text for char in '<>"')

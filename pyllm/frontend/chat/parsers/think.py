@@ -2,10 +2,11 @@
 
 from typing import Protocol
 
+from pyllm.frontend.chat.parsers.drafted_calls import CallForm, Draft
 from pyllm.frontend.chat.parsers.harmony import HarmonyParser
-from pyllm.frontend.chat.parsers.markers import MarkerFinder
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Parser, Piece, PlainParser, Reasoning, add
 from pyllm.frontend.chat.parsers.reasoning_forms import THINK, ReasoningForm
+from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
 
 class Reasoner(Parser, Protocol):
@@ -16,30 +17,46 @@ class Reasoner(Parser, Protocol):
         """In characters of the sample, once it is known; 0 if there is none."""
 
 
-def make_reasoner(form: ReasoningForm, rest: Parser, opened: bool, separate: bool) -> Reasoner:
-    """A machine for the raw text of one sample. Unless it is to be `separate`, reasoning stays in the content."""
+def make_reasoner(
+    form: ReasoningForm, rest: Parser, opened: bool, separate: bool, calls: CallForm | None = None
+) -> Reasoner:
+    """A machine for the raw text of one sample. Unless it is to be `separate`, reasoning stays in the content.
+
+    `calls` is the form of those that `rest` reads, if they have markers.
+    """
     if form.in_channels:
         return ChannelReasoning(rest, separate)
-    return ThinkParser(rest, opened, form) if separate else RawReasoning(rest, opened, form)
+    return ThinkParser(rest, opened, form, calls) if separate else RawReasoning(rest, opened, form, calls)
 
 
 class ThinkParser:
     """Splits reasoning off. With `opened` the prompt ends with the opening, so the sample begins with reasoning.
 
-    Whitespace around markers is dropped. A sample without an opening, in the prompt or its own, has no reasoning.
+    Whitespace around markers is dropped. A sample without an opening, in the prompt or its own, has no reasoning, and
+    one that begins with the closing has an empty one. Where the sample ends with complete calls before the closing
+    came, they end the reasoning. So text that may be such calls is held back.
     """
 
-    def __init__(self, rest: Parser, opened: bool, form: ReasoningForm = THINK) -> None:
+    def __init__(self, rest: Parser, opened: bool, form: ReasoningForm = THINK, calls: CallForm | None = None) -> None:
         self.reasoning_end: int | None = None  # in characters of the sample, once it is known; 0 if there is none
         self.begun = False  # whether the opening has come, or was not needed
         self._rest = rest
         self._openings = form.openings
-        self._closing = MarkerFinder(form.closings)
+        self._closings = form.closings
+        self._calls = calls
+        self._markers = MarkerFinder([*form.closings, *(calls.markers if calls else ())])
+        self._draft: Draft | None = None
+        self._closed = False
         self._opened = opened
         self._strips = True  # whitespace
         self._whitespace: list[str] = []  # before the opening, or before other text
         self._held = ""  # the beginning of an opening
         self._num_characters = 0
+
+    @property
+    def num_held(self) -> int:
+        """How many characters of reasoning are held back."""
+        return self._markers.num_held + (len(self._draft.blank) + self._draft.size if self._draft else 0)
 
     def feed(self, text: str) -> list[Piece]:
         """Reasoning that cannot be part of a marker; after its end the other parser's pieces."""
@@ -60,7 +77,11 @@ class ThinkParser:
     def finish(self) -> list[Piece]:
         """The rest, after the end of the sample."""
         pieces: list[Piece] = []
-        held, self._held = "".join([*self._whitespace, self._held, self._closing.rest()]), ""
+        if self._draft is not None and self._draft.is_complete():
+            self.reasoning_end = self._num_characters - self._draft.size
+            return self._rest.feed(self._draft.text) + self._rest.finish()
+        drafted = "" if self._draft is None else self._draft.blank + self._draft.text
+        held, self._held = "".join([*self._whitespace, self._held, drafted, self._markers.rest()]), ""
         if self.reasoning_end is None and (self.begun or self._opened):
             add(pieces, Reasoning(held.lstrip() if self._strips else held))
         elif self.reasoning_end is None:
@@ -72,7 +93,8 @@ class ThinkParser:
         """Drop the opening. Return the text after it, or nothing while the opening may still come."""
         bare = text.lstrip()
         self._whitespace.append(text[: len(text) - len(bare)])
-        if any(opening.startswith(bare) and opening != bare for opening in self._openings):
+        markers = (*self._openings, *self._closings)
+        if any(marker.startswith(bare) and marker != bare for marker in markers):
             self._held = bare
             return ""
         text = "".join([*self._whitespace, bare])
@@ -81,7 +103,7 @@ class ThinkParser:
             if bare.startswith(opening):
                 self.begun = True
                 return bare.removeprefix(opening)
-        if self._opened:
+        if self._opened or bare.startswith(self._closings):
             self.begun = True
         else:
             self.reasoning_end, self._strips = 0, False
@@ -89,28 +111,61 @@ class ThinkParser:
 
     def _reason(self, text: str, pieces: list[Piece]) -> str:
         """Add reasoning up to the closing. Return the text after it."""
-        position = 0
-        while position < len(text) and self.reasoning_end is None:
-            if self._strips:
-                text, position = text[position:].lstrip(), 0
-                self._strips = not text
-                continue
-            found = self._closing.find(text, position)
-            position = found.position
-            add(pieces, Reasoning(found.text))
-            if found.marker:
-                self.reasoning_end, self._strips = self._num_characters - (len(text) - position), True
-        return text[position:]
+        if self._strips:
+            text = text.lstrip()
+            self._strips = not text
+        texts = [(text, 0)]
+        while texts and not self._closed:
+            text, position = texts.pop()
+            while position < len(text) and not self._closed:
+                if self._draft is None:
+                    position = self._find(text, position, pieces)
+                    continue
+                again = self._read_draft(self._draft, text[position], pieces)
+                position += 1
+                if again:
+                    texts.append((text, position))
+                    text, position = again, 0
+            texts += [(text, position)] if position < len(text) else []
+        if not self._closed:
+            return ""
+        rest = "".join(text[position:] for text, position in reversed(texts))
+        self.reasoning_end, self._strips = self._num_characters - len(rest), True
+        return rest
+
+    def _find(self, text: str, position: int, pieces: list[Piece]) -> int:
+        found = self._markers.find(text, position)
+        add(pieces, Reasoning(found.text))
+        self._closed = found.marker in self._closings
+        if found.marker and not self._closed:
+            assert self._calls is not None
+            self._draft = Draft(self._calls, self._closings, found.skipped, found.marker)
+        return found.position
+
+    def _read_draft(self, draft: Draft, char: str, pieces: list[Piece]) -> str:
+        """Take one more character. Return what is to be read again, as it is surely reasoning."""
+        may_be_calls = draft.feed(char)
+        again = ""
+        if draft.closing:
+            self._closed = True
+            add(pieces, Reasoning((draft.blank + draft.text.removesuffix(draft.closing)).rstrip()))
+        elif not may_be_calls:
+            reasoning, again = draft.split()
+            add(pieces, Reasoning(draft.blank + reasoning))
+        else:
+            return ""
+        self._draft = None
+        return again
 
 
 class RawReasoning:
     """Leaves reasoning in the content as it was written, markers included. Another parser reads the rest."""
 
-    def __init__(self, rest: Parser, opened: bool, form: ReasoningForm = THINK) -> None:
+    def __init__(self, rest: Parser, opened: bool, form: ReasoningForm = THINK, calls: CallForm | None = None) -> None:
         self._rest = rest
-        self._think = ThinkParser(PlainParser(), opened, form)
+        self._think = ThinkParser(PlainParser(), opened, form, calls)
         self._opened = opened
-        self._held: list[str] = []  # the sample, until it is known whether it begins with reasoning
+        self._held = ""  # the sample from its beginning, or what may be part of a marker or of calls
         self._num_given = 0  # characters of reasoning
         self._after_reasoning = False  # whitespace is still part of the reasoning
 
@@ -124,16 +179,12 @@ class RawReasoning:
         pieces: list[Piece] = []
         if self.reasoning_end is None:
             self._think.feed(text)
-            self._held.append(text)
-            if self.reasoning_end is None and not (self._opened or self._think.begun):
-                return []
-            text = "".join(self._held)
-            self._held.clear()
+            text, self._held = self._held + text, ""
             if self.reasoning_end is None:
-                return self._reasoning(text)
-            size = self.reasoning_end - self._num_given
-            pieces += self._reasoning(text[:size])
-            text = text[size:]
+                reasons = self._opened or self._think.begun
+                return self._reasoning(text, len(text) - self._think.num_held if reasons else 0)
+            pieces += self._reasoning(text, self.reasoning_end - self._num_given)
+            text, self._held = self._held, ""
             self._after_reasoning = self.reasoning_end > 0
         if self._after_reasoning:
             bare = text.lstrip()
@@ -143,15 +194,22 @@ class RawReasoning:
 
     def finish(self) -> list[Piece]:
         """The rest, after the end of the sample."""
-        held = "".join(self._held)
-        self._held.clear()
-        pieces = self._rest.feed(held) if held else []
-        self._think.finish()
+        pieces: list[Piece] = []
+        if self.reasoning_end is None:
+            self._think.finish()
+            if self.reasoning_end is None:
+                pieces += self._reasoning(self._held, len(self._held))
+            elif self.reasoning_end > 0:  # Calls ended it. Whitespace before them is dropped.
+                self._held = self._held[self.reasoning_end - self._num_given :]
+            if self._held:
+                pieces += self._rest.feed(self._held)
         return pieces + self._rest.finish()
 
-    def _reasoning(self, text: str) -> list[Piece]:
-        self._num_given += len(text)
-        return [Content(text)] if text else []
+    def _reasoning(self, text: str, size: int) -> list[Piece]:
+        """Give some characters of a text as content, and hold the others."""
+        self._num_given += size
+        self._held = text[size:]
+        return [Content(text[:size])] if size else []
 
 
 class ChannelReasoning:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from pyllm.frontend.chat.parsers.json_scanner import JsonScanner
-from pyllm.frontend.chat.parsers.markers import MarkerFinder
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Piece, ToolArguments, add
+from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
+from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
 _SPACE = re.compile(r"\s*")
 _OBJECT = "{"

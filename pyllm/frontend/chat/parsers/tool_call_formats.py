@@ -3,10 +3,10 @@
 import re
 from typing import Literal
 
-from pyllm.frontend.chat.parsers.json_scanner import WHITESPACE, JsonScanner
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
 from pyllm.frontend.chat.parsers.tool_call_finder import Body
 from pyllm.frontend.chat.parsers.tool_call_reader import ANY_CALL, CallReader, CallShape
+from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner
 
 _FENCE = "```"
 _BEGUN_FENCE = re.compile(r"`{1,3}|```[a-z]{1,9}")

@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from pyllm.frontend.chat.parsers.json_scanner import WHITESPACE, JsonScanner, ObjectInString
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner, ObjectInString
 
 
 class CallShape(NamedTuple):

@@ -4,15 +4,28 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from pyllm.frontend.chat.parsers.argument_types import Schemas
+from pyllm.frontend.chat.parsers.chosen_calls import ChosenCalls
 from pyllm.frontend.chat.parsers.gemma_calls import GemmaCall
 from pyllm.frontend.chat.parsers.harmony import HARMONY_CHANNEL, HarmonyParser
+from pyllm.frontend.chat.parsers.header_calls import (
+    DEEPSEEK_OPENING,
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    FUNCTIONARY,
+    KIMI,
+    HeaderCalls,
+    HeaderTags,
+    KeyedCalls,
+)
+from pyllm.frontend.chat.parsers.minimax_m3_calls import MINIMAX_TOKEN, MinimaxM3Calls
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.python_calls import PythonCalls
-from pyllm.frontend.chat.parsers.tagged_calls import GLM, MINIMAX, QWEN, TaggedCall, Tags
+from pyllm.frontend.chat.parsers.tagged_calls import TaggedCall
 from pyllm.frontend.chat.parsers.tool_call_finder import Bare, Body, MarkedCalls
 from pyllm.frontend.chat.parsers.tool_call_formats import CallList, Closed, MistralCalls
-from pyllm.frontend.chat.parsers.tool_call_reader import CallShape
+from pyllm.frontend.chat.parsers.tool_call_reader import CallReader, CallShape
+from pyllm.frontend.chat.parsers.values.argument_tags import DEEPSEEK, DSML, GLM, HUNYUAN, MINIMAX, QWEN, Tags
+from pyllm.frontend.chat.parsers.values.argument_types import Schemas
 
 # How a grammar writes calls; with `none` it cannot.
 Style = Literal["none", "closed", "mistral", "bare", "list", "tagged", "harmony"]
@@ -23,8 +36,9 @@ class ToolForm:
     """How models of a family write tool calls.
 
     `make_parser` makes a machine for one sample's text; it is given the schemas of the tools by name. A template that
-    has all of one of the `signs` is of such a model. The rest is for grammars: the marker before calls, that after
-    them, the keys of a call's object, and the tags of its arguments.
+    has all of one of the `signs` is of such a model. Calls begin with one of the `markers`, if it has any; complete
+    ones at the end of reasoning that was not closed are calls. The rest is for grammars: the marker before calls, that
+    after them, the keys of a call's object, and the tags of its arguments.
     """
 
     make_parser: Callable[[Schemas], Parser]
@@ -34,6 +48,7 @@ class ToolForm:
     closing: str = ""
     keys: tuple[str, str] = ("name", "arguments")
     tags: Tags | None = None
+    markers: tuple[str, ...] = ()
 
 
 HERMES_OPENING, HERMES_CLOSING = "<tool_call>", "</tool_call>"
@@ -41,6 +56,7 @@ MISTRAL_ARGUMENTS = "[ARGS]"
 LLAMA_OPENER = "{"
 
 _PYTHON_TAG = "<|python_tag|>"
+_LFM_END = "<|tool_call_end|>"
 _COHERE_SHAPE = CallShape("tool_name", ("parameters",))
 
 
@@ -74,20 +90,52 @@ def _body_form(
     def make_parser(schemas: Schemas) -> Parser:
         return MarkedCalls(markers, lambda index: make_body(index, schemas), Bare(opener), kept, closing)
 
-    return ToolForm(make_parser, signs, style, markers[0] if markers else "", closing, keys, tags)
+    return ToolForm(make_parser, signs, style, markers[0] if markers else "", closing, keys, tags, (*markers, *kept))
 
 
-def _list_form(markers: tuple[str, ...], *signs: tuple[str, ...]) -> ToolForm:
-    return _body_form(markers, lambda index, schemas: CallList(index, "brackets"), *signs, style="list")
+def _list_form(markers: tuple[str, ...], *signs: tuple[str, ...], closing: str = "") -> ToolForm:
+    def make_body(index: int, schemas: Schemas) -> Body:
+        del schemas
+        calls = CallList(index, "brackets")
+        return Closed(calls, closing) if closing else calls
+
+    return _body_form(markers, make_body, *signs, style="list", closing=closing)
+
+
+def _header_form(marker: str, tags: HeaderTags, *signs: tuple[str, ...]) -> ToolForm:
+    """A call may come without the marker of its section, or has none."""
+    markers = (marker,) if marker else ()
+    return _body_form(
+        markers, lambda index, schemas: HeaderCalls(index, tags), *signs, closing=tags.end, kept=(tags.begin,)
+    )
+
+
+def _dsml_form(section: str, *signs: tuple[str, ...]) -> ToolForm:
+    return _tagged_form(f"<{DSML}{section}>", f"</{DSML}{section}>", DEEPSEEK, *signs)
+
+
+def _lfm_calls(index: int, schemas: Schemas) -> Body:
+    """In Python, or in JSON where the model was asked for it."""
+    del schemas
+
+    def choose(beginning: str) -> Body | None:
+        if beginning == "[":
+            return None
+        is_json = beginning.endswith("{")
+        calls: Body = CallList(index, "either") if is_json else PythonCalls(index, "brackets")
+        return Closed(calls, _LFM_END)
+
+    return ChosenCalls(choose)
 
 
 def _tagged_form(marker: str, closing: str, tags: Tags, *signs: tuple[str, ...]) -> ToolForm:
     kept = (tags.before_name,) if tags is QWEN else ()
+    several = tags in (MINIMAX, HUNYUAN, DEEPSEEK)
     return _body_form(
         (marker,),
-        lambda index, schemas: TaggedCall(index, tags, closing, schemas, several=tags is MINIMAX),
+        lambda index, schemas: TaggedCall(index, tags, closing, schemas, several),
         *signs,
-        style="tagged",
+        style="none" if tags.text_key else "tagged",
         closing=closing,
         tags=tags,
         kept=kept,
@@ -115,6 +163,7 @@ _LLAMA = ToolForm(
     "bare",
     _PYTHON_TAG,
     keys=("name", "parameters"),
+    markers=(_PYTHON_TAG,),
 )
 _COHERE = _body_form(
     ("<|START_ACTION|>",),
@@ -130,6 +179,46 @@ TOOL_FORMS: dict[str, ToolForm] = {
     "openai": ToolForm(lambda schemas: HarmonyParser(), ((HARMONY_CHANNEL, "commentary"),), "harmony"),
     "seed_oss": _tagged_form("<seed:tool_call>", "</seed:tool_call>", QWEN, ("<seed:tool_call>",)),
     "minimax_m2": _tagged_form("<minimax:tool_call>", "</minimax:tool_call>", MINIMAX, ("<minimax:tool_call>",)),
+    "minimax_m3": _body_form((f"{MINIMAX_TOKEN}<tool_call>",), MinimaxM3Calls, (MINIMAX_TOKEN,)),
+    "hy_v3": _tagged_form(
+        "<tool_calls:opensource>", "</tool_calls:opensource>", HUNYUAN, ("<tool_calls{}>", "<tool_sep{}>")
+    ),
+    "deepseek_v32": _dsml_form("function_calls", (DSML, "function_calls>")),
+    "deepseek_v4": _dsml_form("tool_calls", (DSML, "tool_calls>")),
+    "deepseek_v3": _header_form(DEEPSEEK_OPENING, DEEPSEEK_V3, (DEEPSEEK_OPENING, "```json")),
+    "deepseek_v31": _header_form(DEEPSEEK_OPENING, DEEPSEEK_V31, (DEEPSEEK_OPENING,)),
+    "kimi_k2": _header_form(
+        "<|tool_calls_section_begin|>", KIMI, ("<|tool_calls_section_begin|>",), ("tool_calls_section_begin|>",)
+    ),
+    "functionary_v3_1": _header_form("", FUNCTIONARY, ('<function=example_function_name>{"',)),
+    "apertus": _body_form(
+        ("<|tools_prefix|>",),
+        lambda index, schemas: Closed(KeyedCalls(index), "<|tools_suffix|>"),
+        ("<|tools_prefix|>",),
+        closing="<|tools_suffix|>",
+    ),
+    "nemotron_json": _list_form(("<TOOLCALL>",), ("<TOOLCALL>",), closing="</TOOLCALL>"),
+    "apriel": _list_form(("<tool_calls>",), ("<tool_calls>[",), closing="</tool_calls>"),
+    "minimax": _body_form(
+        ("<tool_calls>",),
+        lambda index, schemas: Closed(CallList(index, "row"), "</tool_calls>"),
+        ("<tool_calls>", "<tool-name>"),
+        closing="</tool_calls>",
+    ),
+    "lfm2": _body_form(
+        ("<|tool_call_start|>",),
+        _lfm_calls,
+        ("<|tool_call_start|>",),
+        ("<|tool_list_start|>",),
+        ("List of tools: [",),
+        closing=_LFM_END,
+    ),
+    "gigachat3": _body_form(
+        ("<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>"),
+        lambda index, schemas: Closed(CallReader(index), "<|message_sep|>"),
+        ("function call", "<|role_sep|>"),
+        closing="<|message_sep|>",
+    ),
     "qwen3_coder": _QWEN,
     "glm45": _GLM,
     "gemma4": _gemma_form("<|tool_call>", "<tool_call|>", '<|"|>'),
@@ -164,6 +253,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
     "mimo": _QWEN,
     "step3p5": _QWEN,
     "glm47": _GLM,
+    "ling3": _GLM,
     "granite4": _HERMES,
     "llama4_json": _LLAMA,
     "cohere_command4": _COHERE,

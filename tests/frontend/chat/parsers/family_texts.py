@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tests.frontend.chat.parsers.sectioned_texts import SECTION_FRAGMENTS, SECTIONED
 from tests.frontend.chat.parsers.texts import NESTED, PLAIN, WEATHER, Case, case
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -19,6 +20,14 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "$defs": {"list": {"type": "array"}},
     },
     "g": {"type": "object", "properties": {}},
+    "nested": {
+        "type": "object",
+        "properties": {
+            "o": {"type": "object", "properties": {"k": {"$ref": "#/$defs/number"}}},
+            "s": {"type": "string"},
+        },
+        "$defs": {"number": {"type": "integer"}},
+    },
 }
 
 
@@ -59,7 +68,56 @@ _QWEN = [
     case("<tool_call>\n<function=f>\n<parameter=list>\n[1, ", "", ("f", '{"list": [1, ')),
     case("<function=f><parameter=city>x</parameter><parameter=da", "<parameter=da", ("f", '{"city": "x"')),
     # Broken: what follows is content.
-    case("<function=f><parameter=city>x</parameter> oh </function>", "oh </function>", ("f", '{"city": "x"')),
+    case("<function=f><parameter=city>x</parameter> oh </function>", "oh </function>", ("f", '{"city": "x"}')),
+    # A tag for the end of a value is missing: the next key of the schema ends it, or the end of the call.
+    case(
+        "<tool_call>\n<function=f>\n<parameter=city>\nDallas\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+        "",
+        ("f", '{"city": "Dallas", "days": 3}'),
+    ),
+    case(
+        "<function=f><parameter=days>3\n<parameter=city>x</parameter></function>", "", ("f", '{"days": 3, "city": "x"}')
+    ),
+    case(
+        "<tool_call>\n<function=f>\n<parameter=city>\n<parameter=days>\n3\n</function>\n</tool_call>ok",
+        "ok",
+        ("f", '{"city": "", "days": 3}'),
+    ),
+    case("<tool_call><function=f>\n<parameter=city>\nx</function></tool_call>", "", ("f", '{"city": "x"}')),
+    case("<tool_call><function=f>\n<parameter=city>\nx\n</function>\n</tool_", "", ("f", '{"city": "x"}')),
+    # A key that the tool does not have, or that was given, is text; so is a tag behind which nothing ends.
+    case(qwen(("city", "a\n<parameter=other>\nb")), "", ("f", '{"city": "a\\n<parameter=other>\\nb"}')),
+    case(qwen(("city", "a\n<parameter=city>\nb")), "", ("f", '{"city": "a\\n<parameter=city>\\nb"}')),
+    case(qwen(("city", "a <parameter=days>3")), "", ("f", '{"city": "a <parameter=days>3"}')),
+    case(
+        qwen(("city", "a\n<parameter=\n<parameter=da\nb")), "", ("f", '{"city": "a\\n<parameter=\\n<parameter=da\\nb"}')
+    ),
+    case(qwen(("city", "a\n</function>\n<x")), "", ("f", '{"city": "a\\n</function>\\n<x"}')),
+    # Within a line of a value that has lines of its own the tag for its end is text, unless the call goes on there.
+    case(
+        qwen(("city", "<p></parameter> is\nb </parameter>")),
+        "",
+        ("f", '{"city": "<p></parameter> is\\nb </parameter>"}'),
+    ),
+    case(
+        "<function=f>\n<parameter=city>\na</parameter>\n<parameter=days>\n3</parameter></function>",
+        "",
+        ("f", '{"city": "a", "days": 3}'),
+    ),
+    case("<function=f><parameter=city>\nx</parameter>", "", ("f", '{"city": "x"')),
+    # A malformed element is dropped.
+    case(
+        "<tool_call>\n<function=f>\n<parameter=city>\nx\n</parameter>\n<parameter=\necho\n</parameter>\n</function>\n</tool_call>",
+        "",
+        ("f", '{"city": "x"}'),
+    ),
+    case(
+        "<tool_call>\n<function=f>\n<parameter=da\n3\n</parameter>\n<parameter=city>\nx\n</parameter>\n</function>\n</tool_call>",
+        "",
+        ("f", '{"city": "x"}'),
+    ),
+    case("<tool_call>\n<function=f>\n<parameter=\necho\n</parameter>\n</function>\n</tool_call>", "", ("f", "{}")),
+    case("<function=f>\n<parameter=\necho\n</parameter>\n<parameter=days>\n3\n", "", ("f", '{"days": 3\n')),
     *(
         case(text, text)
         for text in (
@@ -204,10 +262,19 @@ def _gemma(opening: str, closing: str, quote: str) -> list[Case]:
             "",
             ("f", f'{{"city": "Par{quote[:3]}'.replace('|"', '|\\"')),
         ),
+        case(f"{opening}:f{{city:{text('Paris')}}}{closing}", "", ("f", WEATHER)),
+        case(f"{opening}call_f{{}}{closing}{opening}f{{a:1}}", "", ("call_f", "{}"), ("f", '{"a": 1}')),
         case(f"{opening}call:f{{a:1,,}}{closing} b", "b", ("f", '{"a": 1,,}')),
         *(
             case(text, text)
-            for text in (opening, f"{opening}call:", f"{opening}call:f", f"{opening}f{{}}", f"{opening}call:{{}}")
+            for text in (
+                opening,
+                f"{opening}call:",
+                f"{opening}call:f",
+                f"{opening}f g{{}}",
+                f"{opening}call:{{}}",
+                f"{opening}:{{}}",
+            )
         ),
     ]
 
@@ -287,16 +354,20 @@ FAMILIES: dict[str, list[Case]] = {
     "cohere_command3": _COHERE,
     "phi4_mini_json": [*(case(text, text) for text in PLAIN), *_PHI],
     "openai": _HARMONY,
+    **SECTIONED,
 }
 
 # Parts of these texts, of which others are made that look like calls.
 FRAGMENTS = [
+    *SECTION_FRAGMENTS,
     *(
         "<tool_call>",
         "</tool_call>",
         "<function=f>",
         "<parameter=list>",
         "<parameter=city>",
+        "\n<parameter=days>",
+        "\n<parameter=",
         "</parameter>",
         "</function>",
     ),

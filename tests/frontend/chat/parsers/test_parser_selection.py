@@ -7,7 +7,6 @@ import pytest
 from pyllm.config.option_reading import config_part
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
-from pyllm.frontend.chat.parsers.argument_types import Schemas
 from pyllm.frontend.chat.parsers.parsed_pieces import (
     Content,
     ParsedText,
@@ -26,6 +25,7 @@ from pyllm.frontend.chat.parsers.parser_selection import (
 )
 from pyllm.frontend.chat.parsers.reasoning_forms import REASONING_FORMS, THINK, ReasoningForm
 from pyllm.frontend.chat.parsers.tool_forms import TOOL_FORMS, ToolForm
+from pyllm.frontend.chat.parsers.values.argument_types import Schemas
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.plugins import REASONING_PARSERS, TOOL_PARSERS
 
@@ -83,6 +83,54 @@ SIGNS = [
     ('formatted as functools[{"name": [function name]', Parsers("phi4_mini_json", "none")),
     ("<|START_THINKING|>..<|START_ACTION|>[", Parsers("cohere_command3", "cohere_command3")),
     ("[TOOL_CALLS] [THINK]Your thoughts[/THINK]", Parsers("mistral", "mistral")),
+    # DeepSeek: R1 with llama.cpp's template, V3.1, V3.2 and V4
+    (
+        "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>function<\uff5ctool\u2581sep\uff5c>"
+        "example\n```json\n<think>",
+        Parsers("deepseek_v3", "think"),
+    ),
+    (
+        "'<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>' + name <think></think>",
+        Parsers("deepseek_v31", "think"),
+    ),
+    (
+        "dsml_token = '\uff5cDSML\uff5c' '<' + dsml_token + 'function_calls>' '<think>'",
+        Parsers("deepseek_v32", "think"),
+    ),
+    ("dsml_token = '\uff5cDSML\uff5c' '<' + dsml_token + 'tool_calls>' '<think>'", Parsers("deepseek_v4", "think")),
+    # Kimi K2 and K2 Thinking
+    ("<|tool_calls_section_begin|><|tool_call_begin|>", Parsers("kimi_k2", "none")),
+    ("<think></think><|tool_calls_section_begin|><|tool_call_begin|>", Parsers("kimi_k2", "think")),
+    # MiniMax M1, and M3
+    (
+        'respond with <tool_calls></tool_calls> XML tags: <tool_calls>\\n{"name": <tool-name>, "arguments": <args>}',
+        Parsers("minimax", "none"),
+    ),
+    ("']<]minimax[>[' ~ '<tool_call>' '<mm:think>' '<invoke name=\"a\">'", Parsers("minimax_m3", "minimax_m3")),
+    (
+        "'<tool_calls{}>' '<tool_call{}>' '<tool_sep{}>' '<arg_key{}>'.format(T) '<think{}>'",
+        Parsers("hy_v3", "hy_v3"),
+    ),
+    ("set inner = '<|inner_prefix|>' set calls = '<|tools_prefix|>'", Parsers("apertus", "apertus")),
+    (
+        'within <tool_call></tool_call> XML tags <tool_calls>[{"name": <function-name-1>}] [BEGIN FINAL RESPONSE]',
+        Parsers("apriel", "apriel"),
+    ),
+    (
+        '<TOOLCALL>[{"name": "tool_name1", "arguments": "tool_args1"}]</TOOLCALL> <think>',
+        Parsers("nemotron_json", "think"),
+    ),
+    # LFM2, LFM2.5, and its larger one
+    ("List of tools: <|tool_list_start|>[", Parsers("lfm2", "none")),
+    ("List of tools: [ </think>", Parsers("lfm2", "think")),
+    ("List of tools: [ <|tool_call_start|>[ <think></think>", Parsers("lfm2", "think")),
+    ("'role': 'function call' <|role_sep|>", Parsers("gigachat3", "none")),
+    (
+        '<|python_tag|> <function=example_function_name>{"example_name": "example_value"}</function>',
+        Parsers("functionary_v3_1", "none"),
+    ),
+    # Ling 3
+    ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<think>", Parsers("glm45", "think")),
 ]
 
 
@@ -108,6 +156,16 @@ def test_auto_is_what_the_template_shows(source: str, parsers: Parsers) -> None:
     reads_tools = "tools" in ChatTemplate(source, "", "").variables
     assert parsers_of(source, reads_tools, "auto", "auto") == parsers
     assert parsers_of(source, reads_tools, "mistral", "none") == Parsers("mistral", "none")
+
+
+def test_auto_says_which_parsers_there_are_where_the_template_shows_none(caplog: pytest.LogCaptureFixture) -> None:
+    assert parsers_of("{{ tools }}", True, "auto", "none").tool_call == "none"
+    (record,) = caplog.records
+    assert "--tool-call-parser" in record.getMessage()
+    assert all(name in record.getMessage() for name in TOOL_FORMS)
+    caplog.clear()
+    assert parsers_of("{{ tools }}", True, "none", "none").tool_call == "none"
+    assert not caplog.records
 
 
 def test_both_parsers_of_harmony_go_together() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyllm.frontend.chat.parsers.drafted_calls import CallForm
 from pyllm.frontend.chat.parsers.forced import FirstCall, ForcedCall, OnlyCalls
 from pyllm.frontend.chat.parsers.parsed_pieces import (
     Content,
@@ -22,7 +23,7 @@ from pyllm.frontend.chat.parsers.parsed_pieces import (
     folded,
 )
 from pyllm.frontend.chat.parsers.parser_selection import call_list_parser, calls_or_content_parser, tool_call_parser
-from pyllm.frontend.chat.parsers.think import ThinkParser
+from pyllm.frontend.chat.parsers.think import RawReasoning, ThinkParser
 from tests.frontend.chat.parsers import texts
 
 MakeParser = Callable[[], Parser]
@@ -52,6 +53,14 @@ def think() -> Parser:
 
 def think_opened() -> Parser:
     return ThinkParser(hermes(), opened=True)
+
+
+def think_unclosed() -> Parser:
+    return ThinkParser(hermes(), opened=False, calls=CallForm(("<tool_call>",), hermes))
+
+
+def raw_unclosed() -> Parser:
+    return RawReasoning(hermes(), opened=True, calls=CallForm(("<tool_call>",), hermes))
 
 
 def first_hermes() -> Parser:
@@ -89,6 +98,7 @@ CASES: list[tuple[MakeParser, texts.Case]] = [
     *((call_list_parser, case) for case in texts.LIST),
     *((think, case) for case in texts.THINK),
     *((think_opened, case) for case in texts.OPENED),
+    *((think_unclosed, case) for case in [*texts.THINK, *texts.UNCLOSED]),
     *((PlainParser, texts.case(text, text)) for text in texts.PLAIN),
     *((hermes_or_content, case) for case in texts.HERMES_OR_CONTENT),
     *((mistral_or_content, case) for case in texts.MISTRAL_OR_CONTENT),
@@ -105,6 +115,7 @@ CASES: list[tuple[MakeParser, texts.Case]] = [
 ]
 MACHINES = [
     *(hermes, llama, mistral, call_list_parser, think, think_opened, forced, only_calls, first_hermes),
+    *(think_unclosed, raw_unclosed),
     *(hermes_or_content, mistral_or_content, llama_or_content, bare_llama_or_content),
 ]
 

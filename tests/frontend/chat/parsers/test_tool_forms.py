@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllm.config.server_settings import REASONING_PARSERS, TOOL_CALL_PARSERS
-from pyllm.frontend.chat.parsers.parsed_pieces import Parser, folded
+from pyllm.frontend.chat.parsers.drafted_calls import CallForm
+from pyllm.frontend.chat.parsers.parsed_pieces import ParsedText, Parser, folded
 from pyllm.frontend.chat.parsers.parser_selection import tool_call_parser, tool_form
 from pyllm.frontend.chat.parsers.reasoning_forms import REASONING_FORMS
+from pyllm.frontend.chat.parsers.think import ThinkParser
 from pyllm.frontend.chat.parsers.tool_forms import TOOL_FORMS
 from tests.frontend.chat.parsers import family_texts, texts
 from tests.frontend.chat.parsers.test_parsers import given_after_each, run
@@ -63,6 +65,42 @@ def test_no_cuts_of_any_text_change_anything(name: str, parts: list[str]) -> Non
     assert whole == folded(run(machine, text)) == folded(run(machine, [text]))
     if not whole.tool_calls and name != "openai":
         assert whole.content == text
+
+
+ENDINGS = [
+    (name, case.text)
+    for name, cases in family_texts.FAMILIES.items()
+    for case in cases
+    if case.whole.tool_calls and not case.whole.content and tool_form(name).markers
+]
+
+
+@pytest.mark.parametrize(("name", "text"), ENDINGS)
+def test_complete_calls_at_the_end_of_unclosed_reasoning_are_calls(name: str, text: str) -> None:
+    calls = folded(run(partial(make, name), [text])).tool_calls
+    form = tool_form(name)
+    begins = text.lstrip().startswith(form.markers)
+    complete = begins and all(is_json(call.arguments) for call in calls)
+
+    def machine() -> Parser:
+        return ThinkParser(make(name), True, calls=CallForm(form.markers, partial(make, name)))
+
+    for parts in ([f"Hm.\n{text}"], f"Hm.\n{text}"):
+        whole = folded(run(machine, parts))
+        if complete:
+            assert whole == ParsedText("", "Hm.", calls)
+        elif begins:
+            assert whole == ParsedText("", f"Hm.\n{text}")
+    closed = folded(run(machine, [f"Hm.\n{text}\n</think>So"]))
+    assert (closed.content, closed.tool_calls) == ("So", [])
+    assert closed.reasoning == f"Hm.\n{text}".rstrip()
+
+
+def is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 TEXTS = st.text(st.sampled_from("ab \n'\"\\{}[](),:=é🙂<|")) | st.text(max_size=8)

@@ -300,6 +300,8 @@ THINK = [
     case("a <think>b</think>", "a <think>b</think>"),
     case("<thinking>", "<thinking>"),
     case(" <thi", " <thi"),
+    case("\n</think>\n\nHi", "Hi"),
+    case("</thin", "</thin"),
     case(
         '<think>a <tool_call>{"name": "f"}</think> b <tool_call>{"name": "g"}</tool_call>',
         "b",
@@ -317,4 +319,30 @@ OPENED = [
     case("\n ", ""),
     case("<thi", "", reasoning="<thi"),
     case('x</think><tool_call>{"name": "g"}', "", ("g", "{}"), reasoning="x"),
+]
+
+_F, _G = f'<tool_call>\n{{"name": "f", "arguments": {WEATHER}}}\n</tool_call>', '<tool_call>{"name": "g"}</tool_call>'
+
+# Where calls may stand at the end of reasoning that was not closed.
+UNCLOSED = [
+    case(f"<think>I must look.\n\n{_F}", "", ("f", WEATHER), reasoning="I must look."),
+    case(f"<think>\n{_F}\n{_G}\n ", "", ("f", WEATHER), ("g", "{}")),
+    case('<think>a <tool_call>{"name": "g"}', "", ("g", "{}"), reasoning="a"),
+    case(f"<think>a {_F} b {_G}", "", ("g", "{}"), reasoning=f"a {_F} b"),
+    case(f"<think>a <tool_call> hm \n<tool_call>{_G}", "", ("g", "{}"), reasoning="a <tool_call> hm \n<tool_call>"),
+    case(f'<think><tool_call>{{"a": "{_G}', "", ("g", "{}"), reasoning='<tool_call>{"a": "'),
+    # What is closed later was a draft, and so is what goes on, or is cut off.
+    case(f"<think>a {_F}</think>\nb", "b", reasoning=f"a {_F}"),
+    case(f"<think>a {_F}\n</think>{_G}", "", ("g", "{}"), reasoning=f"a {_F}"),
+    case(f"<think>a \n{_F}{_G} and\n</think>b", "b", reasoning=f"a \n{_F}{_G} and"),
+    case('<think>a <tool_call>{"name": "</think>"}', '"}', reasoning='a <tool_call>{"name": "'),
+    case(f"<think>a {_F} so ", "", reasoning=f"a {_F} so "),
+    case(f"<think>a {_F}</thi", "", reasoning=f"a {_F}</thi"),
+    case("<think>a \n<tool_call>\n ", "", reasoning="a \n<tool_call>\n "),
+    case(
+        '<think>a <tool_call>{"name": "f", "arguments": {"a": "un',
+        "",
+        reasoning='a <tool_call>{"name": "f", "arguments": {"a": "un',
+    ),
+    case(f"a {_G}", "a", ("g", "{}")),
 ]

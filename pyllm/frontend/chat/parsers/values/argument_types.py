@@ -4,14 +4,19 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from pyllm.frontend.chat.parsers.literal_reader import PYTHON, LiteralReader, json_text
+from pyllm.frontend.chat.parsers.values.literal_reader import PYTHON, LiteralReader, json_text
 
 Schema = Mapping[str, Any]
 Schemas = Mapping[str, Schema]  # of tools, by name
 _TEXT = frozenset({"string"})
 
 _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-_NAMED = (*_NAMES.values(), "null")
+# What a `type` may say, in JSON Schema's words or in Python's, which hand-written schemas have.
+_NAMED = {
+    **{name: name for name in (*_NAMES.values(), "null")},
+    **{kind.__name__: name for kind, name in _NAMES.items()},
+    "tuple": "array",
+}
 
 
 def types_of(schema: Schema, key: str) -> frozenset[str]:
@@ -19,6 +24,12 @@ def types_of(schema: Schema, key: str) -> frozenset[str]:
     properties = schema.get("properties")
     found = properties.get(key) if isinstance(properties, Mapping) else None
     return _types(found, schema) or _TEXT
+
+
+def property_names(schema: Schema) -> list[str]:
+    """The arguments that a schema names."""
+    properties = schema.get("properties")
+    return list(properties) if isinstance(properties, Mapping) else []
 
 
 def argument_json(text: str, types: frozenset[str]) -> str:
@@ -66,7 +77,8 @@ def _types(schema: Any, root: Schema) -> frozenset[str]:
         given = part.get("type")
         values = [part["const"]] if "const" in part else part.get("enum")
         if given is not None:
-            types.update(name for name in ([given] if isinstance(given, str) else _listed(given)) if name in _NAMED)
+            named = [given] if isinstance(given, str) else _listed(given)
+            types.update(_NAMED[name] for name in named if isinstance(name, str) and name in _NAMED)
         elif isinstance(values, list):
             types.update("null" if value is None else _NAMES.get(type(value), "string") for value in values)
         else:

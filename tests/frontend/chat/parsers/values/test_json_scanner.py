@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllm.frontend.chat.parsers.json_scanner import JsonScanner
+from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
 
 VALUES = [
     '{"a": [1, {}, [], "x", null]}',

@@ -51,6 +51,11 @@ class MarkerFinder:
         self._begun = text[begun:]
         return self._found(text[position:begun], "", end)
 
+    @property
+    def num_held(self) -> int:
+        """How many characters are held back."""
+        return sum(map(len, self._blank)) + len(self._begun)
+
     def rest(self) -> str:
         """What was held back, at the end of all text."""
         text = "".join([*self._blank, self._begun])
@@ -74,6 +79,27 @@ class MarkerFinder:
         if blank:
             self._blank.append(blank)
         return Found(kept, "", "", position)
+
+
+class LiteralMatcher:
+    """Matches one of some literals, none of which begins with another, character by character."""
+
+    __slots__ = ("_literals", "found", "matched")
+
+    def __init__(self, literals: Sequence[str]) -> None:
+        self._literals = [literal for literal in literals if literal]
+        self.matched = ""  # the part of one that has come
+        self.found = ""  # the literal, once all of it has come
+
+    def take(self, char: str) -> bool:
+        """Whether a character goes on with one of them. One that does not is not taken."""
+        matched = self.matched + char
+        if not any(literal.startswith(matched) for literal in self._literals):
+            return False
+        self.matched = matched
+        if matched in self._literals:
+            self.found = matched
+        return True
 
 
 def num_begun(text: str, markers: Sequence[str], start: int = 0) -> int:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllm.frontend.chat.parsers.argument_types import argument_json, types_of
+from pyllm.frontend.chat.parsers.values.argument_types import argument_json, types_of
 
 PROPERTIES: dict[str, Any] = {
     "text": {"type": "string"},
@@ -19,6 +19,11 @@ PROPERTIES: dict[str, Any] = {
     "lost": {"$ref": "#/$defs/nothing/there"},
     "odd": {"type": 3, "anyOf": 4},
     "none": True,
+    "float": {"type": "float"},
+    "int": {"type": ["int", "bool"]},
+    "dict": {"anyOf": [{"type": "dict"}, {"type": "list"}]},
+    "tuple": {"type": "tuple"},
+    "str": {"type": "str"},
 }
 SCHEMA: dict[str, Any] = {"properties": PROPERTIES, "$defs": {"flag": {"oneOf": [{"type": "boolean"}, {}]}}}
 
@@ -31,7 +36,11 @@ SCHEMA: dict[str, Any] = {"properties": PROPERTIES, "$defs": {"flag": {"oneOf": 
         ("choice", {"string", "integer", "null", "array"}),
         ("constant", {"number"}),
         ("either", {"array", "boolean"}),
-        *((key, {"string"}) for key in ("round", "lost", "odd", "none", "absent")),
+        ("float", {"number"}),
+        ("int", {"integer", "boolean"}),
+        ("dict", {"object", "array"}),
+        ("tuple", {"array"}),
+        *((key, {"string"}) for key in ("str", "round", "lost", "odd", "none", "absent")),
     ],
 )
 def test_types_are_those_that_the_schema_allows(key: str, types: set[str]) -> None:

@@ -1,0 +1,73 @@
+"""Calls that stand within reasoning: complete ones at its very end, where it was never closed, are calls.
+
+Knows no call format, and no marker of reasoning.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from pyllm.frontend.chat.parsers.parsed_pieces import Content, Parser, Piece, folded
+from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
+
+
+class CallForm(Struct, frozen=True):
+    """The markers that begin a model's calls, and what makes a parser of them."""
+
+    markers: tuple[str, ...]
+    make_parser: Callable[[], Parser]
+
+
+class Draft:
+    """Text from a call's marker on, as long as it may be calls and nothing else.
+
+    `blank` is the whitespace before the marker. `closing` is the one of reasoning, once it has come.
+    """
+
+    def __init__(self, form: CallForm, closings: Sequence[str], blank: str, marker: str) -> None:
+        self.blank = blank
+        self._form = form
+        self._text = [marker]
+        self._parser = form.make_parser()
+        self._pieces: list[Piece] = self._parser.feed(marker)
+        self._closings = MarkerFinder(closings, strips=False)
+        self.size = len(marker)  # in characters
+        self.closing = ""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self._text)
+
+    def feed(self, char: str) -> bool:
+        """Whether one more character leaves it possible."""
+        self._text.append(char)
+        self.size += 1
+        self.closing = self._closings.find(char, 0).marker
+        pieces = self._parser.feed(char)
+        self._pieces += pieces
+        return not any(isinstance(piece, Content) for piece in pieces)
+
+    def split(self) -> tuple[str, str]:
+        """What is no call, and the rest from the last marker on, which may be a draft of its own.
+
+        Without another marker that is the first one, and what follows.
+        """
+        text, end = self.text, len(self._text[0])
+        last = max(text.rfind(marker, end) for marker in self._form.markers)
+        if last >= 0:
+            end = len(text[:last].rstrip())
+        return text[:end], text[end:]
+
+    def is_complete(self) -> bool:
+        """Whether it is complete calls and nothing else, now that nothing follows."""
+        whole = folded([*self._pieces, *self._parser.finish()])
+        return bool(whole.tool_calls) and not whole.content and all(_is_object(c.arguments) for c in whole.tool_calls)
+
+
+def _is_object(arguments: str) -> bool:
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,250 @@
+"""Tool calls whose name stands right before their JSON arguments. Knows no marker that introduces them.
+
+In a header of its own with Kimi K2, DeepSeek V3 and Functionary: `<begin>name<before arguments>{...}<end>`, often
+several within a section. As a key with Apertus.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
+from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFinder
+
+_MAX_HEADER = 256
+
+
+class HeaderTags(NamedTuple):
+    """What stands around a header and its arguments; the `name` is the first group of a pattern for the header.
+
+    Without a `closing` there is no section, and one call is all.
+    """
+
+    begin: str
+    before_arguments: str
+    end: str
+    closing: str
+    name: re.Pattern[str] = re.compile(r"\s*(\S+)\s*")
+
+
+KIMI = HeaderTags(
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+    re.compile(r"\s*(?:functions\.)?(\S+?)(?::\d+)?\s*"),
+)
+# DeepSeek's bars are fullwidth, and its spaces are SentencePiece's.
+_DEEPSEEK_BEGIN, _DEEPSEEK_SEPARATOR, _DEEPSEEK_END, _DEEPSEEK_CLOSING = (
+    f"<\uff5ctool\u2581{word}\uff5c>" for word in ("call\u2581begin", "sep", "call\u2581end", "calls\u2581end")
+)
+DEEPSEEK_OPENING = "<\uff5ctool\u2581calls\u2581begin\uff5c>"
+DEEPSEEK_V31 = HeaderTags(_DEEPSEEK_BEGIN, _DEEPSEEK_SEPARATOR, _DEEPSEEK_END, _DEEPSEEK_CLOSING)
+DEEPSEEK_V3 = HeaderTags(
+    _DEEPSEEK_BEGIN,
+    "```json",
+    f"```{_DEEPSEEK_END}",
+    _DEEPSEEK_CLOSING,
+    re.compile(rf"\s*(?:\w+{_DEEPSEEK_SEPARATOR})?\s*(\S+)\s*"),
+)
+FUNCTIONARY = HeaderTags("<function=", ">", "</function>", "")
+
+_Step = Callable[[str, int, list[Piece]], int]
+
+
+class HeaderCalls:
+    """Calls in a row. One without its end, or the last one without the closing, is a call, too."""
+
+    def __init__(self, first_index: int, tags: HeaderTags) -> None:
+        self._index = self._first_index = first_index
+        self._tags = tags
+        self._literals = LiteralMatcher([tags.begin])
+        self._step: _Step = self._expect
+        self._header = MarkerFinder((tags.before_arguments,), strips=False)
+        self._header_text: list[str] = []
+        self._arguments = JsonScanner()
+        self._begun = False
+        self.done = False
+        self.broken = False
+        self.settled = False
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls it has given."""
+        return self._index - self._first_index + int(self._begun)
+
+    @property
+    def in_arguments(self) -> bool:
+        """Whether the arguments of the last call go on."""
+        return self._begun
+
+    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+        """Read on."""
+        self.settled = False
+        return self._step(text, position, pieces)
+
+    def finish(self, pieces: list[Piece]) -> None:
+        """Give what is held back of a call that the end of the sample cuts off."""
+        if self._begun:
+            add(pieces, ToolArguments(self._index, self._arguments.rest()))
+
+    def _expect(self, text: str, position: int, pieces: list[Piece]) -> int:
+        del pieces
+        char = text[position]
+        if char.isspace() and not self._literals.matched:
+            self.settled = self.num_calls > 0
+            return position + 1
+        if not self._literals.take(char):
+            self.broken = True
+            return position
+        found = self._literals.found
+        if found == self._tags.begin:
+            self._step = self._read_header
+        elif found == self._tags.end:
+            self._end_call()
+        elif found:
+            self.done = True
+        self.settled = bool(found) and self.num_calls > 0
+        return position + 1
+
+    def _read_header(self, text: str, position: int, pieces: list[Piece]) -> int:
+        found = self._header.find(text, position)
+        self._header_text.append(found.text)
+        if sum(map(len, self._header_text)) > _MAX_HEADER:
+            self.broken = True
+            return position
+        if found.marker:
+            self._step = self._begin
+        return found.position
+
+    def _begin(self, text: str, position: int, pieces: list[Piece]) -> int:
+        if text[position].isspace():
+            return position + 1
+        match = self._tags.name.fullmatch("".join(self._header_text))
+        self._header_text.clear()
+        if match is None or not match[1].isprintable() or text[position] != "{":
+            self.broken = True
+            return position
+        pieces.append(ToolCallBegin(self._index, match[1]))
+        self._begun = True
+        self._arguments, self._step = JsonScanner(), self._read_arguments
+        return self._read_arguments(text, position, pieces)
+
+    def _read_arguments(self, text: str, position: int, pieces: list[Piece]) -> int:
+        read, end = self._arguments.read(text, position)
+        add(pieces, ToolArguments(self._index, read))
+        self.settled, self.broken = True, self._arguments.broken
+        if self._arguments.done:
+            self._index += 1
+            self._begun = False
+            others = [self._tags.begin, self._tags.closing] if self._tags.closing else []
+            self._literals, self._step = LiteralMatcher([self._tags.end, *others]), self._expect
+        return end
+
+    def _end_call(self) -> None:
+        if self._tags.closing:
+            self._literals = LiteralMatcher([self._tags.begin, self._tags.closing])
+        else:
+            self.done = True
+
+
+class KeyedCalls:
+    """Apertus' calls: a list of objects, whose one key is the name, `[{"f": {"city": "Paris"}}]`."""
+
+    def __init__(self, first_index: int) -> None:
+        self._index = self._first_index = first_index
+        self._step: _Step = self._expect({"[": self._begin_object})
+        self._value = JsonScanner()
+        self._key: list[str] = []
+        self._begun = False
+        self.done = False
+        self.broken = False
+        self.settled = False
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls it has given."""
+        return self._index - self._first_index + int(self._begun)
+
+    @property
+    def in_arguments(self) -> bool:
+        """Whether the arguments of the last call go on."""
+        return self._begun and not self._value.done
+
+    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+        """Read on."""
+        self.settled = False
+        return self._step(text, position, pieces)
+
+    def finish(self, pieces: list[Piece]) -> None:
+        """Give what is held back of a call that the end of the sample cuts off."""
+        if self._begun:
+            add(pieces, ToolArguments(self._index, self._value.rest()))
+
+    def _expect(self, marks: dict[str, Callable[[], _Step]]) -> _Step:
+        """A step that takes one of these characters after any whitespace, and goes on as it says."""
+
+        def step(text: str, position: int, pieces: list[Piece]) -> int:
+            del pieces
+            char = text[position]
+            if char in marks:
+                self._step = marks[char]()
+            elif not char.isspace():
+                self.broken = True
+                return position
+            return position + 1
+
+        return step
+
+    def _begin_object(self) -> _Step:
+        return self._expect({"{": self._begin_key})
+
+    def _begin_key(self) -> _Step:
+        self._value, self._key = JsonScanner(), []
+        return self._read_key
+
+    def _read_key(self, text: str, position: int, pieces: list[Piece]) -> int:
+        del pieces
+        if not self._key and text[position].isspace():
+            return position + 1
+        if not self._key and text[position] != '"':
+            self.broken = True
+            return position
+        read, end = self._value.read(text, position)
+        self._key.append(read)
+        self.broken = self._value.broken
+        if self._value.done:
+            self._step = self._expect({":": self._begin_arguments})
+        return end
+
+    def _begin_arguments(self) -> _Step:
+        self._value = JsonScanner()
+        return self._read_arguments
+
+    def _read_arguments(self, text: str, position: int, pieces: list[Piece]) -> int:
+        if not self._begun:
+            if text[position].isspace():
+                return position + 1
+            name = json.loads("".join(self._key))
+            if text[position] != "{" or not name or not name.isprintable():
+                self.broken = True
+                return position
+            self._begun = True
+            pieces.append(ToolCallBegin(self._index, name))
+        read, end = self._value.read(text, position)
+        add(pieces, ToolArguments(self._index, read))
+        self.settled, self.broken = True, self._value.broken
+        if self._value.done:
+            self._step = self._expect({"}": self._end_call})
+        return end
+
+    def _end_call(self) -> _Step:
+        self._begun, self.settled = False, True
+        self._index += 1
+        return self._expect({",": self._begin_object, "]": self._end})
+
+    def _end(self) -> _Step:
+        self.done = self.settled = True
+        return self._step

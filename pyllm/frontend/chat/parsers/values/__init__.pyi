@@ -1,0 +1,32 @@
+from .argument_tags import DEEPSEEK, DSML, GLM, HUNYUAN, MINIMAX, QWEN, Tags
+from .argument_types import Schema, Schemas, argument_json, property_names, types_of
+from .json_scanner import WHITESPACE, JsonScanner, ObjectInString, StringDecoder
+from .literal_reader import PYTHON, LiteralReader, delimited, json_text
+from .markers import LiteralMatcher, MarkerFinder
+from .tagged_values import TaggedValue
+
+__all__ = [
+    "DEEPSEEK",
+    "DSML",
+    "GLM",
+    "HUNYUAN",
+    "MINIMAX",
+    "PYTHON",
+    "QWEN",
+    "WHITESPACE",
+    "JsonScanner",
+    "LiteralMatcher",
+    "LiteralReader",
+    "MarkerFinder",
+    "ObjectInString",
+    "Schema",
+    "Schemas",
+    "StringDecoder",
+    "TaggedValue",
+    "Tags",
+    "argument_json",
+    "delimited",
+    "json_text",
+    "property_names",
+    "types_of",
+]

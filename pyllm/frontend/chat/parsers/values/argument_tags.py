@@ -1,0 +1,48 @@
+"""The tags around names, keys and values of tool calls, one entry a model family. Knows no machine that reads them."""
+
+from typing import NamedTuple
+
+
+class Tags(NamedTuple):
+    """What stands around a name, a key and a value.
+
+    Without `after_name` a name ends with its line, or before a tag. With `lines` a value stands on lines of its own.
+    After a key that stands before `text_key` or `json_key` in place of `after_key` the value is text, or JSON.
+    """
+
+    before_name: str
+    after_name: str
+    before_key: str
+    after_key: str
+    before_value: str
+    after_value: str
+    end: str
+    lines: bool = False
+    text_key: str = ""
+    json_key: str = ""
+
+
+QWEN = Tags("<function=", ">", "<parameter=", ">", "", "</parameter>", "</function>", lines=True)
+GLM = Tags("", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "")
+MINIMAX = Tags('<invoke name="', '">', '<parameter name="', '">', "", "</parameter>", "</invoke>")
+HUNYUAN = Tags(
+    "<tool_call:opensource>",
+    "<tool_sep:opensource>",
+    "<arg_key:opensource>",
+    "</arg_key:opensource>",
+    "<arg_value:opensource>",
+    "</arg_value:opensource>",
+    "</tool_call:opensource>",
+)
+DSML = "\uff5cDSML\uff5c"  # DeepSeek's own prefix of tags
+DEEPSEEK = Tags(
+    f'<{DSML}invoke name="',
+    '">',
+    f'<{DSML}parameter name="',
+    '">',
+    "",
+    f"</{DSML}parameter>",
+    f"</{DSML}invoke>",
+    text_key='" string="true">',
+    json_key='" string="false">',
+)
