@@ -19,7 +19,6 @@ from pyllm.frontend.chat.parsers.harmony import HARMONY_STOPS, HarmonyParser
 from pyllm.frontend.chat.parsers.parser_selection import parsers_of, reasoning_form
 from pyllm.frontend.chat.parsers.reasoning_forms import THINK
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
-from pyllm.frontend.chat.parsers.tool_forms import TOOL_FORMS
 from pyllm.frontend.chat.template_traits import TemplateTraits, template_traits
 from pyllm.frontend.chat.tool_constraint import ToolConstraint
 from pyllm.frontend.chat.tool_grammar import after_reasoning
@@ -59,9 +58,6 @@ class ChatPreprocessor:
         if self._explains_tools:
             # In the template's own words the model would call in a form that nobody here reads.
             self._parsers = msgspec.structs.replace(self._parsers, tool_call="hermes")
-            if template is not None:
-                text = "the chat template shows no known form of tool calls, so tools are explained in Hermes' format; "
-                logger.info("%sthe forms of --tool-call-parser are %s", text, ", ".join(TOOL_FORMS))
         self._in_channels = self._parsers.tool_call == "openai"  # Harmony
         self._form = reasoning_form(self._parsers.reasoning) if self.has_reasoning else THINK
 

@@ -54,8 +54,8 @@ def parsers_of(template: str, reads_tools: bool, tool_call: str, reasoning: str)
         tool_form(found.tool_call)
     elif tool_call == "auto":
         logger.warning(
-            "the chat template reads tools, but shows no form of calls that is known: optional calls need "
-            "--tool-call-parser with the model's form, one of %s",
+            "the chat template shows tools, but no form of calls that is known, so they are explained in Hermes' form; "
+            "if the model has another one, give --tool-call-parser, one of %s",
             ", ".join(TOOL_FORMS),
         )
     if found.reasoning != "none":
