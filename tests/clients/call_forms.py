@@ -11,15 +11,14 @@ def in_form(answer: str, kind: str) -> str:
     """The same answer with its calls in the form of a `--tool-call-parser`.
 
     Raises:
-        KeyError: there is no writer of this form.
+        KeyError: the answer has calls, and there is no writer of this form.
     """
     if kind == "openai":
         return _in_channels(answer)
-    write = _WRITERS[kind]
 
     def written(found: re.Match[str]) -> str:
         call = json.loads(found[1])
-        return write(call["name"], call["arguments"])
+        return _WRITERS[kind](call["name"], call["arguments"])
 
     text = _CALL.sub(written, answer)
     # Llama's calls are an answer of their own.

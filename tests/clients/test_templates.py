@@ -107,3 +107,14 @@ async def test_the_header_names_what_was_adjusted() -> None:
         message = await http.post("/v1/messages", json={"model": "scripted", "max_tokens": 8, "messages": blocks})
         assert (message.status_code, message.headers["pyllm-adjusted-messages"]) == (200, "call_ids")
     state.client.close()
+
+
+async def test_an_effort_that_the_template_refuses_has_no_effect() -> None:
+    refusal = "{% if (reasoning_effort or 'high') != 'high' %}{{ raise_exception('high alone') }}{% endif %}"
+    template = ChatTemplate(refusal + SMALL_TEMPLATES["any_role"].source, "<s>", "</s>")
+    state = await scripted_state(Script(), template=template)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state)), base_url="http://test") as http:
+        body = {"model": "scripted", "messages": SHAPES["two users"][:1], "reasoning_effort": "medium"}
+        answer = await http.post("/v1/chat/completions", json=body)
+        assert (answer.status_code, answer.headers["pyllm-ignored-fields"]) == (200, "reasoning_effort")
+    state.client.close()

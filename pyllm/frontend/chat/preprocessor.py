@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -143,26 +143,35 @@ class ChatPreprocessor:
         variables = defaults | _variables(conversation, known, self.has_reasoning, ignore)
         traits = self._traits(template, bool(tools))
         no_tools: list[Any] | None = None if self._traits(template, False).no_tools else []
-        shape = shaped(conversation.messages, tools, traits, self._parsers.tool_call)
+        try:
+            shape = shaped(conversation.messages, tools, traits, self._parsers.tool_call)
+        except (RecursionError, ValueError) as error:
+            raise RequestError(f"tools cannot be written as JSON: {error}", "tools") from None
 
-        async def encode(shape: Shaped) -> Sequence[int]:
+        async def encode(shape: Shaped, variables: Mapping[str, Any]) -> Sequence[int]:
             shown = shape.tools or no_tools
             return await self._prompts.encode_chat(
                 shape.messages,
                 conversation.add_generation_prompt,
                 conversation.continue_final_message,
                 conversation.add_special_tokens,
-                variables=variables if shown is None else variables | {"tools": shown},
+                variables=variables if shown is None else {**variables, "tools": shown},
                 template=template,
                 too_long=too_long,
             )
 
         try:
-            tokens = await encode(shape)
+            tokens = await encode(shape, variables)
         except TemplateRefusalError as refusal:
-            shape = plainest(conversation.messages, tools, traits)
+            # A template may know other efforts, and a shape that no probe has.
+            hints = {name: value for name, value in variables.items() if name != "reasoning_effort"}
             try:
-                tokens = await encode(shape)
+                if len(hints) < len(variables):
+                    tokens = await encode(shape, hints)
+                    ignore("reasoning_effort", f"reasoning_effort has no effect: {refusal}")
+                else:
+                    shape = plainest(conversation.messages, tools, traits)
+                    tokens = await encode(shape, variables)
             except TemplateRefusalError:
                 raise refusal from None
         if shape.adjusted:
