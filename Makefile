@@ -7,6 +7,7 @@
 #   ONLY=PREFIX           the benchmarks whose names begin so, for `make bench` and `make bench-peers`; one program for
 #                         `make clients`
 #   UPGRADE=1             the newest versions of the programs, for `make clients`
+#   TEMPLATE=FILE         the chat template of the scripted model, for `make clients`
 #   RESULTS=FILE          the results of `make bench-peers`, results.jsonl in PEERS unless given
 #   FILES="..."           GGUF files that `make bench-peers` compares the engines on, in place of the usual rows
 #   PEERS=FOLDER          where `make peers` puts other engines, and `make bench-peers` finds them
@@ -102,7 +103,7 @@ cluster: setup
 
 # Real programs, unchanged, against this server: each in an environment of its own in .clients (6 GB in all).
 clients: setup
-	@$(BIN)/python -m tests.clients $(ONLY) $(if $(UPGRADE),--upgrade)
+	@$(BIN)/python -m tests.clients $(ONLY) $(if $(UPGRADE),--upgrade) $(if $(TEMPLATE),--template $(TEMPLATE))
 
 # Ranks and replicas on Ray clusters of several nodes on this machine, in a fresh environment with the extra, in build/ray.
 INSTALL_FOR_RAY = VIRTUAL_ENV=$(CURDIR)/build/ray $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt

@@ -6,7 +6,8 @@ It has the tokenizer and the chat template of the embedded model, and room for t
 import msgspec
 
 from pyllm.checkpoint.reader import read_checkpoint
-from pyllm.frontend.chat.parsers.parser_selection import parsers_of
+from pyllm.frontend.chat.parsers.parser_selection import parsers_of, reasoning_form
+from pyllm.frontend.chat.parsers.reasoning_forms import THINK
 from pyllm.frontend.chat.template_traits import template_traits
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.text.templates import ChatTemplate
@@ -28,12 +29,16 @@ async def scripted_state(script: Script, name: str = NAME, template: ChatTemplat
     tokenizer = Tokenizer(files)
     template = template or ChatTemplate.of(files)
     assert template is not None
-    kind = parsers_of(template.source, template_traits(template, True).tools, "auto", "none").tool_call
-    kind = "hermes" if kind == "none" else kind
+    parsers = parsers_of(template.source, template_traits(template, True).tools, "auto", "auto")
+    kind = "hermes" if parsers.tool_call == "none" else parsers.tool_call
+    form = THINK if parsers.reasoning == "none" else reasoning_form(parsers.reasoning)
 
     def tokens(prompt: list[int], sample: int) -> list[int]:
         del sample
-        text = in_form(script.answer(tokenizer.decode(prompt, skip_special_tokens=False)), kind)
+        asked = tokenizer.decode(prompt, skip_special_tokens=False)
+        text = in_form(script.answer(asked), kind)
+        if form.openings and asked.rstrip().endswith(form.openings):
+            text = f"{form.closings[0]}\n\n{text}"
         return [*tokenizer.encode(text, add_special_tokens=False), files.eos_token_ids[0]]
 
     model = msgspec.structs.replace(
