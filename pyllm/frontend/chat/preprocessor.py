@@ -51,6 +51,8 @@ class ChatPreprocessor:
         self._template = template
         self._trusts_templates = server.trust_request_chat_template
         self._default_variables = server.default_chat_template_kwargs
+        if template is not None:
+            _probe(template)
         source = "" if template is None else template.for_tools(True).source
         kinds = server.tool_call_parser, server.reasoning_parser
         self._parsers = parsers_of(source, _shows_tools(template), *kinds)
@@ -232,9 +234,15 @@ class ChatPreprocessor:
 def _probed(source: str, model: ChatTemplate | None) -> ChatTemplate:
     """The template of a request, whose traits are known then."""
     template = ChatTemplate.of_request(source, model)
-    for with_tools in (False, True):
-        template_traits(template, with_tools)
+    _probe(template)
     return template
+
+
+def _probe(template: ChatTemplate) -> None:
+    """Find its traits now, so that no request waits for it."""
+    for rendered in (template, template.for_tools(True)):
+        for with_tools in (False, True):
+            template_traits(rendered, with_tools)
 
 
 def _shows_tools(template: ChatTemplate | None) -> bool:
