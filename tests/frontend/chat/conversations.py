@@ -97,7 +97,13 @@ def words(messages: Sequence[Message]) -> Iterator[tuple[str, ...]]:
         for call in message.get("tool_calls", ()):
             yield (call["function"]["name"],)
             for value in call["function"]["arguments"].values():
-                yield value, json.dumps(value)[1:-1], json.dumps(json.dumps(value))[3:-3]
+                yield spellings(value)
+
+
+def spellings(text: str) -> tuple[str, ...]:
+    """A text as it is, in JSON, and in JSON in JSON."""
+    in_json = json.dumps(text, ensure_ascii=False)
+    return text, in_json[1:-1], json.dumps(in_json, ensure_ascii=False)[3:-3]
 
 
 def missing(messages: Sequence[Message], tools: Sequence[dict[str, Any]], prompt: str) -> list[str]:
