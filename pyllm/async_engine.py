@@ -23,10 +23,10 @@ from pyllm.client.submission import refuse_input, refuse_prompt
 from pyllm.config.option_reading import engine_config
 from pyllm.config.server_settings import ServerConfig
 from pyllm.engine_processes import LIMITS, EngineProcesses
-from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
+from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
-from pyllm.frontend.chat.message_shapes import shaped_for_program
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
+from pyllm.frontend.chat.renderer import ChatRenderer, program_messages
 from pyllm.frontend.observability.core_metrics import figures_of_cores
 from pyllm.frontend.observability.measured_sink import MeasuredSink
 from pyllm.frontend.observability.metrics import Metrics
@@ -72,6 +72,7 @@ class AsyncEngine:
         self._processes = EngineProcesses(self._config, self._checkpoint, self._give_up)
         self._client: EngineClient | None = None
         self._prompts: PromptEncoder | None = None
+        self._renderer: ChatRenderer | None = None
         self._request_ids = itertools.count()
         self._processors: dict[str, RequestProcessor] = {}
         self._recent = RecentRequests()
@@ -225,27 +226,19 @@ class AsyncEngine:
         messages = read_messages(messages)
         instance("rendering", rendering, Rendering)
         encoder = self._encoder()
-        template = None
-        if rendering.chat_template is not None:
-            try:
-                template = await asyncio.to_thread(
-                    ChatTemplate.of_request, rendering.chat_template, self._chat_template
-                )
-            except ConfigError as error:
-                raise RequestError(str(error), "chat_template") from None
-        template = self._chat_template if template is None else template
-        template = template and template.for_tools(rendering.tools)
-        shape = shaped_for_program(messages, rendering.tools, template)
-        rendered = await encoder.render_chat(
-            shape.messages,
-            rendering.add_generation_prompt,
-            rendering.continue_final_message,
-            variables=rendering.variables_with(shape.tools),
-            template=template,
+        renderer = self._renderer
+        assert renderer is not None
+        text, _ = await renderer.render(
+            program_messages(messages),
+            rendering.tools,
+            await renderer.template_of(rendering.chat_template),
+            add_generation_prompt=rendering.add_generation_prompt,
+            continue_final_message=rendering.continue_final_message,
+            variables=rendering.chat_template_kwargs or {},
         )
         # Of what is too long for the context `truncate_prompt_tokens` may keep a part: `generate` knows.
-        (tokens,) = await encoder.encode([rendered], add_special_tokens=False, too_long=None)
-        return {"prompt": rendered, "prompt_token_ids": tokens}
+        (tokens,) = await encoder.encode([text], add_special_tokens=False, too_long=None)
+        return {"prompt": text, "prompt_token_ids": tokens}
 
     async def embed(
         self,
@@ -378,7 +371,8 @@ class AsyncEngine:
         self._client.draw_seeds_from(self._config.model.seed)
         model = self._client.model
         self._metrics = Metrics(model.name, model, connection=self._client.counts)
-        self._prompts = PromptEncoder(self.tokenizer, self._chat_template, model, self._metrics.encoding)
+        self._prompts = PromptEncoder(self.tokenizer, model, self._metrics.encoding)
+        self._renderer = await asyncio.to_thread(ChatRenderer, self._prompts, self._chat_template)
 
     def _give_up(self, error: PyllmError) -> None:
         if self._client is not None:

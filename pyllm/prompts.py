@@ -51,10 +51,6 @@ class Rendering(msgspec.Struct, frozen=True, kw_only=True):
             for name in mapping("chat_template_kwargs", self.chat_template_kwargs):
                 text("chat_template_kwargs.keys()", name)
 
-    def variables_with(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-        """What the template finds beside the messages, with the tools as it is to see them."""
-        return {**(self.chat_template_kwargs or {}), **({} if tools is None else {"tools": tools})}
-
 
 RENDERING = Rendering()
 

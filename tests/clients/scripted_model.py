@@ -30,13 +30,12 @@ async def scripted_state(script: Script, name: str = NAME, template: ChatTemplat
     template = template or ChatTemplate.of(files)
     assert template is not None
     parsers = parsers_of(template.source, template_traits(template, True).tools, "auto", "auto")
-    kind = "hermes" if parsers.tool_call == "none" else parsers.tool_call
     form = THINK if parsers.reasoning == "none" else reasoning_form(parsers.reasoning)
 
     def tokens(prompt: list[int], sample: int) -> list[int]:
         del sample
         asked = tokenizer.decode(prompt, skip_special_tokens=False)
-        text = in_form(script.answer(asked), kind)
+        text = in_form(script.answer(asked), parsers.tool_call)
         if form.openings and asked.rstrip().endswith(form.openings):
             text = f"{form.closings[0]}\n\n{text}"
         return [*tokenizer.encode(text, add_special_tokens=False), files.eos_token_ids[0]]

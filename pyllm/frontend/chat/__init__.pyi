@@ -9,11 +9,12 @@ from .conversation import (
     input_arguments,
     left_out_text,
 )
-from .message_shapes import shaped_for_program
 from .preprocessor import ChatPreprocessor
+from .renderer import ChatRenderer, program_messages
 
 __all__ = [
     "ChatPreprocessor",
+    "ChatRenderer",
     "Conversation",
     "InputFormat",
     "NamedTool",
@@ -23,5 +24,5 @@ __all__ = [
     "call_arguments",
     "input_arguments",
     "left_out_text",
-    "shaped_for_program",
+    "program_messages",
 ]

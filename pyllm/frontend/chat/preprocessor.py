@@ -2,8 +2,7 @@
 
 import asyncio
 import hashlib
-import logging
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -11,15 +10,14 @@ import msgspec
 
 from pyllm.client.submission import refuse_prompt
 from pyllm.config.server_settings import RESERVED_TEMPLATE_VARIABLES, ServerConfig
-from pyllm.errors import ConfigError, RequestError, TemplateRefusalError
+from pyllm.errors import RequestError
 from pyllm.frontend.chat.conversation import Conversation, Prepared, check_tools
 from pyllm.frontend.chat.harmony_grammar import harmony_answer
-from pyllm.frontend.chat.message_shapes import Shaped, plainest, shaped
 from pyllm.frontend.chat.parsers.harmony import HARMONY_STOPS, HarmonyParser
-from pyllm.frontend.chat.parsers.parser_selection import parsers_of, reasoning_form
+from pyllm.frontend.chat.parsers.parser_selection import reasoning_form
 from pyllm.frontend.chat.parsers.reasoning_forms import THINK
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
-from pyllm.frontend.chat.template_traits import TemplateTraits, template_traits
+from pyllm.frontend.chat.renderer import ChatRenderer
 from pyllm.frontend.chat.tool_constraint import ToolConstraint
 from pyllm.frontend.chat.tool_grammar import after_reasoning
 from pyllm.frontend.http.ignored_fields import Ignore
@@ -29,8 +27,6 @@ from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
 from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
-
-logger = logging.getLogger(__name__)
 
 # More tokens than the end of a prompt has after the opening of reasoning: it is the last there is, but for whitespace.
 _TAIL_TOKENS = 16
@@ -48,18 +44,10 @@ class ChatPreprocessor:
     ) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
-        self._template = template
         self._trusts_templates = server.trust_request_chat_template
         self._default_variables = server.default_chat_template_kwargs
-        if template is not None:
-            _probe(template)
-        source = "" if template is None else template.for_tools(True).source
-        kinds = server.tool_call_parser, server.reasoning_parser
-        self._parsers = parsers_of(source, _shows_tools(template), *kinds)
-        self._explains_tools = kinds[0] == "auto" and self._parsers.tool_call == "none"
-        if self._explains_tools:
-            # In the template's own words the model would call in a form that nobody here reads.
-            self._parsers = msgspec.structs.replace(self._parsers, tool_call="hermes")
+        self._renderer = ChatRenderer(prompts, template, server.tool_call_parser, server.reasoning_parser)
+        self._parsers = self._renderer.parsers
         self._in_channels = self._parsers.tool_call == "openai"  # Harmony
         self._form = reasoning_form(self._parsers.reasoning) if self.has_reasoning else THINK
 
@@ -75,7 +63,8 @@ class ChatPreprocessor:
 
     def template_reads(self, variable: str) -> bool:
         """Whether the model's template looks at a variable."""
-        return self._template is not None and variable in self._template.variables
+        template = self._renderer.template
+        return template is not None and variable in template.variables
 
     async def encode(self, conversation: Conversation, ignore: Ignore) -> Sequence[int]:
         """The prompt alone, however long it is.
@@ -89,7 +78,7 @@ class ChatPreprocessor:
     async def prepare(self, conversation: Conversation, params: SamplingParams, ignore: Ignore) -> Prepared:
         """The prompt, the parameters with what tools ask of them, texts resolved, and the parser of the answer.
 
-        `ignore` hears of what has no effect on this model.
+        `ignore` is called with each field that has no effect on this model.
 
         Where a parser runs, the text keeps special tokens, since markers may be some.
 
@@ -104,7 +93,7 @@ class ChatPreprocessor:
             ToolConstraint(conversation, params.structured_outputs, self._parsers.tool_call) if calls else None
         )
         if tool_constraint is not None:
-            tool_constraint.check(self._traits(template, True).tools, ignore)
+            tool_constraint.check(self._renderer.traits(template, True).tools, ignore)
             if tool_constraint.drops_format:
                 params = msgspec.structs.replace(params, structured_outputs=None)
             constraint = await asyncio.to_thread(tool_constraint.constraint, self._tokenizer.added_token_id, ignore)
@@ -139,67 +128,26 @@ class ChatPreprocessor:
         """The prompt, and what was adjusted for it."""
         # A model that may call nothing is shown no tools.
         tools = [] if conversation.tool_choice == "none" else [tool.for_template() for tool in conversation.tools]
-        template = template and template.for_tools(tools)
-        known = frozenset[str]() if template is None else template.variables
+        known = frozenset[str]() if template is None else template.for_tools(tools).variables
         defaults = {name: value for name, value in self._default_variables.items() if name in known}
         variables = defaults | _variables(conversation, known, self.has_reasoning, ignore)
-        traits = self._traits(template, bool(tools))
-        no_tools: list[Any] | None = None if self._traits(template, False).no_tools else []
-        try:
-            shape = shaped(conversation.messages, tools, traits, self._parsers.tool_call)
-        except (RecursionError, ValueError) as error:
-            raise RequestError(f"tools cannot be written as JSON: {error}", "tools") from None
-
-        async def encode(shape: Shaped, variables: Mapping[str, Any]) -> Sequence[int]:
-            shown = shape.tools or no_tools
-            return await self._prompts.encode_chat(
-                shape.messages,
-                conversation.add_generation_prompt,
-                conversation.continue_final_message,
-                conversation.add_special_tokens,
-                variables=variables if shown is None else {**variables, "tools": shown},
-                template=template,
-                too_long=too_long,
-            )
-
-        try:
-            tokens = await encode(shape, variables)
-        except TemplateRefusalError as refusal:
-            # A template may know other efforts, and a shape that no probe has.
-            hints = {name: value for name, value in variables.items() if name != "reasoning_effort"}
-            try:
-                if len(hints) < len(variables):
-                    tokens = await encode(shape, hints)
-                    ignore("reasoning_effort", f"reasoning_effort has no effect: {refusal}")
-                else:
-                    shape = plainest(conversation.messages, tools, traits)
-                    tokens = await encode(shape, variables)
-            except TemplateRefusalError:
-                raise refusal from None
-        if shape.adjusted:
-            logger.debug("messages were adjusted, as the chat template lacks: %s", ", ".join(shape.adjusted))
-        return tokens if conversation.truncation is None else conversation.truncation.kept(tokens), shape.adjusted
-
-    def _traits(self, template: ChatTemplate | None, with_tools: bool) -> TemplateTraits:
-        if template is None:
-            return TemplateTraits()
-        template = template.for_tools(with_tools)
-        if not self._explains_tools:
-            return template_traits(template, with_tools)
-        without = template_traits(template, False)
-        return msgspec.structs.replace(without, tools=False, tool_calls=False, tool_results=False)
+        text, adjusted = await self._renderer.render(
+            conversation.messages,
+            tools,
+            template,
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+            variables=variables,
+            ignore=ignore,
+        )
+        (tokens,) = await self._prompts.encode([text], conversation.add_special_tokens, too_long)
+        return tokens if conversation.truncation is None else conversation.truncation.kept(tokens), adjusted
 
     async def _template_of(self, conversation: Conversation) -> ChatTemplate | None:
-        source = conversation.chat_template
-        if source is None:
-            return self._template
-        if not self._trusts_templates:
+        if conversation.chat_template is not None and not self._trusts_templates:
             text = "chat_template is refused in requests unless the server runs with --trust-request-chat-template"
             raise RequestError(text, "chat_template")
-        try:
-            return await asyncio.to_thread(_probed, source, self._template)
-        except ConfigError as error:
-            raise RequestError(str(error), "chat_template") from None
+        return await self._renderer.template_of(conversation.chat_template)
 
     def _after_reasoning(self, params: SamplingParams, opened: bool) -> SamplingParams:
         if params.structured_outputs is None:
@@ -229,24 +177,6 @@ class ChatPreprocessor:
             last = conversation.messages[-1]["content"]
             return bool(max(map(last.rfind, openings)) > max(map(last.rfind, closings)))
         return self._tokenizer.decode(prompt[-_TAIL_TOKENS:], False).rstrip().endswith(openings)
-
-
-def _probed(source: str, model: ChatTemplate | None) -> ChatTemplate:
-    """The template of a request, whose traits are known then."""
-    template = ChatTemplate.of_request(source, model)
-    _probe(template)
-    return template
-
-
-def _probe(template: ChatTemplate) -> None:
-    """Find its traits now, so that no request waits for it."""
-    for rendered in (template, template.for_tools(True)):
-        for with_tools in (False, True):
-            template_traits(rendered, with_tools)
-
-
-def _shows_tools(template: ChatTemplate | None) -> bool:
-    return template is not None and template_traits(template.for_tools(True), True).tools
 
 
 def _with_constraint(params: SamplingParams, constraint: StructuredOutputsParams) -> SamplingParams:

@@ -1,6 +1,5 @@
 """What a chat template can render, as short probe conversations show. Changes no message, and knows no template."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -8,12 +7,12 @@ from typing import Any
 from msgspec import Struct
 
 from pyllm.errors import RequestError
+from pyllm.frontend.chat.tool_prompt import json_text
 from pyllm.frontend.text.templates import ChatTemplate, Message
 
-# Templates that are remembered: the model's own, and those that requests bring.
-MAX_TEMPLATES = 64
+# Templates whose traits are remembered, with tools and without: the model's own, and those that requests bring.
+_MAX_TEMPLATES = 128
 
-_TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
 _NAME, _CALLED = "look_up_places", "find_route"
 _THOUGHT = "a thought before"
 _ID, _OTHER_ID = "a1b2c3d4e", "f5g6h7i8j"
@@ -33,8 +32,8 @@ _BARE_TOOL: dict[str, Any] = {"type": "function", "function": {"name": _NAME, "p
 class TemplateTraits(Struct, frozen=True):
     """Each is True where the template renders every word of such a conversation, in its order.
 
-    `message_shapes.py` has the form that a conversation gets instead. Two that are not about messages: `tools` are
-    shown to the model, and `no_tools` renders without a list of tools.
+    `message_shapes.py` has the form that a conversation gets instead. Two are not about messages: the template shows
+    its `tools`, and it renders without a list of tools.
     """
 
     tools: bool = True
@@ -63,7 +62,7 @@ class TemplateTraits(Struct, frozen=True):
     text_content: bool = True  # else content is a list of parts
 
 
-@lru_cache(maxsize=MAX_TEMPLATES)
+@lru_cache(maxsize=_MAX_TEMPLATES)
 def template_traits(template: ChatTemplate, with_tools: bool) -> TemplateTraits:
     """What a template renders of conversations for which it is given tools, or none. Takes some 30 renders, once."""
     return _Probes(template, [_TOOL] if with_tools else None).traits()
@@ -75,31 +74,24 @@ class _Probes:
     def __init__(self, template: ChatTemplate, tools: Sequence[Mapping[str, Any]] | None) -> None:
         self._template = template
         self._tools: Sequence[Mapping[str, Any]] | None = tools
-        self._in_parts = False
+        self._in_parts = False  # content
         self._as_text = False  # arguments
 
     def traits(self) -> TemplateTraits:
         """All of them, each where those before it are respected."""
-        given = self._tools
-        for self._tools, self._in_parts in ((given, False), (given, True), (given or [], False), (given or [], True)):
-            if self._renders(_user(0)):
-                break
-        else:
-            self._tools, self._in_parts = given, False
-        no_tools = self._tools is given
+        no_tools = self._choose_rendering()
         tools = self._shows(_TOOL)
-        self._tools = self._tools if tools or not no_tools else None
+        self._tools = self._tools if tools else None if no_tools else []
         system = self._renders(_system(0), _user(0))
         developer = self._renders(_system(0, "developer"), _user(0))
         roles = ["system"] * system + ["developer"] * developer
         late = roles or ["system"]
         call, result = _call(_ID), _result(_ID)
-        object_arguments = self._renders(_user(0), call, result, _assistant(0), _user(1))
-        self._as_text = not object_arguments
-        renders_calls = object_arguments or self._renders(_user(0), call, result, _assistant(0), _user(1))
+        turn = (_user(0), call, result, _assistant(0), _user(1))
+        self._as_text = not self._renders(*turn)
+        renders_calls = not self._as_text or self._renders(*turn)
+        self._as_text &= renders_calls
         tool_calls = tools and renders_calls
-        object_arguments |= not renders_calls
-        self._as_text = not object_arguments
         answered = (call, result) if tool_calls else ()
         return TemplateTraits(
             tools=tools,
@@ -118,7 +110,7 @@ class _Probes:
             tool_calls=tool_calls,
             tool_results=tools
             and (renders_calls or self._renders(_user(0), _assistant(0), result, _assistant(1), _user(1))),
-            object_arguments=object_arguments,
+            object_arguments=not self._as_text,
             text_with_call=self._renders_in_any_order(_user(0), _call(_ID, text="first words"), result, _assistant(0)),
             text_before_call=self._renders(_user(0), _assistant(0), *answered, _assistant(1), _user(1)),
             several_calls=self._renders_in_any_order(
@@ -132,6 +124,20 @@ class _Probes:
             or not self._renders_reasoning(call, "thinking"),
             text_content=not self._in_parts,
         )
+
+    def _choose_rendering(self) -> bool:
+        """Find what the template wants of any conversation: content in parts or not, and whether it may lack tools."""
+        for tools, self._in_parts in ((None, False), (None, True), ([], False), ([], True)):
+            if self._shows_user(self._tools or tools):
+                break
+        else:
+            tools, self._in_parts = None, False
+        self._tools = self._tools or tools
+        return self._shows_user(None)
+
+    def _shows_user(self, tools: Sequence[Mapping[str, Any]] | None) -> bool:
+        text = self._text([_user(0)], tools)
+        return text is not None and _user(0)["content"] in text
 
     def _renders_late(self, role: str, answered: Sequence[Message]) -> bool:
         """Whether a system message may stand anywhere behind the first user message."""
@@ -182,7 +188,7 @@ def in_parts(message: Message) -> Message:
 
 def text_arguments(message: Message) -> Message:
     """The same message with the arguments of its calls as JSON."""
-    return with_functions(message, lambda function: {**function, "arguments": _json(function["arguments"])})
+    return with_functions(message, lambda function: {**function, "arguments": json_text(function["arguments"])})
 
 
 def with_functions(message: Message, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Message:
@@ -191,10 +197,6 @@ def with_functions(message: Message, change: Callable[[Mapping[str, Any]], Mappi
         return message
     calls = [{**call, "function": change(call["function"])} for call in message["tool_calls"]]
     return {**message, "tool_calls": calls}
-
-
-def _json(arguments: Any) -> str:
-    return arguments if isinstance(arguments, str) else _TO_JSON(arguments)
 
 
 def _system(number: int, role: str = "system") -> Message:

@@ -1,14 +1,15 @@
 """Tools, calls and results in words, for chat templates that leave them out. Knows no template."""
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from pyllm.errors import RequestError
 from pyllm.frontend.chat.parsers.tool_forms import HERMES_CLOSING, HERMES_OPENING, TOOL_FORMS
 from pyllm.frontend.text.templates import Message
 
-_TO_JSON = json.JSONEncoder(ensure_ascii=False).encode
+_encoder = msgspec.json.Encoder()
 _EXPLANATION = """\
 You can call functions to help with the user's request. Each line between <tools> and </tools> describes one as JSON:
 <tools>
@@ -25,9 +26,9 @@ def explained_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, An
     """The same conversation with the tools explained, in Hermes' format, in the system message, which is first.
 
     Raises:
-        ValueError, RecursionError: a tool cannot be written as JSON.
+        RequestError: a tool cannot be written as JSON.
     """
-    lines = "\n".join(_TO_JSON(tool) for tool in tools)
+    lines = "\n".join(map(json_text, tools))
     text = _EXPLANATION.format(tools=lines, opening=HERMES_OPENING, closing=HERMES_CLOSING)
     if messages and messages[0]["role"] in ("system", "developer"):
         content = messages[0]["content"]
@@ -43,20 +44,27 @@ def plain_result(message: Message) -> Message:
 def plain_calls(message: Message, kind: str) -> Message:
     """A message whose calls are part of its text: a list of JSON behind the form's marker, or Hermes' format."""
     form = TOOL_FORMS.get(kind)
+    is_list = form is not None and form.style == "list"
+    name, arguments = form.keys if form is not None and is_list else ("name", "arguments")
     functions = [call["function"] for call in message["tool_calls"]]
-    if form is not None and form.style == "list":
-        calls = [_call(function, form.keys) for function in functions]
+    calls = [json_text({name: function["name"], arguments: function["arguments"]}) for function in functions]
+    if form is not None and is_list:
         text = f"{form.marker}[{', '.join(calls)}]{form.closing}"
     else:
-        calls = [_call(function, ("name", "arguments")) for function in functions]
-        text = "\n".join(f"{HERMES_OPENING}\n{call}\n{HERMES_CLOSING}" for call in calls)
-    plain = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**plain, "content": f"{message['content']}\n{text}" if message["content"] else text}
+        text = "\n".join([f"{HERMES_OPENING}\n{call}\n{HERMES_CLOSING}" for call in calls])
+    plain = dict(message)
+    del plain["tool_calls"]
+    plain["content"] = f"{message['content']}\n{text}" if message["content"] else text
+    return plain
 
 
-def _call(function: Mapping[str, Any], keys: tuple[str, str]) -> str:
-    arguments = function["arguments"]
-    if isinstance(arguments, str):  # As OpenAI's messages have them; the model writes an object.
-        with contextlib.suppress(ValueError):
-            arguments = json.loads(arguments)
-    return _TO_JSON({keys[0]: function["name"], keys[1]: arguments})
+def json_text(value: Any) -> str:
+    """A tool or arguments as models have seen them: JSON with a space behind commas and colons.
+
+    Raises:
+        RequestError: the value is none that JSON has, or nested too deeply.
+    """
+    try:
+        return msgspec.json.format(_encoder.encode(value), indent=0).decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"tools cannot be written as JSON: {error}", "tools") from None

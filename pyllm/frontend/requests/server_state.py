@@ -79,7 +79,7 @@ class ServerState:
         self.model_name = model_name
         self.model_names = (model_name, *model_aliases)
         self.metrics = Metrics(model_name, client.model, connection=client.counts)
-        self.prompts = PromptEncoder(tokenizer, chat_template, client.model, self.metrics.encoding)
+        self.prompts = PromptEncoder(tokenizer, client.model, self.metrics.encoding)
         self.chat = ChatPreprocessor(self.prompts, tokenizer, chat_template, server)
         self.sampler = sampler or ProcessSampler(lambda: [os.getpid()])
         self.crash_folder = crash_folder

@@ -33,17 +33,15 @@ _NO_VARIABLES: Mapping[str, Any] = {}
 
 
 class PromptEncoder:
-    """For one model. `chat_template` is None for a model that has none; `counts` hears of the cache."""
+    """For one model. `counts` are those of the cache."""
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        chat_template: ChatTemplate | None,
         model: ModelInfo,
         counts: EncodingCounts | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
         self._model = model
         self._cache = EncodingCache(counts or EncodingCounts())
         self._threads = EncodingThreads(tokenizer.encode_packed)
@@ -70,42 +68,19 @@ class PromptEncoder:
         encoded = iter(await self._encode_texts(texts, add_special_tokens) if texts else ())
         return [await self._check_ids(next(encoded) if isinstance(prompt, str) else prompt, name) for prompt in prompts]
 
-    async def encode_chat(
+    async def render_chat(
         self,
+        template: ChatTemplate | None,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        add_special_tokens: bool = False,
-        *,
         variables: Mapping[str, Any] = _NO_VARIABLES,
-        template: ChatTemplate | None = None,
-        too_long: RefusePrompt | None = refuse_prompt,
-    ) -> PromptTokens:
-        """The token ids of a conversation, rendered by the model's template or another one.
-
-        `ChatTemplate.render` has the options.
+    ) -> str:
+        """The text of a conversation, rendered by a template; `ChatTemplate.render` has the options.
 
         Raises:
             RequestError: there are no messages or no template, or the template refuses the messages.
-            RequestTooLargeError: the rendered text certainly cannot fit the context, and `too_long` makes an error.
         """
-        text = await self.render_chat(
-            messages, add_generation_prompt, continue_final_message, variables=variables, template=template
-        )
-        (tokens,) = await self.encode([text], add_special_tokens, too_long)
-        return tokens
-
-    async def render_chat(
-        self,
-        messages: Sequence[Message],
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        *,
-        variables: Mapping[str, Any] = _NO_VARIABLES,
-        template: ChatTemplate | None = None,
-    ) -> str:
-        """The text of a conversation, as `encode_chat` encodes it; raises as it does, but for the length."""
-        template = self._chat_template if template is None else template
         if template is None:
             text = "this model has no chat template; render the conversation yourself for /v1/completions or generate()"
             raise RequestError(text, "messages")

@@ -6,6 +6,7 @@ Templates are written for transformers: they find its environment, functions and
 import datetime
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import jinja2
@@ -22,6 +23,8 @@ from pyllm.errors import ConfigError, RequestError, TemplateRefusalError
 MAX_CHARACTERS = 16 << 20
 # Of a template that comes with a request: the longest that models have are below 40,000.
 MAX_SOURCE_CHARACTERS = 1 << 17
+# Templates of requests that are remembered.
+_MAX_TEMPLATES = 64
 
 Message = Mapping[str, Any]
 
@@ -46,7 +49,6 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        self._identity = source, bos_token, eos_token
         self.source = source
         try:
             self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
@@ -59,12 +61,6 @@ class ChatTemplate:
     def for_tools(self, tools: object) -> "ChatTemplate":
         """The template to render with where these tools are given, which may be none."""
         return self._for_tools if tools and self._for_tools is not None else self
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ChatTemplate) and other._identity == self._identity
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
 
     @classmethod
     def of(cls, files: TokenizerFiles) -> "ChatTemplate | None":
@@ -84,7 +80,7 @@ class ChatTemplate:
             text = f"chat_template has {len(source)} characters; at most {MAX_SOURCE_CHARACTERS} are compiled"
             raise ConfigError(text)
         tokens = {"bos_token": "", "eos_token": ""} if model is None else model._special_tokens
-        return cls(source, **tokens)
+        return _compiled(source, **tokens)
 
     def render(
         self,
@@ -154,6 +150,9 @@ class _GenerationBlock(Extension):
     def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+_compiled = lru_cache(maxsize=_MAX_TEMPLATES)(ChatTemplate)
 
 
 def _tojson(

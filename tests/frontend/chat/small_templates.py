@@ -161,5 +161,6 @@ SMALL_TEMPLATES: dict[str, SmallTemplate] = {
         + _CALLS
         + "<|end|>{% endfor %}"
         + _PROMPT,
+        "no_tools",
     ),
 }

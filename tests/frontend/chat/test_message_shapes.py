@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.message_shapes import Shaped, plainest, shaped, shaped_for_program
+from pyllm.frontend.chat.message_shapes import Shaped, plainest, shaped
 from pyllm.frontend.chat.template_traits import TemplateTraits, template_traits
 from pyllm.frontend.text.templates import ChatTemplate
 from tests.frontend.chat.conversations import (
@@ -29,8 +29,8 @@ from tests.frontend.chat.conversations import (
 from tests.frontend.chat.small_templates import SMALL_TEMPLATES
 
 ASKED: list[Any] = [{"role": "user", "content": "x"}]
-PLAIN = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", "", "")
-WITH_TOOLS = ChatTemplate("{{ tools }}", "", "")
+LOOP: dict[str, Any] = {}
+LOOP["loop"] = LOOP
 TEMPLATES = {name: ChatTemplate(small.source, "<s>", "</s>") for name, small in SMALL_TEMPLATES.items()}
 TOOLS = [TOOL, BARE_TOOL]
 
@@ -39,9 +39,8 @@ def rendered(name: str, messages: list[Message], tools: list[dict[str, Any]]) ->
     """The prompt of a small template, with what was changed for it."""
     template = TEMPLATES[name]
     traits = template_traits(template, bool(tools))
-    shape = shaped(messages, tools, traits, "hermes")
-    shown = shape.tools if shape.tools or traits.no_tools else []
-    return template.render(shape.messages, variables={} if shown is None else {"tools": shown}), shape
+    shape = shaped(messages, tools, traits)
+    return template.render(shape.messages, variables={"tools": shape.tools}), shape
 
 
 def lacking(*names: str) -> TemplateTraits:
@@ -74,7 +73,7 @@ def test_no_word_is_lost(name: str, shape: str, tools: list[dict[str, Any]]) -> 
 def test_the_plainest_form_is_whole_everywhere(name: str) -> None:
     for messages in SHAPES.values():
         shape = plainest(messages, TOOLS, template_traits(TEMPLATES[name], True))
-        assert missing(messages, TOOLS, TEMPLATES[name].render(shape.messages, variables={"tools": []})) == []
+        assert missing(messages, TOOLS, TEMPLATES[name].render(shape.messages, variables={"tools": shape.tools})) == []
 
 
 TURNS = st.lists(
@@ -101,15 +100,15 @@ def test_what_an_answered_turn_became_stays(turns: list[list[Message]], name: st
     for turn in turns:
         before = [*opening, *history]
         history += turn
-        first = shaped(before, TOOLS if with_tools else [], traits, "hermes").messages
-        then = shaped([*opening, *history], TOOLS if with_tools else [], traits, "hermes").messages
+        first = shaped(before, TOOLS if with_tools else [], traits).messages
+        then = shaped([*opening, *history], TOOLS if with_tools else [], traits).messages
         same = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, then, strict=False))))
         assert same >= len(first) - 1  # What comes next may join the last message.
 
 
 def test_what_a_template_renders_is_left_alone() -> None:
     for messages in SHAPES.values():
-        shape = shaped(messages, TOOLS, TemplateTraits(), "hermes")
+        shape = shaped(messages, TOOLS, TemplateTraits())
         assert shape.adjusted == () or messages in (SHAPES["two calls"], SHAPES["two calls, answered"])
         assert shape.messages is messages or shape.adjusted == ("call_order",)
 
@@ -117,17 +116,17 @@ def test_what_a_template_renders_is_left_alone() -> None:
 def test_results_are_in_the_order_of_their_calls() -> None:
     other = result("another")
     messages = [calls(FIRST, SECOND), other, result(SECOND), result(FIRST), user()]
-    shape = shaped(messages, None, TemplateTraits(), "hermes")
+    shape = shaped(messages, None, TemplateTraits())
     assert shape.messages == [messages[0], result(FIRST), result(SECOND), other, user()]
 
 
 def test_late_system_text_stays_where_it_is_once_there_is_an_answer() -> None:
     traits = lacking("late_system")
-    early = shaped([user("q"), system("rule"), user("r")], None, traits, "hermes")
+    early = shaped([user("q"), system("rule"), user("r")], None, traits)
     assert early.messages == [system("rule"), user("q"), user("r")]
-    joined = shaped([system("one"), user("q"), system("two", "developer")], None, traits, "hermes")
+    joined = shaped([system("one"), user("q"), system("two", "developer")], None, traits)
     assert joined.messages == [system("one\n\ntwo"), user("q")]
-    late = shaped([user("q"), assistant("a"), system("rule"), user("r")], None, traits, "hermes")
+    late = shaped([user("q"), assistant("a"), system("rule"), user("r")], None, traits)
     assert late.messages == [user("q"), assistant("a"), user("rule"), user("r")]
     assert late.adjusted == ("late_system",)
 
@@ -147,31 +146,31 @@ def test_late_system_text_stays_where_it_is_once_there_is_an_answer() -> None:
     ],
 )
 def test_each_trait_has_its_form(lacks: tuple[str, ...], messages: list[Message], expected: list[Message]) -> None:
-    shape = shaped(messages, None, lacking(*lacks), "hermes")
+    shape = shaped(messages, None, lacking(*lacks))
     assert shape.messages == expected
     assert set(shape.adjusted) == set(lacks)
 
 
 def test_several_calls_become_single_ones_with_their_results() -> None:
     messages = [user(), calls(FIRST, SECOND, text="so"), result(FIRST), result(SECOND), assistant()]
-    assert roles(shaped(messages, None, lacking("several_calls"), "hermes")) == "uAtAta"
-    shape = shaped(messages, None, lacking("several_calls", "text_with_call"), "hermes")
+    assert roles(shaped(messages, None, lacking("several_calls"))) == "uAtAta"
+    shape = shaped(messages, None, lacking("several_calls", "text_with_call"))
     assert roles(shape) == "uaAtAta"
     assert [message["content"] for message in shape.messages[1:4]] == ["so", "", "sun over 6a5b4"]
-    shape = shaped(messages, None, lacking("text_with_call", "text_before_call"), "hermes")
+    shape = shaped(messages, None, lacking("text_with_call", "text_before_call"))
     assert roles(shape) == "uauAtta"
 
 
 def test_an_unanswered_call_has_an_empty_result_unless_it_is_the_last_message() -> None:
     traits = lacking("unanswered_call")
-    assert roles(shaped([user(), calls(FIRST, SECOND), user()], None, traits, "hermes")) == "uAttu"
-    assert roles(shaped([user(), calls(FIRST)], None, traits, "hermes")) == "uA"
+    assert roles(shaped([user(), calls(FIRST, SECOND), user()], None, traits)) == "uAttu"
+    assert roles(shaped([user(), calls(FIRST)], None, traits)) == "uA"
 
 
 @given(st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=8, unique=True))
 def test_foreign_ids_become_short_ones_one_to_one(ids: list[str]) -> None:
     messages = [calls(*ids), *map(result, ids)]
-    called, *results = shaped(messages, None, lacking("call_ids"), "hermes").messages
+    called, *results = shaped(messages, None, lacking("call_ids")).messages
     short = [call["id"] for call in called["tool_calls"]]
     assert short == [each["tool_call_id"] for each in results]
     assert len(set(short)) == len(ids)
@@ -179,12 +178,12 @@ def test_foreign_ids_become_short_ones_one_to_one(ids: list[str]) -> None:
 
 
 def test_arguments_and_contents_in_the_types_that_a_template_wants() -> None:
-    (message,) = shaped([calls(FIRST)], None, lacking("object_arguments"), "hermes").messages
+    (message,) = shaped([calls(FIRST)], None, lacking("object_arguments")).messages
     assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "town 6a5b4"}'
     thought = {**calls(FIRST), "reasoning": "hm", "reasoning_content": "hm"}
-    (message,) = shaped([thought], None, lacking("reasoning"), "hermes").messages
+    (message,) = shaped([thought], None, lacking("reasoning")).messages
     assert message == {**thought, "thinking": "hm"}
-    (message,) = shaped([user("q")], None, lacking("text_content"), "hermes").messages
+    (message,) = shaped([user("q")], None, lacking("text_content")).messages
     assert message["content"] == [{"type": "text", "text": "q"}]
 
 
@@ -201,7 +200,7 @@ def test_calls_in_words_are_written_as_the_model_writes_them(kind: str, text: st
 
 
 def test_tools_get_what_a_template_reads_of_them() -> None:
-    shape = shaped(ASKED, [TOOL, BARE_TOOL], lacking("tool_descriptions"), "hermes")
+    shape = shaped(ASKED, [TOOL, BARE_TOOL], lacking("tool_descriptions"))
     assert shape.tools is not None
     assert shape.tools[0] == TOOL
     assert shape.tools[1]["function"] == {
@@ -212,41 +211,22 @@ def test_tools_get_what_a_template_reads_of_them() -> None:
 
 
 def test_a_template_that_leaves_tools_out_gets_them_in_words() -> None:
-    (system, question), tools, adjusted = shaped_for_program(ASKED, [TOOL], PLAIN)
+    (system, question), tools, adjusted = shaped(ASKED, [TOOL], lacking("tools"))
     assert (tools, adjusted) == (None, ("tools",))
     assert system["role"] == "system"
     assert json.dumps(TOOL) in system["content"]
     assert question == ASKED[0]
 
 
-@pytest.mark.parametrize(("tools", "template"), [([TOOL], WITH_TOOLS), ([], PLAIN), (None, PLAIN), ([TOOL], None)])
-def test_else_nothing_changes(tools: list[dict[str, Any]] | None, template: ChatTemplate | None) -> None:
-    assert shaped_for_program(ASKED, tools, template).messages == ASKED
+@pytest.mark.parametrize(("lacks", "shown"), [((), None), (("no_tools",), [])])
+def test_a_template_that_needs_a_list_of_tools_gets_an_empty_one(lacks: tuple[str, ...], shown: object) -> None:
+    assert shaped(ASKED, None, lacking(*lacks)).tools == shown
+    assert shaped(ASKED, [], lacking(*lacks)).tools == shown
+    assert shaped(ASKED, [TOOL], lacking("tools", *lacks)).tools == shown
 
 
-@pytest.mark.parametrize("call", [5, {}, {"function": 5}, {"function": {"name": "a"}}])
-def test_a_call_in_another_form_is_refused(call: object) -> None:
-    with pytest.raises(RequestError, match="OpenAI's form") as refused:
-        shaped_for_program([{"role": "assistant", "content": "", "tool_calls": [call]}], [TOOL], PLAIN)
-    assert refused.value.parameter == "messages"
-
-
-def test_a_tool_that_is_no_json_is_refused() -> None:
-    loop: dict[str, Any] = {}
-    loop["loop"] = loop
+@pytest.mark.parametrize("tool", [LOOP, {"type": object()}, {"type": float("nan"), "a": LOOP}])
+def test_a_tool_that_is_no_json_is_refused(tool: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="tools cannot be written as JSON"):
-        shaped_for_program(ASKED, [loop], PLAIN)
-    with pytest.raises(RequestError):
-        shaped_for_program(ASKED, [{"type": object()}], PLAIN)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "written"),
-    [({"a": 1}, '{"a": 1}'), ('{"a": 1}', '{"a": 1}'), ("no JSON", '{"INVALID_JSON": "no JSON"}')],
-)
-def test_arguments_are_an_object_for_the_model_whether_they_come_as_one_or_as_text(
-    arguments: object, written: str
-) -> None:
-    call = {"function": {"name": "f", "arguments": arguments}}
-    (_, answer), _, _ = shaped_for_program([{"role": "assistant", "content": "", "tool_calls": [call]}], [TOOL], PLAIN)
-    assert f'{{"name": "f", "arguments": {written}}}' in answer["content"]
+        shaped(ASKED, [tool], lacking("tools"))
+    assert shaped(ASKED, [tool], lacking("tool_descriptions")).tools == [tool]

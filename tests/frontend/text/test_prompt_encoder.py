@@ -24,8 +24,11 @@ LONG = msgspec.structs.replace(MODEL, max_model_len=10_000)
 USER = {"role": "user", "content": "Hi"}
 
 
-def encoder(tokenizer: Tokenizer, template: str | None = TEMPLATE) -> PromptEncoder:
-    return PromptEncoder(tokenizer, ChatTemplate(template, "<|start|>", "<|end|>") if template else None, LONG)
+CHAT = ChatTemplate(TEMPLATE, "<|start|>", "<|end|>")
+
+
+def encoder(tokenizer: Tokenizer) -> PromptEncoder:
+    return PromptEncoder(tokenizer, LONG)
 
 
 async def test_texts_are_encoded_and_token_ids_pass(tokenizer: Tokenizer) -> None:
@@ -37,11 +40,9 @@ async def test_texts_are_encoded_and_token_ids_pass(tokenizer: Tokenizer) -> Non
 async def test_special_tokens_are_the_callers_choice(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizers.load(tiny_tokenizers.with_bos(), tmp_path)
     bare = tokenizer.encode("Hello", add_special_tokens=False)
-    prompts = encoder(tokenizer, "Hello")
+    prompts = encoder(tokenizer)
     assert [list(prompt) for prompt in await prompts.encode(["Hello"])] == [[1, *bare]]
     assert [list(prompt) for prompt in await prompts.encode(["Hello"], add_special_tokens=False)] == [bare]
-    assert list(await prompts.encode_chat([USER])) == bare
-    assert list(await prompts.encode_chat([USER], add_special_tokens=True)) == [1, *bare]
 
 
 @pytest.mark.parametrize("texts", [["x" * INLINE_CHARACTERS], ["x" * (INLINE_CHARACTERS - 1), "y"] * 8])
@@ -69,33 +70,28 @@ async def test_a_text_that_cannot_fit_is_refused_before_any_is_encoded(tokenizer
 @pytest.mark.parametrize("number", [1, INLINE_CHARACTERS])
 async def test_a_conversation_goes_through_the_template(tokenizer: Tokenizer, number: int) -> None:
     message = {"role": "user", "content": "." * number}
-    encoding = asyncio.ensure_future(encoder(tokenizer).encode_chat([message]))
+    rendering = asyncio.ensure_future(encoder(tokenizer).render_chat(CHAT, [message]))
     await asyncio.sleep(0)
-    assert encoding.done() == (number == 1)
-    assert list(await encoding) == tokenizer.encode(f"<|start|>user: {message['content']}<|end|><|start|>")
+    assert rendering.done() == (number == 1)
+    assert await rendering == f"<|start|>user: {message['content']}<|end|><|start|>"
 
 
 async def test_the_options_of_a_conversation_reach_the_template(tokenizer: Tokenizer) -> None:
-    tokens = await encoder(tokenizer).encode_chat([USER], add_generation_prompt=False, continue_final_message=True)
-    assert list(tokens) == tokenizer.encode("<|start|>user: Hi")
+    text = await encoder(tokenizer).render_chat(CHAT, [USER], add_generation_prompt=False, continue_final_message=True)
+    assert text == "<|start|>user: Hi"
 
 
 async def test_content_that_is_no_text_is_for_the_template(tokenizer: Tokenizer) -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "Hello"}], "name": None}
-    tokens = await encoder(tokenizer, "{{ messages[0].content[0].text }}").encode_chat([message])
-    assert list(tokens) == tokenizer.encode("Hello")
+    template = ChatTemplate("{{ messages[0].content[0].text }}", "", "")
+    assert await encoder(tokenizer).render_chat(template, [message]) == "Hello"
 
 
 async def test_a_conversation_without_template_or_messages_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="no chat template"):
-        await encoder(tokenizer, None).encode_chat([USER])
+        await encoder(tokenizer).render_chat(None, [USER])
     with pytest.raises(RequestError, match="messages is empty"):
-        await encoder(tokenizer).encode_chat([])
-
-
-async def test_a_short_conversation_whose_prompt_cannot_fit_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(RequestTooLargeError, match="at least"):
-        await encoder(tokenizer, "{{ 'x' * 90_009 }}").encode_chat([USER])
+        await encoder(tokenizer).render_chat(CHAT, [])
 
 
 class Noting(Tokenizer):
@@ -119,7 +115,7 @@ def noting(tokenizer: tokenizers.Tokenizer, folder: Path) -> Noting:
 async def test_the_same_text_again_is_not_encoded(tmp_path: Path, number: int) -> None:
     tokenizer = noting(tiny_tokenizers.with_bos(), tmp_path)
     counts = EncodingCounts()
-    prompts = PromptEncoder(tokenizer, None, LONG, counts)
+    prompts = PromptEncoder(tokenizer, LONG, counts)
     text = "x" * number
     for special in (True, False, True):
         (tokens,) = await prompts.encode([text], special)
@@ -134,7 +130,7 @@ async def test_of_a_conversation_that_goes_on_only_what_is_new_is_encoded(tmp_pa
     messages = []
     for turn in range(6):
         messages.append({"role": "user", "content": f"{turn} " + "the world " * 60})
-        tokens = await prompts.encode_chat(messages)
+        (tokens,) = await prompts.encode([await prompts.render_chat(CHAT, messages)], add_special_tokens=False)
         text = "".join(f"<|start|>user: {message['content']}<|end|>" for message in messages) + "<|start|>"
         assert list(tokens) == tokenizer.encode(text)
         assert sum(map(len, tokenizer.texts)) <= 2 * MIN_PART
@@ -154,7 +150,7 @@ async def test_a_text_too_long_to_be_looked_at_is_encoded_as_it_is(tmp_path: Pat
     tokenizer = noting(tiny_tokenizers.byte_level(), tmp_path)
     model = msgspec.structs.replace(LONG, max_model_len=1 << 21)
     text = "<|start|>" * (MAX_CACHED_CHARACTERS // len("<|start|>") + 1)
-    (tokens,) = await PromptEncoder(tokenizer, None, model).encode([text])
+    (tokens,) = await PromptEncoder(tokenizer, model).encode([text])
     assert list(tokens) == [1] * (len(text) // len("<|start|>"))
     assert tokenizer.texts == [text]
 
@@ -175,7 +171,7 @@ def test_ids_are_those_of_plain_encoding(
     model = msgspec.structs.replace(LONG, max_model_len=1 << 20)
 
     async def check() -> None:
-        prompts = PromptEncoder(tokenizer, None, model)
+        prompts = PromptEncoder(tokenizer, model)
         for pieces in texts:
             whole = "".join(piece * number for piece, number in pieces)
             for length in [*sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=3))), len(whole)]:
@@ -190,7 +186,7 @@ async def test_a_frame_that_depends_on_the_text_is_left_to_the_library(tmp_path:
     library = tiny_tokenizers.byte_level()
     library.post_processor = processors.TemplateProcessing(single="$A <|end|> $A", special_tokens=[("<|end|>", 0)])
     tokenizer = noting(library, tmp_path)
-    prompts = PromptEncoder(tokenizer, None, LONG)
+    prompts = PromptEncoder(tokenizer, LONG)
     for text in ("Hello", "x" * INLINE_CHARACTERS):
         (tokens,) = await prompts.encode([text])
         num_tokens = (len(tokens) - 1) // 2
@@ -222,7 +218,7 @@ async def test_token_ids_are_checked(tokenizer: Tokenizer, number: int) -> None:
 
 async def test_a_tokenizer_with_more_tokens_than_its_model_is_checked_too(tokenizer: Tokenizer) -> None:
     small = msgspec.structs.replace(LONG, vocab_size=100)
-    prompts = PromptEncoder(tokenizer, None, small)
+    prompts = PromptEncoder(tokenizer, small)
     assert len((await prompts.encode(["ab"]))[0]) == 2
     with pytest.raises(RequestError, match="outside the vocabulary of 100 tokens"):
         await prompts.encode(["ab<tool>"])

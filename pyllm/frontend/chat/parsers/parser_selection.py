@@ -29,10 +29,14 @@ _NO_SCHEMAS: Schemas = {}
 
 
 class Parsers(Struct, frozen=True):
-    """The names of one model's; `none` where it has none."""
+    """The names of one model's; `none` where it has none.
+
+    A model whose template shows tools for a form of calls that is not known `explains_tools` in Hermes' form instead.
+    """
 
     tool_call: str = "none"
     reasoning: str = "none"
+    explains_tools: bool = False
 
 
 def parsers_of(template: str, reads_tools: bool, tool_call: str, reasoning: str) -> Parsers:
@@ -58,6 +62,7 @@ def parsers_of(template: str, reads_tools: bool, tool_call: str, reasoning: str)
             "if the model has another one, give --tool-call-parser, one of %s",
             ", ".join(TOOL_FORMS),
         )
+        found = Parsers("hermes", found.reasoning, explains_tools=True)
     if found.reasoning != "none":
         reasoning_form(found.reasoning)
     return found

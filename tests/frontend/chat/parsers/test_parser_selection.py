@@ -147,7 +147,7 @@ SIGNS = [
             "{% if tools is not none %}{{ '<|python_tag|>' }}{% endif %}",
             Parsers("llama3_json", "none"),
         ),
-        ("{% for tool in tools %}{{ tool }}{% endfor %}", Parsers("none", "none")),
+        ("{% for tool in tools %}{{ tool }}{% endfor %}", Parsers("hermes", "none", explains_tools=True)),
         ("{{ m.split('</think>')[-1] }}", Parsers("hermes", "think")),
         *((f"{{% if tools %}}{{% endif %}}{{# {sign} #}}", parsers) for sign, parsers in SIGNS),
     ],
@@ -159,7 +159,7 @@ def test_auto_is_what_the_template_shows(source: str, parsers: Parsers) -> None:
 
 
 def test_auto_says_which_parsers_there_are_where_the_template_shows_none(caplog: pytest.LogCaptureFixture) -> None:
-    assert parsers_of("{{ tools }}", True, "auto", "none").tool_call == "none"
+    assert parsers_of("{{ tools }}", True, "auto", "none").explains_tools
     (record,) = caplog.records
     assert "--tool-call-parser" in record.getMessage()
     assert all(name in record.getMessage() for name in TOOL_FORMS)
