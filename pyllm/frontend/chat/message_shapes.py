@@ -54,26 +54,45 @@ def shaped(
     for name, (needed, change) in _SHAPES.items():
         if getattr(traits, name, False) or needed.isdisjoint(roles):
             continue
-        changed = change(shape, tool_call_parser) if change is _in_words else change(shape)
+        changed = change(shape, tool_call_parser) if name in _IN_WORDS else change(shape)
         if changed != shape:
             adjusted.append(name)
             shape, roles = changed, _roles(changed)
     return Shaped(shape if adjusted else messages, tools or (None if traits.no_tools else []), tuple(adjusted))
 
 
-def plainest(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, traits: TemplateTraits) -> Shaped:
-    """The same conversation as users and assistants in turns, texts alone: what every template renders.
+def plainest(
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    traits: TemplateTraits,
+    tool_call_parser: str = "hermes",
+) -> Shaped:
+    """The same conversation as users and assistants in turns, texts alone, beside tools that the template shows.
 
     Raises:
         RequestError: a tool or arguments cannot be written as JSON.
     """
-    kept = {"text_content": traits.text_content, "no_tools": traits.no_tools}
-    return shaped(messages, tools, TemplateTraits(**dict.fromkeys(traits.__struct_fields__, False) | kept))
+    kept = {name: getattr(traits, name) for name in ("tools", "no_tools", "reasoning_field", "text_content")}
+    fewest = TemplateTraits(**dict.fromkeys(traits.__struct_fields__, False) | kept)
+    return shaped(messages, tools, fewest, tool_call_parser)
 
 
 def _in_words(messages: Messages, tool_call_parser: str) -> Messages:
     """Calls are part of the assistant's text, as the model writes them."""
     return [plain_calls(message, tool_call_parser) if message.get("tool_calls") else message for message in messages]
+
+
+def _late_result(messages: Messages) -> Messages:
+    """A result stands behind its call, and the results before it."""
+    turns: list[Messages] = []
+    of_call: dict[Any, Messages] = {}
+    for message in messages:
+        if message["role"] == "tool" and (turn := of_call.get(message.get("tool_call_id"))):
+            turn.append(message)
+            continue
+        turns.append([message])
+        of_call.update({call.get("id"): turns[-1] for call in message.get("tool_calls") or ()})
+    return [message for turn in turns for message in turn]
 
 
 def _call_order(messages: Messages) -> Messages:
@@ -136,14 +155,12 @@ def _result_alone(messages: Messages) -> Messages:
     return changed
 
 
-def _unanswered_call(messages: Messages) -> Messages:
-    """A call whose result never came has an empty one, unless it is what the model is to go on from."""
-    changed: Messages = []
-    for message in messages:
-        if changed and message["role"] != "tool":
-            calls = changed[-1].get("tool_calls") or ()
-            changed += [{"role": "tool", "tool_call_id": call.get("id"), "content": ""} for call in calls]
-        changed.append(message)
+def _unanswered_call(messages: Messages, tool_call_parser: str) -> Messages:
+    """Calls of which none was answered are text, unless they are what the model is to go on from."""
+    changed = list(messages)
+    for index, message in enumerate(messages[:-1]):
+        if message.get("tool_calls") and messages[index + 1]["role"] != "tool":
+            changed[index] = plain_calls(message, tool_call_parser)
     return changed
 
 
@@ -159,12 +176,11 @@ def _user_after_result(messages: Messages) -> Messages:
 
 
 def _text_with_call(messages: Messages) -> Messages:
-    """The text is a message of its own, before that of the call."""
+    """The text is a message of its own, before that of the call, which keeps the reasoning."""
     changed: Messages = []
     for message in messages:
         if message.get("tool_calls") and message["content"]:
-            changed.append({name: value for name, value in message.items() if name != "tool_calls"})
-            changed.append({"role": message["role"], "content": "", "tool_calls": message["tool_calls"]})
+            changed += [{"role": message["role"], "content": message["content"]}, {**message, "content": ""}]
         else:
             changed.append(message)
     return changed
@@ -194,12 +210,15 @@ def _several_calls(messages: Messages) -> Messages:
         end = _end_of(messages, index, "tool")
         results = messages[index:end]
         index = end
+        ids = [call.get("id") for call in calls]
         for number, call in enumerate(calls):
             first = message if number == 0 else {"role": message["role"], "content": ""}
             changed.append({**first, "tool_calls": [call]})
-            answers = [result for result in results if result.get("tool_call_id") == call.get("id")]
+            answers = [result for result in results if result.get("tool_call_id") == ids[number]]
+            if ids[number] in ids[number + 1 :]:
+                del answers[1:]  # The others answer the calls with the same id.
             changed += answers
-            results = [result for result in results if result not in answers]
+            results = [result for result in results if not any(result is answer for answer in answers)]
         changed += results
     return changed
 
@@ -242,8 +261,27 @@ def _as_system(message: Message) -> Message:
     return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
+def _with_open_tags(message: Message) -> Message:
+    """Harmony's tag of a channel is a word like others."""
+    fields = ("content", "reasoning", "reasoning_content")
+    texts = {name: text.replace("<|channel|>", "<| channel |>") for name in fields if (text := message.get(name))}
+    return {**message, **texts} if message["role"] == "assistant" else message
+
+
 def _as_thinking(message: Message) -> Message:
     return {**message, "thinking": message["reasoning"]} if message.get("reasoning") else message
+
+
+def _as_thinking_part(message: Message) -> Message:
+    if not (reasoning := message.get("reasoning")):
+        return message
+    texts = [{"type": "text", "text": message["content"]}] if message["content"] else []
+    return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *texts]}
+
+
+def _with_blank(message: Message) -> Message:
+    is_empty = message["role"] == "assistant" and not message["content"] and not message.get("tool_calls")
+    return {**message, "content": " "} if is_empty else message
 
 
 def _with_short_ids(message: Message) -> Message:
@@ -275,6 +313,7 @@ _CALL = "call"  # beside the roles: a message with calls
 _SHAPES: dict[str, tuple[frozenset[str], Callable[..., Messages]]] = {
     name: (frozenset(needed), change)
     for name, needed, change in (
+        ("late_result", [_CALL], _late_result),
         ("call_order", [_CALL], _call_order),
         ("tool_calls", [_CALL], _in_words),
         ("tool_results", ["tool"], _each(_as_result)),
@@ -282,7 +321,6 @@ _SHAPES: dict[str, tuple[frozenset[str], Callable[..., Messages]]] = {
         ("late_system", _SYSTEM, _late_system),
         ("two_systems", _SYSTEM, _two_systems),
         ("system", _SYSTEM, _system),
-        ("system_before_result", _SYSTEM, _system_before_result),
         ("result_alone", ["tool"], _result_alone),
         ("unanswered_call", [_CALL], _unanswered_call),
         ("user_after_result", ["tool"], _user_after_result),
@@ -293,12 +331,18 @@ _SHAPES: dict[str, tuple[frozenset[str], Callable[..., Messages]]] = {
         ("text_with_call", [_CALL], _text_with_call),
         ("text_before_call", [_CALL], _text_before_call),
         ("several_calls", [_CALL], _several_calls),
+        ("system_before_result", _SYSTEM, _system_before_result),
         ("call_ids", [_CALL, "tool"], _each(_with_short_ids)),
         ("object_arguments", [_CALL], _each(text_arguments)),
+        ("channel_tags", ["assistant"], _each(_with_open_tags)),
         ("reasoning", ["assistant"], _each(_as_thinking)),
+        ("reasoning_field", ["assistant"], _each(_as_thinking_part)),
+        ("empty_assistant", ["assistant"], _each(_with_blank)),
         ("text_content", [*_SYSTEM, "user", "assistant", "tool"], _each(in_parts)),
     )
 }
+# They write calls as the model does.
+_IN_WORDS = ("tool_calls", "unanswered_call")
 
 
 def _roles(messages: Messages) -> set[str]:

@@ -121,11 +121,12 @@ class ChatRenderer:
         variables: Mapping[str, Any],
     ) -> Iterator[tuple[Shaped, Mapping[str, Any]]]:
         """Forms and variables to try in turn: a template may know other efforts, and a shape that no probe has."""
-        shape = shaped(messages, tools, traits, self.parsers.tool_call)
+        conversation = messages, tools, traits, self.parsers.tool_call
+        shape = shaped(*conversation)
         yield shape, variables
         if "reasoning_effort" in variables:
             yield shape, {name: value for name, value in variables.items() if name != "reasoning_effort"}
-        yield plainest(messages, tools, traits), variables
+        yield plainest(*conversation), variables
 
 
 def program_messages(messages: Sequence[Message]) -> list[Message]:

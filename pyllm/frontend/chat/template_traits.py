@@ -15,6 +15,8 @@ _MAX_TEMPLATES = 128
 
 _NAME, _CALLED = "look_up_places", "find_route"
 _THOUGHT = "a thought before"
+_THOUGHT_PARTS = [{"type": "thinking", "thinking": _THOUGHT}]
+_TAGGED = "<|channel|>final<|message|>a channel"
 _ID, _OTHER_ID = "a1b2c3d4e", "f5g6h7i8j"
 _LONG_IDS = {_ID: "call_0123456789abcdef01234567", _OTHER_ID: "call_89abcdef0123456789abcdef"}
 _CITY = {"type": "string", "description": "the city to look up"}
@@ -56,9 +58,13 @@ class TemplateTraits(Struct, frozen=True):
     several_calls: bool = True  # in one message
     result_alone: bool = True  # without a call that it answers
     unanswered_call: bool = True
+    late_result: bool = True  # behind other messages than its call and results
     user_after_result: bool = True
     call_ids: bool = True  # of any form, not only nine letters and digits
+    empty_assistant: bool = True
+    channel_tags: bool = True  # Harmony's, in an answer
     reasoning: bool = True  # under our names, else under `thinking` alone, as gpt-oss
+    reasoning_field: bool = True  # else it is a part of the content, as in Ministral 3
     text_content: bool = True  # else content is a list of parts
 
 
@@ -73,7 +79,7 @@ class _Probes:
 
     def __init__(self, template: ChatTemplate, tools: Sequence[Mapping[str, Any]] | None) -> None:
         self._template = template
-        self._tools: Sequence[Mapping[str, Any]] | None = tools
+        self._tools = tools
         self._in_parts = False  # content
         self._as_text = False  # arguments
 
@@ -93,6 +99,7 @@ class _Probes:
         self._as_text &= renders_calls
         tool_calls = tools and renders_calls
         answered = (call, result) if tool_calls else ()
+        in_field = self._renders_reasoning(reasoning=_THOUGHT, reasoning_content=_THOUGHT)
         return TemplateTraits(
             tools=tools,
             no_tools=no_tools,
@@ -118,10 +125,15 @@ class _Probes:
             ),
             result_alone=self._renders(_user(0), result, _assistant(0), _user(1)),
             unanswered_call=self._renders(_user(0), call, _user(1)),
+            late_result=not answered or self._renders_late_results(),
             user_after_result=not answered or self._renders(_user(0), *answered, _user(1), _assistant(0), _user(2)),
             call_ids=self._renders(_user(0), *map(_with_long_ids, answered), _assistant(0), _user(1)),
-            reasoning=self._renders_reasoning(call, "reasoning", "reasoning_content")
-            or not self._renders_reasoning(call, "thinking"),
+            empty_assistant=self._renders(_user(0), {"role": "assistant", "content": ""}, _user(1)),
+            channel_tags=self._renders(_user(0), {"role": "assistant", "content": _TAGGED}, _user(1)),
+            reasoning=in_field or not self._renders_reasoning(thinking=_THOUGHT),
+            reasoning_field=in_field
+            or self._renders_reasoning(thinking=_THOUGHT)
+            or not self._renders_reasoning(content=_THOUGHT_PARTS),
             text_content=not self._in_parts,
         )
 
@@ -146,9 +158,16 @@ class _Probes:
             self._renders(*turn[:place], late, *turn[place:]) for place in range(1, len(turn) + 1)
         ) and self._renders(_user(0), *answered, late, _assistant(0), _user(1))
 
-    def _renders_reasoning(self, call: Message, *fields: str) -> bool:
-        text = self._text([_user(0), {**call, **dict.fromkeys(fields, _THOUGHT)}, _result(_ID)], self._tools)
-        return text is not None and _THOUGHT in text
+    def _renders_late_results(self) -> bool:
+        """Whether a result may stand behind a user, an answer or another call."""
+        calls, results = [_call(_ID), _call(_OTHER_ID)], [_result(_ID), _result(_OTHER_ID)]
+        rest = _assistant(1), _user(2)
+        between = ([calls[0], _user(1), results[0]], [calls[0], _assistant(0), results[0]], [*calls, *results])
+        return all(self._renders(_user(0), *turn, *rest) for turn in between)
+
+    def _renders_reasoning(self, **fields: Any) -> bool:
+        text = self._text([_user(0), {**_call(_ID), **fields}, _result(_ID)], self._tools)
+        return text is not None and _THOUGHT in text and "'type'" not in text and '"thinking"' not in text
 
     def _shows(self, tool: Mapping[str, Any]) -> bool:
         text = self._text([_user(0)], [tool])

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.parsers.tool_forms import HERMES_CLOSING, HERMES_OPENING, TOOL_FORMS
+from pyllm.frontend.chat.parsers.tool_forms import HERMES_CLOSING, HERMES_OPENING, MISTRAL_ARGUMENTS, TOOL_FORMS
 from pyllm.frontend.text.templates import Message
 
 _encoder = msgspec.json.Encoder()
@@ -42,15 +42,20 @@ def plain_result(message: Message) -> Message:
 
 
 def plain_calls(message: Message, kind: str) -> Message:
-    """A message whose calls are part of its text: a list of JSON behind the form's marker, or Hermes' format."""
+    """A message whose calls are part of its text, in the form `kind`, or in Hermes' where no writer knows that."""
     form = TOOL_FORMS.get(kind)
-    is_list = form is not None and form.style == "list"
-    name, arguments = form.keys if form is not None and is_list else ("name", "arguments")
+    style = "none" if form is None else form.style
     functions = [call["function"] for call in message["tool_calls"]]
-    calls = [json_text({name: function["name"], arguments: function["arguments"]}) for function in functions]
-    if form is not None and is_list:
+    if form is not None and style == "list":
+        calls = [_object(function, *form.keys) for function in functions]
         text = f"{form.marker}[{', '.join(calls)}]{form.closing}"
+    elif form is not None and style == "mistral":
+        calls = [f"{function['name']}{MISTRAL_ARGUMENTS}{json_text(function['arguments'])}" for function in functions]
+        text = "".join([f"{form.marker}{call}" for call in calls])
+    elif form is not None and kind == "lfm2":
+        text = f"{form.marker}[{', '.join(map(_python_call, functions))}]{form.closing}"
     else:
+        calls = [_object(function, "name", "arguments") for function in functions]
         text = "\n".join([f"{HERMES_OPENING}\n{call}\n{HERMES_CLOSING}" for call in calls])
     plain = dict(message)
     del plain["tool_calls"]
@@ -68,3 +73,12 @@ def json_text(value: Any) -> str:
         return msgspec.json.format(_encoder.encode(value), indent=0).decode()
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"tools cannot be written as JSON: {error}", "tools") from None
+
+
+def _object(function: Mapping[str, Any], name: str, arguments: str) -> str:
+    return json_text({name: function["name"], arguments: function["arguments"]})
+
+
+def _python_call(function: Mapping[str, Any]) -> str:
+    """Values are in Python's words, as the model writes them."""
+    return f"{function['name']}({', '.join(f'{name}={value!r}' for name, value in function['arguments'].items())})"

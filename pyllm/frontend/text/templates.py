@@ -42,7 +42,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, bos_token: str, eos_token: str, tool_source: str | None = None) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]
         )
         environment.filters["tojson"] = _tojson
@@ -109,7 +109,7 @@ class ChatTemplate:
             **self._named_otherwise(variables),
             **variables,
             **self._special_tokens,
-            "messages": messages,
+            "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
         }
         pieces = []
@@ -140,6 +140,14 @@ class ChatTemplate:
         if "datetime" in self.variables:
             others["datetime"] = _strftime_now("%Y-%m-%d %H:%M")
         return others
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Transformers' own, in which templates may also fill and empty lists, as Kimi K2's do."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        is_of_list = isinstance(obj, list) and attr in ("append", "pop")
+        return is_of_list or super().is_safe_attribute(obj, attr, value)
 
 
 class _GenerationBlock(Extension):

@@ -54,7 +54,7 @@ SMALL_TEMPLATES: dict[str, SmallTemplate] = {
         + _CALLS
         + "{% else %}{{ m.content }}{% endif %}<|end|>{% endfor %}",
         *("developer", "two_systems", "late_system", "two_users", "two_assistants", "assistant_first"),
-        *("text_with_call", "text_before_call", "unanswered_call", "user_after_result", "call_ids"),
+        *("text_with_call", "text_before_call", "unanswered_call", "late_result", "user_after_result", "call_ids"),
     ),
     # Mistral Nemo: the system message stands in the last user's, so it is lost behind a result.
     "system_last": _template(
@@ -109,7 +109,8 @@ SMALL_TEMPLATES: dict[str, SmallTemplate] = {
         """{% if messages[0].role in ('system', 'developer') %}<|developer|>{{ messages[0].content }}{% endif %}
         {% for t in tools or [] %}{{ t.function.name }}{{ '//' + t.function.description }}{% endfor %}
         {% set ns = namespace(called=false) %}{% for m in messages %}
-        {% if m.role == 'assistant' and m.tool_calls %}{% set ns.called = true %}<|call|>
+        {% if m.role == 'assistant' and '<|channel|>final<|message|>' in m.content %}{{ raise_exception('tags') }}
+        {% elif m.role == 'assistant' and m.tool_calls %}{% set ns.called = true %}<|call|>
         {{ m.thinking }}{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments | tojson }}
         {% elif m.role in ('user', 'assistant') %}"""
         + _PLAIN_MESSAGE
@@ -117,7 +118,18 @@ SMALL_TEMPLATES: dict[str, SmallTemplate] = {
         <|result|>{{ m.content }}{% endif %}{% endfor %}"""
         + _PROMPT,
         *("tool_descriptions", "two_systems", "late_system", "text_with_call", "several_calls", "result_alone"),
-        "reasoning",
+        *("channel_tags", "reasoning"),
+    ),
+    # Ministral 3: reasoning is a part of the content, which may not be empty.
+    "thinking_parts": _template(
+        _TOOLS
+        + """{% for m in messages %}<|{{ m.role }}|>
+        {% if m.role == 'assistant' and not m.content and not m.tool_calls %}{{ raise_exception('empty') }}{% elif m.content is string %}{{ m.content }}{% else %}
+        {% for p in m.content %}{{ p.thinking if p.type == 'thinking' else p.text }}{% endfor %}{% endif %}"""
+        + _CALLS
+        + "<|end|>{% endfor %}"
+        + _PROMPT,
+        *("empty_assistant", "reasoning_field"),
     ),
     # DeepSeek: system messages are collected at the beginning.
     "hoists_systems": _template(

@@ -161,10 +161,55 @@ def test_several_calls_become_single_ones_with_their_results() -> None:
     assert roles(shape) == "uauAtta"
 
 
-def test_an_unanswered_call_has_an_empty_result_unless_it_is_the_last_message() -> None:
+def test_calls_without_an_answer_are_text_unless_they_are_the_last_message() -> None:
     traits = lacking("unanswered_call")
-    assert roles(shaped([user(), calls(FIRST, SECOND), user()], None, traits)) == "uAttu"
+    shape = shaped([user(), calls(FIRST, text="so"), user("stop")], None, traits, "mistral")
+    assert roles(shape) == "uau"
+    assert shape.messages[1]["content"] == 'so\n[TOOL_CALLS]find_weather[ARGS]{"city": "town 6a5b4"}'
     assert roles(shaped([user(), calls(FIRST)], None, traits)) == "uA"
+
+
+def test_a_user_who_did_not_wait_says_nothing_for_a_tool() -> None:
+    messages = [user(), calls(FIRST), user("stop"), assistant(), user("more")]
+    prompt, shape = rendered("short_ids", messages, TOOLS)
+    assert "<|tool|>" not in prompt
+    assert roles(shape) == "uauau"
+
+
+def test_late_results_go_back_to_their_calls() -> None:
+    first, second = result(FIRST), result(SECOND)
+    traits = lacking("late_result")
+    shape = shaped([user(), calls(FIRST), calls(SECOND), second, user("q"), first, assistant()], None, traits)
+    assert shape.messages == [user(), calls(FIRST), first, calls(SECOND), second, user("q"), assistant()]
+    shape = shaped([calls(FIRST), first, calls(FIRST), user("q"), second, first], None, traits)
+    assert shape.messages == [calls(FIRST), first, calls(FIRST), first, user("q"), second]
+
+
+def test_calls_with_one_id_keep_their_results() -> None:
+    rain = {**result(FIRST), "content": "rain"}
+    shape = shaped([calls(FIRST, FIRST), result(FIRST), rain], None, lacking("several_calls"))
+    assert shape.messages == [calls(FIRST), result(FIRST), calls(FIRST), rain]
+
+
+def test_reasoning_stays_with_the_call_whose_text_is_apart() -> None:
+    thought = {**calls(FIRST, text="let me see"), "reasoning": "hm", "reasoning_content": "hm"}
+    prompt, shape = rendered("developer_first", [user(), thought, result(FIRST)], TOOLS)
+    assert roles(shape) == "uaAt"
+    assert prompt.index("let me see") < prompt.index("hm") < prompt.index("find_weather", prompt.index("hm"))
+
+
+@pytest.mark.parametrize("text", ["", "an answer"])
+def test_reasoning_is_a_part_of_the_content_where_a_template_has_it_there(text: str) -> None:
+    thought = {**assistant(text), "reasoning": "hm"}
+    prompt, shape = rendered("thinking_parts", [user(), thought, user("more")], [])
+    assert f"hm{text}" in prompt
+    assert shape.adjusted == ("reasoning_field",)
+
+
+def test_tags_of_channels_are_words() -> None:
+    prompt, shape = rendered("developer_first", [user(), assistant("<|channel|>final<|message|>x"), user("more")], [])
+    assert "<| channel |>final<|message|>x" in prompt
+    assert shape.adjusted == ("channel_tags",)
 
 
 @given(st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=8, unique=True))

@@ -54,7 +54,8 @@ def test_a_template_can_refuse_messages() -> None:
     "source",
     [
         "{{ messages.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.clear() }}",
+        "{{ messages[0].update({}) }}",
         "{% for i in range(10 ** 9) %}x{% endfor %}",
         "{{ messages[0]['content'] + 1 }}",
         "{{ ''.__class__.__init__.__globals__ }}",
@@ -64,6 +65,13 @@ def test_what_the_sandbox_forbids_is_the_requests_fault_and_nothing_more(source:
     template = ChatTemplate(source, "<s>", "</s>")
     with pytest.raises(RequestError, match="chat template refuses"):
         template.render([USER])
+
+
+def test_a_template_may_fill_and_empty_a_list_that_is_not_the_callers() -> None:
+    messages = [USER]
+    source = "{% set l = [] %}{% set _ = l.append('a') %}{{ l.pop(0) }}{{ messages.pop().content }}"
+    assert ChatTemplate(source, "", "").render(messages) == f"a{USER['content']}"
+    assert messages == [USER]
 
 
 def test_output_is_bounded() -> None:
