@@ -47,6 +47,8 @@ _SCHEMAS: dict[str, type | None] = {
 }
 _DEFINITIONS = ("$defs", "definitions")
 _INDEX = re.compile(r"[0-9]{1,9}")
+# A class in brackets, an escape, or the beginning of a look-around. The groups match what no grammar enforces.
+_PATTERN_PIECE = re.compile(r"\[(?:\\.|[^\]\\])*+|\\(?:([1-9bBk])|.)|(\(\?<?[=!])", re.DOTALL)
 
 _Node = dict[str, Any]
 
@@ -181,6 +183,7 @@ class _Cleaner:
             self._left_out.update({key: None for key in unknown if UNKNOWN_KEYWORDS[key](node[key], node)})
             for key in unknown:
                 del node[key]
+        self._clean_names(node)
         if ("minProperties" in node or "maxProperties" in node) and _has_optional(node):
             if node.pop("minProperties", 0):
                 self._left_out["minProperties"] = None
@@ -195,12 +198,26 @@ class _Cleaner:
         elif key == "format":
             if not isinstance(value, str) or value not in FORMATS:
                 del node[key]
+        elif key == "pattern":
+            if isinstance(value, str) and not _is_enforceable(value):
+                del node[key]
+                self._left_out[key] = None
         elif key == "required":
             self._require(value, node, _Path(path, key))
         elif key == "enum" and not isinstance(value, list):
             raise _error(_Path(path, key), "must be a list", value)
         elif key == "$ref":
             self._follow(value, _Path(path, key))
+
+    def _clean_names(self, node: _Node) -> None:
+        patterns = node.get("patternProperties", {})
+        if others := [pattern for pattern in patterns if not _is_enforceable(pattern)]:
+            self._left_out["patternProperties"] = None
+            for pattern in others:
+                del patterns[pattern]
+            # It would forbid the properties that have these names.
+            if _is_no_free_schema(node.pop("additionalProperties", True), node):
+                self._left_out["additionalProperties"] = None
 
     def _require(self, names: Any, node: _Node, path: _Path) -> None:
         if isinstance(names, bool):  # JSON Schema's third draft had that in a property.
@@ -260,6 +277,11 @@ def _schemas_in(key: str, value: Any, path: _Path) -> Iterable[tuple[Any, _Path]
     if kind is None:
         return [(value, path)]
     raise _error(path, "must be a list" if kind is list else "must be an object", value)
+
+
+def _is_enforceable(pattern: str) -> bool:
+    """Whether a pattern has no look-around, boundary of a word or backreference. Takes time linear in its length."""
+    return not any(piece.lastindex for piece in _PATTERN_PIECE.finditer(pattern))
 
 
 def json_type(word: Any) -> Any:
