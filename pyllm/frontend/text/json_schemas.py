@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from pyllm.structured_outputs_params import check_grammar
 
 # Called with the name of a field that has no effect, and the message with which a strict server refuses it.
-LeftOut = Callable[[str, str], None]
+Ignore = Callable[[str, str], None]
 # The formats that a grammar enforces. JSON Schema says that others are annotations.
 FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "unknown"}
@@ -117,8 +117,8 @@ def clean_schema(schema: Mapping[str, Any]) -> CleanSchema:
     return CleanSchema(cleaner.root, cleaner.clean())
 
 
-def enforced_schema(schema: Mapping[str, Any], field: str, ignore: LeftOut) -> dict[str, Any]:
-    """`clean_schema`, where `ignore` hears of each keyword that is left out, as a field below `field`."""
+def enforced_schema(schema: Mapping[str, Any], field: str, ignore: Ignore) -> dict[str, Any]:
+    """`clean_schema`; `ignore` is called with each keyword that is left out, as a field below `field`."""
     clean = clean_schema(schema)
     for keyword in clean.left_out:
         ignore(f"{field}.{keyword}", f"{field}: the keyword {keyword} of the JSON schema is not enforced; leave it out")
@@ -127,7 +127,7 @@ def enforced_schema(schema: Mapping[str, Any], field: str, ignore: LeftOut) -> d
 
 @lru_cache(maxsize=256)
 def warn_once(name: str, refusal: str) -> None:
-    """A `LeftOut` for callers that have no response header: a warning in the log, once a name."""
+    """An `Ignore` for callers that have no response header: a warning in the log, once a name."""
     del name
     logging.getLogger(__name__).warning("%s", refusal.removesuffix("; leave it out"))
 
