@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.frontend.chat.conversations import ADJUSTMENTS
+
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
 # What a path in ARCHITECTURE.md may be relative to, as its first lines say; Rust's are named within their step.
@@ -108,3 +110,8 @@ def test_flags_in_documents_exist(document: str) -> None:
     pages = [(ROOT / "docs" / name).read_text() for name in ("flags.md", "vllm-flags.md")]
     known = set(FLAG.findall("\n".join(pages))) | OTHERS
     assert set(FLAG.findall((ROOT / document).read_text())) - known == set()
+
+
+def test_every_adjustment_of_messages_is_explained() -> None:
+    names = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/conversations.md").read_text(), re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(names))) == sorted(ADJUSTMENTS)

@@ -123,9 +123,9 @@ def _triton(device_type: str) -> Kernels:
             "before the start to run it, slowly, in Triton's interpreter"
         )
     if triton.knobs.runtime.interpret:
-        from pyllm_kernels.interpreter import adapt_interpreter
+        from pyllm_kernels.interpreter import order_products
 
-        adapt_interpreter()
+        order_products()
     from pyllm_kernels.gpu import (
         attention,
         blocks,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.server import Server
-from tests.frontend.chat.conversations import FIRST, calls, result, system, user
+from tests.frontend.chat.conversations import FIRST, as_sent, calls, result, system, user
 from tests.frontend.chat.small_templates import SMALL_TEMPLATES
 
 BLOCK_SIZE = 16
@@ -26,7 +26,7 @@ def test_ten_turns_with_late_system_messages_are_cached(name: str, tmp_path: Pat
             late = [system(f"Note {turn}: the office closes at {turn} today.")] if turn % 2 else []
             messages += [user(f"Question {turn}: when does office number {turn} close?"), *late]
             if turn % 3 == 2:
-                messages += [{**calls(FIRST), "tool_calls": sent(calls(FIRST))}, result(FIRST)]
+                messages += as_sent([calls(FIRST), result(FIRST)])
             body = {"messages": messages, "max_tokens": 1, "temperature": 0}
             answer = http.post("/v1/chat/completions", json=body).json()
             usage = answer["usage"]
@@ -35,10 +35,3 @@ def test_ten_turns_with_late_system_messages_are_cached(name: str, tmp_path: Pat
             known = usage["prompt_tokens"]
             messages.append({"role": "assistant", "content": f"It closes at {turn}."})
     assert known > 300
-
-
-def sent(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """The calls of a message as a client sends them, arguments as a text."""
-    return [
-        {**call, "function": {**call["function"], "arguments": '{"city": "Rome"}'}} for call in message["tool_calls"]
-    ]

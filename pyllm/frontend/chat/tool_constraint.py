@@ -27,8 +27,7 @@ from pyllm.frontend.chat.parsers.parser_selection import (
 )
 from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER, TOOL_FORMS
 from pyllm.frontend.chat.tool_grammar import ANY_TEXT, Content, call_list_grammar, calls_in_text, calls_or_content
-from pyllm.frontend.http.ignored_fields import Ignore
-from pyllm.frontend.text.json_schemas import LeftOut, enforced_schema, warn_once
+from pyllm.frontend.text.json_schemas import Ignore, enforced_schema, warn_once
 from pyllm.frontend.text.structured_outputs import grammar_text
 from pyllm.structured_outputs_params import StructuredOutputsParams
 
@@ -98,7 +97,7 @@ class ToolConstraint:
             return tool
         return msgspec.structs.replace(tool, strict=False, input_format=tool.input_format and InputFormat())
 
-    def constraint(self, token_id: TokenId, ignore: LeftOut = warn_once) -> StructuredOutputsParams | None:
+    def constraint(self, token_id: TokenId, ignore: Ignore = warn_once) -> StructuredOutputsParams | None:
         """The constraint on the answer, or None. `ignore` hears of keywords of a schema that it cannot enforce.
 
         Raises:
@@ -148,7 +147,7 @@ class ToolConstraint:
         schemas = {tool.name: tool.schema for tool in self._conversation.tools}
         return CallForm(markers, partial(tool_form(self._kind).make_parser, schemas)) if markers else None
 
-    def _harmony(self, token_id: TokenId, ignore: LeftOut) -> StructuredOutputsParams | None:
+    def _harmony(self, token_id: TokenId, ignore: Ignore) -> StructuredOutputsParams | None:
         """The same in Harmony's channels, where a forced call stands behind the model's reasoning, too."""
         tools, choice = self._conversation.tools, self._choice
         if isinstance(choice, NamedTool):
@@ -191,7 +190,7 @@ def _not_held(tool: Tool, kind: str) -> tuple[str, str]:
     return "tools.format", f"tools: {text}; leave the format out, or {demand}"
 
 
-def _whole_call(tool: Tool, ignore: LeftOut) -> StructuredOutputsParams:
+def _whole_call(tool: Tool, ignore: Ignore) -> StructuredOutputsParams:
     """The constraint on a text that is one call's arguments or input, and nothing else."""
     given = tool.input_format
     if given is None:
@@ -201,7 +200,7 @@ def _whole_call(tool: Tool, ignore: LeftOut) -> StructuredOutputsParams:
     return StructuredOutputsParams(grammar=given.definition if given.syntax == "lark" else ANY_TEXT)
 
 
-def _schemas(tools: Iterable[Tool], ignore: LeftOut, has_free: bool = False) -> Iterator[ToolSchema]:
+def _schemas(tools: Iterable[Tool], ignore: Ignore, has_free: bool = False) -> Iterator[ToolSchema]:
     """The schema or Lark rule for each tool's arguments; where `has_free`, those of unconstrained tools may be any."""
     for tool in tools:
         given = tool.input_format
@@ -214,7 +213,7 @@ def _schemas(tools: Iterable[Tool], ignore: LeftOut, has_free: bool = False) -> 
             yield tool.name, rewrite(given.definition)
 
 
-def _enforced(tool: Tool, ignore: LeftOut) -> dict[str, Any]:
+def _enforced(tool: Tool, ignore: Ignore) -> dict[str, Any]:
     """The part of a tool's schema that a grammar enforces."""
     try:
         return enforced_schema(tool.schema, f"tools.{tool.name}", ignore)

@@ -12,8 +12,8 @@ PREFLIGHT_SECONDS = 600
 
 # What scripts may read of an answer besides its type and length.
 _BUDGETS = [f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")]
-_OURS = (IGNORED_FIELDS_HEADER, ADJUSTED_MESSAGES_HEADER, MAX_TOKENS_HEADER)
-_EXPOSED = ", ".join(["x-request-id", "retry-after", *(name.decode() for name in _OURS), *_BUDGETS]).encode()
+_PYLLM_HEADERS = (IGNORED_FIELDS_HEADER, ADJUSTED_MESSAGES_HEADER, MAX_TOKENS_HEADER)
+_EXPOSED = ", ".join(["x-request-id", "retry-after", *(name.decode() for name in _PYLLM_HEADERS), *_BUDGETS]).encode()
 
 
 class Cors:

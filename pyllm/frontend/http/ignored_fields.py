@@ -5,13 +5,14 @@ Knows no API and no body: `frontend/http/body_shape.py` finds these fields.
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from msgspec import Meta
 
 from pyllm.config.server_settings import UnknownFields
 from pyllm.errors import RequestError
+from pyllm.frontend.text.json_schemas import Ignore as Ignore  # noqa: PLC0414 - for those who import it from here
 
 # The response header that names the fields.
 IGNORED_FIELDS_HEADER = b"pyllm-ignored-fields"
@@ -23,9 +24,6 @@ MAX_HEADER_BYTES = 2048
 # `OTHER`.
 MAX_COUNTED_NAMES = 256
 OTHER = "other"
-
-# Called with the name of a field that has no effect, and the message with which a strict server refuses it.
-Ignore = Callable[[str, str], None]
 
 _MORE = ", and others"
 _REFUSABLE = "refusable"

@@ -5,7 +5,14 @@ from .embeddings import embeddings_route
 from .error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES, error_response
 from .logprobs import chat_logprobs
 from .model_list import models_routes
-from .parameters import constraint_names, own_constraint, sample_params, scheduling_params, structured_outputs
+from .parameters import (
+    constraint_names,
+    output_limit,
+    own_constraint,
+    sample_params,
+    scheduling_params,
+    structured_outputs,
+)
 from .protocol import ChatLogprob
 from .tokenization import detokenize_route, tokenize_route, tokenizer_info_route
 
@@ -23,6 +30,7 @@ __all__ = [
     "embeddings_route",
     "error_response",
     "models_routes",
+    "output_limit",
     "own_constraint",
     "sample_params",
     "scheduling_params",

@@ -132,9 +132,9 @@ def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
 
 
 def _text(part: ContentPart, where: str, of_tool: bool) -> str:
-    """The text of a part. Something else in a tool's result is only told of."""
-    if of_tool and (told := left_out_text(part.type)):
-        return told
+    """The text of a part. An image or a document in a tool's result is replaced by a note."""
+    if of_tool and (note := left_out_text(part.type)):
+        return note
     text = part.refusal if part.type == "refusal" else part.text if part.type == "text" else None
     if text is None:
         raise RequestError(f"{where}: a part of type {part.type!r} is not supported; send text", where)

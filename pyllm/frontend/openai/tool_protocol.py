@@ -75,14 +75,14 @@ class ChosenTools(Struct, kw_only=True):
 
 
 class CalledFunction(Struct, kw_only=True):
-    """What a message's call was of. `arguments` are what the model wrote, JSON as a rule; or an object, as Ollama's."""
+    """The function that a call names. `arguments` are what the model wrote, mostly JSON; or an object, as Ollama's."""
 
     name: str
     arguments: str | dict[str, Any] | None = ""
 
 
 class CalledCustom(Struct, kw_only=True):
-    """What a message's call of a custom tool was of."""
+    """The custom tool that a call names, and its input."""
 
     name: str
     input: str | None = ""

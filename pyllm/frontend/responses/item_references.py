@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from pyllm.errors import RequestError
-from pyllm.frontend.responses.items import items_of
+from pyllm.frontend.responses.items import items_of, responses_of
 from pyllm.frontend.responses.protocol import Item
 from pyllm.frontend.responses.response_store import ResponseStore
 
@@ -33,7 +33,7 @@ async def dereferenced(
             raise RequestError(text, where)
         known.add(name)
         found = None
-        for response_id in _responses_of(name):
+        for response_id in responses_of(name):
             if response_id not in stored:
                 stored[response_id] = await _items_in(response_id, store, owner)
             found = found or stored[response_id].get(name)
@@ -47,15 +47,6 @@ async def dereferenced(
 def _is_reference(item: Item) -> bool:
     """Whether it is one; its type may be left out."""
     return item.type == KIND or (item.type is None and item.role is None and item.content is None and bool(item.id))
-
-
-def _responses_of(item_id: str) -> Iterable[str]:
-    """The responses that may have the item: ids are made of the request's, those of an input have `in` before it."""
-    _, _, rest = item_id.partition("_")
-    request_id = rest.rpartition("_")[0]
-    yield f"resp_{request_id}"
-    if request_id.startswith("in_"):
-        yield f"resp_{request_id.removeprefix('in_')}"
 
 
 async def _items_in(response_id: str, store: ResponseStore, owner: str) -> dict[str, Item]:

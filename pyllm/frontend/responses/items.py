@@ -13,6 +13,7 @@ from pyllm.frontend.responses.encrypted_reasoning import decode_reasoning
 from pyllm.frontend.responses.protocol import Item, OutputItem, Part
 from pyllm.frontend.responses.tools import APPLY_PATCH, LOCAL_SHELL
 
+_OF_INPUT = "in_"
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
@@ -25,6 +26,15 @@ def input_items(given: str | Sequence[Item], request_id: str, ignore: Ignore) ->
     items = [Item(role="user", content=given)] if isinstance(given, str) else given
     checked = (_checked(item, f"input[{index}]", f"{request_id}_{index}", ignore) for index, item in enumerate(items))
     return [item for item in checked if item is not None]
+
+
+def responses_of(item_id: str) -> Iterable[str]:
+    """The responses that may have an item: its id is made of the request's, that of an input has `in` before it."""
+    _, _, rest = item_id.partition("_")
+    request_id = rest.rpartition("_")[0]
+    yield f"resp_{request_id}"
+    if request_id.startswith(_OF_INPUT):
+        yield f"resp_{request_id.removeprefix(_OF_INPUT)}"
 
 
 def items_of(output: Iterable[OutputItem]) -> list[Item]:
@@ -135,7 +145,7 @@ def _checked(item: Item, where: str, request_id: str, ignore: Ignore) -> Item | 
     if kind == "reasoning" and item.encrypted_content is not None and not _reasoning(item):
         text = f"{where}.encrypted_content was made by another server, and only that server can read it"
         ignore("input.encrypted_content", text)
-    return msgspec.structs.replace(item, type=kind, id=item.id or f"{prefix}_in_{request_id}", content=content)
+    return msgspec.structs.replace(item, type=kind, id=item.id or f"{prefix}_{_OF_INPUT}{request_id}", content=content)
 
 
 def _check_parts(parts: str | list[Part] | None, where: str, of_tool: bool) -> None:

@@ -14,6 +14,7 @@ from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RES
 from pyllm.frontend.openai.logprobs import chat_logprobs
 from pyllm.frontend.openai.parameters import (
     constraint_names,
+    output_limit,
     own_constraint,
     sample_params,
     scheduling_params,
@@ -216,14 +217,15 @@ def _conversation(request: ResponsesRequest, items: list[Item], tools: list[Tool
 
 
 def _sampling_params(state: ServerState, request: ResponsesRequest) -> SamplingParams:
-    limit = state.client.model.max_logprobs
+    max_logprobs = state.client.model.max_logprobs
     num_top = request.top_logprobs or 0
-    check("top_logprobs", num_top, 0 <= num_top <= limit, f"from 0 to {limit} (--max-logprobs)")
+    check("top_logprobs", num_top, 0 <= num_top <= max_logprobs, f"from 0 to {max_logprobs} (--max-logprobs)")
     has_logprobs = _LOGPROBS in (request.include or ())
     if num_top and not has_logprobs:
         raise RequestError('top_logprobs requires include: ["message.output_text.logprobs"]', "top_logprobs")
     num_logprobs = num_top if has_logprobs else None
-    return sample_params(request, state.sampling, request.max_output_tokens, num_logprobs, _constraint(request))
+    limit = output_limit(request.max_output_tokens)
+    return sample_params(request, state.sampling, limit, num_logprobs, _constraint(request))
 
 
 def _constraint(request: ResponsesRequest) -> StructuredOutputsParams | None:

@@ -2,7 +2,7 @@ from .ascii_classes import with_ascii_classes
 from .beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from .detokenizer import TextDelta
 from .encoding_threads import EncodingCounts
-from .json_schemas import LeftOut, enforced_schema, json_type, warn_once
+from .json_schemas import Ignore, enforced_schema, json_type, warn_once
 from .model_tokenizer import ModelTokenizer
 from .outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from .prompt_encoder import PromptEncoder, RefusePrompt
@@ -19,7 +19,7 @@ __all__ = [
     "BeamSearchParams",
     "ChatTemplate",
     "EncodingCounts",
-    "LeftOut",
+    "Ignore",
     "Message",
     "ModelTokenizer",
     "OutputFold",

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from pyllm.structured_outputs_params import check_grammar
 
 # Called with the name of a field that has no effect, and the message with which a strict server refuses it.
-LeftOut = Callable[[str, str], None]
+Ignore = Callable[[str, str], None]
 # The formats that a grammar enforces. JSON Schema says that others are annotations.
 FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "unknown"}
@@ -47,6 +47,8 @@ _SCHEMAS: dict[str, type | None] = {
 }
 _DEFINITIONS = ("$defs", "definitions")
 _INDEX = re.compile(r"[0-9]{1,9}")
+# A class in brackets, an escape, or the beginning of a look-around. The groups match what no grammar enforces.
+_PATTERN_PIECE = re.compile(r"\[(?:\\.|[^\]\\])*+|\\(?:([1-9bBk])|.)|(\(\?<?[=!])", re.DOTALL)
 
 _Node = dict[str, Any]
 
@@ -115,8 +117,8 @@ def clean_schema(schema: Mapping[str, Any]) -> CleanSchema:
     return CleanSchema(cleaner.root, cleaner.clean())
 
 
-def enforced_schema(schema: Mapping[str, Any], field: str, ignore: LeftOut) -> dict[str, Any]:
-    """`clean_schema`, where `ignore` hears of each keyword that is left out, as a field below `field`."""
+def enforced_schema(schema: Mapping[str, Any], field: str, ignore: Ignore) -> dict[str, Any]:
+    """`clean_schema`; `ignore` is called with each keyword that is left out, as a field below `field`."""
     clean = clean_schema(schema)
     for keyword in clean.left_out:
         ignore(f"{field}.{keyword}", f"{field}: the keyword {keyword} of the JSON schema is not enforced; leave it out")
@@ -125,7 +127,7 @@ def enforced_schema(schema: Mapping[str, Any], field: str, ignore: LeftOut) -> d
 
 @lru_cache(maxsize=256)
 def warn_once(name: str, refusal: str) -> None:
-    """A `LeftOut` for callers that have no response header: a warning in the log, once a name."""
+    """An `Ignore` for callers that have no response header: a warning in the log, once a name."""
     del name
     logging.getLogger(__name__).warning("%s", refusal.removesuffix("; leave it out"))
 
@@ -181,6 +183,7 @@ class _Cleaner:
             self._left_out.update({key: None for key in unknown if UNKNOWN_KEYWORDS[key](node[key], node)})
             for key in unknown:
                 del node[key]
+        self._clean_names(node)
         if ("minProperties" in node or "maxProperties" in node) and _has_optional(node):
             if node.pop("minProperties", 0):
                 self._left_out["minProperties"] = None
@@ -195,12 +198,26 @@ class _Cleaner:
         elif key == "format":
             if not isinstance(value, str) or value not in FORMATS:
                 del node[key]
+        elif key == "pattern":
+            if isinstance(value, str) and not _is_enforceable(value):
+                del node[key]
+                self._left_out[key] = None
         elif key == "required":
             self._require(value, node, _Path(path, key))
         elif key == "enum" and not isinstance(value, list):
             raise _error(_Path(path, key), "must be a list", value)
         elif key == "$ref":
             self._follow(value, _Path(path, key))
+
+    def _clean_names(self, node: _Node) -> None:
+        patterns = node.get("patternProperties", {})
+        if others := [pattern for pattern in patterns if not _is_enforceable(pattern)]:
+            self._left_out["patternProperties"] = None
+            for pattern in others:
+                del patterns[pattern]
+            # It would forbid the properties that have these names.
+            if _is_no_free_schema(node.pop("additionalProperties", True), node):
+                self._left_out["additionalProperties"] = None
 
     def _require(self, names: Any, node: _Node, path: _Path) -> None:
         if isinstance(names, bool):  # JSON Schema's third draft had that in a property.
@@ -260,6 +277,11 @@ def _schemas_in(key: str, value: Any, path: _Path) -> Iterable[tuple[Any, _Path]
     if kind is None:
         return [(value, path)]
     raise _error(path, "must be a list" if kind is list else "must be an object", value)
+
+
+def _is_enforceable(pattern: str) -> bool:
+    """Whether a pattern has no look-around, boundary of a word or backreference. Takes time linear in its length."""
+    return not any(piece.lastindex for piece in _PATTERN_PIECE.finditer(pattern))
 
 
 def json_type(word: Any) -> Any:

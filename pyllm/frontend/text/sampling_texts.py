@@ -5,17 +5,17 @@ import asyncio
 import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.frontend.text.json_schemas import LeftOut, warn_once
+from pyllm.frontend.text.json_schemas import Ignore, warn_once
 from pyllm.frontend.text.structured_outputs import resolve_constraint
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
 from pyllm.structured_outputs_params import ResolvedConstraint
 
 
-def resolve_texts(params: SamplingParams, tokenizer: Tokenizer, ignore: LeftOut = warn_once) -> SamplingParams:
+def resolve_texts(params: SamplingParams, tokenizer: Tokenizer, ignore: Ignore = warn_once) -> SamplingParams:
     """The same parameters with bad words as token ids, and structured outputs as a grammar.
 
-    `ignore` hears of keywords of a JSON schema that the grammar cannot enforce.
+    `ignore` is called with each keyword of a JSON schema that the grammar cannot enforce.
 
     Raises:
         RequestError: a bad word has no tokens, or a form is none.
@@ -30,7 +30,7 @@ def resolve_texts(params: SamplingParams, tokenizer: Tokenizer, ignore: LeftOut 
 
 
 async def resolve_texts_aside(
-    params: SamplingParams, tokenizer: Tokenizer, ignore: LeftOut = warn_once
+    params: SamplingParams, tokenizer: Tokenizer, ignore: Ignore = warn_once
 ) -> SamplingParams:
     """`resolve_texts` on a thread where it may take long; raises as it does."""
     if isinstance(params.structured_outputs, ResolvedConstraint | None):

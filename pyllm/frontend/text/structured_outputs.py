@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyllm.errors import RequestError
 from pyllm.frontend.text.ascii_classes import with_ascii_classes
-from pyllm.frontend.text.json_schemas import LeftOut, enforced_schema, warn_once
+from pyllm.frontend.text.json_schemas import Ignore, enforced_schema, warn_once
 from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams, check_grammar
 
 if TYPE_CHECKING:
@@ -31,18 +31,18 @@ _FIELD = "structured_outputs"
 _GBNF = re.compile(r"[ \t]*root[ \t]*::=")
 
 
-def resolve_constraint(params: StructuredOutputsParams, ignore: LeftOut = warn_once) -> ResolvedConstraint:
+def resolve_constraint(params: StructuredOutputsParams, ignore: Ignore = warn_once) -> ResolvedConstraint:
     """The same constraint as a grammar; raises as `grammar_text` does."""
     if isinstance(params, ResolvedConstraint):
         return params
     return ResolvedConstraint(grammar=grammar_text(params, ignore))
 
 
-def grammar_text(params: StructuredOutputsParams, ignore: LeftOut = warn_once) -> str:
+def grammar_text(params: StructuredOutputsParams, ignore: Ignore = warn_once) -> str:
     """The grammar of outputs that meet a constraint: Lark, or llguidance's JSON.
 
     A JSON schema may say in its `x-guidance` how it is written; otherwise there is a space after commas and colons, and
-    no other whitespace. `ignore` hears of keywords that the grammar cannot enforce.
+    no other whitespace. `ignore` is called with each keyword that the grammar cannot enforce.
 
     Raises:
         RequestError: it is not JSON, has nothing to choose from, or is too long, or a schema has an unknown type or the
@@ -62,7 +62,7 @@ def grammar_text(params: StructuredOutputsParams, ignore: LeftOut = warn_once) -
     return _of_grammar(params.grammar)
 
 
-def _of_json(schema: object, ignore: LeftOut) -> str:
+def _of_json(schema: object, ignore: Ignore) -> str:
     from llguidance import LLMatcher
 
     try:

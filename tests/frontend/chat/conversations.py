@@ -4,7 +4,14 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pyllm.frontend.chat.template_traits import TemplateTraits
+
 Message = dict[str, Any]
+
+# What `pyllm-adjusted-messages` may name. The two other traits only decide how.
+ADJUSTMENTS = tuple(
+    name for name in ("call_order", *TemplateTraits.__struct_fields__) if name not in ("no_tools", "text_before_call")
+)
 
 FIRST, SECOND = "call_0f1e2d3c4b5a69788796a5b4", "toolu_01A09q90qw90lq917835lq9"
 TOOL: dict[str, Any] = {
@@ -107,6 +114,26 @@ SHAPES: dict[str, list[Message]] = {
     ],
     "broken arguments": [user(), calls(FIRST, arguments={"INVALID_JSON": '{"city": "Ro'}), result(FIRST)],
 }
+
+
+def as_sent(messages: Sequence[Message]) -> list[Message]:
+    """The messages as OpenAI's clients send them, arguments as a text."""
+    return [
+        {
+            **message,
+            "tool_calls": [
+                {**call, "function": {**call["function"], "arguments": text_of(call["function"]["arguments"])}}
+                for call in message["tool_calls"]
+            ],
+        }
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
+
+
+def text_of(arguments: dict[str, str]) -> str:
+    return arguments.get("INVALID_JSON") or json.dumps(arguments)
 
 
 def words(messages: Sequence[Message]) -> Iterator[tuple[str, ...]]:

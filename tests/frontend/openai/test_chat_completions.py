@@ -345,20 +345,6 @@ async def test_a_prefix_is_gone_on_with_where_it_is_last(tokenizer: Tokenizer) -
     assert prompts == [started, f"{started}<|end|><|start|>user: Hi<|end|><|start|>", f"{started}<|end|><|start|>"]
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-async def test_minus_one_is_no_limit(tokenizer: Tokenizer, field: str) -> None:
-    for path, body in (("/v1/chat/completions", {"messages": [USER]}), ("/v1/completions", {"prompt": "x"})):
-        if "chat" not in path and field != "max_tokens":
-            continue
-        async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
-            response = await frontend.http.post(path, json={**body, field: -1})
-            assert response.status_code == 200, response.text
-            refusal = await frontend.http.post(path, json={**body, field: -2})
-            (submit,) = frontend.core.sent(Submit)
-        assert submit.max_tokens == MODEL.max_model_len - len(array("i", submit.prompt))
-        assert refusal.status_code == 400
-
-
 async def test_integers_may_be_written_as_floats(tokenizer: Tokenizer) -> None:
     body = {"max_tokens": 150.0, "top_k": 40.0, "seed": 42.0, "n": 1.0}
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:

@@ -770,18 +770,20 @@ async def test_parameters_may_have_pythons_word_for_an_object(tokenizer: Tokeniz
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "note"),
     [
         ({"type": "image_url", "image_url": {"url": "data:x"}}, "[An image was here. Images are not supported yet.]"),
         ({"type": "file", "file": {"file_id": "x"}}, "[A document was here. Documents are not supported yet.]"),
     ],
 )
-async def test_an_image_in_a_tools_result_is_told_of(tokenizer: Tokenizer, part: dict[str, Any], told: str) -> None:
+async def test_an_image_in_a_tools_result_is_replaced_by_a_note(
+    tokenizer: Tokenizer, part: dict[str, Any], note: str
+) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "see", "arguments": "{}"}}
     result = {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "See:"}, part]}
     messages = [USER, {"role": "assistant", "tool_calls": [call]}, result]
     async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
         await chat(frontend, messages=messages)
-        assert f"See:\n{told}\n" in prompt_of(frontend, tokenizer)
+        assert f"See:\n{note}\n" in prompt_of(frontend, tokenizer)
         field, text = await refused(frontend, messages=[{**USER, "content": [part]}])
     assert (field, part["type"] in text) == ("messages[0].content[0]", True)

@@ -1,12 +1,14 @@
 """What one HTTP request has the engine do, as every API tells of it."""
 
+from array import array
 from typing import Any
 
 import pytest
 
 from pyllm.frontend.text.tokenizer import Tokenizer
-from tests.client.fake_core import ExpiringCore
-from tests.frontend.serving import in_process
+from pyllm.wire.messages import Submit
+from tests.client.fake_core import MODEL, ExpiringCore
+from tests.frontend.serving import answering, in_process
 
 USER = {"role": "user", "content": "x"}
 
@@ -26,3 +28,22 @@ async def test_a_deadline_looks_like_a_length_and_the_usage_tells_it(
         answer = (await frontend.http.post(path, json=body, headers={"x-request-timeout": "0.5"})).json()
     assert reason(answer) in ("length", "max_tokens", "max_output_tokens")
     assert answer["usage"]["finish_reason"] == "deadline"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/chat/completions", {"messages": [USER]}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": [USER]}, "max_completion_tokens"),
+        ("/v1/completions", {"prompt": "x"}, "max_tokens"),
+        ("/v1/responses", {"input": "x"}, "max_output_tokens"),
+    ],
+)
+async def test_minus_one_is_no_limit(tokenizer: Tokenizer, path: str, body: dict[str, Any], field: str) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        answer = await frontend.http.post(path, json={**body, field: -1})
+        refusal = await frontend.http.post(path, json={**body, field: -2})
+        (submit,) = frontend.core.sent(Submit)
+    assert answer.status_code == 200, answer.text
+    assert submit.max_tokens == MODEL.max_model_len - len(array("i", submit.prompt))
+    assert refusal.status_code == 400

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pyllm.config.server_settings import ServerConfig
+from pyllm.frontend.chat.conversation import left_out_text
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.wire.messages import Submit
 from tests.frontend.anthropic.serving import HERMES, ROOMY, SCHEMA, THINKING, THOUGHT
@@ -227,12 +228,12 @@ async def test_output_tokens_beyond_the_context_are_told(tokenizer: Tokenizer) -
     assert (response.headers["pyllm-max-tokens"], submit.max_tokens) == (str(room), room)
 
 
-async def test_an_image_in_a_tools_result_is_told_of(tokenizer: Tokenizer) -> None:
+async def test_an_image_in_a_tools_result_is_replaced_by_a_note(tokenizer: Tokenizer) -> None:
     call = {"type": "function_call", "call_id": "a", "name": "see", "arguments": "{}"}
     parts = [{"type": "input_text", "text": "See:"}, {"type": "input_image", "image_url": "data:x"}]
     output = {"type": "function_call_output", "call_id": "a", "output": parts}
     _, prompt = await told_and_prompt(tokenizer, TEMPLATE, input=[USER, call, output])
-    assert "See:\n[An image was here. Images are not supported yet.]\n" in prompt
+    assert f"See:\n{left_out_text('input_image')}\n" in prompt
 
 
 async def test_a_refusal_in_the_history_is_its_text(tokenizer: Tokenizer) -> None:

@@ -28,6 +28,9 @@ STANDARD_FORMATS = (
     *("uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "regex", "unknown"),
     *("relative-json-pointer", "password", "byte", "binary", "url", "color", "int32", "int64", "enum", "decimal", ""),
 )
+# What zod 4 writes for `z.string().email()`, and pydantic 2 for `Decimal`.
+EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
 KNOWN_KEYWORDS: dict[str, Any] = {
     "allOf": [{}],
     "anyOf": [{}],
@@ -138,6 +141,48 @@ def test_properties_are_counted_where_none_is_optional() -> None:
     optional = clean_schema({"type": "object", "properties": {"a": {}}, "minProperties": 1, "maxProperties": 2})
     assert optional.left_out == ("minProperties", "maxProperties")
     assert error_of(optional.schema) == ""
+
+
+@pytest.mark.parametrize(
+    "pattern", [EMAIL, DECIMAL, *(r"\b[a-z]", r"\Bx", r"(a)\1", r"(?<n>a)\k<n>", "(?<=a)b", "(?<!a)b")]
+)
+def test_a_pattern_that_no_grammar_enforces_is_left_out_and_named(pattern: str) -> None:
+    text = {"type": "string", "format": "email", "pattern": pattern}
+    clean = clean_schema(record(a=text, b=text))
+    assert clean.left_out == ("pattern",)
+    assert error_of({"pattern": pattern}) != error_of(clean.schema) == ""
+    assert takes(text, '"a@b.org"')
+    assert not takes(text, '"a"')
+
+
+@pytest.mark.parametrize("pattern", [r"^\(?=a$", "[(?=]x", r"[\](?!]", r"\\bx", r"\d{3}\.\w+", "(?:a|b)?=", "(?<b>a)"])
+def test_other_patterns_stay(pattern: str) -> None:
+    schema = {"type": "string", "pattern": pattern}
+    assert clean_schema(schema) == (schema, ())
+    assert error_of(schema) == ""
+
+
+@pytest.mark.parametrize("pattern", ["[a", "(a", "[(?=a)"])
+def test_a_broken_pattern_stays_refused(pattern: str) -> None:
+    assert clean_schema({"pattern": pattern}) == ({"pattern": pattern}, ())
+    assert error_of({"pattern": pattern})
+
+
+def test_names_that_no_grammar_enforces_are_left_out_and_not_forbidden() -> None:
+    schema = {
+        "type": "object",
+        "patternProperties": {"^(?!_)[a-z]": {"type": "integer"}, "^_": {"type": "boolean"}},
+        "additionalProperties": False,
+    }
+    assert clean_schema(schema).left_out == ("patternProperties", "additionalProperties")
+    assert takes(schema, '{"_a": true, "b": 1}')
+    assert not takes(schema, '{"_a": 1}')
+    assert clean_schema({"patternProperties": {EMAIL: {}}}) == ({"patternProperties": {}}, ("patternProperties",))
+
+
+def test_patterns_are_read_in_one_pass() -> None:
+    for pattern in ("[" * 400_000, "(" * 400_000, "\\" * 400_001, "[\\]" * 200_000):
+        assert clean_schema({"pattern": pattern}).left_out == ()
 
 
 def test_properties_may_be_named_like_keywords() -> None:
