@@ -74,10 +74,8 @@ def row(path: Path) -> str:
     """A template's row on the page: what `auto` finds, and what is adjusted where a conversation has it."""
     template = ChatTemplate(path.read_text(), "<s>", "</s>")
     parsers = parsers_of(template.source, template_traits(template, True).tools, "auto", "auto")
-    is_explained = parsers.tool_call == "none"
-    traits = template_traits(template, not is_explained)
-    if is_explained:
-        parsers = msgspec.structs.replace(parsers, tool_call="hermes")
+    traits = template_traits(template, not parsers.explains_tools)
+    if parsers.explains_tools:
         traits = msgspec.structs.replace(traits, tools=False, tool_calls=False, tool_results=False)
     adjusted = ", ".join(f"`{name}`" for name in ADJUSTMENTS if not getattr(traits, name, True))
     return f"| {path.stem} | {parsers.tool_call} | {parsers.reasoning.replace('none', '')} | {adjusted} |"

@@ -20,7 +20,7 @@ from pyllm.frontend.chat.parsers.sample_parser import SampleParser
 from pyllm.frontend.chat.renderer import ChatRenderer
 from pyllm.frontend.chat.tool_constraint import ToolConstraint
 from pyllm.frontend.chat.tool_grammar import after_reasoning
-from pyllm.frontend.http.ignored_fields import Ignore
+from pyllm.frontend.text.json_schemas import Ignore
 from pyllm.frontend.text.prompt_encoder import PromptEncoder, RefusePrompt
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.frontend.text.templates import ChatTemplate

@@ -12,8 +12,7 @@ from pyllm.frontend.chat.conversation import call_arguments
 from pyllm.frontend.chat.message_shapes import Shaped, plainest, shaped
 from pyllm.frontend.chat.parsers.parser_selection import parsers_of
 from pyllm.frontend.chat.template_traits import TemplateTraits, template_traits, with_functions
-from pyllm.frontend.http.ignored_fields import Ignore
-from pyllm.frontend.text.json_schemas import warn_once
+from pyllm.frontend.text.json_schemas import Ignore, warn_once
 from pyllm.frontend.text.prompt_encoder import PromptEncoder
 from pyllm.frontend.text.templates import ChatTemplate, Message
 

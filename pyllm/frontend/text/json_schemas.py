@@ -33,6 +33,8 @@ PYTHON_TYPES = {
 _TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
 _COUNTS = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"})
 _NUMBERS = frozenset({"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"})
+# llguidance reads no bounds from this one on, such as those of a float64.
+_UNKNOWN_NUMBER = 1 << 63
 # The keywords whose value is a schema, a list of schemas, or an object of them.
 _SCHEMAS: dict[str, type | None] = {
     "additionalItems": None,
@@ -195,6 +197,9 @@ class _Cleaner:
             node[key] = _type(value, _Path(path, key))
         elif key in _COUNTS or key in _NUMBERS:
             node[key] = _number(key, value, _Path(path, key))
+            if abs(node[key]) >= _UNKNOWN_NUMBER:
+                del node[key]
+                self._left_out[key] = None
         elif key == "format":
             if not isinstance(value, str) or value not in FORMATS:
                 del node[key]

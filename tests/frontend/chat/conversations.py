@@ -8,10 +8,8 @@ from pyllm.frontend.chat.template_traits import TemplateTraits
 
 Message = dict[str, Any]
 
-# What `pyllm-adjusted-messages` may name. The two other traits only decide how.
-ADJUSTMENTS = tuple(
-    name for name in ("call_order", *TemplateTraits.__struct_fields__) if name not in ("no_tools", "text_before_call")
-)
+# What `pyllm-adjusted-messages` may name.
+ADJUSTMENTS = tuple(name for name in ("call_order", *TemplateTraits.__struct_fields__) if name != "no_tools")
 
 FIRST, SECOND = "call_0f1e2d3c4b5a69788796a5b4", "toolu_01A09q90qw90lq917835lq9"
 TOOL: dict[str, Any] = {

@@ -124,7 +124,8 @@ SMALL_TEMPLATES: dict[str, SmallTemplate] = {
     "thinking_parts": _template(
         _TOOLS
         + """{% for m in messages %}<|{{ m.role }}|>
-        {% if m.role == 'assistant' and not m.content and not m.tool_calls %}{{ raise_exception('empty') }}{% elif m.content is string %}{{ m.content }}{% else %}
+        {% if m.role == 'assistant' and not m.content and not m.tool_calls %}{{ raise_exception('empty') }}
+        {% elif m.content is string %}{{ m.content }}{% else %}
         {% for p in m.content %}{{ p.thinking if p.type == 'thinking' else p.text }}{% endfor %}{% endif %}"""
         + _CALLS
         + "<|end|>{% endfor %}"

@@ -115,6 +115,17 @@ def test_a_keyword_that_no_grammar_enforces_is_left_out_and_named(keyword: str, 
     assert keyword in schema["$defs"]["x"], "the caller's own is changed"
 
 
+@pytest.mark.parametrize("kind", ["integer", "number"])
+@pytest.mark.parametrize("bound", [2.0**63, 1.7976931348623157e308])
+def test_bounds_that_llguidance_cannot_read_are_left_out_and_named(kind: str, bound: float) -> None:
+    schema = {"type": kind, "minimum": -bound, "maximum": bound}
+    assert "Failed to generate regex" in error_of(schema)
+    assert clean_schema(schema) == ({"type": kind}, ("minimum", "maximum"))
+    known = {"type": kind, "minimum": -(2**62), "maximum": 2**62}
+    assert error_of(known) == ""
+    assert clean_schema(known) == (known, ())
+
+
 @pytest.mark.parametrize(
     "given",
     [
