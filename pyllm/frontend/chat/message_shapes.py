@@ -84,6 +84,8 @@ def _in_words(messages: Messages, tool_call_parser: str) -> Messages:
 
 def _late_result(messages: Messages) -> Messages:
     """A result stands behind its call, and the results before it."""
+    if not _has_late_result(messages):
+        return messages
     turns: list[Messages] = []
     of_call: dict[Any, Messages] = {}
     for message in messages:
@@ -93,6 +95,16 @@ def _late_result(messages: Messages) -> Messages:
         turns.append([message])
         of_call.update({call.get("id"): turns[-1] for call in message.get("tool_calls") or ()})
     return [message for turn in turns for message in turn]
+
+
+def _has_late_result(messages: Messages) -> bool:
+    calls: Sequence[Any] = ()  # that may be answered directly
+    for message in messages:
+        if message["role"] != "tool":
+            calls = message.get("tool_calls") or ()
+        elif all(call.get("id") != message.get("tool_call_id") for call in calls):
+            return True
+    return False
 
 
 def _call_order(messages: Messages) -> Messages:
@@ -147,11 +159,13 @@ def _system_before_result(messages: Messages) -> Messages:
 def _result_alone(messages: Messages) -> Messages:
     """A result that answers no call before it is the user's text."""
     ids: set[Any] = set()
-    changed: Messages = []
-    for message in messages:
-        ids.update(call.get("id") for call in message.get("tool_calls") or ())
-        is_alone = message["role"] == "tool" and message.get("tool_call_id") not in ids
-        changed.append(plain_result(message) if is_alone else message)
+    changed = list(messages)
+    for index, message in enumerate(messages):
+        if message["role"] == "tool":
+            if message.get("tool_call_id") not in ids:
+                changed[index] = plain_result(message)
+        elif calls := message.get("tool_calls"):
+            ids.update([call.get("id") for call in calls])
     return changed
 
 
