@@ -56,7 +56,8 @@ class ThinkParser:
     @property
     def num_held(self) -> int:
         """How many characters of reasoning are held back."""
-        return self._markers.num_held + (len(self._draft.blank) + self._draft.size if self._draft else 0)
+        drafted = 0 if self._draft is None else len(self._draft.blank) + self._draft.size
+        return len(self._held) + self._markers.num_held + drafted
 
     def feed(self, text: str) -> list[Piece]:
         """Reasoning that cannot be part of a marker; after its end the other parser's pieces."""

@@ -99,6 +99,7 @@ CASES: list[tuple[MakeParser, texts.Case]] = [
     *((think, case) for case in texts.THINK),
     *((think_opened, case) for case in texts.OPENED),
     *((think_unclosed, case) for case in [*texts.THINK, *texts.UNCLOSED]),
+    *((raw_unclosed, case) for case in texts.RAW),
     *((PlainParser, texts.case(text, text)) for text in texts.PLAIN),
     *((hermes_or_content, case) for case in texts.HERMES_OR_CONTENT),
     *((mistral_or_content, case) for case in texts.MISTRAL_OR_CONTENT),
