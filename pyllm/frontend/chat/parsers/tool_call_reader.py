@@ -12,7 +12,8 @@ class CallShape(NamedTuple):
     """The keys of a call's object, and what tells it from others.
 
     With `names` only these are called. Where it `needs_arguments` an object without is no call, and what may come
-    before the name is no member of any kind. `in_order` the name is first, and the arguments follow.
+    before the name is no member of any kind. `in_order` the name is first, and the arguments follow. Where it
+    `is_keyed` the name is the key of the arguments: `{"f": {"city": "Paris"}}`.
     """
 
     name: str = "name"
@@ -20,6 +21,7 @@ class CallShape(NamedTuple):
     names: Collection[str] | None = None
     needs_arguments: bool = False
     in_order: bool = False
+    is_keyed: bool = False
 
 
 ANY_CALL = CallShape()
@@ -112,6 +114,10 @@ class CallReader:
         if not self._may_follow(self._key):
             return self._break(position)
         self._value, self._raw = JsonScanner(), []
+        if self._shape.is_keyed:
+            if self._name or not self._may_be_name(self._key):
+                return self._break(position)
+            self._name, self._key = self._key, self._shape.arguments[0]
         if self._key == self._shape.name:
             if char != '"' or self._name:
                 return self._break(position)
@@ -141,14 +147,16 @@ class CallReader:
         end = self._read(text, position)
         if self._value.done:
             self._name, self._step = json.loads("".join(self._raw)), self._expect_more
-            if not self._name or not self._name.isprintable():  # Half of a surrogate pair could not be sent, either.
-                return self._break(position)
-            if self._shape.names is not None and self._name not in self._shape.names:
+            if not self._may_be_name(self._name):
                 return self._break(position)
             if self._held is not None:
                 self._begin(pieces)
                 self._give("".join(self._held), pieces)
         return end
+
+    def _may_be_name(self, name: str) -> bool:
+        # Half of a surrogate pair is not printable; it could not be sent, either.
+        return name.isprintable() and name != "" and (self._shape.names is None or name in self._shape.names)
 
     def _read_arguments(self, text: str, position: int, pieces: list[Piece]) -> int:
         read, end = self._value.read(text, position)

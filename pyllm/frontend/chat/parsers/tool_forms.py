@@ -15,7 +15,6 @@ from pyllm.frontend.chat.parsers.header_calls import (
     KIMI,
     HeaderCalls,
     HeaderTags,
-    KeyedCalls,
 )
 from pyllm.frontend.chat.parsers.minimax_m3_calls import MINIMAX_TOKEN, MinimaxM3Calls
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
@@ -193,7 +192,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
     "functionary_v3_1": _header_form("", FUNCTIONARY, ('<function=example_function_name>{"',)),
     "apertus": _body_form(
         ("<|tools_prefix|>",),
-        lambda index, schemas: Closed(KeyedCalls(index), "<|tools_suffix|>"),
+        lambda index, schemas: Closed(CallList(index, "brackets", CallShape(is_keyed=True)), "<|tools_suffix|>"),
         ("<|tools_prefix|>",),
         closing="<|tools_suffix|>",
     ),

@@ -198,6 +198,8 @@ _APERTUS = [
         ("g", "{}"),
     ),
     case('<|tools_prefix|>[{"f": {"a": "un', "", ("f", '{"a": "un')),
+    case('<|tools_prefix|>[{"f": "{\\"a\\": 1}"}, {"g": null}]<|tools_suffix|>', "", ("f", '{"a": 1}'), ("g", "{}")),
+    case('<|tools_prefix|>[{"f": {}]<|tools_suffix|>b', "b", ("f", "{}")),
     case('<|tools_prefix|>[{"f": {}}; x', "; x", ("f", "{}")),
     case('<|tools_prefix|>[{"f": {}, "g": {}}]', ', "g": {}}]', ("f", "{}")),
     *(
