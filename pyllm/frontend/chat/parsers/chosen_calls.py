@@ -15,11 +15,6 @@ class ChosenCalls:
         self._body: Body | None = None
 
     @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return 0 if self._body is None else self._body.num_calls
-
-    @property
     def done(self) -> bool:
         """Whether all of it has come."""
         return self._body is not None and self._body.done

@@ -20,11 +20,6 @@ class GemmaCall:
         self.settled = False
 
     @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return int(self._arguments is not None)
-
-    @property
     def in_arguments(self) -> bool:
         """Whether the arguments of the last call go on."""
         return self._arguments is not None and not self.done

@@ -69,11 +69,6 @@ class HeaderCalls:
         self.settled = False
 
     @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return self._index - self._first_index + int(self._begun)
-
-    @property
     def in_arguments(self) -> bool:
         """Whether the arguments of the last call go on."""
         return self._begun
@@ -92,7 +87,7 @@ class HeaderCalls:
         del pieces
         char = text[position]
         if char.isspace() and not self._literals.matched:
-            self.settled = self.num_calls > 0
+            self.settled = self._index > self._first_index
             return position + 1
         if not self._literals.take(char):
             self.broken = True
@@ -104,7 +99,7 @@ class HeaderCalls:
             self._end_call()
         elif found:
             self.done = True
-        self.settled = bool(found) and self.num_calls > 0
+        self.settled = bool(found) and self._index > self._first_index
         return position + 1
 
     def _read_header(self, text: str, position: int, pieces: list[Piece]) -> int:

@@ -55,14 +55,13 @@ class MinimaxM3Calls:
         self.settled = False
 
     @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return self._index - self._first_index + int(self._begun)
-
-    @property
     def in_arguments(self) -> bool:
         """What follows a broken element is content."""
         return False
+
+    @property
+    def _has_calls(self) -> bool:
+        return self._begun or self._index > self._first_index
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
@@ -78,7 +77,7 @@ class MinimaxM3Calls:
         if self.broken and self._has_arguments:
             self._give("}", pieces)
         is_between = self._tag is None and not self._token.matched and (self._begun or not self._name)
-        self.settled = self.done or (not self.broken and (bool(self._open) or (is_between and self.num_calls > 0)))
+        self.settled = self.done or (not self.broken and (bool(self._open) or (is_between and self._has_calls)))
         return position
 
     def finish(self, pieces: list[Piece]) -> None:
@@ -122,7 +121,7 @@ class MinimaxM3Calls:
             self._open_element(opening[1], pieces)
         elif not self._name and invoke is not None and invoke[1].isprintable():
             self._name = invoke[1]
-        elif tag == _END_SECTION and self.num_calls:
+        elif tag == _END_SECTION and self._has_calls:
             self.done = True
         else:
             self.broken = True

@@ -20,7 +20,7 @@ class PythonCalls:
     def __init__(
         self, first_index: int, form: Literal["brackets", "lines"], names: Collection[str] | None = None
     ) -> None:
-        self._index = self._first_index = first_index
+        self._index = first_index
         self._brackets = form == "brackets"
         self._names = names
         self._step: _Step = self._open if self._brackets else self._expect_name
@@ -31,11 +31,6 @@ class PythonCalls:
         self.done = False
         self.broken = False
         self.settled = False
-
-    @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return self._index - self._first_index + int(self._begun)
 
     @property
     def in_arguments(self) -> bool:

@@ -48,11 +48,6 @@ class TaggedCall:
         self._expect_call()
 
     @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return self._index - self._first_index + int(self._begun)
-
-    @property
     def in_arguments(self) -> bool:
         """What follows a broken element is content."""
         return False

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from pyllm.frontend.chat.parsers.parsed_pieces import Content, Piece, ToolArguments, add
+from pyllm.frontend.chat.parsers.parsed_pieces import Content, Piece, ToolArguments, ToolCallBegin, add
 from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
 from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
@@ -17,10 +17,6 @@ class Body(Protocol):
 
     A body that is `broken` does not take the character that broke it; one that is `done` may leave it, too.
     """
-
-    @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
 
     @property
     def in_arguments(self) -> bool:
@@ -181,14 +177,16 @@ class MarkedCalls:
     def _in_body(self, body: Body, text: str, position: int, pieces: list[Piece]) -> int:
         """Let the body take what it can; gives the position after it."""
         while position < len(text) and not (body.done or body.broken):
-            begin, position = position, body.step(text, position, pieces)
+            begin, num_before = position, len(pieces)
+            position = body.step(text, position, pieces)
+            self._num_calls += sum(isinstance(piece, ToolCallBegin) for piece in pieces[num_before:])
             if body.settled:
                 self._settle()
                 self._broken_call = None
             elif position > begin:
                 self._held.append(text[begin:position])
         if body.done:
-            self._leave(body)
+            self._body = None
             self._settle()
             self._after_calls = True
         return position
@@ -202,7 +200,7 @@ class MarkedCalls:
         assert self._body is not None
         introduction, rest = "".join(self._held[: self._num_introducing]), "".join(self._held[self._num_introducing :])
         goes_on = self._body.in_arguments
-        self._leave(self._body)
+        self._body = None
         self._settle()
         if goes_on:
             self._broken_call = self._num_calls - 1
@@ -217,10 +215,6 @@ class MarkedCalls:
         """More of what stands outside of calls, or of the arguments that broke."""
         broken = self._broken_call
         add(pieces, Content(text) if broken is None else ToolArguments(broken, text))
-
-    def _leave(self, body: Body) -> None:
-        self._num_calls += body.num_calls
-        self._body = None
 
 
 def _end_of_space(text: str, position: int) -> int:

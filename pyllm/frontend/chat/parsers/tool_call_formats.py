@@ -26,11 +26,6 @@ class Closed:
         self.settled = False
 
     @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return self._calls.num_calls
-
-    @property
     def in_arguments(self) -> bool:
         """Whether the arguments of the last call go on."""
         return self._calls.in_arguments
@@ -79,11 +74,6 @@ class CallList:
         self.done = False
         self.broken = False
         self.settled = False
-
-    @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return self._next_index - self._first_index + int(self._reader is not None and self._reader.begun)
 
     @property
     def in_arguments(self) -> bool:
@@ -162,11 +152,6 @@ class NamedCall:
         self.settled = False
 
     @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return int(self._arguments is not None)
-
-    @property
     def in_arguments(self) -> bool:
         """Whether the arguments of the last call go on."""
         return self._arguments is not None and not self.done
@@ -207,11 +192,6 @@ class MistralCalls:
     def __init__(self, first_index: int) -> None:
         self._first_index = first_index
         self._form: CallList | NamedCall | None = None
-
-    @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return 0 if self._form is None else self._form.num_calls
 
     @property
     def in_arguments(self) -> bool:

@@ -61,11 +61,6 @@ class CallReader:
         self._string: ObjectInString | None = None  # of arguments
 
     @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return int(self.begun)
-
-    @property
     def in_arguments(self) -> bool:
         """Whether a call was given whose arguments have not come to their end."""
         return self.begun and not self._has_whole_arguments
