@@ -13,43 +13,32 @@ class ChosenCalls:
         self._choose = choose
         self._beginning = ""
         self._body: Body | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether all of it has come."""
-        return self._body is not None and self._body.done
-
-    @property
-    def broken(self) -> bool:
-        """Whether the text cannot go on like this."""
-        return self._body is not None and self._body.broken
-
-    @property
-    def settled(self) -> bool:
-        """Whether what it has read need not be kept."""
-        return self._body is not None and self._body.settled
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._body is not None and self._body.in_arguments
+        self.done = False
+        self.broken = False
+        self.settled = False
+        self.in_arguments = False
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
-        if self._body is not None:
-            return self._body.step(text, position, pieces)
-        if text[position].isspace():
-            return position + 1
-        body = self._choose(self._beginning + text[position])
+        body = self._body
         if body is None:
-            self._beginning += text[position]
-            return position + 1
-        self._body, read = body, 0
-        while read < len(self._beginning) and not body.broken:
-            read = body.step(self._beginning, read, pieces)
-        return position if body.broken else body.step(text, position, pieces)
+            if text[position].isspace():
+                return position + 1
+            body = self._body = self._choose(self._beginning + text[position])
+            if body is None:
+                self._beginning += text[position]
+                return position + 1
+            read = 0
+            while read < len(self._beginning) and not body.broken:
+                read = body.step(self._beginning, read, pieces)
+        if not body.broken:
+            position = body.step(text, position, pieces)
+        self.done, self.broken = body.done, body.broken
+        self.settled, self.in_arguments = body.settled, body.in_arguments
+        return position
 
     def finish(self, pieces: list[Piece]) -> None:
         """Give what is known of a call that the end of the sample cuts off."""
         if self._body is not None:
             self._body.finish(pieces)
+            self.settled = self._body.settled

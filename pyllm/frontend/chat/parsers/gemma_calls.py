@@ -18,11 +18,7 @@ class GemmaCall:
         self.done = False
         self.broken = False
         self.settled = False
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._arguments is not None and not self.done
+        self.in_arguments = False
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
@@ -56,6 +52,6 @@ class GemmaCall:
         out: list[str] = []
         position = reader.step(text, position, out)
         add(pieces, ToolArguments(self._index, "".join(out)))
-        self.done, self.broken = reader.done, reader.broken
+        self.done, self.broken, self.in_arguments = reader.done, reader.broken, not reader.done
         self.settled = not (reader.pending or reader.broken)
         return position

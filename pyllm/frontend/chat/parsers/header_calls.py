@@ -63,15 +63,10 @@ class HeaderCalls:
         self._header = MarkerFinder((tags.before_arguments,), strips=False)
         self._header_text: list[str] = []
         self._arguments = JsonScanner()
-        self._begun = False
         self.done = False
         self.broken = False
         self.settled = False
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._begun
+        self.in_arguments = False
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
@@ -80,7 +75,7 @@ class HeaderCalls:
 
     def finish(self, pieces: list[Piece]) -> None:
         """Give what is held back of a call that the end of the sample cuts off."""
-        if self._begun:
+        if self.in_arguments:
             add(pieces, ToolArguments(self._index, self._arguments.rest()))
 
     def _expect(self, text: str, position: int, pieces: list[Piece]) -> int:
@@ -121,7 +116,7 @@ class HeaderCalls:
             self.broken = True
             return position
         pieces.append(ToolCallBegin(self._index, match[1]))
-        self._begun = True
+        self.in_arguments = True
         self._arguments, self._step = JsonScanner(), self._read_arguments
         return self._read_arguments(text, position, pieces)
 
@@ -131,7 +126,7 @@ class HeaderCalls:
         self.settled, self.broken = True, self._arguments.broken
         if self._arguments.done:
             self._index += 1
-            self._begun = False
+            self.in_arguments = False
             others = [self._tags.begin, self._tags.closing] if self._tags.closing else []
             self._literals, self._step = LiteralMatcher([self._tags.end, *others]), self._expect
         return end

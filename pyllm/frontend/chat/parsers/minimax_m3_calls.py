@@ -53,11 +53,7 @@ class MinimaxM3Calls:
         self.done = False
         self.broken = False
         self.settled = False
-
-    @property
-    def in_arguments(self) -> bool:
-        """What follows a broken element is content."""
-        return False
+        self.in_arguments = False  # never: what follows a broken element is content
 
     @property
     def _has_calls(self) -> bool:

@@ -26,16 +26,11 @@ class PythonCalls:
         self._step: _Step = self._open if self._brackets else self._expect_name
         self._word: list[str] = []  # of a name or a key
         self._name = ""
-        self._begun = False
         self._value = LiteralReader(PYTHON)
         self.done = False
         self.broken = False
         self.settled = False
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._begun
+        self.in_arguments = False  # that is, in a call
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
@@ -44,7 +39,7 @@ class PythonCalls:
 
     def finish(self, pieces: list[Piece]) -> None:
         """Give what is known of a call that the end of the sample cuts off."""
-        if self._begun and self._step == self._read_value:
+        if self.in_arguments and self._step == self._read_value:
             out: list[str] = []
             self._value.finish(out)
             self._give("".join(out), pieces)
@@ -102,7 +97,7 @@ class PythonCalls:
 
     def _end_key(self, position: int, pieces: list[Piece]) -> int:
         key = json_text(self._taken_word())
-        if self._begun:
+        if self.in_arguments:
             self._give(f', "{key}": ', pieces)
         else:
             self._begin(pieces)
@@ -131,7 +126,7 @@ class PythonCalls:
 
     def _end_call(self, position: int) -> int:
         self._index += 1
-        self._begun = False
+        self.in_arguments = False
         self._step, self.settled = self._after_call, True
         return position + 1
 
@@ -174,7 +169,7 @@ class PythonCalls:
         return word
 
     def _begin(self, pieces: list[Piece]) -> None:
-        self._begun = True
+        self.in_arguments = True
         pieces.append(ToolCallBegin(self._index, self._name))
 
     def _give(self, arguments: str, pieces: list[Piece]) -> None:

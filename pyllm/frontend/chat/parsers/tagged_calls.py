@@ -45,12 +45,8 @@ class TaggedCall:
         self.done = False
         self.broken = False
         self.settled = False
+        self.in_arguments = False  # never: what follows a broken element is content
         self._expect_call()
-
-    @property
-    def in_arguments(self) -> bool:
-        """What follows a broken element is content."""
-        return False
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""

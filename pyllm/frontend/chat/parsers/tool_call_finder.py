@@ -18,21 +18,10 @@ class Body(Protocol):
     A body that is `broken` does not take the character that broke it; one that is `done` may leave it, too.
     """
 
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on: if it is broken, they are what follows."""
-
-    @property
-    def done(self) -> bool:
-        """Whether all of it has come."""
-
-    @property
-    def broken(self) -> bool:
-        """Whether the text cannot go on like this."""
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing of what it has read need be kept, in case that it is broken."""
+    done: bool  # all of it has come
+    broken: bool  # the text cannot go on like this
+    settled: bool  # nothing of what it has read need be kept, in case that it is broken
+    in_arguments: bool  # the arguments of the last call go on: if it is broken, they are what follows
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on from a position in the text; gives the position after what was read."""

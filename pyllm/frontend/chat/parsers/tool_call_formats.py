@@ -24,18 +24,14 @@ class Closed:
         self.done = False
         self.broken = False
         self.settled = False
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._calls.in_arguments
+        self.in_arguments = False
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
         calls = self._calls
         if not calls.done:
             position = calls.step(text, position, pieces)
-            self.settled, self.broken = calls.settled, calls.broken
+            self.settled, self.broken, self.in_arguments = calls.settled, calls.broken, calls.in_arguments
             return position
         self.settled = self._closed == 0 and text[position] in WHITESPACE
         if self.settled:
@@ -74,11 +70,7 @@ class CallList:
         self.done = False
         self.broken = False
         self.settled = False
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._reader is not None and self._reader.in_arguments
+        self.in_arguments = False
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
@@ -133,7 +125,7 @@ class CallList:
 
     def _read(self, reader: CallReader, text: str, position: int, pieces: list[Piece]) -> int:
         position = reader.step(text, position, pieces)
-        self.settled, self.broken = reader.settled, reader.broken
+        self.settled, self.broken, self.in_arguments = reader.settled, reader.broken, reader.in_arguments
         if reader.done:
             self._reader, self._place = None, "after"
             self._next_index += 1
@@ -150,11 +142,7 @@ class NamedCall:
         self.done = False
         self.broken = False
         self.settled = False
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._arguments is not None and not self.done
+        self.in_arguments = False
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on."""
@@ -174,6 +162,7 @@ class NamedCall:
         add(pieces, ToolArguments(self._index, read))
         self.settled = True
         self.done, self.broken = self._arguments.done, self._arguments.broken
+        self.in_arguments = not self.done
         return end
 
     def finish(self, pieces: list[Piece]) -> None:
@@ -184,45 +173,3 @@ class NamedCall:
 
 def _may_begin_header(text: str) -> bool:
     return all(char.isalnum() or char in "_.-[]" or char in WHITESPACE for char in text)
-
-
-class MistralCalls:
-    """Either of Mistral's formats, by the first character: a list in brackets, or a name."""
-
-    def __init__(self, first_index: int) -> None:
-        self._first_index = first_index
-        self._form: CallList | NamedCall | None = None
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._form is not None and self._form.in_arguments
-
-    @property
-    def done(self) -> bool:
-        """Whether all of it has come."""
-        return self._form is not None and self._form.done
-
-    @property
-    def broken(self) -> bool:
-        """Whether the text cannot go on like this."""
-        return self._form is not None and self._form.broken
-
-    @property
-    def settled(self) -> bool:
-        """Whether what it has read need not be kept."""
-        return self._form is not None and self._form.settled
-
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
-        """Read on."""
-        if self._form is None:
-            if text[position] in WHITESPACE:
-                return position + 1
-            is_list = text[position] == "["
-            self._form = CallList(self._first_index, "brackets") if is_list else NamedCall(self._first_index)
-        return self._form.step(text, position, pieces)
-
-    def finish(self, pieces: list[Piece]) -> None:
-        """Give what is held back of a call that the end of the sample cuts off."""
-        if self._form is not None:
-            self._form.finish(pieces)

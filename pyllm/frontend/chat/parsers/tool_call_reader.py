@@ -41,7 +41,7 @@ class CallReader:
 
     __slots__ = (
         *("_has_whole_arguments", "_held", "_index", "_key", "_name", "_raw", "_shape", "_step", "_string", "_value"),
-        *("begun", "broken", "done", "settled"),
+        *("begun", "broken", "done", "in_arguments", "settled"),
     )
 
     def __init__(self, index: int, shape: CallShape = ANY_CALL) -> None:
@@ -49,6 +49,7 @@ class CallReader:
         self.done = False
         self.broken = False
         self.settled = False  # all that was read up to here has become pieces, or is nothing but their form
+        self.in_arguments = False  # the call was given, and its arguments have not come to their end
         self._index = index
         self._shape = shape
         self._step: _Step = self._open
@@ -59,11 +60,6 @@ class CallReader:
         self._raw: list[str] = []  # of a key or a name
         self._value = JsonScanner()
         self._string: ObjectInString | None = None  # of arguments
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether a call was given whose arguments have not come to their end."""
-        return self.begun and not self._has_whole_arguments
 
     def finish(self, pieces: list[Piece]) -> None:
         """Give what is held back of the arguments that the end of the sample cuts off."""
@@ -168,6 +164,7 @@ class CallReader:
             self._held.append(read)
         if self._value.done and not self.broken:
             self._has_whole_arguments = self._string is None or self._string.whole
+            self.in_arguments = self.begun and not self._has_whole_arguments
             self._step = self._expect_more
         return end
 
@@ -183,7 +180,7 @@ class CallReader:
         char = text[position]
         if char == "}":
             return self._close(position, pieces)
-        if char != "," and char not in WHITESPACE and self._has_whole_arguments and self.begun:
+        if char != "," and char not in WHITESPACE and self.begun and not self.in_arguments:
             self.done = self.settled = True  # Only its own end is missing.
             return position
         return self._mark(text, position, {",": self._expect_key_or_end})
@@ -209,12 +206,11 @@ class CallReader:
         if not self.begun:
             self._begin(pieces)
             self._give("{}", pieces)
-            self._has_whole_arguments = True
-        self.done = self.settled = True
+        self.done, self.settled, self.in_arguments = True, True, False
         return position + 1
 
     def _begin(self, pieces: list[Piece]) -> None:
-        self.begun = True
+        self.begun, self.in_arguments = True, not self._has_whole_arguments
         pieces.append(ToolCallBegin(self._index, self._name))
 
     def _give(self, arguments: str, pieces: list[Piece]) -> None:

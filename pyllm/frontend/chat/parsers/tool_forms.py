@@ -21,7 +21,7 @@ from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.python_calls import PythonCalls
 from pyllm.frontend.chat.parsers.tagged_calls import TaggedCall
 from pyllm.frontend.chat.parsers.tool_call_finder import Bare, Body, MarkedCalls
-from pyllm.frontend.chat.parsers.tool_call_formats import CallList, Closed, MistralCalls
+from pyllm.frontend.chat.parsers.tool_call_formats import CallList, Closed, NamedCall
 from pyllm.frontend.chat.parsers.tool_call_reader import CallReader, CallShape
 from pyllm.frontend.chat.parsers.values.argument_tags import DEEPSEEK, DSML, GLM, HUNYUAN, MINIMAX, QWEN, Tags
 from pyllm.frontend.chat.parsers.values.argument_types import Schemas
@@ -125,6 +125,11 @@ def _lfm_calls(index: int, schemas: Schemas) -> Body:
         return Closed(calls, _LFM_END)
 
     return ChosenCalls(choose)
+
+
+def _mistral_calls(index: int) -> Body:
+    """A list in brackets, or a name and arguments."""
+    return ChosenCalls(lambda beginning: CallList(index, "brackets") if beginning == "[" else NamedCall(index))
 
 
 def _tagged_form(marker: str, closing: str, tags: Tags, *signs: tuple[str, ...]) -> ToolForm:
@@ -233,7 +238,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
     ),
     "hermes": _HERMES,
     "mistral": _body_form(
-        ("[TOOL_CALLS]",), lambda index, schemas: MistralCalls(index), ("[TOOL_CALLS]",), style="mistral"
+        ("[TOOL_CALLS]",), lambda index, schemas: _mistral_calls(index), ("[TOOL_CALLS]",), style="mistral"
     ),
     "llama4_pythonic": _body_form(
         ("<|python_start|>",),
