@@ -40,9 +40,7 @@ class PythonCalls:
     def finish(self, pieces: list[Piece]) -> None:
         """Give what is known of a call that the end of the sample cuts off."""
         if self.in_arguments and self._step == self._read_value:
-            out: list[str] = []
-            self._value.finish(out)
-            self._give("".join(out), pieces)
+            self._give(self._value.rest(), pieces)
             self.settled = True
 
     def _open(self, text: str, position: int, pieces: list[Piece]) -> int:
@@ -106,10 +104,9 @@ class PythonCalls:
         return position + 1
 
     def _read_value(self, text: str, position: int, pieces: list[Piece]) -> int:
-        out: list[str] = []
-        position = self._value.step(text, position, out)
-        self._give("".join(out), pieces)
-        self.broken, self.settled = self._value.broken, not (self._value.pending or self._value.broken)
+        read, position = self._value.read(text, position)
+        self._give(read, pieces)
+        self.broken, self.settled = self._value.broken, not self._value.pending
         if self._value.done:
             self._step, self.settled = self._after_value, True
         return position

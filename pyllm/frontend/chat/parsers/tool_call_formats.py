@@ -1,17 +1,23 @@
 """Tool calls behind a marker, in each model's format: a list, one call and its end, a name and arguments."""
 
 import re
+from collections.abc import Callable
 from typing import Literal
 
+from pyllm.frontend.chat.parsers.chosen_calls import ChosenCalls
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
 from pyllm.frontend.chat.parsers.tool_call_finder import Body
 from pyllm.frontend.chat.parsers.tool_call_reader import ANY_CALL, CallReader, CallShape
 from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner
+from pyllm.frontend.chat.parsers.values.literal_reader import LiteralReader, delimited
 
 _FENCE = "```"
 _BEGUN_FENCE = re.compile(r"`{1,3}|```[a-z]{1,9}")
 _MAX_HEADER = 256
-_HEADER = re.compile(r"([\w.\-]+)\s*(\[CALL_ID\]\w+)?\s*(\[ARGS\])?\s*")
+_MISTRAL_HEADER = re.compile(r"\s*([\w.\-]+)\s*(\[CALL_ID\]\w+)?\s*(\[ARGS\])?\s*")
+_GEMMA_HEADER = re.compile(r"\s*(?:call:)?+\s*:?+\s*([\w.\-:/]+)\s*")
+
+_ValueReader = JsonScanner | LiteralReader
 
 
 class Closed:
@@ -133,12 +139,14 @@ class CallList:
 
 
 class NamedCall:
-    """Mistral's newer format: `name[ARGS]{...}` or `name{...}`, after the model's `[CALL_ID]`, which is dropped."""
+    """A name and an object: `f{...}`. `header` matches all that precedes the object; its first group is the name."""
 
-    def __init__(self, first_index: int) -> None:
-        self._index = first_index
-        self._header = ""
-        self._arguments: JsonScanner | None = None
+    def __init__(self, index: int, header: re.Pattern[str], make_reader: Callable[[], _ValueReader]) -> None:
+        self._index = index
+        self._header = header
+        self._header_text = ""
+        self._make_reader = make_reader
+        self._arguments: _ValueReader | None = None  # once the call has begun
         self.done = False
         self.broken = False
         self.settled = False
@@ -148,28 +156,41 @@ class NamedCall:
         """Read on."""
         self.settled = False
         if self._arguments is None:
-            if text[position] != "{":
-                self._header += text[position]
-                self.broken = len(self._header) > _MAX_HEADER or not _may_begin_header(self._header)
+            char = text[position]
+            if char != "{":
+                self._header_text += char
+                may_be_header = char.isalnum() or char.isspace() or char in "_.-:/[]"
+                self.broken = len(self._header_text) > _MAX_HEADER or not may_be_header
                 return position if self.broken else position + 1
-            match = _HEADER.fullmatch(self._header.lstrip())
+            match = self._header.fullmatch(self._header_text)
             if match is None:
                 self.broken = True
                 return position
             pieces.append(ToolCallBegin(self._index, match[1]))
-            self._arguments = JsonScanner()
+            self._arguments = self._make_reader()
         read, end = self._arguments.read(text, position)
         add(pieces, ToolArguments(self._index, read))
-        self.settled = True
         self.done, self.broken = self._arguments.done, self._arguments.broken
-        self.in_arguments = not self.done
+        self.settled, self.in_arguments = not self._arguments.pending, not self.done
         return end
 
     def finish(self, pieces: list[Piece]) -> None:
         """Give what is held back of a call that the end of the sample cuts off."""
         if self._arguments is not None:
             add(pieces, ToolArguments(self._index, self._arguments.rest()))
+            self.settled = True
 
 
-def _may_begin_header(text: str) -> bool:
-    return all(char.isalnum() or char in "_.-[]" or char in WHITESPACE for char in text)
+def mistral_calls(index: int) -> Body:
+    """A list in brackets, or a name and arguments: `name[ARGS]{...}` or `name{...}`.
+
+    After a name the model's `[CALL_ID]` may stand, which is dropped.
+    """
+    return ChosenCalls(
+        lambda first: CallList(index, "brackets") if first == "[" else NamedCall(index, _MISTRAL_HEADER, JsonScanner)
+    )
+
+
+def gemma_call(index: int, delimiter: str) -> Body:
+    """`call:f{city:<escape>Paris<escape>}`, with this delimiter of strings. Some models leave `call` or `call:` out."""
+    return NamedCall(index, _GEMMA_HEADER, lambda: LiteralReader(delimited(delimiter)))

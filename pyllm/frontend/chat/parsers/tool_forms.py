@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pyllm.frontend.chat.parsers.chosen_calls import ChosenCalls
-from pyllm.frontend.chat.parsers.gemma_calls import GemmaCall
 from pyllm.frontend.chat.parsers.harmony import HARMONY_CHANNEL, HarmonyParser
 from pyllm.frontend.chat.parsers.header_calls import (
     DEEPSEEK_OPENING,
@@ -21,7 +20,7 @@ from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.python_calls import PythonCalls
 from pyllm.frontend.chat.parsers.tagged_calls import TaggedCall
 from pyllm.frontend.chat.parsers.tool_call_finder import Bare, Body, MarkedCalls
-from pyllm.frontend.chat.parsers.tool_call_formats import CallList, Closed, NamedCall
+from pyllm.frontend.chat.parsers.tool_call_formats import CallList, Closed, gemma_call, mistral_calls
 from pyllm.frontend.chat.parsers.tool_call_reader import CallReader, CallShape
 from pyllm.frontend.chat.parsers.values.argument_tags import DEEPSEEK, DSML, GLM, HUNYUAN, MINIMAX, QWEN, Tags
 from pyllm.frontend.chat.parsers.values.argument_types import Schemas
@@ -127,11 +126,6 @@ def _lfm_calls(index: int, schemas: Schemas) -> Body:
     return ChosenCalls(choose)
 
 
-def _mistral_calls(index: int) -> Body:
-    """A list in brackets, or a name and arguments."""
-    return ChosenCalls(lambda beginning: CallList(index, "brackets") if beginning == "[" else NamedCall(index))
-
-
 def _tagged_form(marker: str, closing: str, tags: Tags, *signs: tuple[str, ...]) -> ToolForm:
     kept = (tags.before_name,) if tags is QWEN else ()
     several = tags in (MINIMAX, HUNYUAN, DEEPSEEK)
@@ -148,7 +142,7 @@ def _tagged_form(marker: str, closing: str, tags: Tags, *signs: tuple[str, ...])
 
 def _gemma_form(marker: str, closing: str, delimiter: str) -> ToolForm:
     return _body_form(
-        (marker,), lambda index, schemas: Closed(GemmaCall(index, delimiter), closing), (marker,), closing=closing
+        (marker,), lambda index, schemas: Closed(gemma_call(index, delimiter), closing), (marker,), closing=closing
     )
 
 
@@ -238,7 +232,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
     ),
     "hermes": _HERMES,
     "mistral": _body_form(
-        ("[TOOL_CALLS]",), lambda index, schemas: _mistral_calls(index), ("[TOOL_CALLS]",), style="mistral"
+        ("[TOOL_CALLS]",), lambda index, schemas: mistral_calls(index), ("[TOOL_CALLS]",), style="mistral"
     ),
     "llama4_pythonic": _body_form(
         ("<|python_start|>",),

@@ -46,12 +46,12 @@ def _as_json(text: str) -> str | None:
     try:
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        reader, out = LiteralReader(PYTHON), list[str]()
-        position = 0
+        reader, parts, position = LiteralReader(PYTHON), list[str](), 0
         text += "\n"  # ends a word
         while position < len(text) and not (reader.done or reader.broken):
-            position = reader.step(text, position, out)
-        return "".join(out) if reader.done and not text[position:].strip() else None
+            read, position = reader.read(text, position)
+            parts.append(read)
+        return "".join(parts) if reader.done and not text[position:].strip() else None
     return text
 
 

@@ -44,10 +44,11 @@ class JsonScanner:
     before the end of an object or array is dropped.
 
     `done` is set where the value ends, which for a number is before the character after it. `broken` is set before the
-    first character that cannot be read.
+    first character that cannot be read. What was held back is given there.
     """
 
     __slots__ = ("_begin", "_closers", "_held", "_in_key", "_number", "_read", "_rest", "_state", "broken", "done")
+    pending = False  # as that of `LiteralReader`
 
     def __init__(self) -> None:
         self.done = False
