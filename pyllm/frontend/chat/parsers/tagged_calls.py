@@ -9,6 +9,7 @@ from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, Tool
 from pyllm.frontend.chat.parsers.values.argument_tags import Tags
 from pyllm.frontend.chat.parsers.values.argument_types import Schema, Schemas, argument_json, property_names, types_of
 from pyllm.frontend.chat.parsers.values.literal_reader import json_text
+from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher
 from pyllm.frontend.chat.parsers.values.tagged_values import TaggedValue
 
 _MAX_NAME = 256
@@ -16,6 +17,7 @@ _TEXT = frozenset({"string"})
 _JSON = frozenset({"number", "boolean", "null", "array", "object"})
 
 _Step = Callable[[str, int, list[Piece]], int]
+_Following = dict[str, Callable[[list[Piece]], None]]
 
 
 class TaggedCall:
@@ -31,9 +33,9 @@ class TaggedCall:
         self._closing = closing
         self._schemas = schemas
         self._several = several
-        self._step: _Step = self._expect
-        self._expected: dict[str, Callable[[list[Piece]], None]] = {}
-        self._matched = ""  # of one that is expected
+        self._step: _Step = self._read_tag
+        self._following: _Following = {}  # the tags that may follow
+        self._tag = LiteralMatcher([])
         self._word: list[str] = []  # of a name or a key
         self._name = ""
         self._open = False  # a name has come, and not its call's end
@@ -64,31 +66,29 @@ class TaggedCall:
                 self._give("".join(self._value), pieces)
             self.settled = True
 
-    def _expect(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _expect(self, following: _Following) -> None:
+        self._step, self._following, self._tag = self._read_tag, following, LiteralMatcher([*following])
+
+    def _read_tag(self, text: str, position: int, pieces: list[Piece]) -> int:
         char = text[position]
-        if char.isspace() and not self._matched:
+        if char.isspace() and not self._tag.matched:
             self.settled = self._begun
             return position + 1
-        matched = self._matched + char
-        if not any(literal.startswith(matched) for literal in self._expected):
-            if self._keys and self._tags.before_key in self._expected:
+        if not self._tag.take(char):
+            if self._keys and self._tags.before_key in self._following:
                 self._give("}", pieces)
             self.broken, self.settled = True, False
             return position
-        self._matched = matched
-        if matched in self._expected:
-            self._matched = ""
-            self._expected[matched](pieces)
+        if self._tag.found:
+            self._following[self._tag.found](pieces)
         return position + 1
 
     def _expect_call(self) -> None:
-        if not self._tags.before_name:
+        if self._tags.before_name:
+            end: _Following = {self._closing: self._close} if self._index > self._first_index else {}
+            self._expect({self._tags.before_name: self._begin_name, **end})
+        else:
             self._step = self._read_name
-            return
-        self._step = self._expect
-        self._expected = {self._tags.before_name: self._begin_name}
-        if self._closing and self._index > self._first_index:
-            self._expected[self._closing] = self._close
 
     def _begin_name(self, pieces: list[Piece]) -> None:
         del pieces
@@ -111,7 +111,7 @@ class TaggedCall:
         if self.broken:
             return position
         if tags.after_name:
-            self._step, self._expected = self._expect, {tags.after_name: self._end_name}
+            self._expect({tags.after_name: self._end_name})
         else:
             self._end_name([])
         return position
@@ -123,11 +123,7 @@ class TaggedCall:
 
     def _expect_key_or_end(self) -> None:
         tags = self._tags
-        self._step, self._expected = self._expect, {tags.before_key: self._begin_key}
-        if tags.end:
-            self._expected[tags.end] = self._end_call
-        if self._closing:
-            self._expected[self._closing] = self._close
+        self._expect({tags.before_key: self._begin_key, tags.end: self._end_call, self._closing: self._close})
 
     def _begin_key(self, pieces: list[Piece]) -> None:
         del pieces
@@ -136,9 +132,8 @@ class TaggedCall:
     def _read_key(self, text: str, position: int, pieces: list[Piece]) -> int:
         tags, char = self._tags, text[position]
         if char == tags.after_key[0]:
-            self._step, self._expected = self._expect, {tags.after_key: self._end_key}
-            if tags.text_key:
-                self._expected |= {tags.text_key: self._end_text_key, tags.json_key: self._end_json_key}
+            ends = {tags.text_key: self._end_text_key, tags.json_key: self._end_json_key}
+            self._expect({tags.after_key: self._end_key, **ends})
             return position
         position = self._read_word(char, position)
         if self.broken:
@@ -168,7 +163,7 @@ class TaggedCall:
         self._keys.append(key)
         self._types = types_of(self._schema, key) if types is None or key in property_names(self._schema) else types
         if self._tags.before_value:
-            self._step, self._expected = self._expect, {self._tags.before_value: self._begin_value}
+            self._expect({self._tags.before_value: self._begin_value})
         else:
             self._begin_value(pieces)
 
@@ -225,7 +220,7 @@ class TaggedCall:
         if self._several:
             self._expect_call()
         elif self._closing:
-            self._expected = {self._closing: self._close}
+            self._expect({self._closing: self._close})
         else:
             self.done = True
 

@@ -10,6 +10,7 @@ from pyllm.frontend.chat.parsers.tool_call_finder import Body
 from pyllm.frontend.chat.parsers.tool_call_reader import ANY_CALL, CallReader, CallShape
 from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner
 from pyllm.frontend.chat.parsers.values.literal_reader import LiteralReader, delimited
+from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher
 
 _FENCE = "```"
 _BEGUN_FENCE = re.compile(r"`{1,3}|```[a-z]{1,9}")
@@ -25,8 +26,7 @@ class Closed:
 
     def __init__(self, calls: Body, closing: str) -> None:
         self._calls = calls
-        self._closing = closing
-        self._closed = 0  # characters of the closing that have come
+        self._closing = LiteralMatcher([closing])
         self.done = False
         self.broken = False
         self.settled = False
@@ -39,15 +39,12 @@ class Closed:
             position = calls.step(text, position, pieces)
             self.settled, self.broken, self.in_arguments = calls.settled, calls.broken, calls.in_arguments
             return position
-        self.settled = self._closed == 0 and text[position] in WHITESPACE
+        self.settled = text[position] in WHITESPACE and not self._closing.matched
         if self.settled:
             return position + 1
-        self.broken = text[position] != self._closing[self._closed]
-        if self.broken:
-            return position
-        self._closed += 1
-        self.done = self.settled = self._closed == len(self._closing)
-        return position + 1
+        self.broken = not self._closing.take(text[position])
+        self.done = self.settled = bool(self._closing.found)
+        return position if self.broken else position + 1
 
     def finish(self, pieces: list[Piece]) -> None:
         """Give what is known of a call that the end of the sample cuts off."""
