@@ -23,16 +23,15 @@ _Following = dict[str, Callable[[list[Piece]], None]]
 class TaggedCall:
     """One call. It is given once its first key has come, or its end. `closing` ends what is around it.
 
-    With `several` calls it goes on until the closing. A call may be closed without its own end. An argument whose key
-    is malformed is dropped, and arguments that break off between two are closed.
+    Where the tags allow several calls it goes on until the closing. A call may be closed without its own end. An
+    argument whose key is malformed is dropped, and arguments that break off between two are closed.
     """
 
-    def __init__(self, index: int, tags: Tags, closing: str, schemas: Schemas, several: bool = False) -> None:
+    def __init__(self, index: int, tags: Tags, closing: str, schemas: Schemas) -> None:
         self._index = self._first_index = index
         self._tags = tags
         self._closing = closing
         self._schemas = schemas
-        self._several = several
         self._step: _Step = self._read_tag
         self._following: _Following = {}  # the tags that may follow
         self._tag = LiteralMatcher([])
@@ -173,7 +172,7 @@ class TaggedCall:
 
     def _new_value(self) -> TaggedValue:
         others = [key for key in property_names(self._schema) if key not in self._keys and _may_be_word(key)]
-        return TaggedValue(self._tags, self._closing, others, self._several)
+        return TaggedValue(self._tags, self._closing, others)
 
     def _begin_value(self, pieces: list[Piece]) -> None:
         self._value_text = self._new_value()
@@ -217,7 +216,7 @@ class TaggedCall:
         self._give("}" if self._keys else "{}", pieces)
         self._open = self._begun = False
         self._index += 1
-        if self._several:
+        if self._tags.several:
             self._expect_call()
         elif self._closing:
             self._expect({self._closing: self._close})

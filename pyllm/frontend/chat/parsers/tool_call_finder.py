@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Piece, ToolArguments, ToolCallBegin, add
 from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
@@ -33,19 +33,6 @@ class Body(Protocol):
 MakeBody = Callable[[int], Body]
 
 
-class Bare(NamedTuple):
-    """Calls without a marker: `opener` is the character that begins them, at the beginning of the sample.
-
-    Where they have a body of their own, they are objects, and may stand anywhere but within another object.
-    """
-
-    opener: str = ""
-    make_body: MakeBody | None = None
-
-
-_NO_BARE = Bare()
-
-
 class MarkedCalls:
     """Content, and calls in it. Whitespace around calls is dropped.
 
@@ -53,24 +40,27 @@ class MarkedCalls:
     break; but if its arguments broke, all up to the `closing`, the next call or the end of the sample belongs to these.
 
     `make_body` makes the body of the calls that are numbered from its argument. A body reads a marker that is `kept`
-    itself.
+    itself. The sample may also begin with calls without a marker, if the `opener` is its first character. With
+    `make_bare_body` objects may be calls without a marker, too, anywhere but within another object.
     """
 
     def __init__(
         self,
         markers: Sequence[str],
         make_body: MakeBody,
-        bare: Bare = _NO_BARE,
+        *,
         kept: Sequence[str] = (),
         closing: str = "",
+        opener: str = "",
+        make_bare_body: MakeBody | None = None,
     ) -> None:
-        self._kept = frozenset([*kept, *(bare.opener if bare.make_body else "")])
+        self._kept = frozenset([*kept, *([_OBJECT] if make_bare_body else [])])
         self._finder = MarkerFinder([*markers, *self._kept])
         self._end_finder = MarkerFinder([*markers, *([closing] if closing else [])])  # of arguments that broke
         self._closing = closing
         self._make_body = make_body
-        self._make_bare_body = bare.make_body or make_body
-        self._opener = "" if bare.make_body else bare.opener  # empty once the sample has begun otherwise
+        self._make_bare_body = make_bare_body or make_body
+        self._opener = opener  # empty once the sample has begun otherwise
         self._blank: list[str] = []  # whitespace before the opener
         self._body: Body | None = None
         self._held: list[str] = []  # in a body, what is not settled

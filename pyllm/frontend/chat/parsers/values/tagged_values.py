@@ -27,14 +27,14 @@ class TaggedValue:
     line of its own ends on a line of its own: within a line the tag after it is text, unless the call goes on behind.
     """
 
-    def __init__(self, tags: Tags, closing: str, keys: Collection[str] = (), several: bool = False) -> None:
+    def __init__(self, tags: Tags, closing: str, keys: Collection[str] = ()) -> None:
         after, end = tags.after_value, tags.end
         self._lines = tags.lines
         self._after = after
         self._key = f"\n{tags.before_key}"
         self._keys = [f"{key}{tags.after_key}" for key in keys]
         # What may follow the end of a call, and the end of a value.
-        self._behind_call = [closing, *([tags.before_name] if several else [])]
+        self._behind_call = [closing, *([tags.before_name] if tags.several else [])]
         self._behind_value = [tags.before_key, end, closing]
         mends = bool(end) and not tags.before_value
         lined = [f"\n{after}"] if tags.lines else []
