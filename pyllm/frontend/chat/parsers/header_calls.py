@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
-from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
+from pyllm.frontend.chat.parsers.values.json_strings import ObjectScanner
 from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFinder
 
 _MAX_HEADER = 256
@@ -56,13 +56,14 @@ class HeaderCalls:
     """Calls in a row. One without its end, or the last one without the closing, is a call, too."""
 
     def __init__(self, first_index: int, tags: HeaderTags) -> None:
-        self._index = self._first_index = first_index
+        self._next_index = self._first_index = first_index
         self._tags = tags
         self._literals = LiteralMatcher([tags.begin])
         self._step: _Step = self._expect
         self._header = MarkerFinder((tags.before_arguments,), strips=False)
         self._header_text: list[str] = []
-        self._arguments = JsonScanner()
+        self._name = ""
+        self._arguments = ObjectScanner()
         self.done = False
         self.broken = False
         self.settled = False
@@ -76,13 +77,13 @@ class HeaderCalls:
     def finish(self, pieces: list[Piece]) -> None:
         """Give what is held back of a call that the end of the sample cuts off."""
         if self.in_arguments:
-            add(pieces, ToolArguments(self._index, self._arguments.rest()))
+            self._give(self._arguments.rest(), pieces)
 
     def _expect(self, text: str, position: int, pieces: list[Piece]) -> int:
         del pieces
         char = text[position]
         if char.isspace() and not self._literals.matched:
-            self.settled = self._index > self._first_index
+            self.settled = self._next_index > self._first_index
             return position + 1
         if not self._literals.take(char):
             self.broken = True
@@ -94,7 +95,9 @@ class HeaderCalls:
             self._end_call()
         elif found:
             self.done = True
-        self.settled = bool(found) and self._index > self._first_index
+        self.settled = bool(found) and self._next_index > self._first_index
+        if found:
+            self.in_arguments = False
         return position + 1
 
     def _read_header(self, text: str, position: int, pieces: list[Piece]) -> int:
@@ -112,21 +115,23 @@ class HeaderCalls:
             return position + 1
         match = self._tags.name.fullmatch("".join(self._header_text))
         self._header_text.clear()
-        if match is None or not match[1].isprintable() or text[position] != "{":
+        if match is None or not match[1].isprintable():
             self.broken = True
             return position
-        pieces.append(ToolCallBegin(self._index, match[1]))
-        self.in_arguments = True
-        self._arguments, self._step = JsonScanner(), self._read_arguments
+        self._name, self._arguments, self._step = match[1], ObjectScanner(), self._read_arguments
         return self._read_arguments(text, position, pieces)
 
     def _read_arguments(self, text: str, position: int, pieces: list[Piece]) -> int:
-        read, end = self._arguments.read(text, position)
-        add(pieces, ToolArguments(self._index, read))
-        self.settled, self.broken = True, self._arguments.broken
-        if self._arguments.done:
-            self._index += 1
-            self.in_arguments = False
+        arguments = self._arguments
+        read, end = arguments.read(text, position)
+        self.broken = arguments.broken or (arguments.done and not arguments.is_open)
+        if arguments.is_open:
+            if not self.in_arguments:
+                pieces.append(ToolCallBegin(self._next_index, self._name))
+                self._next_index += 1
+            self._give(read, pieces)
+            self.in_arguments = not (arguments.done and arguments.is_whole)
+        if arguments.done and not self.broken:
             others = [self._tags.begin, self._tags.closing] if self._tags.closing else []
             self._literals, self._step = LiteralMatcher([self._tags.end, *others]), self._expect
         return end
@@ -136,3 +141,7 @@ class HeaderCalls:
             self._literals = LiteralMatcher([self._tags.begin, self._tags.closing])
         else:
             self.done = True
+
+    def _give(self, arguments: str, pieces: list[Piece]) -> None:
+        self.settled = True
+        add(pieces, ToolArguments(self._next_index - 1, arguments))

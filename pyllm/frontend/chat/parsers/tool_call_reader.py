@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
-from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner, ObjectInString
+from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner
+from pyllm.frontend.chat.parsers.values.json_strings import ObjectScanner
 
 
 class CallShape(NamedTuple):
@@ -40,7 +41,7 @@ class CallReader:
     """
 
     __slots__ = (
-        *("_has_whole_arguments", "_held", "_index", "_key", "_name", "_raw", "_shape", "_step", "_string", "_value"),
+        *("_arguments", "_held", "_index", "_key", "_name", "_raw", "_shape", "_step", "_value"),
         *("begun", "broken", "done", "in_arguments", "settled"),
     )
 
@@ -55,17 +56,15 @@ class CallReader:
         self._step: _Step = self._open
         self._name = ""
         self._held: list[str] | None = None  # arguments that came before the name
-        self._has_whole_arguments = False
         self._key = ""
         self._raw: list[str] = []  # of a key or a name
         self._value = JsonScanner()
-        self._string: ObjectInString | None = None  # of arguments
+        self._arguments = ObjectScanner()
 
     def finish(self, pieces: list[Piece]) -> None:
         """Give what is held back of the arguments that the end of the sample cuts off."""
         if self.begun and self._step == self._read_arguments:
-            rest = self._value.rest()
-            self._give(rest if self._string is None else self._string.feed(rest) + self._string.rest(), pieces)
+            self._give(self._arguments.rest(), pieces)
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on from a position in the text; gives the next one, or the same if the text there is `broken`."""
@@ -114,13 +113,9 @@ class CallReader:
                 return self._break(position)
             self._step = self._read_name
         elif self._key in self._shape.arguments and char != "n":
-            if char not in '{"' or self.begun or self._held is not None:
+            if self.begun or self._held is not None:
                 return self._break(position)
             self._step = self._read_arguments
-            if char == '"':
-                self._string = ObjectInString()
-            elif self._name:
-                self._begin(pieces)
         else:  # `null` is no arguments.
             self._step = self._read_other
         return self._step(text, position, pieces)
@@ -150,21 +145,18 @@ class CallReader:
         return name.isprintable() and name != "" and (self._shape.names is None or name in self._shape.names)
 
     def _read_arguments(self, text: str, position: int, pieces: list[Piece]) -> int:
-        read, end = self._value.read(text, position)
-        self.broken = self._value.broken
-        if self._string is not None:
-            read = self._string.feed(read)
-            self.broken = self._string.broken
-            if self._string.is_open and self._name and not self.begun:
-                self._begin(pieces)
+        arguments = self._arguments
+        read, end = arguments.read(text, position)
+        self.broken = arguments.broken
+        if arguments.is_open and self._name and not self.begun:
+            self._begin(pieces)
         if self.begun:
             self._give(read, pieces)
-        elif self._string is None or self._string.is_open:
+        elif arguments.is_open:
             self._held = self._held or []
             self._held.append(read)
-        if self._value.done and not self.broken:
-            self._has_whole_arguments = self._string is None or self._string.whole
-            self.in_arguments = self.begun and not self._has_whole_arguments
+        if arguments.done and not self.broken:
+            self.in_arguments = self.begun and not arguments.is_whole
             self._step = self._expect_more
         return end
 
@@ -210,7 +202,7 @@ class CallReader:
         return position + 1
 
     def _begin(self, pieces: list[Piece]) -> None:
-        self.begun, self.in_arguments = True, not self._has_whole_arguments
+        self.begun, self.in_arguments = True, not self._arguments.is_whole
         pieces.append(ToolCallBegin(self._index, self._name))
 
     def _give(self, arguments: str, pieces: list[Piece]) -> None:

@@ -1,4 +1,4 @@
-"""Follows one JSON value through text that comes in any pieces: where it ends, and where it breaks; decodes strings.
+"""Follows one JSON value through text that comes in any pieces: where it ends, and where it breaks.
 
 What models get wrong and a reader can put right is mended on the way. Builds no values.
 """
@@ -31,10 +31,6 @@ _NUMBER_STEPS: dict[str, dict[str, str]] = {
     "exponent": dict.fromkeys(_DIGITS, "exponent"),
 }
 _NUMBER_ENDS = frozenset({"0", "digit", "decimal", "exponent"})
-
-_PART = re.compile(r'([^"\\]+)|\\u([0-9a-fA-F]{4})|\\([^u])|(")')
-_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_REPLACEMENT = "\ufffd"  # for half of a surrogate pair
 
 
 class JsonScanner:
@@ -219,93 +215,3 @@ class JsonScanner:
     def _expect(self, holds: bool, state: int) -> None:
         self._state = state
         self.broken = not holds
-
-
-class StringDecoder:
-    """Decodes one string from behind its opening quote on. What follows its end is not read."""
-
-    __slots__ = ("_begun", "_high", "ended")
-
-    def __init__(self) -> None:
-        self.ended = False
-        self._begun = ""  # of an escape
-        self._high: int | None = None  # the first half of a surrogate pair
-
-    def feed(self, text: str) -> tuple[str, int]:
-        """The text that these characters complete, and how many of them there are up to the string's end."""
-        carried = len(self._begun)
-        text, self._begun = self._begun + text, ""
-        decoded = []
-        position = 0
-        while position < len(text) and not self.ended:
-            match = _PART.match(text, position)
-            if match is None:
-                self._begun, position = text[position:], len(text)
-                break
-            position = match.end()
-            plain, digits, escape, end = match.groups()
-            if digits is not None:
-                decoded.append(self._unit(int(digits, 16)))
-                continue
-            decoded.append(self.rest())
-            if end is not None:
-                self.ended = True
-            else:
-                decoded.append(plain or _ESCAPES.get(escape, escape))
-        return "".join(decoded), max(position - carried, 0)
-
-    def rest(self) -> str:
-        """A mark for half of a surrogate pair, of which the other half does not follow."""
-        rest = "" if self._high is None else _REPLACEMENT
-        self._high = None
-        return rest
-
-    def _unit(self, unit: int) -> str:
-        """The character that a UTF-16 code unit completes, or nothing after the first half of a pair."""
-        if self._high is not None and 0xDC00 <= unit < 0xE000:
-            high, self._high = self._high, None
-            return chr(0x10000 + ((high - 0xD800) << 10) + unit - 0xDC00)
-        rest = self.rest()
-        if 0xD800 <= unit < 0xDC00:
-            self._high = unit
-            return rest
-        return rest + (_REPLACEMENT if 0xDC00 <= unit < 0xE000 else chr(unit))
-
-
-class ObjectInString:
-    """Reads a JSON string whose text is to be an object: `"{\\"a\\": 1}"`. It is `broken` if the text begins otherwise.
-
-    Once it has begun all of the text is given, mended where `JsonScanner` can; `whole` says whether it is an object.
-    """
-
-    __slots__ = ("_begun", "_object", "_string", "broken", "is_open")
-
-    def __init__(self) -> None:
-        self.broken = False
-        self.is_open = False  # the object has begun
-        self._begun = False  # the opening quote has come
-        self._string = StringDecoder()
-        self._object = JsonScanner()
-
-    @property
-    def whole(self) -> bool:
-        """Whether the object has come to its end."""
-        return self._object.done
-
-    def feed(self, text: str) -> str:
-        """More of the object's text."""
-        if text and not self._begun:
-            self._begun, text = True, text[1:]
-        decoded, _ = self._string.feed(text)
-        if not self.is_open:
-            decoded = decoded.lstrip(WHITESPACE)
-            self.broken = bool(decoded) and decoded[0] != "{"
-            self.is_open = bool(decoded) and not self.broken
-        if self.broken:
-            return ""
-        read, end = self._object.read(decoded)
-        return read + decoded[end:]
-
-    def rest(self) -> str:
-        """What was held back, at the end of all text."""
-        return self._object.rest() + self._string.rest()
