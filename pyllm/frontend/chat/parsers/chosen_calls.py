@@ -1,4 +1,4 @@
-"""Calls in one of several forms, which the first characters show. Knows none of them."""
+"""Calls in one of several formats, which the first characters show. Knows none of them."""
 
 from collections.abc import Callable
 

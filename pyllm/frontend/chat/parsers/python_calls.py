@@ -18,10 +18,10 @@ class PythonCalls:
     """
 
     def __init__(
-        self, first_index: int, form: Literal["brackets", "lines"], names: Collection[str] | None = None
+        self, first_index: int, layout: Literal["brackets", "lines"], names: Collection[str] | None = None
     ) -> None:
         self._index = first_index
-        self._brackets = form == "brackets"
+        self._brackets = layout == "brackets"
         self._names = names
         self._step: _Step = self._open if self._brackets else self._expect_name
         self._word: list[str] = []  # of a name or a key

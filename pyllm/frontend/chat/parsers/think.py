@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from pyllm.frontend.chat.parsers.drafted_calls import CallForm, Draft
+from pyllm.frontend.chat.parsers.drafted_calls import CallSyntax, Draft
 from pyllm.frontend.chat.parsers.harmony import HarmonyParser
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Parser, Piece, PlainParser, Reasoning, add
 from pyllm.frontend.chat.parsers.reasoning_forms import THINK, ReasoningForm
@@ -18,11 +18,11 @@ class Reasoner(Parser, Protocol):
 
 
 def make_reasoner(
-    form: ReasoningForm, rest: Parser, opened: bool, separate: bool, calls: CallForm | None = None
+    form: ReasoningForm, rest: Parser, opened: bool, separate: bool, calls: CallSyntax | None = None
 ) -> Reasoner:
     """A machine for the raw text of one sample. Unless it is to be `separate`, reasoning stays in the content.
 
-    `calls` is the form of those that `rest` reads, if they have markers.
+    `calls` is the syntax of the calls that `rest` reads, if they have markers.
     """
     if form.in_channels:
         return ChannelReasoning(rest, separate)
@@ -37,7 +37,9 @@ class ThinkParser:
     came, they end the reasoning. So text that may be such calls is held back.
     """
 
-    def __init__(self, rest: Parser, opened: bool, form: ReasoningForm = THINK, calls: CallForm | None = None) -> None:
+    def __init__(
+        self, rest: Parser, opened: bool, form: ReasoningForm = THINK, calls: CallSyntax | None = None
+    ) -> None:
         self.reasoning_end: int | None = None  # in characters of the sample, once it is known; 0 if there is none
         self.begun = False  # whether the opening has come, or was not needed
         self._rest = rest
@@ -162,7 +164,9 @@ class ThinkParser:
 class RawReasoning:
     """Leaves reasoning in the content as it was written, markers included. Another parser reads the rest."""
 
-    def __init__(self, rest: Parser, opened: bool, form: ReasoningForm = THINK, calls: CallForm | None = None) -> None:
+    def __init__(
+        self, rest: Parser, opened: bool, form: ReasoningForm = THINK, calls: CallSyntax | None = None
+    ) -> None:
         self._rest = rest
         self._think = ThinkParser(PlainParser(), opened, form, calls)
         self._opened = opened

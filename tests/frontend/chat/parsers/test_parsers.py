@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllm.frontend.chat.parsers.drafted_calls import CallForm
+from pyllm.frontend.chat.parsers.drafted_calls import CallSyntax
 from pyllm.frontend.chat.parsers.forced import FirstCall, ForcedCall, OnlyCalls
 from pyllm.frontend.chat.parsers.parsed_pieces import (
     Content,
@@ -56,11 +56,11 @@ def think_opened() -> Parser:
 
 
 def think_unclosed() -> Parser:
-    return ThinkParser(hermes(), opened=False, calls=CallForm(("<tool_call>",), hermes))
+    return ThinkParser(hermes(), opened=False, calls=CallSyntax(("<tool_call>",), hermes))
 
 
 def raw_unclosed() -> Parser:
-    return RawReasoning(hermes(), opened=True, calls=CallForm(("<tool_call>",), hermes))
+    return RawReasoning(hermes(), opened=True, calls=CallSyntax(("<tool_call>",), hermes))
 
 
 def first_hermes() -> Parser:
