@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from pyllm.frontend.chat.parsers.parsed_pieces import Piece
 from pyllm.frontend.chat.parsers.tool_call_finder import Body
 
 
@@ -18,7 +17,7 @@ class ChosenCalls:
         self.settled = False
         self.in_arguments = False
 
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def step(self, text: str, position: int) -> int:
         """Read on."""
         body = self._body
         if body is None:
@@ -30,15 +29,15 @@ class ChosenCalls:
                 return position + 1
             read = 0
             while read < len(self._beginning) and not body.broken:
-                read = body.step(self._beginning, read, pieces)
+                read = body.step(self._beginning, read)
         if not body.broken:
-            position = body.step(text, position, pieces)
+            position = body.step(text, position)
         self.done, self.broken = body.done, body.broken
         self.settled, self.in_arguments = body.settled, body.in_arguments
         return position
 
-    def finish(self, pieces: list[Piece]) -> None:
+    def finish(self) -> None:
         """Give what is known of a call that the end of the sample cuts off."""
         if self._body is not None:
-            self._body.finish(pieces)
+            self._body.finish()
             self.settled = self._body.settled

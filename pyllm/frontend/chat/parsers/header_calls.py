@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.parsed_pieces import CallWriter
 from pyllm.frontend.chat.parsers.values.json_strings import ObjectScanner
 from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFinder
 
@@ -49,14 +49,15 @@ DEEPSEEK_V3 = HeaderTags(
 )
 FUNCTIONARY = HeaderTags("<function=", ">", "</function>", "")
 
-_Step = Callable[[str, int, list[Piece]], int]
+_Step = Callable[[str, int], int]
 
 
 class HeaderCalls:
     """Calls in a row. One without its end, or the last one without the closing, is a call, too."""
 
-    def __init__(self, first_index: int, tags: HeaderTags) -> None:
-        self._next_index = self._first_index = first_index
+    def __init__(self, writer: CallWriter, tags: HeaderTags) -> None:
+        self._writer = writer
+        self._num_before = writer.num_calls  # calls
         self._tags = tags
         self._literals = LiteralMatcher([tags.begin])
         self._step: _Step = self._expect
@@ -69,21 +70,20 @@ class HeaderCalls:
         self.settled = False
         self.in_arguments = False
 
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def step(self, text: str, position: int) -> int:
         """Read on."""
         self.settled = False
-        return self._step(text, position, pieces)
+        return self._step(text, position)
 
-    def finish(self, pieces: list[Piece]) -> None:
+    def finish(self) -> None:
         """Give what is held back of a call that the end of the sample cuts off."""
         if self.in_arguments:
-            self._give(self._arguments.rest(), pieces)
+            self._give(self._arguments.rest())
 
-    def _expect(self, text: str, position: int, pieces: list[Piece]) -> int:
-        del pieces
+    def _expect(self, text: str, position: int) -> int:
         char = text[position]
         if char.isspace() and not self._literals.matched:
-            self.settled = self._next_index > self._first_index
+            self.settled = self._writer.num_calls > self._num_before
             return position + 1
         if not self._literals.take(char):
             self.broken = True
@@ -95,12 +95,12 @@ class HeaderCalls:
             self._end_call()
         elif found:
             self.done = True
-        self.settled = bool(found) and self._next_index > self._first_index
+        self.settled = bool(found) and self._writer.num_calls > self._num_before
         if found:
             self.in_arguments = False
         return position + 1
 
-    def _read_header(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _read_header(self, text: str, position: int) -> int:
         found = self._header.find(text, position)
         self._header_text.append(found.text)
         if sum(map(len, self._header_text)) > _MAX_HEADER:
@@ -110,7 +110,7 @@ class HeaderCalls:
             self._step = self._begin
         return found.position
 
-    def _begin(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _begin(self, text: str, position: int) -> int:
         if text[position].isspace():
             return position + 1
         match = self._tags.name.fullmatch("".join(self._header_text))
@@ -119,17 +119,16 @@ class HeaderCalls:
             self.broken = True
             return position
         self._name, self._arguments, self._step = match[1], ObjectScanner(), self._read_arguments
-        return self._read_arguments(text, position, pieces)
+        return self._read_arguments(text, position)
 
-    def _read_arguments(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _read_arguments(self, text: str, position: int) -> int:
         arguments = self._arguments
         read, end = arguments.read(text, position)
         self.broken = arguments.broken or (arguments.done and not arguments.is_open)
         if arguments.is_open:
             if not self.in_arguments:
-                pieces.append(ToolCallBegin(self._next_index, self._name))
-                self._next_index += 1
-            self._give(read, pieces)
+                self._writer.begin(self._name)
+            self._give(read)
             self.in_arguments = not (arguments.done and arguments.is_whole)
         if arguments.done and not self.broken:
             others = [self._tags.begin, self._tags.closing] if self._tags.closing else []
@@ -142,6 +141,6 @@ class HeaderCalls:
         else:
             self.done = True
 
-    def _give(self, arguments: str, pieces: list[Piece]) -> None:
+    def _give(self, arguments: str) -> None:
         self.settled = True
-        add(pieces, ToolArguments(self._next_index - 1, arguments))
+        self._writer.give(arguments)

@@ -67,6 +67,28 @@ def add(pieces: list[Piece], piece: Content | Reasoning | ToolArguments) -> None
         last.text += piece.text
 
 
+class CallWriter:
+    """Makes pieces of the calls in a sample, and numbers them."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []  # those since they were taken
+        self.num_calls = 0
+
+    def begin(self, name: str) -> None:
+        """Another call."""
+        self.pieces.append(ToolCallBegin(self.num_calls, name))
+        self.num_calls += 1
+
+    def give(self, arguments: str) -> None:
+        """More arguments of the last call."""
+        add(self.pieces, ToolArguments(self.num_calls - 1, arguments))
+
+    def taken(self) -> list[Piece]:
+        """The pieces so far, which are not given again."""
+        pieces, self.pieces = self.pieces, []
+        return pieces
+
+
 class PlainParser:
     """All of the text is content."""
 

@@ -124,7 +124,7 @@ def calls_or_content_parser(kind: str, bare_names: Collection[str], schemas: Sch
 
 def call_list_parser() -> Parser:
     """A machine for a text that is a list of calls in brackets, and nothing else."""
-    return MarkedCalls([], lambda index: CallList(index, "brackets"), opener="[")
+    return MarkedCalls([], lambda writer: CallList(writer, "brackets"), opener="[")
 
 
 def _loaded(kind: str, entry: EntryPoint) -> object:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from pyllm.frontend.chat.parsers.chosen_calls import ChosenCalls
-from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.parsed_pieces import CallWriter
 from pyllm.frontend.chat.parsers.tool_call_finder import Body
 from pyllm.frontend.chat.parsers.tool_call_reader import ANY_CALL, CallReader, CallShape
 from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner
@@ -32,11 +32,11 @@ class Closed:
         self.settled = False
         self.in_arguments = False
 
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def step(self, text: str, position: int) -> int:
         """Read on."""
         calls = self._calls
         if not calls.done:
-            position = calls.step(text, position, pieces)
+            position = calls.step(text, position)
             self.settled, self.broken, self.in_arguments = calls.settled, calls.broken, calls.in_arguments
             return position
         self.settled = text[position] in WHITESPACE and not self._closing.matched
@@ -46,10 +46,10 @@ class Closed:
         self.done = self.settled = bool(self._closing.found)
         return position if self.broken else position + 1
 
-    def finish(self, pieces: list[Piece]) -> None:
+    def finish(self) -> None:
         """Give what is known of a call that the end of the sample cuts off."""
         if not self._calls.done:
-            self._calls.finish(pieces)
+            self._calls.finish()
             self.settled = self._calls.settled
 
 
@@ -60,9 +60,10 @@ class CallList:
     """
 
     def __init__(
-        self, first_index: int, layout: Literal["brackets", "row", "either"], shape: CallShape = ANY_CALL
+        self, writer: CallWriter, layout: Literal["brackets", "row", "either"], shape: CallShape = ANY_CALL
     ) -> None:
-        self._next_index = self._first_index = first_index
+        self._writer = writer
+        self._num_before = writer.num_calls  # calls
         self._layout = layout
         self._shape = shape
         self._reader: CallReader | None = None
@@ -75,7 +76,7 @@ class CallList:
         self.settled = False
         self.in_arguments = False
 
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def step(self, text: str, position: int) -> int:
         """Read on."""
         if self._reader is None:
             char = text[position]
@@ -85,13 +86,13 @@ class CallList:
                 return position + 1
             if char != "{" or not self._may_begin():
                 return self._mark(char, position)
-            self._reader = CallReader(self._next_index, self._shape)
-        return self._read(self._reader, text, position, pieces)
+            self._reader = CallReader(self._writer, self._shape)
+        return self._read(self._reader, text, position)
 
-    def finish(self, pieces: list[Piece]) -> None:
+    def finish(self) -> None:
         """Give what is held back of a call that the end of the sample cuts off."""
         if self._reader is not None:
-            self._reader.finish(pieces)
+            self._reader.finish()
             self.settled = self._reader.settled
 
     def _may_begin(self) -> bool:
@@ -104,7 +105,7 @@ class CallList:
 
     def _mark(self, char: str, position: int) -> int:
         """Read what stands around calls; gives the position after it."""
-        has_calls = self._next_index > self._first_index
+        has_calls = self._writer.num_calls > self._num_before
         if self._place == "start":
             if char == "[" and self._layout != "row":
                 self._in_brackets, self._place = True, "before"
@@ -126,20 +127,19 @@ class CallList:
             return position
         return position if self.broken else position + 1
 
-    def _read(self, reader: CallReader, text: str, position: int, pieces: list[Piece]) -> int:
-        position = reader.step(text, position, pieces)
+    def _read(self, reader: CallReader, text: str, position: int) -> int:
+        position = reader.step(text, position)
         self.settled, self.broken, self.in_arguments = reader.settled, reader.broken, reader.in_arguments
         if reader.done:
             self._reader, self._place = None, "after"
-            self._next_index += 1
         return position
 
 
 class NamedCall:
     """A name and an object: `f{...}`. `header` matches all that precedes the object; its first group is the name."""
 
-    def __init__(self, index: int, header: re.Pattern[str], make_reader: Callable[[], _ValueReader]) -> None:
-        self._index = index
+    def __init__(self, writer: CallWriter, header: re.Pattern[str], make_reader: Callable[[], _ValueReader]) -> None:
+        self._writer = writer
         self._header = header
         self._header_text = ""
         self._make_reader = make_reader
@@ -149,7 +149,7 @@ class NamedCall:
         self.settled = False
         self.in_arguments = False
 
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def step(self, text: str, position: int) -> int:
         """Read on."""
         self.settled = False
         if self._arguments is None:
@@ -163,31 +163,31 @@ class NamedCall:
             if match is None:
                 self.broken = True
                 return position
-            pieces.append(ToolCallBegin(self._index, match[1]))
+            self._writer.begin(match[1])
             self._arguments = self._make_reader()
         read, end = self._arguments.read(text, position)
-        add(pieces, ToolArguments(self._index, read))
+        self._writer.give(read)
         self.done, self.broken = self._arguments.done, self._arguments.broken
         self.settled, self.in_arguments = not self._arguments.pending, not self.done
         return end
 
-    def finish(self, pieces: list[Piece]) -> None:
+    def finish(self) -> None:
         """Give what is held back of a call that the end of the sample cuts off."""
         if self._arguments is not None:
-            add(pieces, ToolArguments(self._index, self._arguments.rest()))
+            self._writer.give(self._arguments.rest())
             self.settled = True
 
 
-def mistral_calls(index: int) -> Body:
+def mistral_calls(writer: CallWriter) -> Body:
     """A list in brackets, or a name and arguments: `name[ARGS]{...}` or `name{...}`.
 
     After a name the model's `[CALL_ID]` may stand, which is dropped.
     """
     return ChosenCalls(
-        lambda first: CallList(index, "brackets") if first == "[" else NamedCall(index, _MISTRAL_HEADER, JsonScanner)
+        lambda first: CallList(writer, "brackets") if first == "[" else NamedCall(writer, _MISTRAL_HEADER, JsonScanner)
     )
 
 
-def gemma_call(index: int, delimiter: str) -> Body:
+def gemma_call(writer: CallWriter, delimiter: str) -> Body:
     """`call:f{city:<escape>Paris<escape>}`, with this delimiter of strings. Some models leave `call` or `call:` out."""
-    return NamedCall(index, _GEMMA_HEADER, lambda: LiteralReader(delimited(delimiter)))
+    return NamedCall(writer, _GEMMA_HEADER, lambda: LiteralReader(delimited(delimiter)))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.parsed_pieces import CallWriter
 from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner
 from pyllm.frontend.chat.parsers.values.json_strings import ObjectScanner
 
@@ -29,7 +29,7 @@ ANY_CALL = CallShape()
 # What stands before the name of a call that needs arguments: in other objects such keys are rare.
 _BEFORE_NAME = frozenset({"type", "id"})
 
-_Step = Callable[[str, int, list[Piece]], int]
+_Step = Callable[[str, int], int]
 
 
 class CallReader:
@@ -41,17 +41,17 @@ class CallReader:
     """
 
     __slots__ = (
-        *("_arguments", "_held", "_index", "_key", "_name", "_raw", "_shape", "_step", "_value"),
+        *("_arguments", "_held", "_key", "_name", "_raw", "_shape", "_step", "_value", "_writer"),
         *("begun", "broken", "done", "in_arguments", "settled"),
     )
 
-    def __init__(self, index: int, shape: CallShape = ANY_CALL) -> None:
+    def __init__(self, writer: CallWriter, shape: CallShape = ANY_CALL) -> None:
         self.begun = False  # the call was given
         self.done = False
         self.broken = False
         self.settled = False  # all that was read up to here has become pieces, or is nothing but their form
         self.in_arguments = False  # the call was given, and its arguments have not come to their end
-        self._index = index
+        self._writer = writer
         self._shape = shape
         self._step: _Step = self._open
         self._name = ""
@@ -61,43 +61,40 @@ class CallReader:
         self._value = JsonScanner()
         self._arguments = ObjectScanner()
 
-    def finish(self, pieces: list[Piece]) -> None:
+    def finish(self) -> None:
         """Give what is held back of the arguments that the end of the sample cuts off."""
         if self.begun and self._step == self._read_arguments:
-            self._give(self._arguments.rest(), pieces)
+            self._give(self._arguments.rest())
 
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def step(self, text: str, position: int) -> int:
         """Read on from a position in the text; gives the next one, or the same if the text there is `broken`."""
         self.settled = False
-        return self._step(text, position, pieces)
+        return self._step(text, position)
 
-    def _open(self, text: str, position: int, pieces: list[Piece]) -> int:
-        del pieces
+    def _open(self, text: str, position: int) -> int:
         return self._mark(text, position, {"{": self._expect_key_or_end})
 
-    def _expect_key_or_end(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _expect_key_or_end(self, text: str, position: int) -> int:
         char = text[position]
         if char in WHITESPACE:
             return position + 1
         if char == "}":
-            return self._close(position, pieces)
+            return self._close(position)
         if char != '"':
             return self._break(position)
         self._value, self._raw, self._step = JsonScanner(), [], self._read_key
-        return self._read_key(text, position, pieces)
+        return self._read_key(text, position)
 
-    def _read_key(self, text: str, position: int, pieces: list[Piece]) -> int:
-        del pieces
+    def _read_key(self, text: str, position: int) -> int:
         end = self._read(text, position)
         if self._value.done:
             self._key, self._step = json.loads("".join(self._raw)), self._expect_colon
         return end
 
-    def _expect_colon(self, text: str, position: int, pieces: list[Piece]) -> int:
-        del pieces
+    def _expect_colon(self, text: str, position: int) -> int:
         return self._mark(text, position, {":": self._expect_value})
 
-    def _expect_value(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _expect_value(self, text: str, position: int) -> int:
         char = text[position]
         if char in WHITESPACE:
             return position + 1
@@ -118,7 +115,7 @@ class CallReader:
             self._step = self._read_arguments
         else:  # `null` is no arguments.
             self._step = self._read_other
-        return self._step(text, position, pieces)
+        return self._step(text, position)
 
     def _may_follow(self, key: str) -> bool:
         """Whether a member with this key may stand here in a call's object."""
@@ -129,29 +126,29 @@ class CallReader:
             return key in (shape.arguments if self._name else (shape.name,))
         return bool(self._name) or key == shape.name or key in shape.arguments or key in _BEFORE_NAME
 
-    def _read_name(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _read_name(self, text: str, position: int) -> int:
         end = self._read(text, position)
         if self._value.done:
             self._name, self._step = json.loads("".join(self._raw)), self._expect_more
             if not self._may_be_name(self._name):
                 return self._break(position)
             if self._held is not None:
-                self._begin(pieces)
-                self._give("".join(self._held), pieces)
+                self._begin()
+                self._give("".join(self._held))
         return end
 
     def _may_be_name(self, name: str) -> bool:
         # Half of a surrogate pair is not printable; it could not be sent, either.
         return name.isprintable() and name != "" and (self._shape.names is None or name in self._shape.names)
 
-    def _read_arguments(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _read_arguments(self, text: str, position: int) -> int:
         arguments = self._arguments
         read, end = arguments.read(text, position)
         self.broken = arguments.broken
         if arguments.is_open and self._name and not self.begun:
-            self._begin(pieces)
+            self._begin()
         if self.begun:
-            self._give(read, pieces)
+            self._give(read)
         elif arguments.is_open:
             self._held = self._held or []
             self._held.append(read)
@@ -160,18 +157,17 @@ class CallReader:
             self._step = self._expect_more
         return end
 
-    def _read_other(self, text: str, position: int, pieces: list[Piece]) -> int:
-        del pieces
+    def _read_other(self, text: str, position: int) -> int:
         _, end = self._value.read(text, position)
         self.broken = self._value.broken
         if self._value.done:
             self._step = self._expect_more
         return end
 
-    def _expect_more(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _expect_more(self, text: str, position: int) -> int:
         char = text[position]
         if char == "}":
-            return self._close(position, pieces)
+            return self._close(position)
         if char != "," and char not in WHITESPACE and self.begun and not self.in_arguments:
             self.done = self.settled = True  # Only its own end is missing.
             return position
@@ -192,22 +188,22 @@ class CallReader:
         self._step = marks[char]
         return position + 1
 
-    def _close(self, position: int, pieces: list[Piece]) -> int:
+    def _close(self, position: int) -> int:
         if not self._name or (self._shape.needs_arguments and not self.begun):
             return self._break(position)
         if not self.begun:
-            self._begin(pieces)
-            self._give("{}", pieces)
+            self._begin()
+            self._give("{}")
         self.done, self.settled, self.in_arguments = True, True, False
         return position + 1
 
-    def _begin(self, pieces: list[Piece]) -> None:
+    def _begin(self) -> None:
         self.begun, self.in_arguments = True, not self._arguments.is_whole
-        pieces.append(ToolCallBegin(self._index, self._name))
+        self._writer.begin(self._name)
 
-    def _give(self, arguments: str, pieces: list[Piece]) -> None:
+    def _give(self, arguments: str) -> None:
         self.settled = True
-        add(pieces, ToolArguments(self._index, arguments))
+        self._writer.give(arguments)
 
     def _break(self, position: int) -> int:
         self.broken = True

@@ -16,7 +16,7 @@ from pyllm.frontend.chat.parsers.header_calls import (
     HeaderTags,
 )
 from pyllm.frontend.chat.parsers.minimax_m3_calls import MINIMAX_TOKEN, MinimaxM3Calls
-from pyllm.frontend.chat.parsers.parsed_pieces import Parser
+from pyllm.frontend.chat.parsers.parsed_pieces import CallWriter, Parser
 from pyllm.frontend.chat.parsers.python_calls import PythonCalls
 from pyllm.frontend.chat.parsers.tagged_calls import TaggedCall
 from pyllm.frontend.chat.parsers.tool_call_finder import Body, MarkedCalls
@@ -65,20 +65,20 @@ def llama_parser(schemas: Schemas) -> Parser:
     shape = CallShape(names=schemas or None, needs_arguments=True)
     return MarkedCalls(
         [_PYTHON_TAG],
-        lambda index: CallList(index, "row"),
-        make_bare_body=lambda index: CallList(index, "row", shape),
+        lambda writer: CallList(writer, "row"),
+        make_bare_body=lambda writer: CallList(writer, "row", shape),
     )
 
 
 def leading_llama_parser(names: Collection[str]) -> Parser:
     """The same where a grammar writes the text: bare calls are at the beginning, and their name comes first."""
     shape = CallShape(names=names, needs_arguments=True, in_order=True)
-    return MarkedCalls([_PYTHON_TAG], lambda index: CallList(index, "row", shape), opener=LLAMA_OPENER)
+    return MarkedCalls([_PYTHON_TAG], lambda writer: CallList(writer, "row", shape), opener=LLAMA_OPENER)
 
 
 def _form(
     markers: tuple[str, ...],
-    make_calls: Callable[[int, Schemas], Body],
+    make_calls: Callable[[CallWriter, Schemas], Body],
     *signs: tuple[str, ...],
     style: Style = "none",
     closing: str = "",
@@ -91,8 +91,8 @@ def _form(
     """Without other signs the first marker is one. `reads_closing`: the calls read the closing themselves."""
 
     def make_parser(schemas: Schemas) -> Parser:
-        def make_body(index: int) -> Body:
-            calls = make_calls(index, schemas)
+        def make_body(writer: CallWriter) -> Body:
+            calls = make_calls(writer, schemas)
             return Closed(calls, closing) if closing and not reads_closing else calls
 
         return MarkedCalls(markers, make_body, kept=kept, closing=closing, opener=opener)
@@ -100,16 +100,16 @@ def _form(
     return ToolForm(make_parser, signs or (markers[:1],), style, (*markers, *kept), closing, keys, tags)
 
 
-def _call_list(index: int, schemas: Schemas) -> Body:
+def _call_list(writer: CallWriter, schemas: Schemas) -> Body:
     del schemas
-    return CallList(index, "brackets")
+    return CallList(writer, "brackets")
 
 
 def _header_form(marker: str, tags: HeaderTags, *signs: tuple[str, ...]) -> ToolForm:
     """A call may come without the marker of its section, or has none."""
     return _form(
         (marker,) if marker else (),
-        lambda index, schemas: HeaderCalls(index, tags),
+        lambda writer, schemas: HeaderCalls(writer, tags),
         *signs,
         closing=tags.end,
         reads_closing=True,
@@ -120,7 +120,7 @@ def _header_form(marker: str, tags: HeaderTags, *signs: tuple[str, ...]) -> Tool
 def _tagged_form(marker: str, closing: str, tags: Tags, *signs: tuple[str, ...]) -> ToolForm:
     return _form(
         (marker,),
-        lambda index, schemas: TaggedCall(index, tags, closing, schemas),
+        lambda writer, schemas: TaggedCall(writer, tags, closing, schemas),
         *signs,
         style="none" if tags.text_key else "tagged",
         closing=closing,
@@ -135,23 +135,23 @@ def _dsml_form(section: str) -> ToolForm:
 
 
 def _gemma_form(marker: str, closing: str, delimiter: str) -> ToolForm:
-    return _form((marker,), lambda index, schemas: gemma_call(index, delimiter), closing=closing)
+    return _form((marker,), lambda writer, schemas: gemma_call(writer, delimiter), closing=closing)
 
 
-def _lfm_calls(index: int, schemas: Schemas) -> Body:
+def _lfm_calls(writer: CallWriter, schemas: Schemas) -> Body:
     """In Python, or in JSON where the model was asked for it."""
     del schemas
 
     def choose(beginning: str) -> Body | None:
         if beginning == "[":
             return None
-        return CallList(index, "either") if beginning.endswith("{") else PythonCalls(index, "brackets")
+        return CallList(writer, "either") if beginning.endswith("{") else PythonCalls(writer, "brackets")
 
     return ChosenCalls(choose)
 
 
 _HERMES = _form(
-    (HERMES_OPENING,), lambda index, schemas: CallList(index, "either"), closing=HERMES_CLOSING, style="closed"
+    (HERMES_OPENING,), lambda writer, schemas: CallList(writer, "either"), closing=HERMES_CLOSING, style="closed"
 )
 _QWEN = _tagged_form(HERMES_OPENING, HERMES_CLOSING, QWEN, ("<function=", "<parameter="))
 _GLM = _tagged_form(HERMES_OPENING, HERMES_CLOSING, GLM, ("<arg_key>",))
@@ -164,7 +164,7 @@ _LLAMA = ToolForm(
 )
 _COHERE = _form(
     ("<|START_ACTION|>",),
-    lambda index, schemas: CallList(index, "brackets", CallShape("tool_name", ("parameters",))),
+    lambda writer, schemas: CallList(writer, "brackets", CallShape("tool_name", ("parameters",))),
     style="list",
     closing="<|END_ACTION|>",
     keys=("tool_name", "parameters"),
@@ -187,14 +187,14 @@ TOOL_FORMS: dict[str, ToolForm] = {
     "functionary_v3_1": _header_form("", FUNCTIONARY, ('<function=example_function_name>{"',)),
     "apertus": _form(
         ("<|tools_prefix|>",),
-        lambda index, schemas: CallList(index, "brackets", CallShape(is_keyed=True)),
+        lambda writer, schemas: CallList(writer, "brackets", CallShape(is_keyed=True)),
         closing="<|tools_suffix|>",
     ),
     "nemotron_json": _form(("<TOOLCALL>",), _call_list, style="list", closing="</TOOLCALL>"),
     "apriel": _form(("<tool_calls>",), _call_list, ("<tool_calls>[",), style="list", closing="</tool_calls>"),
     "minimax": _form(
         ("<tool_calls>",),
-        lambda index, schemas: CallList(index, "row"),
+        lambda writer, schemas: CallList(writer, "row"),
         ("<tool_calls>", "<tool-name>"),
         closing="</tool_calls>",
     ),
@@ -206,7 +206,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
     ),
     "gigachat3": _form(
         ("<|message_sep|>\n\nfunction call<|role_sep|>", "function call<|role_sep|>"),
-        lambda index, schemas: CallReader(index),
+        lambda writer, schemas: CallReader(writer),
         ("function call", "<|role_sep|>"),
         closing="<|message_sep|>",
     ),
@@ -218,19 +218,19 @@ TOOL_FORMS: dict[str, ToolForm] = {
     "cohere_command3": _COHERE,
     "phi4_mini_json": _form(("functools",), _call_list, ("functools[",), style="list"),
     "olmo3": _form(
-        ("<function_calls>",), lambda index, schemas: PythonCalls(index, "lines"), closing="</function_calls>"
+        ("<function_calls>",), lambda writer, schemas: PythonCalls(writer, "lines"), closing="</function_calls>"
     ),
     "hermes": _HERMES,
-    "mistral": _form(("[TOOL_CALLS]",), lambda index, schemas: mistral_calls(index), style="mistral"),
+    "mistral": _form(("[TOOL_CALLS]",), lambda writer, schemas: mistral_calls(writer), style="mistral"),
     "llama4_pythonic": _form(
         ("<|python_start|>",),
-        lambda index, schemas: PythonCalls(index, "brackets", schemas or None),
+        lambda writer, schemas: PythonCalls(writer, "brackets", schemas or None),
         *(("<|python_start|>",), ("<|header_start|>", "[func_name1(")),
         closing="<|python_end|>",
         opener="[",
     ),
     "pythonic": _form(
-        (), lambda index, schemas: PythonCalls(index, "brackets", schemas or None), ("[func_name1(",), opener="["
+        (), lambda writer, schemas: PythonCalls(writer, "brackets", schemas or None), ("[func_name1(",), opener="["
     ),
     "llama3_json": _LLAMA,
     # Other names of the same.
