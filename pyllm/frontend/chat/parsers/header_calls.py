@@ -7,11 +7,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pyllm.frontend.chat.parsers.parsed_pieces import CallWriter
+from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
 from pyllm.frontend.chat.parsers.values.json_strings import ObjectScanner
 from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFinder
-
-_MAX_HEADER = 256
 
 
 class HeaderTags(NamedTuple):
@@ -103,7 +101,7 @@ class HeaderCalls:
     def _read_header(self, text: str, position: int) -> int:
         found = self._header.find(text, position)
         self._header_text.append(found.text)
-        if sum(map(len, self._header_text)) > _MAX_HEADER:
+        if sum(map(len, self._header_text)) > MAX_NAME:
             self.broken = True
             return position
         if found.marker:

@@ -9,13 +9,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from pyllm.frontend.chat.parsers.parsed_pieces import CallWriter
+from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
 from pyllm.frontend.chat.parsers.values.argument_types import Schema, Schemas, argument_json, property_names, types_of
 from pyllm.frontend.chat.parsers.values.literal_reader import json_text
 from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFinder
 
 MINIMAX_TOKEN = "]<]minimax[>["  # noqa: S105 (no secret: the text of a special token)
-_MAX_TAG = 256
 _ITEM = "item"  # the element of each part of a list
 _INVOKE = re.compile(r'<invoke name="([^"<>]+)">')
 _OPENING = re.compile(r"<([^/<>][^<>]*)>")
@@ -58,7 +57,7 @@ class MinimaxM3Calls:
 
     @property
     def _has_calls(self) -> bool:
-        return self._begun or self._writer.num_calls > self._num_before
+        return self._writer.num_calls > self._num_before
 
     def step(self, text: str, position: int) -> int:
         """Read on."""
@@ -72,7 +71,7 @@ class MinimaxM3Calls:
         else:
             position = self._read_token(text[position], position)
         if self.broken and self._has_arguments:
-            self._give("}")
+            self._writer.give("}")
         is_between = self._tag is None and not self._token.matched and (self._begun or not self._name)
         self.settled = self.done or (not self.broken and (bool(self._open) or (is_between and self._has_calls)))
         return position
@@ -94,7 +93,7 @@ class MinimaxM3Calls:
         return position + 1
 
     def _read_tag(self, tag: str, char: str, position: int) -> int:
-        if (char == "<") != (not tag) or len(tag) > _MAX_TAG:
+        if (char == "<") != (not tag) or len(tag) > MAX_NAME:
             self._tag = None
             self._add_text(MINIMAX_TOKEN + tag)
             self.broken = not self._open
@@ -128,15 +127,15 @@ class MinimaxM3Calls:
         element = _Element(name, types_of(schema, name), _inner(schema, name))
         if not self._open:
             self._begin()
-            self._give(f'{", " if self._has_arguments else "{"}"{json_text(name)}": ')
+            self._writer.give(f'{", " if self._has_arguments else "{"}"{json_text(name)}": ')
             self._has_arguments = True
             self._streams = element.types == _TEXT and name in property_names(schema)
-            self._give('"' if self._streams else "")
+            self._writer.give('"' if self._streams else "")
         self._open.append(element)
 
     def _add_text(self, text: str) -> None:
         if self._streams:
-            self._give(json_text(text))
+            self._writer.give(json_text(text))
         elif self._open and text:
             self._open[-1].texts.append(text)
 
@@ -145,23 +144,20 @@ class MinimaxM3Calls:
         if self._open:
             self._open[-1].elements.append(element)
             return
-        self._give('"' if self._streams else _json(element))
+        self._writer.give('"' if self._streams else _json(element))
         self._streams = False
 
     def _end_call(self) -> None:
         while self._open:
             self._close()
         self._begin()
-        self._give("}" if self._has_arguments else "{}")
+        self._writer.give("}" if self._has_arguments else "{}")
         self._name, self._begun, self._has_arguments = "", False, False
 
     def _begin(self) -> None:
         if not self._begun:
             self._writer.begin(self._name)
         self._begun = True
-
-    def _give(self, arguments: str) -> None:
-        self._writer.give(arguments)
 
 
 def _json(element: _Element) -> str:

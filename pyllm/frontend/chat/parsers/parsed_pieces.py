@@ -5,6 +5,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+MAX_NAME = 256  # characters of a tool's name, a key or the tag around it: a text that has more is no call
+
 
 class Content(Struct, tag=True, gc=False):
     """More of what the model says to its reader."""

@@ -3,10 +3,8 @@
 from collections.abc import Callable, Collection
 from typing import Literal
 
-from pyllm.frontend.chat.parsers.parsed_pieces import CallWriter
+from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
 from pyllm.frontend.chat.parsers.values.literal_reader import PYTHON, LiteralReader, json_text
-
-_MAX_NAME = 256
 
 _Step = Callable[[str, int], int]
 
@@ -151,7 +149,7 @@ class PythonCalls:
         return self._read_word(text[position], position)
 
     def _read_word(self, char: str, position: int) -> int:
-        if len(self._word) > _MAX_NAME or not (char.isalnum() or char in "_.-"):
+        if len(self._word) > MAX_NAME or not (char.isalnum() or char in "_.-"):
             return self._break(position)
         self._word.append(char)
         return position + 1

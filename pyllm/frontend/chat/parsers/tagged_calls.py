@@ -6,14 +6,13 @@ Arguments stand there as they are, unescaped; the tool's schema tells their type
 from collections.abc import Callable
 from functools import partial
 
-from pyllm.frontend.chat.parsers.parsed_pieces import CallWriter
+from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
 from pyllm.frontend.chat.parsers.values.argument_tags import Tags
 from pyllm.frontend.chat.parsers.values.argument_types import Schema, Schemas, argument_json, property_names, types_of
 from pyllm.frontend.chat.parsers.values.literal_reader import json_text
 from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher
 from pyllm.frontend.chat.parsers.values.tagged_values import TaggedValue
 
-_MAX_NAME = 256
 _TEXT = frozenset({"string"})
 _JSON = frozenset({"number", "boolean", "null", "array", "object"})
 
@@ -225,7 +224,7 @@ class TaggedCall:
         self._begun = True
 
     def _read_word(self, char: str, position: int) -> int:
-        self.broken = len(self._word) > _MAX_NAME or not _may_be_word(char)
+        self.broken = len(self._word) > MAX_NAME or not _may_be_word(char)
         if not self.broken:
             self._word.append(char)
         return position if self.broken else position + 1
@@ -236,4 +235,4 @@ class TaggedCall:
 
 
 def _may_be_word(text: str) -> bool:
-    return len(text) <= _MAX_NAME and text.isprintable() and not any(char in text for char in '<>"')
+    return len(text) <= MAX_NAME and text.isprintable() and not any(char in text for char in '<>"')

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from pyllm.frontend.chat.parsers.chosen_calls import ChosenCalls
-from pyllm.frontend.chat.parsers.parsed_pieces import CallWriter
+from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
 from pyllm.frontend.chat.parsers.tool_call_finder import Body
 from pyllm.frontend.chat.parsers.tool_call_reader import ANY_CALL, CallReader, CallShape
 from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner
@@ -14,7 +14,6 @@ from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher
 
 _FENCE = "```"
 _BEGUN_FENCE = re.compile(r"`{1,3}|```[a-z]{1,9}")
-_MAX_HEADER = 256
 _MISTRAL_HEADER = re.compile(r"\s*([\w.\-]+)\s*(\[CALL_ID\]\w+)?\s*(\[ARGS\])?\s*")
 _GEMMA_HEADER = re.compile(r"\s*(?:call:)?+\s*:?+\s*([\w.\-:/]+)\s*")
 
@@ -157,7 +156,7 @@ class NamedCall:
             if char != "{":
                 self._header_text += char
                 may_be_header = char.isalnum() or char.isspace() or char in "_.-:/[]"
-                self.broken = len(self._header_text) > _MAX_HEADER or not may_be_header
+                self.broken = len(self._header_text) > MAX_NAME or not may_be_header
                 return position if self.broken else position + 1
             match = self._header.fullmatch(self._header_text)
             if match is None:
