@@ -6,7 +6,7 @@ from pyllm.frontend.chat.parsers.tool_call_finder import Body
 
 
 class ChosenCalls:
-    """Another body, which `choose` gives once the characters that have come show it: all but whitespace."""
+    """Another body, which `choose` makes of the first characters as soon as they show it. Whitespace is left out."""
 
     def __init__(self, choose: Callable[[str], Body | None]) -> None:
         self._choose = choose
@@ -37,7 +37,7 @@ class ChosenCalls:
         return position
 
     def finish(self) -> None:
-        """Give what is known of a call that the end of the sample cuts off."""
+        """Give the rest of a call that the end of the sample cuts off."""
         if self._body is not None:
             self._body.finish()
             self.settled = self._body.settled

@@ -13,7 +13,7 @@ from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
 
 class CallSyntax(Struct, frozen=True):
-    """The markers that begin a model's calls, and what makes a parser of them."""
+    """The markers that begin a model's calls, and a maker of parsers for them."""
 
     markers: tuple[str, ...]
     make_parser: Callable[[], Parser]
@@ -50,7 +50,7 @@ class Draft:
         return not any(isinstance(piece, Content) for piece in pieces)
 
     def split(self) -> tuple[str, str]:
-        """What is no call, and the rest from the last marker on, which may be a draft of its own.
+        """The text that is no call, and the rest from the last marker on, which may be a draft of its own.
 
         Without another marker that is the first one, and what follows.
         """

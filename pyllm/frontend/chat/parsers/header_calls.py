@@ -13,7 +13,7 @@ from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFin
 
 
 class HeaderTags(NamedTuple):
-    """What stands around a header and its arguments; the `name` is the first group of a pattern for the header.
+    """The tags around a header and its arguments. The first group of the pattern `name`, for the header, is the name.
 
     Without a `closing` there is no section, and one call is all.
     """
@@ -74,7 +74,7 @@ class HeaderCalls:
         return self._step(text, position)
 
     def finish(self) -> None:
-        """Give what is held back of a call that the end of the sample cuts off."""
+        """Give the rest of a call that the end of the sample cuts off."""
         if self.in_arguments:
             self._give(self._arguments.rest())
 

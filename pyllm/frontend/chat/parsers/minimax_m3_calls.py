@@ -53,7 +53,7 @@ class MinimaxM3Calls:
         self.done = False
         self.broken = False
         self.settled = False
-        self.in_arguments = False  # never: what follows a broken element is content
+        self.in_arguments = False  # never: the text after a broken element is content
 
     @property
     def _has_calls(self) -> bool:
@@ -77,7 +77,7 @@ class MinimaxM3Calls:
         return position
 
     def finish(self) -> None:
-        """Give what is known of a call that the end of the sample cuts off."""
+        """Give the rest of a call that the end of the sample cuts off."""
         if self._open:
             self._add_text(self._text.rest() if self._tag is None else MINIMAX_TOKEN + self._tag)
             self.settled = True

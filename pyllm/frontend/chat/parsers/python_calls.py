@@ -36,7 +36,7 @@ class PythonCalls:
         return self._step(text, position)
 
     def finish(self) -> None:
-        """Give what is known of a call that the end of the sample cuts off."""
+        """Give the rest of a call that the end of the sample cuts off."""
         if self.in_arguments and self._step == self._read_value:
             self._give(self._value.rest())
             self.settled = True

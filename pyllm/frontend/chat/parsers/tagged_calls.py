@@ -21,7 +21,7 @@ _Following = dict[str, Callable[[], None]]
 
 
 class TaggedCall:
-    """One call. It is given once its first key has come, or its end. `closing` ends what is around it.
+    """One call. It is given once its first key has come, or its end. `closing` ends the section around it.
 
     Where the tags allow several calls it goes on until the closing. A call may be closed without its own end. An
     argument whose key is malformed is dropped, and arguments that break off between two are closed.
@@ -47,7 +47,7 @@ class TaggedCall:
         self.done = False
         self.broken = False
         self.settled = False
-        self.in_arguments = False  # never: what follows a broken element is content
+        self.in_arguments = False  # never: the text after a broken element is content
         self._expect_call()
 
     def step(self, text: str, position: int) -> int:
@@ -56,7 +56,7 @@ class TaggedCall:
         return self._step(text, position)
 
     def finish(self) -> None:
-        """Give what is known of a call that the end of the sample cuts off."""
+        """Give the rest of a call that the end of the sample cuts off."""
         if self._begun and self._step == self._read_value:
             rest = self._value_text.finish()
             self._give_value(rest.value, rest.ended)
@@ -145,7 +145,7 @@ class TaggedCall:
         self._step = self._skip_value
 
     def _end_key(self, types: frozenset[str] | None = None) -> None:
-        """`types` are those that the tag tells, for a key that the schema does not have."""
+        """`types` come from the tag, and hold for a key that the schema does not have."""
         key = "".join(self._word).strip()
         self._word.clear()
         self._begin()

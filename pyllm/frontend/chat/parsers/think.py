@@ -146,7 +146,7 @@ class ThinkParser:
         return found.position
 
     def _read_draft(self, draft: Draft, char: str, pieces: list[Piece]) -> str:
-        """Take one more character. Return what is to be read again, as it is surely reasoning."""
+        """Take one more character. Return the text to be read again, which is surely no call."""
         may_be_calls = draft.feed(char)
         again = ""
         if draft.closing:
@@ -170,7 +170,7 @@ class RawReasoning:
         self._rest = rest
         self._think = ThinkParser(PlainParser(), opened, form, calls)
         self._opened = opened
-        self._held = ""  # the sample from its beginning, or what may be part of a marker or of calls
+        self._held = ""  # the sample from its beginning, or a text that may be part of a marker or of calls
         self._num_given = 0  # characters of reasoning
         self._after_reasoning = False  # whitespace is still part of the reasoning
 

@@ -20,14 +20,14 @@ class Body(Protocol):
 
     done: bool  # all of it has come
     broken: bool  # the text cannot go on like this
-    settled: bool  # nothing of what it has read need be kept, in case that it is broken
-    in_arguments: bool  # the arguments of the last call go on: if it is broken, they are what follows
+    settled: bool  # the text so far need not be kept for the case that the body is broken
+    in_arguments: bool  # the arguments of the last call go on: if the body is broken, the text after it is theirs
 
     def step(self, text: str, position: int) -> int:
-        """Read on from a position in the text; gives the position after what was read."""
+        """Read on from a position in the text; gives the position after the text that was read."""
 
     def finish(self) -> None:
-        """Give what is known of a call that the end of the sample cuts off; then it is `settled`."""
+        """Give the rest of a call that the end of the sample cuts off; then the body is `settled`."""
 
 
 MakeBody = Callable[[CallWriter], Body]
@@ -36,8 +36,8 @@ MakeBody = Callable[[CallWriter], Body]
 class MarkedCalls:
     """Content, and calls in it. Whitespace around calls is dropped.
 
-    What looked like calls and is broken is content, marker and all. Once a call was given this is what follows the
-    break; but if its arguments broke, all up to the `closing`, the next call or the end of the sample belongs to these.
+    A text that looked like calls and is broken is content, marker and all. Once a call was given, only the text after
+    the break is; but if its arguments broke, they go on up to the `closing`, the next call or the end of the sample.
 
     `make_body` makes a body, which gives its calls to a writer. A body reads a marker that is `kept` itself. The sample
     may also begin with calls without a marker, if the `opener` is its first character. With `make_bare_body` objects
@@ -63,11 +63,11 @@ class MarkedCalls:
         self._opener = opener  # empty once the sample has begun otherwise
         self._blank: list[str] = []  # whitespace before the opener
         self._body: Body | None = None
-        self._held: list[str] = []  # in a body, what is not settled
+        self._held: list[str] = []  # in a body, the text that is not settled
         self._num_introducing = 0  # parts of it that introduce the body
         self._writer = CallWriter()
         self._after_calls = False
-        self._arguments_go_on = False  # those of the last call broke
+        self._arguments_go_on = False  # those of the last call, which broke
         self._is_bare = False  # the body is
         self._object: JsonScanner | None = None  # one that is no call, in the content
 
@@ -77,7 +77,7 @@ class MarkedCalls:
         return self._writer.taken()
 
     def finish(self) -> list[Piece]:
-        """What was held back is content, unless there is a call in it."""
+        """The text that was held back is content, unless there is a call in it."""
         while self._body is not None:
             self._body.finish()
             if self._body.settled:
@@ -122,7 +122,7 @@ class MarkedCalls:
             if opens:
                 self._enter([blank])
                 return position
-            if blank:  # may be part of what precedes a marker
+            if blank:  # may be part of the whitespace before a marker
                 self._finder.find(blank, 0)
         return self._find(self._finder, text, position)
 
@@ -152,7 +152,7 @@ class MarkedCalls:
             position = self._body.step(marker, position)
 
     def _in_body(self, body: Body, text: str, position: int) -> int:
-        """Let the body take what it can; gives the position after it."""
+        """Let the body read as far as it can; gives the position after it."""
         while position < len(text) and not (body.done or body.broken):
             begin, position = position, body.step(text, position)
             if body.settled:
@@ -171,7 +171,7 @@ class MarkedCalls:
         self._num_introducing = 0
 
     def _leave_broken(self) -> str:
-        """End a body that is none, or not whole; gives what is to be read again."""
+        """End a body that is none, or not whole; gives the text to be read again."""
         assert self._body is not None
         introduction, rest = "".join(self._held[: self._num_introducing]), "".join(self._held[self._num_introducing :])
         self._arguments_go_on = self._arguments_go_on or self._body.in_arguments
@@ -185,7 +185,7 @@ class MarkedCalls:
         return rest
 
     def _give(self, text: str) -> None:
-        """More of what stands outside of calls, or of the arguments that broke."""
+        """More text outside of calls, or of the arguments that broke."""
         if self._arguments_go_on:
             self._writer.give(text)
         else:

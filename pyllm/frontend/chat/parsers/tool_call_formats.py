@@ -46,7 +46,7 @@ class Closed:
         return position if self.broken else position + 1
 
     def finish(self) -> None:
-        """Give what is known of a call that the end of the sample cuts off."""
+        """Give the rest of a call that the end of the sample cuts off."""
         if not self._calls.done:
             self._calls.finish()
             self.settled = self._calls.settled
@@ -68,7 +68,7 @@ class CallList:
         self._reader: CallReader | None = None
         self._place: Literal["start", "before", "after", "end"] = "start"  # of all calls, of one, of one, of all
         self._in_brackets = False
-        self._fence = ""  # what has come of the line that begins it
+        self._fence = ""  # the line that begins it, as far as it has come
         self._num_ticks = 0  # of its end
         self.done = False
         self.broken = False
@@ -89,7 +89,7 @@ class CallList:
         return self._read(self._reader, text, position)
 
     def finish(self) -> None:
-        """Give what is held back of a call that the end of the sample cuts off."""
+        """Give the rest of a call that the end of the sample cuts off."""
         if self._reader is not None:
             self._reader.finish()
             self.settled = self._reader.settled
@@ -103,7 +103,7 @@ class CallList:
         return self._place == "before"
 
     def _mark(self, char: str, position: int) -> int:
-        """Read what stands around calls; gives the position after it."""
+        """Read brackets, commas and fences around calls; gives the position after it."""
         has_calls = self._writer.num_calls > self._num_before
         if self._place == "start":
             if char == "[" and self._layout != "row":
@@ -171,7 +171,7 @@ class NamedCall:
         return end
 
     def finish(self) -> None:
-        """Give what is held back of a call that the end of the sample cuts off."""
+        """Give the rest of a call that the end of the sample cuts off."""
         if self._arguments is not None:
             self._writer.give(self._arguments.rest())
             self.settled = True

@@ -1,4 +1,4 @@
-"""Reads one tool call as most models write it: `{"name": ..., "arguments": {...}}`. Does not know what surrounds it."""
+"""Reads one tool call as most models write it: `{"name": ..., "arguments": {...}}`. Knows no marker around it."""
 
 import json
 from collections.abc import Callable, Collection
@@ -10,11 +10,11 @@ from pyllm.frontend.chat.parsers.values.json_strings import ObjectScanner
 
 
 class CallShape(NamedTuple):
-    """The keys of a call's object, and what tells it from others.
+    """The keys of a call's object, and its difference from other objects.
 
-    With `names` only these are called. Where it `needs_arguments` an object without is no call, and what may come
-    before the name is no member of any kind. `in_order` the name is first, and the arguments follow. Where it
-    `is_keyed` the name is the key of the arguments: `{"f": {"city": "Paris"}}`.
+    With `names` only these are called. Where it `needs_arguments`, an object without them is no call, and only some
+    keys may precede the name. `in_order`: the name is first, and the arguments follow. `is_keyed`: the name is the key
+    of the arguments, `{"f": {"city": "Paris"}}`.
     """
 
     name: str = "name"
@@ -26,7 +26,7 @@ class CallShape(NamedTuple):
 
 
 ANY_CALL = CallShape()
-# What stands before the name of a call that needs arguments: in other objects such keys are rare.
+# The keys that may precede the name of a call that needs arguments: in other objects they are rare.
 _BEFORE_NAME = frozenset({"type", "id"})
 
 _Step = Callable[[str, int], int]
@@ -36,8 +36,8 @@ class CallReader:
     """Gives the call as soon as it has a name and arguments, in either order, and then each character of these.
 
     Arguments may be an object, or a string with one. Other members of the call's object are read and left out; a call
-    without arguments has `{}`. Whoever steps through the text keeps what is not `settled`, for the case that the reader
-    is `broken` and the text was no call.
+    without arguments has `{}`. The caller keeps all text that is not `settled`: if the reader is `broken`, that text
+    was no call.
     """
 
     __slots__ = (
@@ -49,7 +49,7 @@ class CallReader:
         self.begun = False  # the call was given
         self.done = False
         self.broken = False
-        self.settled = False  # all that was read up to here has become pieces, or is nothing but their form
+        self.settled = False  # all text up to here has become pieces, or is markup without text of its own
         self.in_arguments = False  # the call was given, and its arguments have not come to their end
         self._writer = writer
         self._shape = shape
@@ -62,7 +62,7 @@ class CallReader:
         self._arguments = ObjectScanner()
 
     def finish(self) -> None:
-        """Give what is held back of the arguments that the end of the sample cuts off."""
+        """Give the rest of a call that the end of the sample cuts off."""
         if self.begun and self._step == self._read_arguments:
             self._give(self._arguments.rest())
 

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 
 class Tags(NamedTuple):
-    """What stands around a name, a key and a value.
+    """The tags around a name, a key and a value.
 
     Without `after_name` a name ends with its line, or before a tag. With `lines` a value stands on lines of its own.
     After a key that stands before `text_key` or `json_key` in place of `after_key` the value is text, or JSON. With
-    `several` calls share what is around them. With `alone` a call may stand without anything around it.
+    `several` calls share the section around them. With `alone` a call may stand without a section.
     """
 
     before_name: str

@@ -11,7 +11,7 @@ Schemas = Mapping[str, Schema]  # of tools, by name
 _TEXT = frozenset({"string"})
 
 _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-# What a `type` may say, in JSON Schema's words or in Python's, which hand-written schemas have.
+# The values of `type`: the words of JSON Schema, and those of Python, which hand-written schemas use.
 _NAMED = {
     **{name: name for name in (*_NAMES.values(), "null")},
     **{kind.__name__: name for kind, name in _NAMES.items()},

@@ -1,6 +1,6 @@
 """Follows one JSON value through text that comes in any pieces: where it ends, and where it breaks.
 
-What models get wrong and a reader can put right is mended on the way. Builds no values.
+Mistakes of models that a reader can put right are mended on the way. Builds no values.
 """
 
 import json
@@ -15,11 +15,11 @@ _WHOLE_ESCAPE = re.compile(rf'\\(?:["\\/bfnrt]|u{_HEX}{{4}})')
 _BEGUN_ESCAPE = re.compile(rf"\\(?:u{_HEX}{{0,3}})?")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 
-# What may come next. After a comma a key or an item may, or the end, for which the comma is dropped.
+# The states: what may come next. After a comma a key or an item may, or the end, for which the comma is dropped.
 _VALUE, _ITEM_OR_END, _KEY_OR_END, _COLON, _AFTER, _AFTER_COMMA, _STRING, _ESCAPE, _LITERAL, _NUMBER = range(10)
 
 _DIGITS, _POSITIVE = "0123456789", "123456789"
-# Of a number: what its last character was, and what each next one then is.
+# Of a number: by the kind of its last character, the kind of each next one.
 _NUMBER_STEPS: dict[str, dict[str, str]] = {
     "-": {"0": "0", **dict.fromkeys(_POSITIVE, "digit")},
     "0": {".": ".", "e": "e", "E": "e"},
@@ -34,13 +34,13 @@ _NUMBER_ENDS = frozenset({"0", "digit", "decimal", "exponent"})
 
 
 class JsonScanner:
-    """As strict as the standard, but for three things, which are mended: what it has read is JSON.
+    """As strict as the standard, but for three things, which are mended: the result is JSON.
 
     In a string control characters are escaped, and the backslash of an escape that there is not is doubled. A comma
     before the end of an object or array is dropped.
 
     `done` is set where the value ends, which for a number is before the character after it. `broken` is set before the
-    first character that cannot be read. What was held back is given there.
+    first character that cannot be read. The text that was held back is given there.
     """
 
     __slots__ = ("_begin", "_closers", "_held", "_in_key", "_number", "_read", "_rest", "_state", "broken", "done")
@@ -59,7 +59,7 @@ class JsonScanner:
         self._begin = 0  # from here on it is neither read nor held yet
 
     def read(self, text: str, index: int = 0) -> tuple[str, int]:
-        """What is known of the value, and where in the text it ends or breaks, or the text's end if it goes on."""
+        """More of the value, and where in the text it ends or breaks, or the text's end if it goes on."""
         end, self._begin = len(text), index
         while index < end and not (self.done or self.broken):
             index = self._step(text, index)
@@ -73,7 +73,7 @@ class JsonScanner:
         return read, index
 
     def rest(self) -> str:
-        """What was held back, at the end of all text."""
+        """The text that was held back, at the end of all text."""
         rest, self._held = self._held, ""
         return rest
 

@@ -10,7 +10,7 @@ _REPLACEMENT = "\ufffd"  # for half of a surrogate pair
 
 
 class StringDecoder:
-    """Decodes one string from behind its opening quote on. What follows its end is not read."""
+    """Decodes one string from behind its opening quote on. The text after its end is not read."""
 
     __slots__ = ("_begun", "_high", "ended")
 
@@ -98,7 +98,7 @@ class ObjectScanner:
         return read if self._string is None else self._in_string(self._string, read), position
 
     def rest(self) -> str:
-        """What was held back, at the end of all text."""
+        """The text that was held back, at the end of all text."""
         rest = self._value.rest()
         if self._string is None:
             return rest

@@ -80,7 +80,7 @@ class LiteralReader:
         return self._taken(), position
 
     def rest(self) -> str:
-        """What is pending, at the end of all text."""
+        """The text that is pending, at the end of all text."""
         if self._state == _State.WORD:
             self._begin(self._json_of_word() or "".join(self._word))
         elif self._state == _State.STRING and self._held:
