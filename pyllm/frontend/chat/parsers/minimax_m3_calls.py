@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
 from pyllm.frontend.chat.parsers.values.argument_types import Schema, Schemas, argument_json, property_names, types_of
-from pyllm.frontend.chat.parsers.values.literal_reader import json_text
+from pyllm.frontend.chat.parsers.values.json_strings import json_text
 from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFinder
 
 MINIMAX_TOKEN = "]<]minimax[>["  # noqa: S105 (no secret: the text of a special token)

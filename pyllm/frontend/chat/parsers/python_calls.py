@@ -4,7 +4,8 @@ from collections.abc import Callable, Collection
 from typing import Literal
 
 from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
-from pyllm.frontend.chat.parsers.values.literal_reader import PYTHON, LiteralReader, json_text
+from pyllm.frontend.chat.parsers.values.json_strings import json_text
+from pyllm.frontend.chat.parsers.values.literal_reader import PYTHON, LiteralReader
 
 _Step = Callable[[str, int], int]
 

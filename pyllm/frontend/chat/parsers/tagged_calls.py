@@ -9,7 +9,7 @@ from functools import partial
 from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
 from pyllm.frontend.chat.parsers.values.argument_tags import Tags
 from pyllm.frontend.chat.parsers.values.argument_types import Schema, Schemas, argument_json, property_names, types_of
-from pyllm.frontend.chat.parsers.values.literal_reader import json_text
+from pyllm.frontend.chat.parsers.values.json_strings import json_text
 from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher
 from pyllm.frontend.chat.parsers.values.tagged_values import TaggedValue
 

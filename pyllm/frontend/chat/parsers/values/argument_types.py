@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from pyllm.frontend.chat.parsers.values.literal_reader import PYTHON, LiteralReader, json_text
+from pyllm.frontend.chat.parsers.values.json_strings import json_text
+from pyllm.frontend.chat.parsers.values.literal_reader import PYTHON, LiteralReader
 
 Schema = Mapping[str, Any]
 Schemas = Mapping[str, Schema]  # of tools, by name

@@ -1,5 +1,6 @@
-"""Decodes strings of JSON that come in any pieces, and reads an object that may stand in a string. Knows no calls."""
+"""Writes and decodes strings of JSON, and reads an object that may stand in a string. Knows no calls."""
 
+import json
 import re
 
 from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner
@@ -7,6 +8,11 @@ from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScan
 _PART = re.compile(r'([^"\\]+)|\\u([0-9a-fA-F]{4})|\\([^u])|(")')
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _REPLACEMENT = "\ufffd"  # for half of a surrogate pair
+
+
+def json_text(text: str) -> str:
+    """A text as it stands in a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 class StringDecoder:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from pyllm.frontend.chat.parsers.values.json_strings import json_text
+
 _SPACE = re.compile(r"\s*")
 _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 # The numbers of Python that JSON writes otherwise: a sign, zeros, underscores, a bare point.
@@ -316,11 +318,6 @@ class LiteralReader:
     def _break(self) -> bool:
         self.broken = True
         return False
-
-
-def json_text(text: str) -> str:
-    """A text as it stands in a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 _PLAIN = {quote: re.compile(rf"[^{quote}\\]*") for quote in "\"'"}
