@@ -22,6 +22,7 @@ from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.parser_selection import (
     call_list_parser,
     calls_or_content_parser,
+    tool_call_parser,
     tool_form,
 )
 from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER, TOOL_FORMS
@@ -131,7 +132,7 @@ class ToolConstraint:
         if self._choice == "required" and self._style != "harmony":
             parser = OnlyCalls(call_list_parser())
         elif self._content is None or self._style == "harmony":
-            parser = None if self._form is None else self._form.make_parser(self._schemas_by_name)
+            parser = tool_call_parser(self._kind, self._schemas_by_name)
         else:
             bare_names = list(self._schemas_by_name) if self._has_bare_calls else []
             parser = calls_or_content_parser(self._kind, bare_names, self._schemas_by_name)
