@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from pyllm.errors import RequestError
 from pyllm.frontend.chat.grammar_rules import TokenId, ToolSchema, marker_rule, schema_rule, until
 from pyllm.frontend.chat.parsers.values.argument_tags import Tags
 from pyllm.frontend.chat.parsers.values.argument_types import types_of
@@ -31,10 +30,7 @@ def tagged_calls(tags: Tags, closing: str, tools: Iterable[ToolSchema], token_id
     line = '"\\n"' if tags.lines else ""
     value_begin = f'"\\n" {tag(tags.before_value)}' if tags.before_value else line
     for number, (name, schema) in enumerate(tools):
-        if isinstance(schema, str):
-            raise RequestError(
-                f"tools: {name!r} has a grammar, which calls in tags cannot follow; leave it out", "tools"
-            )
+        assert not isinstance(schema, str), f"{name!r} has a grammar, which calls in tags cannot follow"
         parameters = []
         given = schema.get("required")
         required = given if isinstance(given, list) else []

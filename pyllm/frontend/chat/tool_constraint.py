@@ -16,7 +16,7 @@ from pyllm.frontend.chat.custom_tool_grammar import check_definitions, input_gra
 from pyllm.frontend.chat.grammar_rules import TokenId, ToolSchema
 from pyllm.frontend.chat.harmony_grammar import harmony_answer
 from pyllm.frontend.chat.parsers.custom_input import CustomInputs
-from pyllm.frontend.chat.parsers.drafted_calls import CallForm
+from pyllm.frontend.chat.parsers.drafted_calls import CallSyntax
 from pyllm.frontend.chat.parsers.forced import FirstCall, ForcedCall, OnlyCalls
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.parser_selection import (
@@ -47,11 +47,13 @@ class ToolConstraint:
         self._conversation = conversation
         self._choice = conversation.tool_choice
         self._kind = kind
-        self._style = "none" if kind == "none" else tool_form(kind).style
+        self._form = None if kind == "none" else tool_form(kind)
+        self._style = "none" if self._form is None else self._form.style
         # A grammar of calls in Python, and of calls without a marker in free text, could not tell them from the text.
         self.drops_format = content is not None and self._style == "none" and not conversation.forces_call
         self._content = None if self.drops_format else content
         self._tools = tuple(map(self._held, conversation.tools))
+        self._schemas_by_name = {tool.name: tool.schema for tool in conversation.tools}
 
     def check(self, reads_tools: bool, ignore: Ignore) -> None:
         """Refuse calls that could not be told from other text. `reads_tools` says whether the template lists the tools.
@@ -126,26 +128,24 @@ class ToolConstraint:
             return ForcedCall(self._choice.name, self._chosen(self._choice).input_format is not None)
         tools = self._conversation.tools
         parser: Parser | None
-        schemas = {tool.name: tool.schema for tool in tools}
         if self._choice == "required" and self._style != "harmony":
             parser = OnlyCalls(call_list_parser())
         elif self._content is None or self._style == "harmony":
-            parser = tool_call_parser(self._kind, schemas)
+            parser = tool_call_parser(self._kind, self._schemas_by_name)
         else:
-            bare_names = list(schemas) if self._has_bare_calls else []
-            parser = calls_or_content_parser(self._kind, bare_names, schemas)
+            bare_names = list(self._schemas_by_name) if self._has_bare_calls else []
+            parser = calls_or_content_parser(self._kind, bare_names, self._schemas_by_name)
         if parser is not None and not self._conversation.forces_call and not self._conversation.parallel_tool_calls:
             parser = FirstCall(parser)
         custom = [tool.name for tool in tools if tool.input_format is not None]
         return CustomInputs(parser, custom) if custom and parser is not None else parser
 
-    def call_form(self) -> CallForm | None:
-        """The form of calls that the model may write among other text, if they have markers."""
-        if self._conversation.forces_call or self._content is not None or self._kind == "none":
+    def call_form(self) -> CallSyntax | None:
+        """The syntax of calls that the model may write among other text, if they have markers."""
+        form = self._form
+        if self._conversation.forces_call or self._content is not None or form is None or not form.markers:
             return None
-        markers = tool_form(self._kind).markers
-        schemas = {tool.name: tool.schema for tool in self._conversation.tools}
-        return CallForm(markers, partial(tool_form(self._kind).make_parser, schemas)) if markers else None
+        return CallSyntax(form.markers, partial(form.make_parser, self._schemas_by_name))
 
     def _harmony(self, token_id: TokenId, ignore: Ignore) -> StructuredOutputsParams | None:
         """The same in Harmony's channels, where a forced call stands behind the model's reasoning, too."""

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from pyllm.errors import RequestError
 from pyllm.frontend.chat.parsers.parsed_pieces import ToolCall, folded
 from pyllm.frontend.chat.parsers.parser_selection import tool_call_parser
 from pyllm.frontend.chat.tool_grammar import Content, calls_in_text, calls_or_content
@@ -95,8 +94,3 @@ def test_an_answer_is_calls_in_tags_or_content(vocabulary: Vocabulary, kind: str
     for text in (f"{none} yes", f"yes{none}", "maybe", ""):
         assert not accepts(text)
     assert not accepts(f"{none}\n{several}", parallel=False)
-
-
-def test_a_grammar_of_a_custom_tool_cannot_stand_in_tags() -> None:
-    with pytest.raises(RequestError, match="'f' has a grammar"):
-        calls_in_text("qwen3_coder", [("f", '"{}"')], True, lambda text: None)

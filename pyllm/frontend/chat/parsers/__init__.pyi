@@ -1,5 +1,5 @@
 from .custom_input import CustomInputs
-from .drafted_calls import CallForm
+from .drafted_calls import CallSyntax
 from .forced import FirstCall, ForcedCall, OnlyCalls
 from .harmony import (
     HARMONY_CHANNEL,
@@ -38,7 +38,7 @@ __all__ = [
     "MISTRAL_ARGUMENTS",
     "THINK",
     "TOOL_FORMS",
-    "CallForm",
+    "CallSyntax",
     "Content",
     "CustomInputs",
     "FirstCall",

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import Literal
 
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser, Piece, ToolArguments, ToolCallBegin, add
-from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner, StringDecoder
+from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
+from pyllm.frontend.chat.parsers.values.json_strings import StringDecoder
 
 # The first key and the first character of its value, if they come early enough to be the input's.
 _FIRST_MEMBER = re.compile(r'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:\s*(\S)', re.DOTALL)

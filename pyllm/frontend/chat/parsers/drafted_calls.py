@@ -12,8 +12,8 @@ from pyllm.frontend.chat.parsers.parsed_pieces import Content, Parser, Piece, fo
 from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
 
-class CallForm(Struct, frozen=True):
-    """The markers that begin a model's calls, and what makes a parser of them."""
+class CallSyntax(Struct, frozen=True):
+    """The markers that begin a model's calls, and a maker of parsers for them."""
 
     markers: tuple[str, ...]
     make_parser: Callable[[], Parser]
@@ -25,11 +25,11 @@ class Draft:
     `blank` is the whitespace before the marker. `closing` is the one of reasoning, once it has come.
     """
 
-    def __init__(self, form: CallForm, closings: Sequence[str], blank: str, marker: str) -> None:
+    def __init__(self, syntax: CallSyntax, closings: Sequence[str], blank: str, marker: str) -> None:
         self.blank = blank
-        self._form = form
+        self._syntax = syntax
         self._text = [marker]
-        self._parser = form.make_parser()
+        self._parser = syntax.make_parser()
         self._pieces: list[Piece] = self._parser.feed(marker)
         self._closings = MarkerFinder(closings, strips=False)
         self.size = len(marker)  # in characters
@@ -50,12 +50,12 @@ class Draft:
         return not any(isinstance(piece, Content) for piece in pieces)
 
     def split(self) -> tuple[str, str]:
-        """What is no call, and the rest from the last marker on, which may be a draft of its own.
+        """The text that is no call, and the rest from the last marker on, which may be a draft of its own.
 
         Without another marker that is the first one, and what follows.
         """
         text, end = self.text, len(self._text[0])
-        last = max(text.rfind(marker, end) for marker in self._form.markers)
+        last = max(text.rfind(marker, end) for marker in self._syntax.markers)
         if last >= 0:
             end = len(text[:last].rstrip())
         return text[:end], text[end:]

@@ -33,11 +33,11 @@ class OnlyCalls:
         self._parser = parser
 
     def feed(self, text: str) -> list[Piece]:
-        """What is left of the other's."""
+        """Those of the other that are kept."""
         return _without_content(self._parser.feed(text))
 
     def finish(self) -> list[Piece]:
-        """What is left of the other's."""
+        """Those of the other that are kept."""
         return _without_content(self._parser.finish())
 
 
@@ -52,7 +52,7 @@ class UncutCalls:
         return self._parser.feed(text)
 
     def finish(self) -> list[Piece]:
-        """What is left of the other's: content that was held back is a call that never came."""
+        """The other's without content: what was held back is a call that never came."""
         return _without_content(self._parser.finish())
 
 
@@ -63,11 +63,11 @@ class FirstCall:
         self._parser = parser
 
     def feed(self, text: str) -> list[Piece]:
-        """What is left of the other's."""
+        """Those of the other that are kept."""
         return _without_others(self._parser.feed(text))
 
     def finish(self) -> list[Piece]:
-        """What is left of the other's."""
+        """Those of the other that are kept."""
         return _without_others(self._parser.finish())
 
 

@@ -1,23 +1,19 @@
-"""Tool calls whose name stands right before their JSON arguments. Knows no marker that introduces them.
+"""Tool calls whose name stands in a header, as Kimi K2, DeepSeek V3 and Functionary write them.
 
-In a header of its own with Kimi K2, DeepSeek V3 and Functionary: `<begin>name<before arguments>{...}<end>`, often
-several within a section. As a key with Apertus.
+`<begin>name<before arguments>{...}<end>`, often several within a section. Knows no marker that introduces them.
 """
 
-import json
 import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
-from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
+from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
+from pyllm.frontend.chat.parsers.values.json_strings import ObjectScanner
 from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFinder
-
-_MAX_HEADER = 256
 
 
 class HeaderTags(NamedTuple):
-    """What stands around a header and its arguments; the `name` is the first group of a pattern for the header.
+    """The tags around a header and its arguments. The first group of the pattern `name`, for the header, is the name.
 
     Without a `closing` there is no section, and one call is all.
     """
@@ -51,50 +47,41 @@ DEEPSEEK_V3 = HeaderTags(
 )
 FUNCTIONARY = HeaderTags("<function=", ">", "</function>", "")
 
-_Step = Callable[[str, int, list[Piece]], int]
+_Step = Callable[[str, int], int]
 
 
 class HeaderCalls:
     """Calls in a row. One without its end, or the last one without the closing, is a call, too."""
 
-    def __init__(self, first_index: int, tags: HeaderTags) -> None:
-        self._index = self._first_index = first_index
+    def __init__(self, writer: CallWriter, tags: HeaderTags) -> None:
+        self._writer = writer
+        self._num_before = writer.num_calls  # calls
         self._tags = tags
         self._literals = LiteralMatcher([tags.begin])
         self._step: _Step = self._expect
         self._header = MarkerFinder((tags.before_arguments,), strips=False)
         self._header_text: list[str] = []
-        self._arguments = JsonScanner()
-        self._begun = False
+        self._name = ""
+        self._arguments = ObjectScanner()
         self.done = False
         self.broken = False
         self.settled = False
+        self.in_arguments = False
 
-    @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return self._index - self._first_index + int(self._begun)
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._begun
-
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def step(self, text: str, position: int) -> int:
         """Read on."""
         self.settled = False
-        return self._step(text, position, pieces)
+        return self._step(text, position)
 
-    def finish(self, pieces: list[Piece]) -> None:
-        """Give what is held back of a call that the end of the sample cuts off."""
-        if self._begun:
-            add(pieces, ToolArguments(self._index, self._arguments.rest()))
+    def finish(self) -> None:
+        """Give the rest of a call that the end of the sample cuts off."""
+        if self.in_arguments:
+            self._give(self._arguments.rest())
 
-    def _expect(self, text: str, position: int, pieces: list[Piece]) -> int:
-        del pieces
+    def _expect(self, text: str, position: int) -> int:
         char = text[position]
         if char.isspace() and not self._literals.matched:
-            self.settled = self.num_calls > 0
+            self.settled = self._writer.num_calls > self._num_before
             return position + 1
         if not self._literals.take(char):
             self.broken = True
@@ -106,39 +93,42 @@ class HeaderCalls:
             self._end_call()
         elif found:
             self.done = True
-        self.settled = bool(found) and self.num_calls > 0
+        self.settled = bool(found) and self._writer.num_calls > self._num_before
+        if found:
+            self.in_arguments = False
         return position + 1
 
-    def _read_header(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _read_header(self, text: str, position: int) -> int:
         found = self._header.find(text, position)
         self._header_text.append(found.text)
-        if sum(map(len, self._header_text)) > _MAX_HEADER:
+        if sum(map(len, self._header_text)) > MAX_NAME:
             self.broken = True
             return position
         if found.marker:
             self._step = self._begin
         return found.position
 
-    def _begin(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _begin(self, text: str, position: int) -> int:
         if text[position].isspace():
             return position + 1
         match = self._tags.name.fullmatch("".join(self._header_text))
         self._header_text.clear()
-        if match is None or not match[1].isprintable() or text[position] != "{":
+        if match is None or not match[1].isprintable():
             self.broken = True
             return position
-        pieces.append(ToolCallBegin(self._index, match[1]))
-        self._begun = True
-        self._arguments, self._step = JsonScanner(), self._read_arguments
-        return self._read_arguments(text, position, pieces)
+        self._name, self._arguments, self._step = match[1], ObjectScanner(), self._read_arguments
+        return self._read_arguments(text, position)
 
-    def _read_arguments(self, text: str, position: int, pieces: list[Piece]) -> int:
-        read, end = self._arguments.read(text, position)
-        add(pieces, ToolArguments(self._index, read))
-        self.settled, self.broken = True, self._arguments.broken
-        if self._arguments.done:
-            self._index += 1
-            self._begun = False
+    def _read_arguments(self, text: str, position: int) -> int:
+        arguments = self._arguments
+        read, end = arguments.read(text, position)
+        self.broken = arguments.broken or (arguments.done and not arguments.is_open)
+        if arguments.is_open:
+            if not self.in_arguments:
+                self._writer.begin(self._name)
+            self._give(read)
+            self.in_arguments = not (arguments.done and arguments.is_whole)
+        if arguments.done and not self.broken:
             others = [self._tags.begin, self._tags.closing] if self._tags.closing else []
             self._literals, self._step = LiteralMatcher([self._tags.end, *others]), self._expect
         return end
@@ -149,102 +139,6 @@ class HeaderCalls:
         else:
             self.done = True
 
-
-class KeyedCalls:
-    """Apertus' calls: a list of objects, whose one key is the name, `[{"f": {"city": "Paris"}}]`."""
-
-    def __init__(self, first_index: int) -> None:
-        self._index = self._first_index = first_index
-        self._step: _Step = self._expect({"[": self._begin_object})
-        self._value = JsonScanner()
-        self._key: list[str] = []
-        self._begun = False
-        self.done = False
-        self.broken = False
-        self.settled = False
-
-    @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return self._index - self._first_index + int(self._begun)
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._begun and not self._value.done
-
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
-        """Read on."""
-        self.settled = False
-        return self._step(text, position, pieces)
-
-    def finish(self, pieces: list[Piece]) -> None:
-        """Give what is held back of a call that the end of the sample cuts off."""
-        if self._begun:
-            add(pieces, ToolArguments(self._index, self._value.rest()))
-
-    def _expect(self, marks: dict[str, Callable[[], _Step]]) -> _Step:
-        """A step that takes one of these characters after any whitespace, and goes on as it says."""
-
-        def step(text: str, position: int, pieces: list[Piece]) -> int:
-            del pieces
-            char = text[position]
-            if char in marks:
-                self._step = marks[char]()
-            elif not char.isspace():
-                self.broken = True
-                return position
-            return position + 1
-
-        return step
-
-    def _begin_object(self) -> _Step:
-        return self._expect({"{": self._begin_key})
-
-    def _begin_key(self) -> _Step:
-        self._value, self._key = JsonScanner(), []
-        return self._read_key
-
-    def _read_key(self, text: str, position: int, pieces: list[Piece]) -> int:
-        del pieces
-        if not self._key and text[position].isspace():
-            return position + 1
-        if not self._key and text[position] != '"':
-            self.broken = True
-            return position
-        read, end = self._value.read(text, position)
-        self._key.append(read)
-        self.broken = self._value.broken
-        if self._value.done:
-            self._step = self._expect({":": self._begin_arguments})
-        return end
-
-    def _begin_arguments(self) -> _Step:
-        self._value = JsonScanner()
-        return self._read_arguments
-
-    def _read_arguments(self, text: str, position: int, pieces: list[Piece]) -> int:
-        if not self._begun:
-            if text[position].isspace():
-                return position + 1
-            name = json.loads("".join(self._key))
-            if text[position] != "{" or not name or not name.isprintable():
-                self.broken = True
-                return position
-            self._begun = True
-            pieces.append(ToolCallBegin(self._index, name))
-        read, end = self._value.read(text, position)
-        add(pieces, ToolArguments(self._index, read))
-        self.settled, self.broken = True, self._value.broken
-        if self._value.done:
-            self._step = self._expect({"}": self._end_call})
-        return end
-
-    def _end_call(self) -> _Step:
-        self._begun, self.settled = False, True
-        self._index += 1
-        return self._expect({",": self._begin_object, "]": self._end})
-
-    def _end(self) -> _Step:
-        self.done = self.settled = True
-        return self._step
+    def _give(self, arguments: str) -> None:
+        self.settled = True
+        self._writer.give(arguments)

@@ -9,13 +9,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
 from pyllm.frontend.chat.parsers.values.argument_types import Schema, Schemas, argument_json, property_names, types_of
-from pyllm.frontend.chat.parsers.values.literal_reader import json_text
+from pyllm.frontend.chat.parsers.values.json_strings import json_text
 from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFinder
 
 MINIMAX_TOKEN = "]<]minimax[>["  # noqa: S105 (no secret: the text of a special token)
-_MAX_TAG = 256
 _ITEM = "item"  # the element of each part of a list
 _INVOKE = re.compile(r'<invoke name="([^"<>]+)">')
 _OPENING = re.compile(r"<([^/<>][^<>]*)>")
@@ -39,8 +38,9 @@ class MinimaxM3Calls:
     Texts stream; other arguments come whole. What is open where a call ends or breaks off is closed.
     """
 
-    def __init__(self, first_index: int, schemas: Schemas) -> None:
-        self._index = self._first_index = first_index
+    def __init__(self, writer: CallWriter, schemas: Schemas) -> None:
+        self._writer = writer
+        self._num_before = writer.num_calls  # calls
         self._schemas = schemas
         self._name = ""  # of the call that is open
         self._begun = False
@@ -53,38 +53,33 @@ class MinimaxM3Calls:
         self.done = False
         self.broken = False
         self.settled = False
+        self.in_arguments = False  # never: the text after a broken element is content
 
     @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return self._index - self._first_index + int(self._begun)
+    def _has_calls(self) -> bool:
+        return self._writer.num_calls > self._num_before
 
-    @property
-    def in_arguments(self) -> bool:
-        """What follows a broken element is content."""
-        return False
-
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def step(self, text: str, position: int) -> int:
         """Read on."""
         if self._tag is not None:
-            position = self._read_tag(self._tag, text[position], position, pieces)
+            position = self._read_tag(self._tag, text[position], position)
         elif self._open:
             found = self._text.find(text, position)
-            self._add_text(found.text, pieces)
+            self._add_text(found.text)
             self._tag = "" if found.marker else None
             position = found.position
         else:
             position = self._read_token(text[position], position)
         if self.broken and self._has_arguments:
-            self._give("}", pieces)
+            self._writer.give("}")
         is_between = self._tag is None and not self._token.matched and (self._begun or not self._name)
-        self.settled = self.done or (not self.broken and (bool(self._open) or (is_between and self.num_calls > 0)))
+        self.settled = self.done or (not self.broken and (bool(self._open) or (is_between and self._has_calls)))
         return position
 
-    def finish(self, pieces: list[Piece]) -> None:
-        """Give what is known of a call that the end of the sample cuts off."""
+    def finish(self) -> None:
+        """Give the rest of a call that the end of the sample cuts off."""
         if self._open:
-            self._add_text(self._text.rest() if self._tag is None else MINIMAX_TOKEN + self._tag, pieces)
+            self._add_text(self._text.rest() if self._tag is None else MINIMAX_TOKEN + self._tag)
             self.settled = True
 
     def _read_token(self, char: str, position: int) -> int:
@@ -97,76 +92,72 @@ class MinimaxM3Calls:
             self._token, self._tag = LiteralMatcher([MINIMAX_TOKEN]), ""
         return position + 1
 
-    def _read_tag(self, tag: str, char: str, position: int, pieces: list[Piece]) -> int:
-        if (char == "<") != (not tag) or len(tag) > _MAX_TAG:
+    def _read_tag(self, tag: str, char: str, position: int) -> int:
+        if (char == "<") != (not tag) or len(tag) > MAX_NAME:
             self._tag = None
-            self._add_text(MINIMAX_TOKEN + tag, pieces)
+            self._add_text(MINIMAX_TOKEN + tag)
             self.broken = not self._open
             return position
         self._tag = tag + char
         if char == ">":
             self._tag = None
-            self._take_tag(tag + char, pieces)
+            self._take_tag(tag + char)
         return position if self.broken else position + 1
 
-    def _take_tag(self, tag: str, pieces: list[Piece]) -> None:
+    def _take_tag(self, tag: str) -> None:
         opening, invoke = _OPENING.fullmatch(tag), _INVOKE.fullmatch(tag)
         if self._name and tag in (_END_CALL, _END_SECTION):
-            self._end_call(pieces)
+            self._end_call()
             self.done = tag == _END_SECTION
         elif self._open and tag == f"</{self._open[-1].name}>":
-            self._close(pieces)
+            self._close()
         elif self._open and (self._streams or opening is None):
-            self._add_text(MINIMAX_TOKEN + tag, pieces)
+            self._add_text(MINIMAX_TOKEN + tag)
         elif self._name and opening is not None:
-            self._open_element(opening[1], pieces)
+            self._open_element(opening[1])
         elif not self._name and invoke is not None and invoke[1].isprintable():
             self._name = invoke[1]
-        elif tag == _END_SECTION and self.num_calls:
+        elif tag == _END_SECTION and self._has_calls:
             self.done = True
         else:
             self.broken = True
 
-    def _open_element(self, name: str, pieces: list[Piece]) -> None:
+    def _open_element(self, name: str) -> None:
         schema = self._open[-1].schema if self._open else self._schemas.get(self._name, {})
         element = _Element(name, types_of(schema, name), _inner(schema, name))
         if not self._open:
-            self._begin(pieces)
-            self._give(f'{", " if self._has_arguments else "{"}"{json_text(name)}": ', pieces)
+            self._begin()
+            self._writer.give(f'{", " if self._has_arguments else "{"}"{json_text(name)}": ')
             self._has_arguments = True
             self._streams = element.types == _TEXT and name in property_names(schema)
-            self._give('"' if self._streams else "", pieces)
+            self._writer.give('"' if self._streams else "")
         self._open.append(element)
 
-    def _add_text(self, text: str, pieces: list[Piece]) -> None:
+    def _add_text(self, text: str) -> None:
         if self._streams:
-            self._give(json_text(text), pieces)
+            self._writer.give(json_text(text))
         elif self._open and text:
             self._open[-1].texts.append(text)
 
-    def _close(self, pieces: list[Piece]) -> None:
+    def _close(self) -> None:
         element = self._open.pop()
         if self._open:
             self._open[-1].elements.append(element)
             return
-        self._give('"' if self._streams else _json(element), pieces)
+        self._writer.give('"' if self._streams else _json(element))
         self._streams = False
 
-    def _end_call(self, pieces: list[Piece]) -> None:
+    def _end_call(self) -> None:
         while self._open:
-            self._close(pieces)
-        self._begin(pieces)
-        self._give("}" if self._has_arguments else "{}", pieces)
+            self._close()
+        self._begin()
+        self._writer.give("}" if self._has_arguments else "{}")
         self._name, self._begun, self._has_arguments = "", False, False
-        self._index += 1
 
-    def _begin(self, pieces: list[Piece]) -> None:
+    def _begin(self) -> None:
         if not self._begun:
-            pieces.append(ToolCallBegin(self._index, self._name))
+            self._writer.begin(self._name)
         self._begun = True
-
-    def _give(self, arguments: str, pieces: list[Piece]) -> None:
-        add(pieces, ToolArguments(self._index, arguments))
 
 
 def _json(element: _Element) -> str:

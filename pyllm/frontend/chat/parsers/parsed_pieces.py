@@ -1,19 +1,21 @@
-"""What a sample's text is made of, and what makes these pieces of it. Knows no model's markers and no API."""
+"""The pieces of a sample's text, and the protocol of their parsers. Knows no model's markers and no API."""
 
 from collections.abc import Iterable
 from typing import Protocol
 
 from msgspec import Struct
 
+MAX_NAME = 256  # characters of a tool's name, a key or the tag around it: a text that has more is no call
+
 
 class Content(Struct, tag=True, gc=False):
-    """More of what the model says to its reader."""
+    """More of the answer to the reader."""
 
     text: str
 
 
 class Reasoning(Struct, tag=True, gc=False):
-    """More of what it thinks before."""
+    """More of the thoughts before the answer."""
 
     text: str
 
@@ -49,10 +51,10 @@ class Parser(Protocol):
     """
 
     def feed(self, text: str) -> list[Piece]:
-        """What is known now that these characters have come."""
+        """The pieces that these characters complete."""
 
     def finish(self) -> list[Piece]:
-        """What was held back, as nothing follows."""
+        """The rest, after the end of the text."""
 
 
 def add(pieces: list[Piece], piece: Content | Reasoning | ToolArguments) -> None:
@@ -65,6 +67,28 @@ def add(pieces: list[Piece], piece: Content | Reasoning | ToolArguments) -> None
         pieces.append(piece)
     else:
         last.text += piece.text
+
+
+class CallWriter:
+    """Makes pieces of the calls in a sample, and numbers them."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []  # those since they were taken
+        self.num_calls = 0
+
+    def begin(self, name: str) -> None:
+        """Another call."""
+        self.pieces.append(ToolCallBegin(self.num_calls, name))
+        self.num_calls += 1
+
+    def give(self, arguments: str) -> None:
+        """More arguments of the last call."""
+        add(self.pieces, ToolArguments(self.num_calls - 1, arguments))
+
+    def taken(self) -> list[Piece]:
+        """The pieces so far, which are not given again."""
+        pieces, self.pieces = self.pieces, []
+        return pieces
 
 
 class PlainParser:
@@ -88,7 +112,7 @@ class ToolCall(Struct):
 
 
 class ParsedText(Struct):
-    """A whole sample. What never came is empty."""
+    """A whole sample. A part that never came is empty."""
 
     content: str = ""
     reasoning: str = ""

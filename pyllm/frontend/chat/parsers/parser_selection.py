@@ -15,7 +15,7 @@ from pyllm.frontend.chat.parsers.forced import UncutCalls
 from pyllm.frontend.chat.parsers.leading_calls import LeadingCalls
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.reasoning_forms import REASONING_FORMS, ReasoningForm
-from pyllm.frontend.chat.parsers.tool_call_finder import Bare, MarkedCalls
+from pyllm.frontend.chat.parsers.tool_call_finder import MarkedCalls
 from pyllm.frontend.chat.parsers.tool_call_formats import CallList
 from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER, TOOL_FORMS, ToolForm, leading_llama_parser
 from pyllm.frontend.chat.parsers.values.argument_types import Schemas
@@ -129,7 +129,7 @@ def calls_or_content_parser(kind: str, bare_names: Collection[str], schemas: Sch
 
 def call_list_parser() -> Parser:
     """A machine for a text that is a list of calls in brackets, and nothing else."""
-    return MarkedCalls([], lambda index: CallList(index, "brackets"), Bare("["))
+    return MarkedCalls([], lambda writer: CallList(writer, "brackets"), opener="[")
 
 
 def _loaded(kind: str, entry: EntryPoint) -> object:

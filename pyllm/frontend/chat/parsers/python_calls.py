@@ -3,12 +3,11 @@
 from collections.abc import Callable, Collection
 from typing import Literal
 
-from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
-from pyllm.frontend.chat.parsers.values.literal_reader import PYTHON, LiteralReader, json_text
+from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
+from pyllm.frontend.chat.parsers.values.json_strings import json_text
+from pyllm.frontend.chat.parsers.values.literal_reader import PYTHON, LiteralReader
 
-_MAX_NAME = 256
-
-_Step = Callable[[str, int, list[Piece]], int]
+_Step = Callable[[str, int], int]
 
 
 class PythonCalls:
@@ -18,45 +17,32 @@ class PythonCalls:
     """
 
     def __init__(
-        self, first_index: int, form: Literal["brackets", "lines"], names: Collection[str] | None = None
+        self, writer: CallWriter, layout: Literal["brackets", "lines"], names: Collection[str] | None = None
     ) -> None:
-        self._index = self._first_index = first_index
-        self._brackets = form == "brackets"
+        self._writer = writer
+        self._brackets = layout == "brackets"
         self._names = names
         self._step: _Step = self._open if self._brackets else self._expect_name
         self._word: list[str] = []  # of a name or a key
         self._name = ""
-        self._begun = False
         self._value = LiteralReader(PYTHON)
         self.done = False
         self.broken = False
         self.settled = False
+        self.in_arguments = False  # that is, in a call
 
-    @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return self._index - self._first_index + int(self._begun)
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._begun
-
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def step(self, text: str, position: int) -> int:
         """Read on."""
         self.settled = False
-        return self._step(text, position, pieces)
+        return self._step(text, position)
 
-    def finish(self, pieces: list[Piece]) -> None:
-        """Give what is known of a call that the end of the sample cuts off."""
-        if self._begun and self._step == self._read_value:
-            out: list[str] = []
-            self._value.finish(out)
-            self._give("".join(out), pieces)
+    def finish(self) -> None:
+        """Give the rest of a call that the end of the sample cuts off."""
+        if self.in_arguments and self._step == self._read_value:
+            self._give(self._value.rest())
             self.settled = True
 
-    def _open(self, text: str, position: int, pieces: list[Piece]) -> int:
-        del pieces
+    def _open(self, text: str, position: int) -> int:
         if text[position].isspace():
             return position + 1
         if text[position] != "[":
@@ -64,11 +50,10 @@ class PythonCalls:
         self._step = self._expect_name
         return position + 1
 
-    def _expect_name(self, text: str, position: int, pieces: list[Piece]) -> int:
-        return self._begin_word(text, position, self._read_name, pieces)
+    def _expect_name(self, text: str, position: int) -> int:
+        return self._begin_word(text, position, self._read_name)
 
-    def _read_name(self, text: str, position: int, pieces: list[Piece]) -> int:
-        del pieces
+    def _read_name(self, text: str, position: int) -> int:
         char = text[position]
         if char == "(":
             self._name = self._taken_word()
@@ -78,76 +63,74 @@ class PythonCalls:
             return position + 1
         return self._read_word(char, position)
 
-    def _expect_key_or_end(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _expect_key_or_end(self, text: str, position: int) -> int:
         if text[position] == ")":
-            self._begin(pieces)
-            self._give("{}", pieces)
+            self._begin()
+            self._give("{}")
             return self._end_call(position)
-        return self._begin_word(text, position, self._read_key, pieces)
+        return self._begin_word(text, position, self._read_key)
 
-    def _expect_next_key_or_end(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _expect_next_key_or_end(self, text: str, position: int) -> int:
         if text[position] == ")":
-            self._give("}", pieces)
+            self._give("}")
             return self._end_call(position)
-        return self._begin_word(text, position, self._read_key, pieces)
+        return self._begin_word(text, position, self._read_key)
 
-    def _read_key(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _read_key(self, text: str, position: int) -> int:
         char = text[position]
         if char.isspace():
             self._step = self._expect_equals
             return position + 1
         if char == "=":
-            return self._end_key(position, pieces)
+            return self._end_key(position)
         return self._read_word(char, position)
 
-    def _expect_equals(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _expect_equals(self, text: str, position: int) -> int:
         if text[position].isspace():
             return position + 1
-        return self._end_key(position, pieces) if text[position] == "=" else self._break(position)
+        return self._end_key(position) if text[position] == "=" else self._break(position)
 
-    def _end_key(self, position: int, pieces: list[Piece]) -> int:
+    def _end_key(self, position: int) -> int:
         key = json_text(self._taken_word())
-        if self._begun:
-            self._give(f', "{key}": ', pieces)
+        if self.in_arguments:
+            self._give(f', "{key}": ')
         else:
-            self._begin(pieces)
-            self._give(f'{{"{key}": ', pieces)
+            self._begin()
+            self._give(f'{{"{key}": ')
         self._value, self._step = LiteralReader(PYTHON), self._read_value
         return position + 1
 
-    def _read_value(self, text: str, position: int, pieces: list[Piece]) -> int:
-        out: list[str] = []
-        position = self._value.step(text, position, out)
-        self._give("".join(out), pieces)
-        self.broken, self.settled = self._value.broken, not (self._value.pending or self._value.broken)
+    def _read_value(self, text: str, position: int) -> int:
+        read, position = self._value.read(text, position)
+        self._give(read)
+        self.broken, self.settled = self._value.broken, not self._value.pending
         if self._value.done:
             self._step, self.settled = self._after_value, True
         return position
 
-    def _after_value(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _after_value(self, text: str, position: int) -> int:
         char = text[position]
         if char == ",":
             self._step = self._expect_next_key_or_end
             return position + 1
         if char == ")":
-            self._give("}", pieces)
+            self._give("}")
             return self._end_call(position)
         return position + 1 if char.isspace() else self._break(position)
 
     def _end_call(self, position: int) -> int:
-        self._index += 1
-        self._begun = False
+        self.in_arguments = False
         self._step, self.settled = self._after_call, True
         return position + 1
 
-    def _after_call(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _after_call(self, text: str, position: int) -> int:
         char = text[position]
         if char.isspace():
             self.settled = True
             return position + 1
         if not self._brackets:
             if char.isidentifier():
-                return self._expect_name(text, position, pieces)
+                return self._expect_name(text, position)
             self.done = self.settled = True
             return position
         if char == "]":
@@ -158,8 +141,7 @@ class PythonCalls:
             return self._break(position)
         return position + 1
 
-    def _begin_word(self, text: str, position: int, following: _Step, pieces: list[Piece]) -> int:
-        del pieces
+    def _begin_word(self, text: str, position: int, following: _Step) -> int:
         if text[position].isspace():
             return position + 1
         if not text[position].isidentifier():
@@ -168,7 +150,7 @@ class PythonCalls:
         return self._read_word(text[position], position)
 
     def _read_word(self, char: str, position: int) -> int:
-        if len(self._word) > _MAX_NAME or not (char.isalnum() or char in "_.-"):
+        if len(self._word) > MAX_NAME or not (char.isalnum() or char in "_.-"):
             return self._break(position)
         self._word.append(char)
         return position + 1
@@ -178,13 +160,13 @@ class PythonCalls:
         self._word.clear()
         return word
 
-    def _begin(self, pieces: list[Piece]) -> None:
-        self._begun = True
-        pieces.append(ToolCallBegin(self._index, self._name))
+    def _begin(self) -> None:
+        self.in_arguments = True
+        self._writer.begin(self._name)
 
-    def _give(self, arguments: str, pieces: list[Piece]) -> None:
+    def _give(self, arguments: str) -> None:
         self.settled = True
-        add(pieces, ToolArguments(self._index, arguments))
+        self._writer.give(arguments)
 
     def _break(self, position: int) -> int:
         self.broken, self.settled = True, False

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Callable
 
-from pyllm.frontend.chat.parsers.drafted_calls import CallForm
+from pyllm.frontend.chat.parsers.drafted_calls import CallSyntax
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser, Piece, PlainParser, ToolCallBegin
 from pyllm.frontend.chat.parsers.reasoning_forms import THINK, ReasoningForm
 from pyllm.frontend.chat.parsers.think import make_reasoner
@@ -15,7 +15,7 @@ class SampleParser:
     """Feeds on the deltas of one sample, which may be merged or cut in any way. `make_decoder` is for its tokens.
 
     With `thinks_opened` reasoning is split off first: True where the prompt opened it, False where the model may. It
-    stays in the content unless it is to be `separate`. Its `form` is the model's, as that of `calls`.
+    stays in the content unless it is to be `separate`. `form` and `calls` are the model's.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class SampleParser:
         separate: bool = True,
         form: ReasoningForm = THINK,
         *,
-        calls: CallForm | None = None,
+        calls: CallSyntax | None = None,
     ) -> None:
         parser = PlainParser() if parser is None else parser
         self._think = None if thinks_opened is None else make_reasoner(form, parser, thinks_opened, separate, calls)

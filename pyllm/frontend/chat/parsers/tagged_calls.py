@@ -4,36 +4,38 @@ Arguments stand there as they are, unescaped; the tool's schema tells their type
 """
 
 from collections.abc import Callable
+from functools import partial
 
-from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
 from pyllm.frontend.chat.parsers.values.argument_tags import Tags
 from pyllm.frontend.chat.parsers.values.argument_types import Schema, Schemas, argument_json, property_names, types_of
-from pyllm.frontend.chat.parsers.values.literal_reader import json_text
+from pyllm.frontend.chat.parsers.values.json_strings import json_text
+from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher
 from pyllm.frontend.chat.parsers.values.tagged_values import TaggedValue
 
-_MAX_NAME = 256
 _TEXT = frozenset({"string"})
 _JSON = frozenset({"number", "boolean", "null", "array", "object"})
 
-_Step = Callable[[str, int, list[Piece]], int]
+_Step = Callable[[str, int], int]
+_Following = dict[str, Callable[[], None]]
 
 
 class TaggedCall:
-    """One call. It is given once its first key has come, or its end. `closing` ends what is around it.
+    """One call. It is given once its first key has come, or its end. `closing` ends the section around it.
 
-    With `several` calls it goes on until the closing. A call may be closed without its own end. An argument whose key
-    is malformed is dropped, and arguments that break off between two are closed.
+    Where the tags allow several calls it goes on until the closing. A call may be closed without its own end. An
+    argument whose key is malformed is dropped, and arguments that break off between two are closed.
     """
 
-    def __init__(self, index: int, tags: Tags, closing: str, schemas: Schemas, several: bool = False) -> None:
-        self._index = self._first_index = index
+    def __init__(self, writer: CallWriter, tags: Tags, closing: str, schemas: Schemas) -> None:
+        self._writer = writer
+        self._num_before = writer.num_calls  # calls
         self._tags = tags
         self._closing = closing
         self._schemas = schemas
-        self._several = several
-        self._step: _Step = self._expect
-        self._expected: dict[str, Callable[[list[Piece]], None]] = {}
-        self._matched = ""  # of one that is expected
+        self._step: _Step = self._read_tag
+        self._following: _Following = {}  # the tags that may follow
+        self._tag = LiteralMatcher([])
         self._word: list[str] = []  # of a name or a key
         self._name = ""
         self._open = False  # a name has come, and not its call's end
@@ -45,66 +47,53 @@ class TaggedCall:
         self.done = False
         self.broken = False
         self.settled = False
+        self.in_arguments = False  # never: the text after a broken element is content
         self._expect_call()
 
-    @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return self._index - self._first_index + int(self._begun)
-
-    @property
-    def in_arguments(self) -> bool:
-        """What follows a broken element is content."""
-        return False
-
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def step(self, text: str, position: int) -> int:
         """Read on."""
         self.settled = False
-        return self._step(text, position, pieces)
+        return self._step(text, position)
 
-    def finish(self, pieces: list[Piece]) -> None:
-        """Give what is known of a call that the end of the sample cuts off."""
+    def finish(self) -> None:
+        """Give the rest of a call that the end of the sample cuts off."""
         if self._begun and self._step == self._read_value:
             rest = self._value_text.finish()
-            self._give_value(rest.value, rest.ended, pieces)
+            self._give_value(rest.value, rest.ended)
             if rest.ended:
-                self._end_value(rest.following, pieces)
+                self._end_value(rest.following)
             elif self._types != _TEXT:
-                self._give("".join(self._value), pieces)
+                self._give("".join(self._value))
             self.settled = True
 
-    def _expect(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _expect(self, following: _Following) -> None:
+        self._step, self._following, self._tag = self._read_tag, following, LiteralMatcher([*following])
+
+    def _read_tag(self, text: str, position: int) -> int:
         char = text[position]
-        if char.isspace() and not self._matched:
+        if char.isspace() and not self._tag.matched:
             self.settled = self._begun
             return position + 1
-        matched = self._matched + char
-        if not any(literal.startswith(matched) for literal in self._expected):
-            if self._keys and self._tags.before_key in self._expected:
-                self._give("}", pieces)
+        if not self._tag.take(char):
+            if self._keys and self._tags.before_key in self._following:
+                self._give("}")
             self.broken, self.settled = True, False
             return position
-        self._matched = matched
-        if matched in self._expected:
-            self._matched = ""
-            self._expected[matched](pieces)
+        if self._tag.found:
+            self._following[self._tag.found]()
         return position + 1
 
     def _expect_call(self) -> None:
-        if not self._tags.before_name:
+        if self._tags.before_name:
+            end: _Following = {self._closing: self._close} if self._writer.num_calls > self._num_before else {}
+            self._expect({self._tags.before_name: self._begin_name, **end})
+        else:
             self._step = self._read_name
-            return
-        self._step = self._expect
-        self._expected = {self._tags.before_name: self._begin_name}
-        if self._closing and self._index > self._first_index:
-            self._expected[self._closing] = self._close
 
-    def _begin_name(self, pieces: list[Piece]) -> None:
-        del pieces
+    def _begin_name(self) -> None:
         self._step = self._read_name
 
-    def _read_name(self, text: str, position: int, pieces: list[Piece]) -> int:
-        del pieces
+    def _read_name(self, text: str, position: int) -> int:
         tags, char = self._tags, text[position]
         if tags.after_name:
             ends = char == tags.after_name[0]
@@ -120,66 +109,53 @@ class TaggedCall:
         if self.broken:
             return position
         if tags.after_name:
-            self._step, self._expected = self._expect, {tags.after_name: self._end_name}
+            self._expect({tags.after_name: self._end_name})
         else:
-            self._end_name([])
+            self._end_name()
         return position
 
-    def _end_name(self, pieces: list[Piece]) -> None:
-        del pieces
+    def _end_name(self) -> None:
         self._open, self._keys = True, []
         self._expect_key_or_end()
 
     def _expect_key_or_end(self) -> None:
         tags = self._tags
-        self._step, self._expected = self._expect, {tags.before_key: self._begin_key}
-        if tags.end:
-            self._expected[tags.end] = self._end_call
-        if self._closing:
-            self._expected[self._closing] = self._close
+        self._expect({tags.before_key: self._begin_key, tags.end: self._end_call, self._closing: self._close})
 
-    def _begin_key(self, pieces: list[Piece]) -> None:
-        del pieces
+    def _begin_key(self) -> None:
         self._step = self._read_key
 
-    def _read_key(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _read_key(self, text: str, position: int) -> int:
         tags, char = self._tags, text[position]
         if char == tags.after_key[0]:
-            self._step, self._expected = self._expect, {tags.after_key: self._end_key}
-            if tags.text_key:
-                self._expected |= {tags.text_key: self._end_text_key, tags.json_key: self._end_json_key}
+            ends = {tags.text_key: partial(self._end_key, _TEXT), tags.json_key: partial(self._end_key, _JSON)}
+            self._expect({tags.after_key: self._end_key, **ends})
             return position
         position = self._read_word(char, position)
         if self.broken:
-            self._drop_argument(pieces)
+            self._drop_argument()
         return position
 
-    def _drop_argument(self, pieces: list[Piece]) -> None:
+    def _drop_argument(self) -> None:
         """The call is given, though nothing of this argument is: nobody could tell its key."""
         self.broken, self.settled = False, True
         self._word.clear()
-        self._begin(pieces)
+        self._begin()
         self._value_text = self._new_value()
         self._step = self._skip_value
 
-    def _end_text_key(self, pieces: list[Piece]) -> None:
-        self._end_key(pieces, _TEXT)
-
-    def _end_json_key(self, pieces: list[Piece]) -> None:
-        self._end_key(pieces, _JSON)
-
-    def _end_key(self, pieces: list[Piece], types: frozenset[str] | None = None) -> None:
-        """`types` are those that the tag tells, for a key that the schema does not have."""
+    def _end_key(self, types: frozenset[str] | None = None) -> None:
+        """`types` come from the tag, and hold for a key that the schema does not have."""
         key = "".join(self._word).strip()
         self._word.clear()
-        self._begin(pieces)
-        self._give(f'{", " if self._keys else "{"}"{json_text(key)}": ', pieces)
+        self._begin()
+        self._give(f'{", " if self._keys else "{"}"{json_text(key)}": ')
         self._keys.append(key)
         self._types = types_of(self._schema, key) if types is None or key in property_names(self._schema) else types
         if self._tags.before_value:
-            self._step, self._expected = self._expect, {self._tags.before_value: self._begin_value}
+            self._expect({self._tags.before_value: self._begin_value})
         else:
-            self._begin_value(pieces)
+            self._begin_value()
 
     @property
     def _schema(self) -> Schema:
@@ -187,77 +163,76 @@ class TaggedCall:
 
     def _new_value(self) -> TaggedValue:
         others = [key for key in property_names(self._schema) if key not in self._keys and _may_be_word(key)]
-        return TaggedValue(self._tags, self._closing, others, self._several)
+        return TaggedValue(self._tags, self._closing, others)
 
-    def _begin_value(self, pieces: list[Piece]) -> None:
+    def _begin_value(self) -> None:
         self._value_text = self._new_value()
         self._step = self._read_value
         if self._types == _TEXT:
-            self._give('"', pieces)
+            self._give('"')
         self.settled = True
 
-    def _read_value(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _read_value(self, text: str, position: int) -> int:
         read = self._value_text.read(text, position)
-        self._give_value(read.value, read.ended, pieces)
+        self._give_value(read.value, read.ended)
         if read.ended:
-            self._end_value(read.following, pieces)
+            self._end_value(read.following)
         self.settled = True
         return read.position
 
-    def _skip_value(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _skip_value(self, text: str, position: int) -> int:
         read = self._value_text.read(text, position)
         if read.ended:
-            self._end_value(read.following, pieces)
+            self._end_value(read.following)
         self.settled = True
         return read.position
 
-    def _give_value(self, text: str, ended: bool, pieces: list[Piece]) -> None:
+    def _give_value(self, text: str, ended: bool) -> None:
         if self._types == _TEXT:
-            self._give(json_text(text) + ('"' if ended else ""), pieces)
+            self._give(json_text(text) + ('"' if ended else ""))
             return
         self._value.append(text)
         if ended:
-            self._give(argument_json("".join(self._value), self._types), pieces)
+            self._give(argument_json("".join(self._value), self._types))
             self._value.clear()
 
-    def _end_value(self, following: str, pieces: list[Piece]) -> None:
+    def _end_value(self, following: str) -> None:
         self._expect_key_or_end()
         position = 0
         while position < len(following) and not self.broken:
-            position = self._step(following, position, pieces)
+            position = self._step(following, position)
 
-    def _end_call(self, pieces: list[Piece]) -> None:
-        self._begin(pieces)
-        self._give("}" if self._keys else "{}", pieces)
+    def _end_call(self) -> None:
+        self._begin()
+        self._give("}" if self._keys else "{}")
         self._open = self._begun = False
-        self._index += 1
-        if self._several:
+        if self._tags.several:
             self._expect_call()
         elif self._closing:
-            self._expected = {self._closing: self._close}
+            self._expect({self._closing: self._close})
         else:
             self.done = True
 
-    def _close(self, pieces: list[Piece]) -> None:
+    def _close(self) -> None:
         if self._open:
-            self._end_call(pieces)
+            self._end_call()
         self.done = self.settled = True
 
-    def _begin(self, pieces: list[Piece]) -> None:
+    def _begin(self) -> None:
         if not self._begun:
-            pieces.append(ToolCallBegin(self._index, self._name))
+            self._writer.begin(self._name)
         self._begun = True
 
     def _read_word(self, char: str, position: int) -> int:
-        self.broken = len(self._word) > _MAX_NAME or not _may_be_word(char)
+        self.broken = len(self._word) > MAX_NAME or not _may_be_word(char)
         if not self.broken:
             self._word.append(char)
         return position if self.broken else position + 1
 
-    def _give(self, arguments: str, pieces: list[Piece]) -> None:
+    def _give(self, arguments: str) -> None:
         self.settled = True
-        add(pieces, ToolArguments(self._index, arguments))
+        self._writer.give(arguments)
 
 
 def _may_be_word(text: str) -> bool:
-    return len(text) <= _MAX_NAME and text.isprintable() and not any(char in text for char in '<>"')
+    return len(text) <= MAX_NAME and text.isprintable() and not any(char in text for char in '<>"')

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from pyllm.frontend.chat.parsers.drafted_calls import CallForm, Draft
+from pyllm.frontend.chat.parsers.drafted_calls import CallSyntax, Draft
 from pyllm.frontend.chat.parsers.harmony import HarmonyParser
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Parser, Piece, PlainParser, Reasoning, add
 from pyllm.frontend.chat.parsers.reasoning_forms import THINK, ReasoningForm
@@ -18,11 +18,11 @@ class Reasoner(Parser, Protocol):
 
 
 def make_reasoner(
-    form: ReasoningForm, rest: Parser, opened: bool, separate: bool, calls: CallForm | None = None
+    form: ReasoningForm, rest: Parser, opened: bool, separate: bool, calls: CallSyntax | None = None
 ) -> Reasoner:
     """A machine for the raw text of one sample. Unless it is to be `separate`, reasoning stays in the content.
 
-    `calls` is the form of those that `rest` reads, if they have markers.
+    `calls` is the syntax of the calls that `rest` reads, if they have markers.
     """
     if form.in_channels:
         return ChannelReasoning(rest, separate)
@@ -37,7 +37,9 @@ class ThinkParser:
     came, they end the reasoning. So text that may be such calls is held back.
     """
 
-    def __init__(self, rest: Parser, opened: bool, form: ReasoningForm = THINK, calls: CallForm | None = None) -> None:
+    def __init__(
+        self, rest: Parser, opened: bool, form: ReasoningForm = THINK, calls: CallSyntax | None = None
+    ) -> None:
         self.reasoning_end: int | None = None  # in characters of the sample, once it is known; 0 if there is none
         self.begun = False  # whether the opening has come, or was not needed
         self._rest = rest
@@ -56,7 +58,8 @@ class ThinkParser:
     @property
     def num_held(self) -> int:
         """How many characters of reasoning are held back."""
-        return self._markers.num_held + (len(self._draft.blank) + self._draft.size if self._draft else 0)
+        drafted = 0 if self._draft is None else len(self._draft.blank) + self._draft.size
+        return len(self._held) + self._markers.num_held + drafted
 
     def feed(self, text: str) -> list[Piece]:
         """Reasoning that cannot be part of a marker; after its end the other parser's pieces."""
@@ -143,7 +146,7 @@ class ThinkParser:
         return found.position
 
     def _read_draft(self, draft: Draft, char: str, pieces: list[Piece]) -> str:
-        """Take one more character. Return what is to be read again, as it is surely reasoning."""
+        """Take one more character. Return the text to be read again, which is surely no call."""
         may_be_calls = draft.feed(char)
         again = ""
         if draft.closing:
@@ -161,11 +164,13 @@ class ThinkParser:
 class RawReasoning:
     """Leaves reasoning in the content as it was written, markers included. Another parser reads the rest."""
 
-    def __init__(self, rest: Parser, opened: bool, form: ReasoningForm = THINK, calls: CallForm | None = None) -> None:
+    def __init__(
+        self, rest: Parser, opened: bool, form: ReasoningForm = THINK, calls: CallSyntax | None = None
+    ) -> None:
         self._rest = rest
         self._think = ThinkParser(PlainParser(), opened, form, calls)
         self._opened = opened
-        self._held = ""  # the sample from its beginning, or what may be part of a marker or of calls
+        self._held = ""  # the sample from its beginning, or a text that may be part of a marker or of calls
         self._num_given = 0  # characters of reasoning
         self._after_reasoning = False  # whitespace is still part of the reasoning
 

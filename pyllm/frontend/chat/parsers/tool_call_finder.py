@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from pyllm.frontend.chat.parsers.parsed_pieces import Content, Piece, ToolArguments, add
+from pyllm.frontend.chat.parsers.parsed_pieces import CallWriter, Content, Piece, add
 from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
 from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
@@ -18,124 +18,97 @@ class Body(Protocol):
     A body that is `broken` does not take the character that broke it; one that is `done` may leave it, too.
     """
 
-    @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
+    done: bool  # all of it has come
+    broken: bool  # the text cannot go on like this
+    settled: bool  # the text so far need not be kept for the case that the body is broken
+    in_arguments: bool  # the arguments of the last call go on: if the body is broken, the text after it is theirs
 
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on: if it is broken, they are what follows."""
+    def step(self, text: str, position: int) -> int:
+        """Read on from a position in the text; gives the position after the text that was read."""
 
-    @property
-    def done(self) -> bool:
-        """Whether all of it has come."""
-
-    @property
-    def broken(self) -> bool:
-        """Whether the text cannot go on like this."""
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing of what it has read need be kept, in case that it is broken."""
-
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
-        """Read on from a position in the text; gives the position after what was read."""
-
-    def finish(self, pieces: list[Piece]) -> None:
-        """Give what is known of a call that the end of the sample cuts off; then it is `settled`."""
+    def finish(self) -> None:
+        """Give the rest of a call that the end of the sample cuts off; then the body is `settled`."""
 
 
-MakeBody = Callable[[int], Body]
-
-
-class Bare(NamedTuple):
-    """Calls without a marker: `opener` is the character that begins them, at the beginning of the sample.
-
-    Where they have a body of their own, they are objects, and may stand anywhere but within another object.
-    """
-
-    opener: str = ""
-    make_body: MakeBody | None = None
-
-
-_NO_BARE = Bare()
+MakeBody = Callable[[CallWriter], Body]
 
 
 class MarkedCalls:
     """Content, and calls in it. Whitespace around calls is dropped.
 
-    What looked like calls and is broken is content, marker and all. Once a call was given this is what follows the
-    break; but if its arguments broke, all up to the `closing`, the next call or the end of the sample belongs to these.
+    A text that looked like calls and is broken is content, marker and all. Once a call was given, only the text after
+    the break is; but if its arguments broke, they go on up to the `closing`, the next call or the end of the sample.
 
-    `make_body` makes the body of the calls that are numbered from its argument. A body reads a marker that is `kept`
-    itself.
+    `make_body` makes a body, which gives its calls to a writer. A body reads a marker that is `kept` itself. The sample
+    may also begin with calls without a marker, if the `opener` is its first character. With `make_bare_body` objects
+    may be calls without a marker, too, anywhere but within another object.
     """
 
     def __init__(
         self,
         markers: Sequence[str],
         make_body: MakeBody,
-        bare: Bare = _NO_BARE,
+        *,
         kept: Sequence[str] = (),
         closing: str = "",
+        opener: str = "",
+        make_bare_body: MakeBody | None = None,
     ) -> None:
-        self._kept = frozenset([*kept, *(bare.opener if bare.make_body else "")])
+        self._kept = frozenset([*kept, *([_OBJECT] if make_bare_body else [])])
         self._finder = MarkerFinder([*markers, *self._kept])
         self._end_finder = MarkerFinder([*markers, *([closing] if closing else [])])  # of arguments that broke
         self._closing = closing
         self._make_body = make_body
-        self._make_bare_body = bare.make_body or make_body
-        self._opener = "" if bare.make_body else bare.opener  # empty once the sample has begun otherwise
+        self._make_bare_body = make_bare_body or make_body
+        self._opener = opener  # empty once the sample has begun otherwise
         self._blank: list[str] = []  # whitespace before the opener
         self._body: Body | None = None
-        self._held: list[str] = []  # in a body, what is not settled
+        self._held: list[str] = []  # in a body, the text that is not settled
         self._num_introducing = 0  # parts of it that introduce the body
-        self._num_calls = 0
+        self._writer = CallWriter()
         self._after_calls = False
-        self._broken_call: int | None = None  # the call whose arguments broke, and go on
+        self._arguments_go_on = False  # those of the last call, which broke
         self._is_bare = False  # the body is
         self._object: JsonScanner | None = None  # one that is no call, in the content
 
     def feed(self, text: str) -> list[Piece]:
         """Content as soon as it is no marker, calls as their body gives them."""
-        pieces: list[Piece] = []
-        self._run(text, pieces)
-        return pieces
+        self._run(text)
+        return self._writer.taken()
 
     def finish(self) -> list[Piece]:
-        """What was held back is content, unless there is a call in it."""
-        pieces: list[Piece] = []
+        """The text that was held back is content, unless there is a call in it."""
         while self._body is not None:
-            self._body.finish(pieces)
+            self._body.finish()
             if self._body.settled:
                 self._settle()
-            self._run(self._leave_broken(pieces), pieces)
+            self._run(self._leave_broken())
         text = "".join(self._blank) + self._finder.rest()
         self._blank.clear()
-        self._give(text.lstrip() if self._after_calls else text, pieces)
-        self._give(self._end_finder.rest(), pieces)
-        return pieces
+        self._give(text.lstrip() if self._after_calls else text)
+        self._give(self._end_finder.rest())
+        return self._writer.taken()
 
-    def _run(self, text: str, pieces: list[Piece]) -> None:
+    def _run(self, text: str) -> None:
         texts = [(text, 0)]
         while texts:
             text, position = texts.pop()
             while position < len(text):
                 if self._object is not None:
-                    position = self._in_object(self._object, text, position, pieces)
+                    position = self._in_object(self._object, text, position)
                     continue
                 if self._body is None:
-                    position = self._outside(text, position, pieces)
+                    position = self._outside(text, position)
                     continue
-                position = self._in_body(self._body, text, position, pieces)
+                position = self._in_body(self._body, text, position)
                 if self._body is not None and self._body.broken:
                     texts.append((text, position))
-                    text, position = self._leave_broken(pieces), 0
+                    text, position = self._leave_broken(), 0
 
-    def _outside(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def _outside(self, text: str, position: int) -> int:
         """Take text up to a marker; gives the position after it."""
-        if self._broken_call is not None:
-            return self._find(self._end_finder, text, position, pieces)
+        if self._arguments_go_on:
+            return self._find(self._end_finder, text, position)
         if self._after_calls or self._opener:
             begin, position = position, _end_of_space(text, position)
             if not self._after_calls:
@@ -149,46 +122,46 @@ class MarkedCalls:
             if opens:
                 self._enter([blank])
                 return position
-            if blank:  # may be part of what precedes a marker
+            if blank:  # may be part of the whitespace before a marker
                 self._finder.find(blank, 0)
-        return self._find(self._finder, text, position, pieces)
+        return self._find(self._finder, text, position)
 
-    def _find(self, finder: MarkerFinder, text: str, position: int, pieces: list[Piece]) -> int:
+    def _find(self, finder: MarkerFinder, text: str, position: int) -> int:
         found = finder.find(text, position)
-        self._give(found.text, pieces)
+        self._give(found.text)
         if found.marker and found.marker == self._closing:
-            self._broken_call, self._after_calls = None, True
+            self._arguments_go_on, self._after_calls = False, True
         elif found.marker:
             self._enter([found.skipped, found.marker], found.marker)
         return found.position
 
-    def _in_object(self, scanner: JsonScanner, text: str, position: int, pieces: list[Piece]) -> int:
+    def _in_object(self, scanner: JsonScanner, text: str, position: int) -> int:
         _, end = scanner.read(text, position)
-        self._give(text[position:end], pieces)
+        self._give(text[position:end])
         if scanner.done or scanner.broken:
             self._object = None
         return end
 
     def _enter(self, introduction: list[str], marker: str = "") -> None:
         self._is_bare = marker == _OBJECT
-        self._body = (self._make_bare_body if self._is_bare else self._make_body)(self._num_calls)
+        self._body = (self._make_bare_body if self._is_bare else self._make_body)(self._writer)
         self._held = introduction
         self._num_introducing = len(introduction)
         position = 0
         while marker in self._kept and position < len(marker):
-            position = self._body.step(marker, position, [])
+            position = self._body.step(marker, position)
 
-    def _in_body(self, body: Body, text: str, position: int, pieces: list[Piece]) -> int:
-        """Let the body take what it can; gives the position after it."""
+    def _in_body(self, body: Body, text: str, position: int) -> int:
+        """Let the body read as far as it can; gives the position after it."""
         while position < len(text) and not (body.done or body.broken):
-            begin, position = position, body.step(text, position, pieces)
+            begin, position = position, body.step(text, position)
             if body.settled:
                 self._settle()
-                self._broken_call = None
+                self._arguments_go_on = False
             elif position > begin:
                 self._held.append(text[begin:position])
         if body.done:
-            self._leave(body)
+            self._body = None
             self._settle()
             self._after_calls = True
         return position
@@ -197,30 +170,26 @@ class MarkedCalls:
         self._held.clear()
         self._num_introducing = 0
 
-    def _leave_broken(self, pieces: list[Piece]) -> str:
-        """End a body that is none, or not whole; gives what is to be read again."""
+    def _leave_broken(self) -> str:
+        """End a body that is none, or not whole; gives the text to be read again."""
         assert self._body is not None
         introduction, rest = "".join(self._held[: self._num_introducing]), "".join(self._held[self._num_introducing :])
-        goes_on = self._body.in_arguments
-        self._leave(self._body)
+        self._arguments_go_on = self._arguments_go_on or self._body.in_arguments
+        self._body = None
         self._settle()
-        if goes_on:
-            self._broken_call = self._num_calls - 1
-        self._give(introduction, pieces)
+        self._give(introduction)
         if introduction and self._is_bare:
             self._object = JsonScanner()
             self._object.read(_OBJECT)
-        self._after_calls = self._num_calls > 0 and not introduction and self._broken_call is None
+        self._after_calls = self._writer.num_calls > 0 and not introduction and not self._arguments_go_on
         return rest
 
-    def _give(self, text: str, pieces: list[Piece]) -> None:
-        """More of what stands outside of calls, or of the arguments that broke."""
-        broken = self._broken_call
-        add(pieces, Content(text) if broken is None else ToolArguments(broken, text))
-
-    def _leave(self, body: Body) -> None:
-        self._num_calls += body.num_calls
-        self._body = None
+    def _give(self, text: str) -> None:
+        """More text outside of calls, or of the arguments that broke."""
+        if self._arguments_go_on:
+            self._writer.give(text)
+        else:
+            add(self._writer.pieces, Content(text))
 
 
 def _end_of_space(text: str, position: int) -> int:

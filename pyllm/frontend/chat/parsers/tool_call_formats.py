@@ -1,17 +1,23 @@
 """Tool calls behind a marker, in each model's format: a list, one call and its end, a name and arguments."""
 
 import re
+from collections.abc import Callable
 from typing import Literal
 
-from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.chosen_calls import ChosenCalls
+from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
 from pyllm.frontend.chat.parsers.tool_call_finder import Body
 from pyllm.frontend.chat.parsers.tool_call_reader import ANY_CALL, CallReader, CallShape
 from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE, JsonScanner
+from pyllm.frontend.chat.parsers.values.literal_reader import LiteralReader, delimited
+from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher
 
 _FENCE = "```"
 _BEGUN_FENCE = re.compile(r"`{1,3}|```[a-z]{1,9}")
-_MAX_HEADER = 256
-_HEADER = re.compile(r"([\w.\-]+)\s*(\[CALL_ID\]\w+)?\s*(\[ARGS\])?\s*")
+_MISTRAL_HEADER = re.compile(r"\s*([\w.\-]+)\s*(\[CALL_ID\]\w+)?\s*(\[ARGS\])?\s*")
+_GEMMA_HEADER = re.compile(r"\s*(?:call:)?+\s*:?+\s*([\w.\-:/]+)\s*")
+
+_ValueReader = JsonScanner | LiteralReader
 
 
 class Closed:
@@ -19,43 +25,30 @@ class Closed:
 
     def __init__(self, calls: Body, closing: str) -> None:
         self._calls = calls
-        self._closing = closing
-        self._closed = 0  # characters of the closing that have come
+        self._closing = LiteralMatcher([closing])
         self.done = False
         self.broken = False
         self.settled = False
+        self.in_arguments = False
 
-    @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return self._calls.num_calls
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._calls.in_arguments
-
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def step(self, text: str, position: int) -> int:
         """Read on."""
         calls = self._calls
         if not calls.done:
-            position = calls.step(text, position, pieces)
-            self.settled, self.broken = calls.settled, calls.broken
+            position = calls.step(text, position)
+            self.settled, self.broken, self.in_arguments = calls.settled, calls.broken, calls.in_arguments
             return position
-        self.settled = self._closed == 0 and text[position] in WHITESPACE
+        self.settled = text[position] in WHITESPACE and not self._closing.matched
         if self.settled:
             return position + 1
-        self.broken = text[position] != self._closing[self._closed]
-        if self.broken:
-            return position
-        self._closed += 1
-        self.done = self.settled = self._closed == len(self._closing)
-        return position + 1
+        self.broken = not self._closing.take(text[position])
+        self.done = self.settled = bool(self._closing.found)
+        return position if self.broken else position + 1
 
-    def finish(self, pieces: list[Piece]) -> None:
-        """Give what is known of a call that the end of the sample cuts off."""
+    def finish(self) -> None:
+        """Give the rest of a call that the end of the sample cuts off."""
         if not self._calls.done:
-            self._calls.finish(pieces)
+            self._calls.finish()
             self.settled = self._calls.settled
 
 
@@ -66,31 +59,23 @@ class CallList:
     """
 
     def __init__(
-        self, first_index: int, layout: Literal["brackets", "row", "either"], shape: CallShape = ANY_CALL
+        self, writer: CallWriter, layout: Literal["brackets", "row", "either"], shape: CallShape = ANY_CALL
     ) -> None:
-        self._next_index = self._first_index = first_index
+        self._writer = writer
+        self._num_before = writer.num_calls  # calls
         self._layout = layout
         self._shape = shape
         self._reader: CallReader | None = None
         self._place: Literal["start", "before", "after", "end"] = "start"  # of all calls, of one, of one, of all
         self._in_brackets = False
-        self._fence = ""  # what has come of the line that begins it
+        self._fence = ""  # the line that begins it, as far as it has come
         self._num_ticks = 0  # of its end
         self.done = False
         self.broken = False
         self.settled = False
+        self.in_arguments = False
 
-    @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return self._next_index - self._first_index + int(self._reader is not None and self._reader.begun)
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._reader is not None and self._reader.in_arguments
-
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def step(self, text: str, position: int) -> int:
         """Read on."""
         if self._reader is None:
             char = text[position]
@@ -100,13 +85,13 @@ class CallList:
                 return position + 1
             if char != "{" or not self._may_begin():
                 return self._mark(char, position)
-            self._reader = CallReader(self._next_index, self._shape)
-        return self._read(self._reader, text, position, pieces)
+            self._reader = CallReader(self._writer, self._shape)
+        return self._read(self._reader, text, position)
 
-    def finish(self, pieces: list[Piece]) -> None:
-        """Give what is held back of a call that the end of the sample cuts off."""
+    def finish(self) -> None:
+        """Give the rest of a call that the end of the sample cuts off."""
         if self._reader is not None:
-            self._reader.finish(pieces)
+            self._reader.finish()
             self.settled = self._reader.settled
 
     def _may_begin(self) -> bool:
@@ -118,8 +103,8 @@ class CallList:
         return self._place == "before"
 
     def _mark(self, char: str, position: int) -> int:
-        """Read what stands around calls; gives the position after it."""
-        has_calls = self._next_index > self._first_index
+        """Read brackets, commas and fences around calls; gives the position after it."""
+        has_calls = self._writer.num_calls > self._num_before
         if self._place == "start":
             if char == "[" and self._layout != "row":
                 self._in_brackets, self._place = True, "before"
@@ -141,108 +126,67 @@ class CallList:
             return position
         return position if self.broken else position + 1
 
-    def _read(self, reader: CallReader, text: str, position: int, pieces: list[Piece]) -> int:
-        position = reader.step(text, position, pieces)
-        self.settled, self.broken = reader.settled, reader.broken
+    def _read(self, reader: CallReader, text: str, position: int) -> int:
+        position = reader.step(text, position)
+        self.settled, self.broken, self.in_arguments = reader.settled, reader.broken, reader.in_arguments
         if reader.done:
             self._reader, self._place = None, "after"
-            self._next_index += 1
         return position
 
 
 class NamedCall:
-    """Mistral's newer format: `name[ARGS]{...}` or `name{...}`, after the model's `[CALL_ID]`, which is dropped."""
+    """A name and an object: `f{...}`. `header` matches all that precedes the object; its first group is the name."""
 
-    def __init__(self, first_index: int) -> None:
-        self._index = first_index
-        self._header = ""
-        self._arguments: JsonScanner | None = None
+    def __init__(self, writer: CallWriter, header: re.Pattern[str], make_reader: Callable[[], _ValueReader]) -> None:
+        self._writer = writer
+        self._header = header
+        self._header_text = ""
+        self._make_reader = make_reader
+        self._arguments: _ValueReader | None = None  # once the call has begun
         self.done = False
         self.broken = False
         self.settled = False
+        self.in_arguments = False
 
-    @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return int(self._arguments is not None)
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._arguments is not None and not self.done
-
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
+    def step(self, text: str, position: int) -> int:
         """Read on."""
         self.settled = False
         if self._arguments is None:
-            if text[position] != "{":
-                self._header += text[position]
-                self.broken = len(self._header) > _MAX_HEADER or not _may_begin_header(self._header)
+            char = text[position]
+            if char != "{":
+                self._header_text += char
+                may_be_header = char.isalnum() or char.isspace() or char in "_.-:/[]"
+                self.broken = len(self._header_text) > MAX_NAME or not may_be_header
                 return position if self.broken else position + 1
-            match = _HEADER.fullmatch(self._header.lstrip())
+            match = self._header.fullmatch(self._header_text)
             if match is None:
                 self.broken = True
                 return position
-            pieces.append(ToolCallBegin(self._index, match[1]))
-            self._arguments = JsonScanner()
+            self._writer.begin(match[1])
+            self._arguments = self._make_reader()
         read, end = self._arguments.read(text, position)
-        add(pieces, ToolArguments(self._index, read))
-        self.settled = True
+        self._writer.give(read)
         self.done, self.broken = self._arguments.done, self._arguments.broken
+        self.settled, self.in_arguments = not self._arguments.pending, not self.done
         return end
 
-    def finish(self, pieces: list[Piece]) -> None:
-        """Give what is held back of a call that the end of the sample cuts off."""
+    def finish(self) -> None:
+        """Give the rest of a call that the end of the sample cuts off."""
         if self._arguments is not None:
-            add(pieces, ToolArguments(self._index, self._arguments.rest()))
+            self._writer.give(self._arguments.rest())
+            self.settled = True
 
 
-def _may_begin_header(text: str) -> bool:
-    return all(char.isalnum() or char in "_.-[]" or char in WHITESPACE for char in text)
+def mistral_calls(writer: CallWriter) -> Body:
+    """A list in brackets, or a name and arguments: `name[ARGS]{...}` or `name{...}`.
+
+    After a name the model's `[CALL_ID]` may stand, which is dropped.
+    """
+    return ChosenCalls(
+        lambda first: CallList(writer, "brackets") if first == "[" else NamedCall(writer, _MISTRAL_HEADER, JsonScanner)
+    )
 
 
-class MistralCalls:
-    """Either of Mistral's formats, by the first character: a list in brackets, or a name."""
-
-    def __init__(self, first_index: int) -> None:
-        self._first_index = first_index
-        self._form: CallList | NamedCall | None = None
-
-    @property
-    def num_calls(self) -> int:
-        """How many calls it has given."""
-        return 0 if self._form is None else self._form.num_calls
-
-    @property
-    def in_arguments(self) -> bool:
-        """Whether the arguments of the last call go on."""
-        return self._form is not None and self._form.in_arguments
-
-    @property
-    def done(self) -> bool:
-        """Whether all of it has come."""
-        return self._form is not None and self._form.done
-
-    @property
-    def broken(self) -> bool:
-        """Whether the text cannot go on like this."""
-        return self._form is not None and self._form.broken
-
-    @property
-    def settled(self) -> bool:
-        """Whether what it has read need not be kept."""
-        return self._form is not None and self._form.settled
-
-    def step(self, text: str, position: int, pieces: list[Piece]) -> int:
-        """Read on."""
-        if self._form is None:
-            if text[position] in WHITESPACE:
-                return position + 1
-            is_list = text[position] == "["
-            self._form = CallList(self._first_index, "brackets") if is_list else NamedCall(self._first_index)
-        return self._form.step(text, position, pieces)
-
-    def finish(self, pieces: list[Piece]) -> None:
-        """Give what is held back of a call that the end of the sample cuts off."""
-        if self._form is not None:
-            self._form.finish(pieces)
+def gemma_call(writer: CallWriter, delimiter: str) -> Body:
+    """`call:f{city:<escape>Paris<escape>}`, with this delimiter of strings. Some models leave `call` or `call:` out."""
+    return NamedCall(writer, _GEMMA_HEADER, lambda: LiteralReader(delimited(delimiter)))

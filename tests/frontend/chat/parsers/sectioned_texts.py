@@ -1,5 +1,7 @@
 """What models write, well and badly, in the forms whose calls stand in a section or behind a header."""
 
+import json
+
 from tests.frontend.chat.parsers.texts import NESTED, PLAIN, WEATHER, Case, case
 
 _BARS = "\uff5c"  # DeepSeek's
@@ -32,6 +34,10 @@ def _headers(
         case(f"{opening}{begin}{prefix}f{suffix}{separator}{WEATHER}", "", ("f", WEATHER)),
         case(f'{opening}{begin}{prefix}f{suffix}{separator}{{"a": "un', "", ("f", '{"a": "un')),
         case(f"{opening}{begin}{prefix}f{suffix}{separator}{WEATHER} and", "and", ("f", WEATHER)),
+        # Arguments as a string are read as the object in it.
+        case(f"{opening}{call('f', json.dumps(NESTED))}{closing}", "", ("f", NESTED)),
+        case(f'{opening}{begin}{prefix}f{suffix}{separator}"{{\\"a\\": 1,', "", ("f", '{"a": 1,')),
+        case(f'{opening}{begin}{prefix}f{suffix}{separator}"{{"a": 1}}"{after}{end}b', "b", ("f", '{a": 1}"')),
         *(
             case(text, text)
             for text in (
@@ -39,6 +45,8 @@ def _headers(
                 f"{opening}{begin}{prefix}f",
                 f"{opening}{begin}{prefix}f{suffix}{separator}",
                 f"{opening}{begin}{prefix}f{suffix}{separator}[1]",
+                f'{opening}{begin}{prefix}f{suffix}{separator}"Paris"',
+                f'{opening}{begin}{prefix}f{suffix}{separator}" "',
                 f"{opening}{begin}{prefix}f g{suffix}{separator}{{}}",
                 f"{begin} hm",
                 f"{begin}{'f' * 300}{separator}{{}}",
@@ -198,6 +206,8 @@ _APERTUS = [
         ("g", "{}"),
     ),
     case('<|tools_prefix|>[{"f": {"a": "un', "", ("f", '{"a": "un')),
+    case('<|tools_prefix|>[{"f": "{\\"a\\": 1}"}, {"g": null}]<|tools_suffix|>', "", ("f", '{"a": 1}'), ("g", "{}")),
+    case('<|tools_prefix|>[{"f": {}]<|tools_suffix|>b', "b", ("f", "{}")),
     case('<|tools_prefix|>[{"f": {}}; x', "; x", ("f", "{}")),
     case('<|tools_prefix|>[{"f": {}, "g": {}}]', ', "g": {}}]', ("f", "{}")),
     *(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllm.frontend.chat.parsers.drafted_calls import CallForm
+from pyllm.frontend.chat.parsers.drafted_calls import CallSyntax
 from pyllm.frontend.chat.parsers.forced import FirstCall, ForcedCall, OnlyCalls
 from pyllm.frontend.chat.parsers.parsed_pieces import (
     Content,
@@ -56,11 +56,11 @@ def think_opened() -> Parser:
 
 
 def think_unclosed() -> Parser:
-    return ThinkParser(hermes(), opened=False, calls=CallForm(("<tool_call>",), hermes))
+    return ThinkParser(hermes(), opened=False, calls=CallSyntax(("<tool_call>",), hermes))
 
 
 def raw_unclosed() -> Parser:
-    return RawReasoning(hermes(), opened=True, calls=CallForm(("<tool_call>",), hermes))
+    return RawReasoning(hermes(), opened=True, calls=CallSyntax(("<tool_call>",), hermes))
 
 
 def first_hermes() -> Parser:
@@ -99,6 +99,7 @@ CASES: list[tuple[MakeParser, texts.Case]] = [
     *((think, case) for case in texts.THINK),
     *((think_opened, case) for case in texts.OPENED),
     *((think_unclosed, case) for case in [*texts.THINK, *texts.UNCLOSED]),
+    *((raw_unclosed, case) for case in texts.RAW),
     *((PlainParser, texts.case(text, text)) for text in texts.PLAIN),
     *((hermes_or_content, case) for case in texts.HERMES_OR_CONTENT),
     *((mistral_or_content, case) for case in texts.MISTRAL_OR_CONTENT),

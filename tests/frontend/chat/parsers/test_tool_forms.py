@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllm.config.server_settings import REASONING_PARSERS, TOOL_CALL_PARSERS
-from pyllm.frontend.chat.parsers.drafted_calls import CallForm
+from pyllm.frontend.chat.parsers.drafted_calls import CallSyntax
 from pyllm.frontend.chat.parsers.parsed_pieces import ParsedText, Parser, folded
 from pyllm.frontend.chat.parsers.parser_selection import tool_call_parser, tool_form
 from pyllm.frontend.chat.parsers.reasoning_forms import REASONING_FORMS
@@ -83,7 +83,7 @@ def test_complete_calls_at_the_end_of_unclosed_reasoning_are_calls(name: str, te
     complete = begins and all(is_json(call.arguments) for call in calls)
 
     def machine() -> Parser:
-        return ThinkParser(make(name), True, calls=CallForm(form.markers, partial(make, name)))
+        return ThinkParser(make(name), True, calls=CallSyntax(form.markers, partial(make, name)))
 
     for parts in ([f"Hm.\n{text}"], f"Hm.\n{text}"):
         whole = folded(run(machine, parts))

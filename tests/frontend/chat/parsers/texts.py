@@ -346,3 +346,13 @@ UNCLOSED = [
     ),
     case(f"a {_G}", "a", ("g", "{}")),
 ]
+
+# The same where the prompt has opened it, and it stays in the content.
+RAW = [
+    case(_G, "", ("g", "{}")),
+    case(f" {_G}", " ", ("g", "{}")),
+    case(f"a {_F}", "a", ("f", WEATHER)),
+    case(f"a {_F}</think>\nb", f"a {_F}</think>\nb"),
+    case(f"<think>{_G}", "<think>", ("g", "{}")),
+    *(case(text, text) for text in ("<tool", "<t", "<thi", " <tool_call", "<think>a", "a <tool_call>", "</thi")),
+]

@@ -1,6 +1,6 @@
-"""Values within the calls that a model writes: JSON, Python's and Gemma's literals, texts in tags, and what ends them.
+"""Values within the calls that a model writes: JSON, Python's and Gemma's literals, texts in tags; finders of markers.
 
-Know characters only: no calls, no reasoning.
+Know characters only: no machine that reads a whole call or an answer.
 """
 
 import lazy_loader

@@ -1,7 +1,8 @@
 from .argument_tags import DEEPSEEK, DSML, GLM, HUNYUAN, MINIMAX, QWEN, Tags
 from .argument_types import Schema, Schemas, argument_json, property_names, types_of
-from .json_scanner import WHITESPACE, JsonScanner, ObjectInString, StringDecoder
-from .literal_reader import PYTHON, LiteralReader, delimited, json_text
+from .json_scanner import WHITESPACE, JsonScanner
+from .json_strings import ObjectScanner, StringDecoder, json_text
+from .literal_reader import PYTHON, LiteralReader, delimited
 from .markers import LiteralMatcher, MarkerFinder
 from .tagged_values import TaggedValue
 
@@ -18,7 +19,7 @@ __all__ = [
     "LiteralMatcher",
     "LiteralReader",
     "MarkerFinder",
-    "ObjectInString",
+    "ObjectScanner",
     "Schema",
     "Schemas",
     "StringDecoder",

@@ -4,10 +4,11 @@ from typing import NamedTuple
 
 
 class Tags(NamedTuple):
-    """What stands around a name, a key and a value.
+    """The tags around a name, a key and a value.
 
     Without `after_name` a name ends with its line, or before a tag. With `lines` a value stands on lines of its own.
-    After a key that stands before `text_key` or `json_key` in place of `after_key` the value is text, or JSON.
+    After a key that stands before `text_key` or `json_key` in place of `after_key` the value is text, or JSON. With
+    `several` calls share the section around them. With `alone` a call may stand without a section.
     """
 
     before_name: str
@@ -20,11 +21,13 @@ class Tags(NamedTuple):
     lines: bool = False
     text_key: str = ""
     json_key: str = ""
+    several: bool = False
+    alone: bool = False
 
 
-QWEN = Tags("<function=", ">", "<parameter=", ">", "", "</parameter>", "</function>", lines=True)
+QWEN = Tags("<function=", ">", "<parameter=", ">", "", "</parameter>", "</function>", lines=True, alone=True)
 GLM = Tags("", "", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "")
-MINIMAX = Tags('<invoke name="', '">', '<parameter name="', '">', "", "</parameter>", "</invoke>")
+MINIMAX = Tags('<invoke name="', '">', '<parameter name="', '">', "", "</parameter>", "</invoke>", several=True)
 HUNYUAN = Tags(
     "<tool_call:opensource>",
     "<tool_sep:opensource>",
@@ -33,6 +36,7 @@ HUNYUAN = Tags(
     "<arg_value:opensource>",
     "</arg_value:opensource>",
     "</tool_call:opensource>",
+    several=True,
 )
 DSML = "\uff5cDSML\uff5c"  # DeepSeek's own prefix of tags
 DEEPSEEK = Tags(
@@ -45,4 +49,5 @@ DEEPSEEK = Tags(
     f"</{DSML}invoke>",
     text_key='" string="true">',
     json_key='" string="false">',
+    several=True,
 )

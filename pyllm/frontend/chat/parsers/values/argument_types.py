@@ -4,14 +4,15 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from pyllm.frontend.chat.parsers.values.literal_reader import PYTHON, LiteralReader, json_text
+from pyllm.frontend.chat.parsers.values.json_strings import json_text
+from pyllm.frontend.chat.parsers.values.literal_reader import PYTHON, LiteralReader
 
 Schema = Mapping[str, Any]
 Schemas = Mapping[str, Schema]  # of tools, by name
 _TEXT = frozenset({"string"})
 
 _NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-# What a `type` may say, in JSON Schema's words or in Python's, which hand-written schemas have.
+# The values of `type`: the words of JSON Schema, and those of Python, which hand-written schemas use.
 _NAMED = {
     **{name: name for name in (*_NAMES.values(), "null")},
     **{kind.__name__: name for kind, name in _NAMES.items()},
@@ -46,12 +47,12 @@ def _as_json(text: str) -> str | None:
     try:
         json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        reader, out = LiteralReader(PYTHON), list[str]()
-        position = 0
+        reader, parts, position = LiteralReader(PYTHON), list[str](), 0
         text += "\n"  # ends a word
         while position < len(text) and not (reader.done or reader.broken):
-            position = reader.step(text, position, out)
-        return "".join(out) if reader.done and not text[position:].strip() else None
+            read, position = reader.read(text, position)
+            parts.append(read)
+        return "".join(parts) if reader.done and not text[position:].strip() else None
     return text
 
 

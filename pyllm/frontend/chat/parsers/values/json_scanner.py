@@ -1,6 +1,6 @@
-"""Follows one JSON value through text that comes in any pieces: where it ends, and where it breaks; decodes strings.
+"""Follows one JSON value through text that comes in any pieces: where it ends, and where it breaks.
 
-What models get wrong and a reader can put right is mended on the way. Builds no values.
+Mistakes of models that a reader can put right are mended on the way. Builds no values.
 """
 
 import json
@@ -15,11 +15,11 @@ _WHOLE_ESCAPE = re.compile(rf'\\(?:["\\/bfnrt]|u{_HEX}{{4}})')
 _BEGUN_ESCAPE = re.compile(rf"\\(?:u{_HEX}{{0,3}})?")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 
-# What may come next. After a comma a key or an item may, or the end, for which the comma is dropped.
+# The states: what may come next. After a comma a key or an item may, or the end, for which the comma is dropped.
 _VALUE, _ITEM_OR_END, _KEY_OR_END, _COLON, _AFTER, _AFTER_COMMA, _STRING, _ESCAPE, _LITERAL, _NUMBER = range(10)
 
 _DIGITS, _POSITIVE = "0123456789", "123456789"
-# Of a number: what its last character was, and what each next one then is.
+# Of a number: by the kind of its last character, the kind of each next one.
 _NUMBER_STEPS: dict[str, dict[str, str]] = {
     "-": {"0": "0", **dict.fromkeys(_POSITIVE, "digit")},
     "0": {".": ".", "e": "e", "E": "e"},
@@ -32,22 +32,19 @@ _NUMBER_STEPS: dict[str, dict[str, str]] = {
 }
 _NUMBER_ENDS = frozenset({"0", "digit", "decimal", "exponent"})
 
-_PART = re.compile(r'([^"\\]+)|\\u([0-9a-fA-F]{4})|\\([^u])|(")')
-_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_REPLACEMENT = "\ufffd"  # for half of a surrogate pair
-
 
 class JsonScanner:
-    """As strict as the standard, but for three things, which are mended: what it has read is JSON.
+    """As strict as the standard, but for three things, which are mended: the result is JSON.
 
     In a string control characters are escaped, and the backslash of an escape that there is not is doubled. A comma
     before the end of an object or array is dropped.
 
     `done` is set where the value ends, which for a number is before the character after it. `broken` is set before the
-    first character that cannot be read.
+    first character that cannot be read. The text that was held back is given there.
     """
 
     __slots__ = ("_begin", "_closers", "_held", "_in_key", "_number", "_read", "_rest", "_state", "broken", "done")
+    pending = False  # as that of `LiteralReader`
 
     def __init__(self) -> None:
         self.done = False
@@ -62,7 +59,7 @@ class JsonScanner:
         self._begin = 0  # from here on it is neither read nor held yet
 
     def read(self, text: str, index: int = 0) -> tuple[str, int]:
-        """What is known of the value, and where in the text it ends or breaks, or the text's end if it goes on."""
+        """More of the value, and where in the text it ends or breaks, or the text's end if it goes on."""
         end, self._begin = len(text), index
         while index < end and not (self.done or self.broken):
             index = self._step(text, index)
@@ -76,7 +73,7 @@ class JsonScanner:
         return read, index
 
     def rest(self) -> str:
-        """What was held back, at the end of all text."""
+        """The text that was held back, at the end of all text."""
         rest, self._held = self._held, ""
         return rest
 
@@ -218,93 +215,3 @@ class JsonScanner:
     def _expect(self, holds: bool, state: int) -> None:
         self._state = state
         self.broken = not holds
-
-
-class StringDecoder:
-    """Decodes one string from behind its opening quote on. What follows its end is not read."""
-
-    __slots__ = ("_begun", "_high", "ended")
-
-    def __init__(self) -> None:
-        self.ended = False
-        self._begun = ""  # of an escape
-        self._high: int | None = None  # the first half of a surrogate pair
-
-    def feed(self, text: str) -> tuple[str, int]:
-        """The text that these characters complete, and how many of them there are up to the string's end."""
-        carried = len(self._begun)
-        text, self._begun = self._begun + text, ""
-        decoded = []
-        position = 0
-        while position < len(text) and not self.ended:
-            match = _PART.match(text, position)
-            if match is None:
-                self._begun, position = text[position:], len(text)
-                break
-            position = match.end()
-            plain, digits, escape, end = match.groups()
-            if digits is not None:
-                decoded.append(self._unit(int(digits, 16)))
-                continue
-            decoded.append(self.rest())
-            if end is not None:
-                self.ended = True
-            else:
-                decoded.append(plain or _ESCAPES.get(escape, escape))
-        return "".join(decoded), max(position - carried, 0)
-
-    def rest(self) -> str:
-        """A mark for half of a surrogate pair, of which the other half does not follow."""
-        rest = "" if self._high is None else _REPLACEMENT
-        self._high = None
-        return rest
-
-    def _unit(self, unit: int) -> str:
-        """The character that a UTF-16 code unit completes, or nothing after the first half of a pair."""
-        if self._high is not None and 0xDC00 <= unit < 0xE000:
-            high, self._high = self._high, None
-            return chr(0x10000 + ((high - 0xD800) << 10) + unit - 0xDC00)
-        rest = self.rest()
-        if 0xD800 <= unit < 0xDC00:
-            self._high = unit
-            return rest
-        return rest + (_REPLACEMENT if 0xDC00 <= unit < 0xE000 else chr(unit))
-
-
-class ObjectInString:
-    """Reads a JSON string whose text is to be an object: `"{\\"a\\": 1}"`. It is `broken` if the text begins otherwise.
-
-    Once it has begun all of the text is given, mended where `JsonScanner` can; `whole` says whether it is an object.
-    """
-
-    __slots__ = ("_begun", "_object", "_string", "broken", "is_open")
-
-    def __init__(self) -> None:
-        self.broken = False
-        self.is_open = False  # the object has begun
-        self._begun = False  # the opening quote has come
-        self._string = StringDecoder()
-        self._object = JsonScanner()
-
-    @property
-    def whole(self) -> bool:
-        """Whether the object has come to its end."""
-        return self._object.done
-
-    def feed(self, text: str) -> str:
-        """More of the object's text."""
-        if text and not self._begun:
-            self._begun, text = True, text[1:]
-        decoded, _ = self._string.feed(text)
-        if not self.is_open:
-            decoded = decoded.lstrip(WHITESPACE)
-            self.broken = bool(decoded) and decoded[0] != "{"
-            self.is_open = bool(decoded) and not self.broken
-        if self.broken:
-            return ""
-        read, end = self._object.read(decoded)
-        return read + decoded[end:]
-
-    def rest(self) -> str:
-        """What was held back, at the end of all text."""
-        return self._object.rest() + self._string.rest()

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from pyllm.frontend.chat.parsers.values.json_strings import json_text
+
 _SPACE = re.compile(r"\s*")
 _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 # The numbers of Python that JSON writes otherwise: a sign, zeros, underscores, a bare point.
@@ -65,6 +67,7 @@ class LiteralReader:
         self._high = ""  # the first half of a surrogate pair
         self._due = ""  # a comma, to be given with the value after it
         self._word: list[str] = []
+        self._out: list[str] = []
 
     @property
     def pending(self) -> bool:
@@ -73,44 +76,54 @@ class LiteralReader:
             return not self._first  # A comma is given with what follows it.
         return self._state in (_State.WORD, _State.KEY) or (self._state == _State.STRING and not self._quote)
 
-    def step(self, text: str, position: int, out: list[str]) -> int:
-        """Read on from a position in the text; gives the next one."""
+    def read(self, text: str, position: int) -> tuple[str, int]:
+        """Read on by a step: more of the value, and the next position in the text."""
+        position = self._step(text, position)
+        return self._taken(), position
+
+    def rest(self) -> str:
+        """The text that is pending, at the end of all text."""
+        if self._state == _State.WORD:
+            self._begin(self._json_of_word() or "".join(self._word))
+        elif self._state == _State.STRING and self._held:
+            self._out.append(json_text(self._held))
+        self._give_lone()
+        self._word.clear()
+        self._held = ""
+        return self._taken()
+
+    def _taken(self) -> str:
+        taken = "".join(self._out)
+        self._out.clear()
+        return taken
+
+    def _step(self, text: str, position: int) -> int:
         char = text[position]
         match self._state:
             case _State.STRING:
-                return self._in_string(text, position, out)
+                return self._in_string(text, position)
             case _State.ESCAPE:
-                taken = self._in_escape(char, out)
+                taken = self._in_escape(char)
             case _State.WORD:
-                taken = self._in_word(char, out)
+                taken = self._in_word(char)
             case _State.KEY if self._word:
-                taken = self._in_key_word(char, out)
+                taken = self._in_key_word(char)
             case _ if char.isspace():
                 taken = True
             case _State.AFTER:
-                taken = self._after_value(char, out)
+                taken = self._after_value(char)
             case _State.COLON:
                 taken = self._expect(char == ":", _State.VALUE)
-                out.append(": " if taken else "")
+                self._out.append(": " if taken else "")
             case _State.ITEM_OR_END | _State.KEY_OR_END if char == self._closers[-1]:
-                taken = self._close(out)
+                taken = self._close()
             case _State.KEY | _State.KEY_OR_END:
-                taken = self._begin_key(char, out)
+                taken = self._begin_key(char)
             case _:
-                taken = self._begin_value(char, out)
+                taken = self._begin_value(char)
         return position + 1 if taken else position
 
-    def finish(self, out: list[str]) -> None:
-        """Give what is pending, after the end of the text."""
-        if self._state == _State.WORD:
-            self._begin(self._json_of_word() or "".join(self._word), out)
-        elif self._state == _State.STRING and self._held:
-            out.append(json_text(self._held))
-        self._give_lone(out)
-        self._word.clear()
-        self._held = ""
-
-    def _begin_value(self, char: str, out: list[str]) -> bool:
+    def _begin_value(self, char: str) -> bool:
         dialect = self._dialect
         if char in "]}),:=":
             return self._break()
@@ -118,7 +131,7 @@ class LiteralReader:
             self._expect_comma()
         if char in dialect.closers:
             self._closers.append(dialect.closers[char])
-            self._begin("{" if char == "{" else "[", out)
+            self._begin("{" if char == "{" else "[")
             self._state = _State.KEY_OR_END if char == "{" else _State.ITEM_OR_END
             self._first = True
         elif dialect.delimiter and char == dialect.delimiter[0]:
@@ -126,13 +139,13 @@ class LiteralReader:
             self._state, self._quote, self._held = _State.STRING, "", ""
             return False
         elif char in "\"'" and (not dialect.delimiter or char == '"'):
-            self._begin_string(char, False, out)
+            self._begin_string(char, False)
         else:
             self._state = _State.WORD
             self._word.append(char)
         return True
 
-    def _begin_key(self, char: str, out: list[str]) -> bool:
+    def _begin_key(self, char: str) -> bool:
         if self._dialect.delimiter and char not in '"{}[],:':
             self._state = _State.KEY
             self._word.append(char)
@@ -140,35 +153,35 @@ class LiteralReader:
         if char not in ('"' if self._dialect.delimiter else "\"'"):
             return self._break()
         self._expect_comma()
-        self._begin_string(char, True, out)
+        self._begin_string(char, True)
         return True
 
-    def _begin_string(self, quote: str, in_key: bool, out: list[str]) -> None:
+    def _begin_string(self, quote: str, in_key: bool) -> None:
         self._state, self._quote, self._in_key = _State.STRING, quote, in_key
-        self._begin('"', out)
+        self._begin('"')
 
     def _expect_comma(self) -> None:
         self._due = "" if self._first else ", "
         self._first = False
 
-    def _begin(self, text: str, out: list[str]) -> None:
-        out.append(self._due + text)
+    def _begin(self, text: str) -> None:
+        self._out.append(self._due + text)
         self._due = ""
 
-    def _in_string(self, text: str, position: int, out: list[str]) -> int:
+    def _in_string(self, text: str, position: int) -> int:
         if self._quote in ('"', "'"):
             end = _end_of_plain(text, position, self._quote)
-            self._give(text[position:end], out)
+            self._give(text[position:end])
             if end == len(text):
                 return end
             if text[end] == "\\":
                 self._state, self._held = _State.ESCAPE, ""
             else:
-                self._end_string(out)
+                self._end_string()
             return end + 1
-        return self._in_delimited(text, position, out)
+        return self._in_delimited(text, position)
 
-    def _in_delimited(self, text: str, position: int, out: list[str]) -> int:
+    def _in_delimited(self, text: str, position: int) -> int:
         delimiter = self._dialect.delimiter
         if not self._quote:  # the opening one
             if not delimiter.startswith(self._held + text[position]):
@@ -177,75 +190,75 @@ class LiteralReader:
             self._held += text[position]
             if self._held == delimiter:
                 self._held = ""
-                self._begin_string(delimiter, False, out)
+                self._begin_string(delimiter, False)
             return position + 1
         if not self._held:
             end = text.find(delimiter[0], position)
             end = len(text) if end < 0 else end
-            self._give(text[position:end], out)
+            self._give(text[position:end])
             if end == len(text):
                 return end
             position = end
         self._held += text[position]
         if self._held == delimiter:
             self._held = ""
-            self._end_string(out)
+            self._end_string()
         while self._held and not delimiter.startswith(self._held):
-            self._give(self._held[0], out)
+            self._give(self._held[0])
             self._held = self._held[1:]
         return position + 1
 
-    def _end_string(self, out: list[str]) -> None:
-        self._give_lone(out)
-        out.append('"')
+    def _end_string(self) -> None:
+        self._give_lone()
+        self._out.append('"')
         if self._in_key:
             self._state = _State.COLON
         else:
             self._end_value()
 
-    def _in_escape(self, char: str, out: list[str]) -> bool:
+    def _in_escape(self, char: str) -> bool:
         if not self._held and char not in _DIGITS:
-            self._give(_ESCAPES.get(char, "\\" + char), out)
+            self._give(_ESCAPES.get(char, "\\" + char))
             self._state = _State.STRING
             return True
         if self._held and char not in "0123456789abcdefABCDEF":
-            self._give("\\" + self._held, out)  # Python would refuse it.
+            self._give("\\" + self._held)  # Python would refuse it.
             self._held, self._state = "", _State.STRING
             return False
         self._held += char
         if len(self._held) > _DIGITS[self._held[0]]:
-            self._give_code(int(self._held[1:], 16), out)
+            self._give_code(int(self._held[1:], 16))
             self._held, self._state = "", _State.STRING
         return True
 
-    def _give_code(self, code: int, out: list[str]) -> None:
+    def _give_code(self, code: int) -> None:
         if 0xD800 <= code < 0xDC00:
-            self._give_lone(out)
+            self._give_lone()
             self._high = chr(code)
         elif 0xDC00 <= code < 0xE000 and self._high:
             pair, self._high = self._high + chr(code), ""
-            out.append(pair.encode("utf-16", "surrogatepass").decode("utf-16"))
+            self._out.append(pair.encode("utf-16", "surrogatepass").decode("utf-16"))
         else:
             is_char = code < 0xD800 or 0xE000 <= code < 0x110000
-            self._give(chr(code) if is_char else _REPLACEMENT, out)
+            self._give(chr(code) if is_char else _REPLACEMENT)
 
-    def _give(self, text: str, out: list[str]) -> None:
+    def _give(self, text: str) -> None:
         if text:
-            self._give_lone(out)
-            out.append(json_text(text))
+            self._give_lone()
+            self._out.append(json_text(text))
 
-    def _give_lone(self, out: list[str]) -> None:
+    def _give_lone(self) -> None:
         if self._high:
-            out.append(_REPLACEMENT)
+            self._out.append(_REPLACEMENT)
         self._high = ""
 
-    def _in_key_word(self, char: str, out: list[str]) -> bool:
+    def _in_key_word(self, char: str) -> bool:
         delimiter, key = self._dialect.delimiter, "".join(self._word)
         if char == ":" and (not key.startswith(delimiter) or (key.endswith(delimiter) and key != delimiter)):
             key = key.strip().removeprefix(delimiter).removesuffix(delimiter)
             self._word.clear()
             self._expect_comma()
-            self._begin(f'"{json_text(key)}": ', out)
+            self._begin(f'"{json_text(key)}": ')
             self._state = _State.VALUE
         elif len(self._word) > _MAX_KEY or (char in "{}[],\n" and not key.startswith(delimiter)):
             return self._break()
@@ -253,9 +266,9 @@ class LiteralReader:
             self._word.append(char)
         return True
 
-    def _in_word(self, char: str, out: list[str]) -> bool:
+    def _in_word(self, char: str) -> bool:
         if char in ",]}" or (not self._dialect.delimiter and (char in "):=" or char.isspace())):
-            self._end_word(out)
+            self._end_word()
             return False
         # A marker ends no bare text, so that none is read again and again.
         if len(self._word) > _MAX_WORD or char in "<[{(":
@@ -263,11 +276,11 @@ class LiteralReader:
         self._word.append(char)
         return True
 
-    def _end_word(self, out: list[str]) -> None:
+    def _end_word(self) -> None:
         text = self._json_of_word()
         self.broken = not text
         if text:
-            self._begin(text, out)
+            self._begin(text)
             self._word.clear()
             self._end_value()
 
@@ -284,13 +297,13 @@ class LiteralReader:
                 pass  # Too large, or misplaced underscores.
         return f'"{json_text(word)}"' if self._dialect.delimiter else ""
 
-    def _after_value(self, char: str, out: list[str]) -> bool:
+    def _after_value(self, char: str) -> bool:
         if char == self._closers[-1]:
-            return self._close(out)
+            return self._close()
         return self._expect(char == ",", _State.KEY_OR_END if self._closers[-1] == "}" else _State.ITEM_OR_END)
 
-    def _close(self, out: list[str]) -> bool:
-        out.append("}" if self._closers.pop() == "}" else "]")
+    def _close(self) -> bool:
+        self._out.append("}" if self._closers.pop() == "}" else "]")
         self._end_value()
         return True
 
@@ -305,11 +318,6 @@ class LiteralReader:
     def _break(self) -> bool:
         self.broken = True
         return False
-
-
-def json_text(text: str) -> str:
-    """A text as it stands in a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 _PLAIN = {quote: re.compile(rf"[^{quote}\\]*") for quote in "\"'"}

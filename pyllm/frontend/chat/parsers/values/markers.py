@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Found(NamedTuple):
-    """What a step has found: text before any marker, the marker if one came, and where to read on.
+    """The result of a step: text before any marker, the marker if one came, and the position to read on.
 
     `skipped` is the whitespace between the text and the marker.
     """
@@ -32,13 +32,13 @@ class MarkerFinder:
         self._longest = max(map(len, markers), default=1)
         self._strips = strips
         self._blank: list[str] = []  # whitespace that may precede a marker
-        self._begun = ""  # what may be the beginning of one
+        self._begun = ""  # a text that may be the beginning of one
 
     def find(self, text: str, position: int) -> Found:
         """Read on from a position in the text, at most to its end."""
         start, end = position, len(text)
         if self._begun:
-            # Few characters decide what was begun; the rest of the text is not copied.
+            # Few characters decide whether it is one; the rest of the text is not copied.
             end = min(end, position + self._longest)
             start, text = position - len(self._begun), self._begun + text[position:end]
             position = 0
@@ -57,7 +57,7 @@ class MarkerFinder:
         return sum(map(len, self._blank)) + len(self._begun)
 
     def rest(self) -> str:
-        """What was held back, at the end of all text."""
+        """The text that was held back, at the end of all text."""
         text = "".join([*self._blank, self._begun])
         self._blank.clear()
         self._begun = ""

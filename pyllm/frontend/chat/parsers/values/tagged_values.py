@@ -8,9 +8,9 @@ from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFin
 
 
 class Read(NamedTuple):
-    """What a step has read: more of the value, whether it ends there, and where to read on.
+    """The result of a step: more of the value, whether it ends there, and the position to read on.
 
-    `following` is text that was read beyond the end, and belongs to what comes after the value.
+    `following` is text that was read beyond the end of the value.
     """
 
     value: str
@@ -23,18 +23,18 @@ class TaggedValue:
     """Reads one value up to its end, which is the tag after it.
 
     Where that is missing, the value ends before the tag of another key at a line's beginning, which must be one of
-    `keys`, or before the end of its call if what is around the call is closed there, too. A value that begins on a
+    `keys`, or before the end of its call if its section is closed there, too. A value that begins on a
     line of its own ends on a line of its own: within a line the tag after it is text, unless the call goes on behind.
     """
 
-    def __init__(self, tags: Tags, closing: str, keys: Collection[str] = (), several: bool = False) -> None:
+    def __init__(self, tags: Tags, closing: str, keys: Collection[str] = ()) -> None:
         after, end = tags.after_value, tags.end
         self._lines = tags.lines
         self._after = after
         self._key = f"\n{tags.before_key}"
         self._keys = [f"{key}{tags.after_key}" for key in keys]
-        # What may follow the end of a call, and the end of a value.
-        self._behind_call = [closing, *([tags.before_name] if several else [])]
+        # These may follow the end of a call, and the end of a value.
+        self._behind_call = [closing, *([tags.before_name] if tags.several else [])]
         self._behind_value = [tags.before_key, end, closing]
         mends = bool(end) and not tags.before_value
         lined = [f"\n{after}"] if tags.lines else []
@@ -63,7 +63,7 @@ class TaggedValue:
                     position += 1
                 elif decided:
                     return Read("".join(value), True, self._following(), position + 1)
-                else:  # What was read behind the marker is read again. It holds no whole marker.
+                else:  # The text behind the marker is read again. It holds no whole marker.
                     texts.append((text, position))
                     value.append(self._without_first_break(self._marker))
                     text, position = self._behind_marker(), 0
