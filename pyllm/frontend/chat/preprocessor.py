@@ -117,7 +117,7 @@ class ChatPreprocessor:
             if parser is None and self._in_channels:
                 parser = HarmonyParser(calls=False)
             decoder = partial(self._tokenizer.text_decoder, prompt, False)
-            calls = None if tool_constraint is None else tool_constraint.call_form()
+            calls = None if tool_constraint is None else tool_constraint.call_syntax()
             return SampleParser(parser, decoder, opened, separate, self._form, calls=calls)
 
         return Prepared([prompt], msgspec.structs.replace(params, skip_special_tokens=False), make_parser, adjusted)

@@ -25,7 +25,7 @@ from pyllm.frontend.chat.parsers.parser_selection import (
     tool_call_parser,
     tool_form,
 )
-from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER, TOOL_FORMS
+from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER
 from pyllm.frontend.chat.tool_grammar import ANY_TEXT, Content, call_list_grammar, calls_in_text, calls_or_content
 from pyllm.frontend.text.json_schemas import Ignore, enforced_schema, warn_once
 from pyllm.frontend.text.structured_outputs import grammar_text
@@ -58,7 +58,7 @@ class ToolConstraint:
     def check(self, reads_tools: bool, ignore: Ignore) -> None:
         """Refuse calls that could not be told from other text. `reads_tools` says whether the template lists the tools.
 
-        `ignore` hears of constraints that the grammar does not hold.
+        `ignore` is called with each constraint that the grammar does not hold.
 
         Raises:
             RequestError: names the field.
@@ -67,9 +67,8 @@ class ToolConstraint:
             return
         if self._kind == "none":
             text = (
-                "tools with tool_choice auto need a parser for the model's calls, and its chat template shows none: "
-                f"start the server with --tool-call-parser (one of {', '.join(TOOL_FORMS)}), or set tool_choice to "
-                "required or to one function"
+                "tools with tool_choice auto need a parser for the model's calls, and --tool-call-parser is none: "
+                "start the server without it, or set tool_choice to required or to one function"
             )
             raise RequestError(text, "tool_choice")
         kind = self._kind
@@ -100,7 +99,7 @@ class ToolConstraint:
         return msgspec.structs.replace(tool, strict=False, input_format=tool.input_format and InputFormat())
 
     def constraint(self, token_id: TokenId, ignore: Ignore = warn_once) -> StructuredOutputsParams | None:
-        """The constraint on the answer, or None. `ignore` hears of keywords of a schema that it cannot enforce.
+        """The constraint on the answer, or None. `ignore` is called with each keyword of a schema that it cannot enforce.
 
         Raises:
             RequestError: a schema, a definition or the content's format cannot be used.
@@ -140,7 +139,7 @@ class ToolConstraint:
         custom = [tool.name for tool in tools if tool.input_format is not None]
         return CustomInputs(parser, custom) if custom and parser is not None else parser
 
-    def call_form(self) -> CallSyntax | None:
+    def call_syntax(self) -> CallSyntax | None:
         """The syntax of calls that the model may write among other text, if they have markers."""
         form = self._form
         if self._conversation.forces_call or self._content is not None or form is None or not form.markers:
