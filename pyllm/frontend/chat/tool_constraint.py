@@ -99,7 +99,7 @@ class ToolConstraint:
         return msgspec.structs.replace(tool, strict=False, input_format=tool.input_format and InputFormat())
 
     def constraint(self, token_id: TokenId, ignore: Ignore = warn_once) -> StructuredOutputsParams | None:
-        """The constraint on the answer, or None. `ignore` is called with each keyword of a schema that it cannot enforce.
+        """The constraint on the answer, or None. `ignore` is called with each keyword that it cannot enforce.
 
         Raises:
             RequestError: a schema, a definition or the content's format cannot be used.
