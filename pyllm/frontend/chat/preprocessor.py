@@ -11,7 +11,7 @@ import msgspec
 from pyllm.client.submission import refuse_prompt
 from pyllm.config.server_settings import RESERVED_TEMPLATE_VARIABLES, ServerConfig
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.conversation import Conversation, Prepared, check_tools
+from pyllm.frontend.chat.conversation import Conversation, Prepared, check_tools, with_call_ids
 from pyllm.frontend.chat.harmony_grammar import harmony_answer
 from pyllm.frontend.chat.parsers.harmony import HARMONY_STOPS, HarmonyParser
 from pyllm.frontend.chat.parsers.parser_selection import reasoning_form
@@ -132,7 +132,7 @@ class ChatPreprocessor:
         defaults = {name: value for name, value in self._default_variables.items() if name in known}
         variables = defaults | _variables(conversation, known, self.has_reasoning, ignore)
         text, adjusted = await self._renderer.render(
-            conversation.messages,
+            with_call_ids(conversation.messages),
             tools,
             template,
             add_generation_prompt=conversation.add_generation_prompt,
