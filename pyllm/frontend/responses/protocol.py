@@ -75,7 +75,7 @@ class ToolParam(Struct, kw_only=True):
 class ListedTool(ToolParam, kw_only=True):
     """A tool in an item. Those of a `mcp_list_tools` have no type."""
 
-    type: str = ""
+    type: str | None = None  # type: ignore[assignment]  # Nobody writes to it.
 
 
 class ToolReference(Struct, kw_only=True):

@@ -74,7 +74,7 @@ def callable_tools(request: ResponsesRequest, items: Sequence[Item], ignore: Ign
     for where, some in given:
         for index, tool in enumerate(some or ()):
             if tool.type not in _NAMED and tool.type not in _BUILT_IN:
-                ignore_server_tool(tool.type, f"{where}[{index}]", ignore)
+                ignore_server_tool(tool.type or "", f"{where}[{index}]", ignore)
             elif tool.type in _NAMED and tool.name is None:
                 raise RequestError(f"{where}[{index}].name is missing", f"{where}[{index}].name")
             else:

@@ -290,3 +290,5 @@ async def test_tools_that_a_server_lists_need_no_type(tokenizer: Tokenizer) -> N
     listed = {"type": "mcp_list_tools", "server_label": "x", "tools": [{"name": "f", "input_schema": {}}]}
     header, prompt = await told_and_prompt(tokenizer, PLAIN, input=[USER, listed])
     assert (prompt, "input.mcp_list_tools" in (header or "")) == ("[user|Hi|||]", True)
+    _, prompt = await told_and_prompt(tokenizer, PLAIN, input=[USER, {**listed, "type": "additional_tools"}])
+    assert prompt == "[user|Hi|||]"
