@@ -1,33 +1,23 @@
 """Turns Anthropic's messages, tools and tool choices into a conversation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from msgspec import Struct
-
 from pyllm.errors import RequestError
-from pyllm.frontend.anthropic.protocol import (
-    Block,
-    CountTokensRequest,
-    DocumentBlock,
-    ImageBlock,
-    InputMessage,
-    Part,
-    RedactedThinkingBlock,
-    ServerToolBlock,
-    TextBlock,
-    ThinkingBlock,
-    ThinkingParam,
-    ToolChoiceParam,
-    ToolReferenceBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
-from pyllm.frontend.chat.conversation import Conversation, NamedTool, Tool, ToolChoice, left_out_text
+from pyllm.frontend.anthropic.protocol import Block, CountTokensRequest, InputMessage, ThinkingParam, ToolChoiceParam
+from pyllm.frontend.chat.conversation import Conversation, NamedTool, Tool, ToolChoice, call_arguments
+from pyllm.frontend.chat.history_parts import part_text, result_text
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
-from pyllm.frontend.http.ignored_fields import Ignore, ignore_server_tool
+from pyllm.frontend.http.ignored_fields import ignore_server_tool
+from pyllm.frontend.text.json_schemas import Ignore
 
 _BILLING = "x-anthropic-billing-header"
+# How the types of blocks end that tools on a server left. The model sees neither these tools nor their calls.
+_OF_SERVERS = ("_tool_use", "_tool_result")
+# Blocks of the conversation's own that are in their role only.
+_PLACED = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
+# Blocks of the user's that have a text.
+_READABLE = frozenset({"search_result", "compaction"})
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -79,52 +69,59 @@ def check_thinking(thinking: ThinkingParam | None, chat: ChatPreprocessor, ignor
 
 def _plain(message: InputMessage, where: str, ignore: Ignore) -> Iterator[dict[str, Any]]:
     """One message as templates know it; results of tools are messages of their own."""
-    if isinstance(message.content, str):
-        yield {"role": message.role, "content": message.content}
-    elif message.role == "assistant":
-        yield _assistant_message(message.content, where, ignore)
+    content = message.content or ""
+    if isinstance(content, str):
+        yield {"role": message.role, "content": content}
+        return
+    shown = [(block, f"{where}.content.{at}") for at, block in enumerate(content)]
+    for block, path in shown:
+        if block.type.endswith(_OF_SERVERS):
+            ignore(f"messages.content.{block.type}", f"{path}: a block of type {block.type} is not supported")
+    shown = [(block, path) for block, path in shown if not block.type.endswith(_OF_SERVERS)]
+    if message.role == "assistant":
+        yield _assistant_message(shown)
     else:
-        yield from _input_messages(message.role, message.content, where)
+        yield from _input_messages(message.role, shown)
 
 
-def _input_messages(role: str, blocks: list[Block], where: str) -> Iterator[dict[str, Any]]:
+def _input_messages(role: str, blocks: Iterable[tuple[Block, str]]) -> Iterator[dict[str, Any]]:
     texts: list[str] = []
-    for index, block in enumerate(blocks):
-        path = f"{where}.content.{index}"
-        match block:
-            case TextBlock():
-                texts.append(block.text)
-            case ToolResultBlock() if role == "user":
-                if texts:
-                    yield {"role": role, "content": "\n".join(texts)}
-                    texts = []
-                yield _tool_message(block, path)
-            case _:
-                raise _misplaced(block, role, path)
+    for block, path in blocks:
+        if block.type == "tool_result" and role == "user":
+            if texts:
+                yield {"role": role, "content": "\n".join(texts)}
+                texts = []
+            yield _tool_message(block)
+        elif block.type in _PLACED:
+            raise _misplaced(block, role, path)
+        else:
+            texts.append(_users_text(block, path))
     if texts:
         yield {"role": role, "content": "\n".join(texts)}
 
 
-def _assistant_message(blocks: list[Block], where: str, ignore: Ignore) -> dict[str, Any]:
+def _assistant_message(blocks: Iterable[tuple[Block, str]]) -> dict[str, Any]:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
-    for index, block in enumerate(blocks):
-        match block:
-            case TextBlock():
-                texts.append(block.text)
-            case ThinkingBlock():
-                thoughts.append(block.thinking)
-            case RedactedThinkingBlock():
+    for block, path in blocks:
+        match block.type:
+            case "thinking":
+                thoughts.append(part_text(block))
+            case "redacted_thinking":
                 pass  # Nobody here can read it.
-            case _ if isinstance(block, ServerToolBlock):
-                kind = block.__struct_config__.tag
-                ignore(f"messages.content.{kind}", f"{where}.content.{index}: a block of type {kind} is not supported")
-            case ToolUseBlock():
-                function = {"name": block.name, "arguments": block.input}
-                calls.append({"id": block.id, "type": "function", "function": function})
+            case "tool_use":
+                if block.name is None:
+                    raise RequestError(f"{path}: a block of type tool_use needs name", f"{path}.name")
+                function = {"name": block.name, "arguments": call_arguments(block.input)}
+                calls.append({"id": block.id or "", "type": "function", "function": function})
+            case "tool_result":
+                raise _misplaced(block, "assistant", path)
+            case "text":
+                texts.append(block.text or "")
             case _:
-                raise _misplaced(block, "assistant", f"{where}.content.{index}")
+                texts += ["\n"] if texts else []
+                texts.append(f"{part_text(block)}\n")
     plain: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if calls:
         plain["tool_calls"] = calls
@@ -134,51 +131,44 @@ def _assistant_message(blocks: list[Block], where: str, ignore: Ignore) -> dict[
 
 
 def _misplaced(block: Block, role: str, where: str) -> RequestError:
-    if isinstance(block, ImageBlock | DocumentBlock):
-        return _not_text(block, where)
-    kind = block.__struct_config__.tag
-    return RequestError(f"{where}: a block of type {kind} is not allowed in the role {role}", where)
+    return RequestError(f"{where}: a block of type {block.type} is not allowed in the role {role}", where)
 
 
-def _tool_message(block: ToolResultBlock, where: str) -> dict[str, Any]:
+def _tool_message(block: Block) -> dict[str, Any]:
     """Templates have no path for the mark of an error, so the text has it."""
-    text = _text(block.content or "", f"{where}.content", of_tool=True)
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": f"Error: {text}" if block.is_error else text}
+    content = block.content
+    if isinstance(content, list):
+        content = [_reference(part) or part for part in content]
+    text = result_text(content)
+    plain = {"role": "tool", "content": f"Error: {text}" if block.is_error else text}
+    return plain | ({"tool_call_id": block.tool_use_id} if block.tool_use_id else {})
 
 
-def _system(content: str | list[Part], ignore: Ignore) -> str:
+def _reference(part: Any) -> str:
+    """What is said of a tool that a search for tools has found. Its definition is among the request's tools."""
+    is_reference = isinstance(part, dict) and part.get("type") == "tool_reference" and "tool_name" in part
+    return f"The tool {part['tool_name']} can be called now." if is_reference else ""
+
+
+def _users_text(block: Block, where: str) -> str:
+    """The text of a block that is no answer: what has none would be lost."""
+    text = block.text if block.type == "text" else part_text(block) if block.type in _READABLE else None
+    if text is None:
+        raise RequestError(f"{where}: a block of type {block.type:.80} is not supported; send text", where)
+    return text
+
+
+def _system(content: str | list[Block], ignore: Ignore) -> str:
     """The system prompt, without the line that Claude Code puts first for Anthropic's accounts.
 
     It differs between conversations, which would have no cached beginning in common.
     """
-    if isinstance(content, list) and content and isinstance(content[0], TextBlock):
-        name = content[0].text.partition(":")[0]
-        if name == _BILLING:
-            ignore(f"system.{_BILLING}", f"system.0: {_BILLING} is for Anthropic's accounts; leave it out")
-            content = content[1:]
-    return _text(content, "system")
-
-
-def _text(content: str | list[Part], where: str, of_tool: bool = False) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(_text_of_part(block, f"{where}.{index}", of_tool) for index, block in enumerate(content))
-
-
-def _text_of_part(block: Part, where: str, of_tool: bool) -> str:
-    match block:
-        case TextBlock():
-            return block.text
-        case ToolReferenceBlock():
-            return f"The tool {block.tool_name} can be called now."
-        case _ if of_tool:
-            return left_out_text(str(block.__struct_config__.tag))
-        case _:
-            raise _not_text(block, where)
-
-
-def _not_text(block: Struct, where: str) -> RequestError:
-    return RequestError(f"{where}: a block of type {block.__struct_config__.tag} is not supported; send text", where)
+    if content and content[0].type == "text" and (content[0].text or "").partition(":")[0] == _BILLING:
+        ignore(f"system.{_BILLING}", f"system.0: {_BILLING} is for Anthropic's accounts; leave it out")
+        content = content[1:]
+    return "\n".join(_users_text(block, f"system.{index}") for index, block in enumerate(content))
 
 
 def _tools(request: CountTokensRequest, ignore: Ignore) -> Iterator[Tool]:

@@ -6,130 +6,40 @@ A field marked `Unsupported` passes at its neutral value only (`frontend/http/un
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from pyllm.frontend.chat.history_parts import HistoryPart
 from pyllm.frontend.http.ignored_fields import Hint, NoEffect
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
 
 
-class TextBlock(Struct, kw_only=True, tag="text", tag_field="type"):
-    """Text."""
+class Block(HistoryPart, kw_only=True):
+    """A block of a message, of any type: what a type needs is read where messages are made of it.
 
-    text: str
-    cache_control: NoEffect = None
-    citations: Hint = []
+    `id`, `name` and `input` are a `tool_use`'s; `tool_use_id`, `content` and `is_error` a `tool_result`'s. Nobody here
+    reads the `data` of a `redacted_thinking`, or a signature.
+    """
 
-
-class ImageBlock(Struct, kw_only=True, tag="image", tag_field="type"):
-    """An image. Known for the sake of the refusal."""
-
-    source: Any = None
-
-
-class DocumentBlock(Struct, kw_only=True, tag="document", tag_field="type"):
-    """A document. Known for the sake of the refusal."""
-
-    source: Any = None
-
-
-class ToolReferenceBlock(Struct, kw_only=True, tag="tool_reference", tag_field="type"):
-    """A tool that a search for tools has found. Its definition is among the request's tools."""
-
-    tool_name: str
-
-
-# Where only text is supported. Of several types, a block must say which it is.
-Part = TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock
-
-
-class ToolUseBlock(Struct, kw_only=True, tag="tool_use", tag_field="type"):
-    """A call that the model made."""
-
-    id: str
-    name: str
-    input: dict[str, Any]
-    cache_control: NoEffect = None
-    caller: Hint = None
-    toolset_name: Hint = None
-
-
-class ToolResultBlock(Struct, kw_only=True, tag="tool_result", tag_field="type"):
-    """What came of a call."""
-
-    tool_use_id: str
-    content: str | list[Part] | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Any = None
+    tool_use_id: str | None = None
     is_error: bool | None = False
-    cache_control: NoEffect = None
-    toolset_name: Hint = None
-
-
-class ThinkingBlock(Struct, kw_only=True, tag="thinking", tag_field="type"):
-    """What the model thought before. The signature is not looked at."""
-
-    thinking: str
     signature: str | None = ""
 
-
-class RedactedThinkingBlock(Struct, kw_only=True, tag="redacted_thinking", tag_field="type"):
-    """Encrypted reasoning that only Anthropic can read. It is left out of the prompt."""
-
     data: NoEffect = None
-
-
-class ServerToolUseBlock(Struct, kw_only=True, tag="server_tool_use", tag_field="type"):
-    """A call of a tool that ran on a server. It is left out of the prompt, as is its result."""
-
-
-class WebSearchResultBlock(Struct, kw_only=True, tag="web_search_tool_result", tag_field="type"):
-    """What such a call gave."""
-
-
-class WebFetchResultBlock(Struct, kw_only=True, tag="web_fetch_tool_result", tag_field="type"):
-    """What such a call gave."""
-
-
-class CodeExecutionResultBlock(Struct, kw_only=True, tag="code_execution_tool_result", tag_field="type"):
-    """What such a call gave."""
-
-
-class ToolSearchResultBlock(Struct, kw_only=True, tag="tool_search_tool_result", tag_field="type"):
-    """What such a call gave."""
-
-
-class McpToolUseBlock(Struct, kw_only=True, tag="mcp_tool_use", tag_field="type"):
-    """A call of an MCP server's tool, which the server made."""
-
-
-class McpToolResultBlock(Struct, kw_only=True, tag="mcp_tool_result", tag_field="type"):
-    """What such a call gave."""
-
-
-ServerToolBlock = (
-    ServerToolUseBlock
-    | WebSearchResultBlock
-    | WebFetchResultBlock
-    | CodeExecutionResultBlock
-    | ToolSearchResultBlock
-    | McpToolUseBlock
-    | McpToolResultBlock
-)
-Block = (
-    TextBlock
-    | ImageBlock
-    | DocumentBlock
-    | ToolUseBlock
-    | ToolResultBlock
-    | ThinkingBlock
-    | RedactedThinkingBlock
-    | ServerToolBlock
-)
+    cache_control: NoEffect = None
+    citations: Hint = msgspec.field(default_factory=list)
+    caller: Hint = None
+    toolset_name: Hint = None
 
 
 class InputMessage(Struct, kw_only=True):
     """One turn of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[Block] | None
 
 
 class ToolParam(Struct, kw_only=True):
@@ -190,7 +100,7 @@ class CountTokensRequest(Struct, kw_only=True):
 
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
     model: str | None = None
-    system: str | list[Part] | None = None
+    system: str | list[Block] | None = None
     tools: list[ToolParam] | None = None
     tool_choice: ToolChoiceParam | None = None
     thinking: ThinkingParam | None = None

@@ -7,15 +7,17 @@ from .conversation import (
     ToolChoice,
     call_arguments,
     input_arguments,
-    left_out_text,
 )
+from .history_parts import TEXT_PARTS, HistoryPart, part_text, result_text
 from .preprocessor import ChatPreprocessor
 from .renderer import ChatRenderer, program_messages
 
 __all__ = [
+    "TEXT_PARTS",
     "ChatPreprocessor",
     "ChatRenderer",
     "Conversation",
+    "HistoryPart",
     "InputFormat",
     "NamedTool",
     "Prepared",
@@ -23,6 +25,7 @@ __all__ = [
     "ToolChoice",
     "call_arguments",
     "input_arguments",
-    "left_out_text",
+    "part_text",
     "program_messages",
+    "result_text",
 ]

@@ -3,6 +3,7 @@
 Only its errors name fields as OpenAI does.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from pyllm.errors import RequestError
+from pyllm.frontend.chat.history_parts import json_text
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
 from pyllm.frontend.text.json_schemas import json_type
 from pyllm.frontend.text.templates import Message
@@ -26,15 +28,6 @@ _INPUT: dict[str, Any] = {
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
     "additionalProperties": False,
-}
-
-
-# The texts in place of what a tool's result has beside text, by the name of its type in any of the APIs.
-_MEDIA = {
-    **dict.fromkeys(("image", "image_url", "input_image"), "[An image was here. Images are not supported yet.]"),
-    **dict.fromkeys(("document", "file", "input_file"), "[A document was here. Documents are not supported yet.]"),
-    **dict.fromkeys(("audio_url", "input_audio"), "[A recording was here. Recordings are not supported yet.]"),
-    "video_url": "[A video was here. Videos are not supported yet.]",
 }
 
 
@@ -120,11 +113,13 @@ class Conversation(Struct, frozen=True, kw_only=True):
 def call_arguments(given: Any) -> dict[str, Any]:
     """The arguments of a call in the history, as templates want them, whatever a model wrote: a JSON text or an object.
 
-    A text that is no JSON object is kept under the key that Anthropic's clients have for it.
+    What is no JSON object is kept under the key that Anthropic's clients have for it; without anything there are none.
     """
     if isinstance(given, dict):
         return given
-    text = given or "{}"
+    if given is None or given == "":
+        return {}
+    text = given if isinstance(given, str) else json_text(given)
     try:
         # Strictly: what this lets through can be written to the prompt.
         arguments = msgspec.json.decode(text)
@@ -133,12 +128,43 @@ def call_arguments(given: Any) -> dict[str, Any]:
     return arguments if isinstance(arguments, dict) else {INVALID_JSON: text}
 
 
-def left_out_text(kind: str) -> str:
-    """What the model reads in place of such a part of a tool's result; empty for a type that is not known.
+def with_call_ids(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages with an id for each call, and with its call's for each result.
 
-    A refusal would end the conversation, as every later request has the result in its history.
+    A result without one is that of the first call before it that has none yet, of the tool that it names, if it names
+    one. Where there is no such call it stays without.
     """
-    return _MEDIA.get(kind, "")
+    if all(map(_has_ids, messages)):
+        return messages
+    named: list[Message] = []
+    calls_of: defaultdict[str | None, deque[tuple[int, str]]] = defaultdict(deque)  # by their tool, and all under None
+    unanswered: dict[str, int] = {}
+    num_calls = 0
+    for message in messages:
+        changes: Message = {}
+        if message["role"] == "tool":
+            call_id = message.get("tool_call_id") or ""
+            if not call_id:
+                calls = calls_of[message.get("name")]
+                while calls and unanswered.get(calls[0][1]) != calls[0][0]:
+                    calls.popleft()
+                if calls:
+                    _, call_id = calls.popleft()
+                    changes = {"tool_call_id": call_id}
+            unanswered.pop(call_id, None)
+        elif made := message.get("tool_calls"):
+            changes = {
+                "tool_calls": [
+                    call if call.get("id") else {**call, "id": f"call_{num_calls + at}"} for at, call in enumerate(made)
+                ]
+            }
+            for call in changes["tool_calls"]:
+                unanswered[call["id"]] = num_calls
+                for name in (call["function"]["name"], None):
+                    calls_of[name].append((num_calls, call["id"]))
+                num_calls += 1
+        named.append({**message, **changes} if changes else message)
+    return named
 
 
 def input_arguments(text: str) -> dict[str, Any]:
@@ -186,3 +212,9 @@ def _described(description: str | None, input_format: InputFormat) -> str | None
     kind = "Lark grammar" if input_format.syntax == "lark" else "regular expression"
     rule = f"The input must match this {kind}:\n{input_format.definition}"
     return rule if description is None else f"{description}\n\n{rule}"
+
+
+def _has_ids(message: Message) -> bool:
+    if message["role"] == "tool":
+        return bool(message.get("tool_call_id"))
+    return all(call.get("id") for call in message.get("tool_calls") or ())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pyllm.errors import ConfigError, RequestError, TemplateRefusalError
-from pyllm.frontend.chat.conversation import call_arguments
+from pyllm.frontend.chat.conversation import call_arguments, with_call_ids
 from pyllm.frontend.chat.message_shapes import Shaped, plainest, shaped
 from pyllm.frontend.chat.parsers.parser_selection import parsers_of
 from pyllm.frontend.chat.template_traits import TemplateTraits, template_traits, with_functions
@@ -94,6 +94,7 @@ class ChatRenderer:
             RequestError: there are no messages or no template, the template refuses the messages in every form, or the
                 tools cannot be written as JSON.
         """
+        messages = with_call_ids(messages)
         template = template and template.for_tools(tools)
         first: TemplateRefusalError | None = None
         for shape, given in self._attempts(messages, tools, self.traits(template, bool(tools)), variables):

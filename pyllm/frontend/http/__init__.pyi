@@ -24,7 +24,6 @@ from .failure import (
 from .ignored_fields import (
     IGNORED_FIELDS_HEADER,
     Hint,
-    Ignore,
     IgnoredFields,
     NoEffect,
     RequestFields,
@@ -56,7 +55,6 @@ __all__ = [
     "ForbiddenError",
     "Hint",
     "IdempotencyConflictError",
-    "Ignore",
     "IgnoredFields",
     "KeepAlive",
     "MediaTypeError",

@@ -14,7 +14,6 @@ from pyllm.frontend.http.ignored_fields import RequestFields, is_refusable
 
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _LIST = msgspec.json.Decoder(list[Raw])
-_TEXT = msgspec.json.Decoder(str)
 _NULL = b"null"
 MAX_NEUTRAL_BYTES = 64  # No field's default is longer as JSON.
 
@@ -34,10 +33,9 @@ class _ObjectShape(Struct, frozen=True):
 
 
 class _ValueShape(Struct, frozen=True):
-    """A value that may hold structs: one object, objects told apart by a tag, or a list of them."""
+    """A value that may hold structs: an object or a list of them."""
 
-    objects: dict[str, _ObjectShape] = {}
-    tag_field: str | None = None
+    object: _ObjectShape | None = None
     items: "_ValueShape | None" = None
 
 
@@ -73,19 +71,11 @@ def _is_neutral(value: Raw, field: _HintField) -> bool:
 
 def _look_into(raw: Raw, shape: _ValueShape, path: str, fields: RequestFields) -> None:
     first = memoryview(raw)[0]
-    if first == ord("{") and shape.objects:
-        values = _OBJECT.decode(raw)
-        tag = "" if shape.tag_field is None else _tag(values, shape.tag_field)
-        if (found := shape.objects.get(tag)) is not None:
-            _look_into_object(values, found, f"{path}.", fields)
+    if first == ord("{") and shape.object is not None:
+        _look_into_object(_OBJECT.decode(raw), shape.object, f"{path}.", fields)
     elif first == ord("[") and shape.items is not None:
         for item in _LIST.decode(raw):
             _look_into(item, shape.items, path, fields)
-
-
-def _tag(values: dict[str, Raw], field: str) -> str:
-    tag = values.get(field)
-    return "" if tag is None else _TEXT.decode(tag)
 
 
 @cache
@@ -96,10 +86,9 @@ def _object_shape(kind: type[Struct]) -> _ObjectShape:
 
 
 def _shape_of_struct(info: inspect.StructType) -> _ObjectShape:
-    names = {field.encode_name for field in info.fields}
     shapes = [(field.encode_name, _hint_field(field) or _value_shape(field.type)) for field in info.fields]
     return _ObjectShape(
-        frozenset(names if info.tag_field is None else names | {info.tag_field}),
+        frozenset(field.encode_name for field in info.fields),
         tuple((name, shape) for name, shape in shapes if shape is not None),
     )
 
@@ -115,13 +104,12 @@ def _hint_field(field: inspect.Field) -> _HintField | None:
 def _value_shape(info: inspect.Type) -> _ValueShape | None:
     if isinstance(info, inspect.Metadata):
         return _value_shape(info.type)
-    objects: dict[str, _ObjectShape] = {}
-    tag_field = items = None
+    found: _ObjectShape | None = None
+    items: _ValueShape | None = None
     for part in info.types if isinstance(info, inspect.UnionType) else (info,):
         bare = part.type if isinstance(part, inspect.Metadata) else part
         if isinstance(bare, inspect.StructType):
-            objects[str(bare.tag or "")] = _shape_of_struct(bare)
-            tag_field = bare.tag_field
+            found = _shape_of_struct(bare)
         elif isinstance(bare, inspect.ListType | inspect.VarTupleType):
             items = _value_shape(bare.item_type)
-    return _ValueShape(objects, tag_field, items) if objects or items else None
+    return _ValueShape(found, items) if found or items else None

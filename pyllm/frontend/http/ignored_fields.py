@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from pyllm.config.server_settings import UnknownFields
 from pyllm.errors import RequestError
-from pyllm.frontend.text.json_schemas import Ignore as Ignore  # noqa: PLC0414 - for those who import it from here
+from pyllm.frontend.text.json_schemas import Ignore
 
 # The response header that names the fields.
 IGNORED_FIELDS_HEADER = b"pyllm-ignored-fields"

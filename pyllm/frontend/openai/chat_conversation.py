@@ -12,11 +12,11 @@ from pyllm.frontend.chat.conversation import (
     ToolChoice,
     call_arguments,
     input_arguments,
-    left_out_text,
 )
-from pyllm.frontend.http.ignored_fields import Ignore, ignore_server_tool
+from pyllm.frontend.chat.history_parts import TEXT_PARTS, part_text, result_text
+from pyllm.frontend.http.ignored_fields import ignore_server_tool
 from pyllm.frontend.http.unsupported import refuse_unsupported
-from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest, ContentPart
+from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
 from pyllm.frontend.openai.tool_protocol import (
     AllowedTools,
     ChosenTools,
@@ -24,6 +24,16 @@ from pyllm.frontend.openai.tool_protocol import (
     MessageToolCall,
     ToolDefinition,
 )
+from pyllm.frontend.text.json_schemas import Ignore
+
+# The parts of an assistant's message that are what it thought.
+_THOUGHTS = ("thinking", "reasoning")
+# The fields that have no effect but in messages of these roles.
+_ROLES_OF = {
+    **dict.fromkeys(("tool_calls", "function_call", "reasoning", "reasoning_content", "refusal"), ("assistant",)),
+    **dict.fromkeys(("tool_call_id", "tool_name"), ("tool", "function")),
+    "audio": ("assistant", "user", "system", "developer"),
+}
 
 
 def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
@@ -43,7 +53,7 @@ def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
         )
     tools, choice = _tools(request, ignore)
     return Conversation(
-        messages=[_plain(message, f"messages[{index}]") for index, message in enumerate(request.messages)],
+        messages=[_plain(message, f"messages[{index}]", ignore) for index, message in enumerate(request.messages)],
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,
@@ -117,70 +127,76 @@ def _input_format(given: CustomFormat | None, where: str) -> InputFormat:
     return InputFormat(given.grammar.syntax, given.grammar.definition)
 
 
-def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
+def _plain(message: ChatMessage, where: str, ignore: Ignore) -> dict[str, Any]:
     """A message as templates know it, with the text of its parts, one a line."""
+    for name, roles in _ROLES_OF.items():
+        if message.role not in roles and getattr(message, name):
+            ignore(f"messages.{name}", f"{where}.{name} is not allowed in a message of role {message.role}")
+    match message.role:
+        case "tool" | "function":
+            return _of_tool(message)
+        case "assistant":
+            return _of_assistant(message, where)
     refuse_unsupported(message, f"{where}.")
-    content = message.content or message.refusal or ""
-    if not isinstance(content, str):
-        of_tool = message.role == "tool"
-        content = "\n".join(_text(part, f"{where}.content[{at}]", of_tool) for at, part in enumerate(content))
-    plain: dict[str, Any] = {"role": message.role, "content": content}
-    if message.name is not None:
-        plain["name"] = message.name
-    plain |= _of_tool(message, where) if message.role == "tool" else _of_assistant(message, where)
-    return plain
+    return _named(message, message.role, _users_text(message.content, f"{where}.content"))
 
 
-def _text(part: ContentPart, where: str, of_tool: bool) -> str:
-    """The text of a part. An image or a document in a tool's result is replaced by a note."""
-    if of_tool and (note := left_out_text(part.type)):
-        return note
-    text = part.refusal if part.type == "refusal" else part.text if part.type == "text" else None
-    if text is None:
-        raise RequestError(f"{where}: a part of type {part.type!r} is not supported; send text", where)
-    refuse_unsupported(part, f"{where}.")
-    return text
+def _named(message: ChatMessage, role: str, content: str) -> dict[str, Any]:
+    name = message.tool_name or message.name if role == "tool" else message.name
+    return {"role": role, "content": content} | ({} if name is None else {"name": name})
 
 
-def _of_tool(message: ChatMessage, where: str) -> dict[str, Any]:
-    _refuse(message, where, "tool_calls", "reasoning", "reasoning_content")
-    if message.tool_call_id is None:
-        field = f"{where}.tool_call_id"
-        raise RequestError(f"{field} is missing: it is the id of the call that a message of role tool answers", field)
-    return {"tool_call_id": message.tool_call_id}
+def _users_text(content: Any, where: str) -> str:
+    """The text of a message that is no answer: what is not text would be lost."""
+    if isinstance(content, dict):
+        raise RequestError(f"{where} must be a text or a list of parts", where)
+    if not isinstance(content, list):
+        return content or ""
+    for at, part in enumerate(content):
+        text = part.refusal if part.type == "refusal" else part.text if part.type in TEXT_PARTS else None
+        if text is None:
+            field = f"{where}[{at}]"
+            raise RequestError(f"{field}: a part of type {part.type!r:.80} is not supported; send text", field)
+        refuse_unsupported(part, f"{where}[{at}].")
+    return result_text(content)
+
+
+def _of_tool(message: ChatMessage) -> dict[str, Any]:
+    plain = _named(message, "tool", result_text(message.content))
+    return plain | ({"tool_call_id": message.tool_call_id} if message.tool_call_id else {})
 
 
 def _of_assistant(message: ChatMessage, where: str) -> dict[str, Any]:
-    _refuse(message, where, "tool_call_id")
-    if message.role != "assistant":
-        _refuse(message, where, "tool_calls", "reasoning", "reasoning_content")
-    plain: dict[str, Any] = {}
-    reasoning = message.reasoning or message.reasoning_content
+    content = message.content
+    parts = content if isinstance(content, list) else []
+    thoughts = [part for part in parts if part.type in _THOUGHTS]
+    said = [part for part in parts if part.type not in _THOUGHTS] if thoughts else content
+    texts = [result_text(said), message.refusal or ""]
+    if message.audio:
+        texts.append(part_text({"type": "audio", "audio": message.audio}))
+    plain = _named(message, "assistant", "\n\n".join(filter(None, texts)))
+    reasoning = message.reasoning or message.reasoning_content or result_text(thoughts)
     if reasoning:
         plain |= {"reasoning": reasoning, "reasoning_content": reasoning}
-    if message.tool_calls:
+    calls = message.tool_calls or []
+    if message.function_call is not None and not calls:
+        calls = [MessageToolCall(function=message.function_call)]
+    if calls:
         plain["tool_calls"] = [
             {
                 "id": call.id or "",
                 "type": "function",
                 "function": _called(call, f"{where}.tool_calls[{index}]"),
             }
-            for index, call in enumerate(message.tool_calls)
+            for index, call in enumerate(calls)
         ]
     return plain
 
 
 def _called(call: MessageToolCall, where: str) -> dict[str, Any]:
     """What was called: to a template a custom tool is a function of its input."""
-    if call.type == "custom" and call.custom is not None and call.function is None:
+    if call.custom is not None and (call.type == "custom" or call.function is None):
         return {"name": call.custom.name, "arguments": input_arguments(call.custom.input or "")}
-    if call.type == "custom" or call.function is None or call.custom is not None:
-        kind = call.type or "function"
-        raise RequestError(f"{where} of type {kind} needs {kind}, and nothing else", where)
+    if call.function is None:
+        raise RequestError(f"{where} needs function or custom", where)
     return {"name": call.function.name, "arguments": call_arguments(call.function.arguments)}
-
-
-def _refuse(message: ChatMessage, where: str, *names: str) -> None:
-    for name in names:
-        if getattr(message, name):
-            raise RequestError(f"{where}.{name} is not allowed in a message of role {message.role}", f"{where}.{name}")

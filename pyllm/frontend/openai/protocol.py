@@ -11,10 +11,12 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from pyllm.client.logprobs import LogprobEntries
+from pyllm.frontend.chat.history_parts import HistoryPart
 from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
 from pyllm.frontend.openai.common_fields import EngineRequest, UseStructuredOutputs
 from pyllm.frontend.openai.tool_protocol import (
+    CalledFunction,
     ChatToolCall,
     ChatToolCallDelta,
     ChosenTools,
@@ -26,7 +28,6 @@ from pyllm.frontend.requests.generation import TokenCounts
 T = TypeVar("T")
 UseTools = Annotated[T | None, unsupported_field("tools")]
 UseToolChoice = Annotated[T | None, unsupported_field("tool_choice")]
-UseToolCalls = Annotated[T | None, unsupported_field("tool_calls")]
 
 MAX_PROMPTS = 1024
 
@@ -109,14 +110,10 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt_embeds: Unsupported[Any] = None
 
 
-class ContentPart(Struct, kw_only=True):
-    """One part of a message. Only text and a refusal are supported; others are known for the sake of their refusal."""
-
-    type: str
-    text: str | None = None
+class ContentPart(HistoryPart, kw_only=True):
+    """One part of a message. A user's must be text; the assistant's and tools' may be any."""
 
     cache_control: Hint = None
-    refusal: str | None = None
     image_url: Unsupported[Any] = None
     input_audio: Unsupported[Any] = None
     audio_url: Unsupported[Any] = None
@@ -128,13 +125,16 @@ class ChatMessage(Struct, kw_only=True):
     """One message of a conversation. `reasoning_content` is the older name of `reasoning`.
 
     An answer goes on with the last message if that is the assistant's and has `prefix`, Mistral's and DeepSeek's word.
+    The role `function` and `function_call` are older forms of a tool's result and of a call; `tool_name` is Ollama's.
     """
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | dict[str, Any] | None = None
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = None
+    function_call: CalledFunction | None = None
     tool_call_id: str | None = None
+    tool_name: str | None = None
     prefix: bool | None = False
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -142,7 +142,6 @@ class ChatMessage(Struct, kw_only=True):
     refusal: str | None = None
     audio: Unsupported[Any] = None
     annotations: Hint = []
-    function_call: UseToolCalls[Any] = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):

@@ -9,7 +9,6 @@ from litestar.params import JSONBody
 from msgspec import Struct
 
 from pyllm.errors import RequestError
-from pyllm.frontend.http.ignored_fields import Ignore
 from pyllm.frontend.openai.chat_conversation import conversation_of
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
@@ -17,6 +16,7 @@ from pyllm.frontend.openai.tool_protocol import ToolDefinition
 from pyllm.frontend.requests.admission_control import admit
 from pyllm.frontend.requests.request_context import context_of
 from pyllm.frontend.requests.server_state import ServerState, check_model
+from pyllm.frontend.text.json_schemas import Ignore
 
 
 class TokenizeRequest(Struct, kw_only=True):

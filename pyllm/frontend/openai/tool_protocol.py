@@ -78,7 +78,7 @@ class CalledFunction(Struct, kw_only=True):
     """The function that a call names. `arguments` are what the model wrote, mostly JSON; or an object, as Ollama's."""
 
     name: str
-    arguments: str | dict[str, Any] | None = ""
+    arguments: Any = ""
 
 
 class CalledCustom(Struct, kw_only=True):
@@ -89,12 +89,12 @@ class CalledCustom(Struct, kw_only=True):
 
 
 class MessageToolCall(Struct, kw_only=True):
-    """A call that the assistant made, with the field of its type."""
+    """A call that the assistant made: of a function, or of a custom tool, whatever its type is called."""
 
     function: CalledFunction | None = None
     custom: CalledCustom | None = None
     id: str | None = None
-    type: Literal["function", "custom"] | None = "function"
+    type: str | None = "function"
     index: int | None = None
 
 

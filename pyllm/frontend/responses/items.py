@@ -6,15 +6,15 @@ from typing import Any
 import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.conversation import call_arguments, input_arguments, left_out_text
-from pyllm.frontend.http.ignored_fields import Ignore
+from pyllm.frontend.chat.conversation import call_arguments, input_arguments
+from pyllm.frontend.chat.history_parts import TEXT_PARTS, part_text, result_text
 from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.responses.encrypted_reasoning import decode_reasoning
 from pyllm.frontend.responses.protocol import Item, OutputItem, Part
 from pyllm.frontend.responses.tools import APPLY_PATCH, LOCAL_SHELL
+from pyllm.frontend.text.json_schemas import Ignore
 
 _OF_INPUT = "in_"
-_TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 def input_items(given: str | Sequence[Item], request_id: str, ignore: Ignore) -> list[Item]:
@@ -52,21 +52,25 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         match item.type:
-            case kind if kind in _OUTPUTS:
-                call_id = item.call_id or item.id  # A local shell's output names its call by `id`.
-                messages.append({"role": "tool", "tool_call_id": call_id, "content": _text(item.output)})
-            case kind if kind in _CALLS:
+            case "additional_tools":
+                pass
+            case str(kind) if kind.endswith("_output"):
+                # A local shell's output names its call by `id`.
+                call_id = item.call_id or (item.id if kind == "local_shell_call_output" else None)
+                named = {} if call_id is None else {"tool_call_id": call_id}
+                messages.append({"role": "tool", "content": result_text(item.output), **named})
+            case str(kind) if kind.endswith("_call") and (kind in _NEEDED or item.call_id):
                 _turn(messages, ()).setdefault("tool_calls", []).append(_call(item))
             case "reasoning":
                 if text := _reasoning(item):
                     turn = _turn(messages, ("content", "tool_calls", "reasoning"))
                     turn["reasoning"] = turn["reasoning_content"] = text
-            case "additional_tools":
-                pass
-            case _ if item.role == "assistant":
-                _turn(messages, ("content", "tool_calls"))["content"] = _text(item.content)
-            case _:
-                messages.append({"role": item.role, "content": _text(item.content)})
+            case kind:
+                text = result_text(item.content) if kind == "message" else _noted(item)
+                if item.role in _ANSWERS:
+                    _turn(messages, ("content", "tool_calls"))["content"] = text
+                else:
+                    messages.append({"role": item.role, "content": text})
     for message in messages:
         message.setdefault("content", "")
     return messages
@@ -80,7 +84,8 @@ def _turn(messages: list[dict[str, Any]], ends: tuple[str, ...]) -> dict[str, An
 
 
 def _call(item: Item) -> dict[str, Any]:
-    name = item.name
+    """A call of an item's type, which is the tool's name where the item has no other."""
+    name = item.name or str(item.type).removesuffix("_call")
     match item.type:
         case "custom_tool_call":
             plain = input_arguments(item.input or "")
@@ -90,30 +95,36 @@ def _call(item: Item) -> dict[str, Any]:
         case "apply_patch_call":
             name, plain = APPLY_PATCH.name, item.operation or {}
         case _:
-            plain = call_arguments(item.arguments)
-    return {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": plain}}
+            plain = call_arguments(item.arguments or item.action)
+    return {"id": item.call_id or "", "type": "function", "function": {"name": name, "arguments": plain}}
+
+
+def _noted(item: Item) -> str:
+    """The text of an item of a type that no model here knows, or a note of it."""
+    fields = ("summary", "content", "output", "arguments", "action")
+    return part_text({"type": item.type, **{name: getattr(item, name) for name in fields}})
 
 
 def _reasoning(item: Item) -> str:
-    return _text(item.content) or decode_reasoning(item.encrypted_content or "") or _text(item.summary)
+    return result_text(item.content) or decode_reasoning(item.encrypted_content or "") or result_text(item.summary)
 
 
-# The fields that an item of each type must have, and the beginning of its id.
-_NEEDED = {
-    "message": ("msg", ("role", "content")),
-    "function_call": ("fc", ("call_id", "name", "arguments")),
-    "function_call_output": ("fco", ("call_id", "output")),
-    "custom_tool_call": ("ctc", ("call_id", "name", "input")),
-    "custom_tool_call_output": ("ctco", ("call_id", "output")),
-    "local_shell_call": ("lsc", ("call_id", "action")),
-    "local_shell_call_output": ("lsco", ("output",)),
-    "apply_patch_call": ("apc", ("call_id", "operation")),
-    "apply_patch_call_output": ("apco", ("call_id",)),
+# The beginning of an item's id, and the fields that it must have, by its type. Other types are known by their ending.
+_NEEDED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "message": ("msg", ("role",)),
+    "function_call": ("fc", ("name",)),
+    "function_call_output": ("fco", ()),
+    "custom_tool_call": ("ctc", ("name",)),
+    "custom_tool_call_output": ("ctco", ()),
+    "local_shell_call": ("lsc", ()),
+    "local_shell_call_output": ("lsco", ()),
+    "apply_patch_call": ("apc", ()),
+    "apply_patch_call_output": ("apco", ()),
     "reasoning": ("rs", ()),
     "additional_tools": ("at", ("tools",)),
 }
-_CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call", "apply_patch_call"})
-_OUTPUTS = frozenset(f"{kind}_output" for kind in _CALLS)
+# The roles of items that are the assistant's.
+_ANSWERS = (None, "assistant")
 # What tools of other servers did: the model sees neither these tools nor their calls.
 _OF_SERVERS = frozenset(
     {
@@ -131,36 +142,27 @@ def _checked(item: Item, where: str, request_id: str, ignore: Ignore) -> Item | 
         text = f"{where}: an item of type {kind} belongs to a tool that runs on a server; leave it out"
         ignore(f"input.{kind}", text)
         return None
-    if kind not in _NEEDED:
-        raise RequestError(f"{where}: an item of type {kind!r:.80} is not supported", f"{where}.type")
-    prefix, needed = _NEEDED[kind]
+    prefix, needed = _NEEDED.get(kind, ("item", ()))
+    if kind == "message" and item.role not in _ANSWERS:
+        needed = ("content",)
     for name in needed:
         if getattr(item, name) is None:
             raise RequestError(f"{where}: an item of type {kind} needs {name}", f"{where}.{name}")
     content = item.content
     if isinstance(content, str):
         content = [Part(type="output_text" if item.role == "assistant" else "input_text", text=content)]
-    for name in ("content", "output", "summary"):
-        _check_parts(getattr(item, name), f"{where}.{name}", of_tool=name == "output")
+    if item.role not in _ANSWERS:
+        _check_parts(content or (), f"{where}.content")
     if kind == "reasoning" and item.encrypted_content is not None and not _reasoning(item):
         text = f"{where}.encrypted_content was made by another server, and only that server can read it"
         ignore("input.encrypted_content", text)
     return msgspec.structs.replace(item, type=kind, id=item.id or f"{prefix}_{_OF_INPUT}{request_id}", content=content)
 
 
-def _check_parts(parts: str | list[Part] | None, where: str, of_tool: bool) -> None:
-    for index, part in enumerate(parts if isinstance(parts, list) else ()):
-        field = f"{where}[{index}]"
-        is_text = part.type == "refusal" and part.refusal is not None
-        is_text = is_text or (part.type in _TEXT_PARTS and part.text is not None)
-        if not is_text and not (of_tool and left_out_text(part.type)):
-            raise RequestError(f"{field}: a part of type {part.type!r} is not supported; send text", field)
-
-
-def _text(content: str | list[Part] | None) -> str:
-    """The text of the parts, one a line."""
-    return content if isinstance(content, str) else "\n".join(map(_text_of_part, content or ()))
-
-
-def _text_of_part(part: Part) -> str:
-    return left_out_text(part.type) or (part.refusal if part.type == "refusal" else part.text) or ""
+def _check_parts(parts: Iterable[Part], where: str) -> None:
+    """Refuse what is not text in a message that is no answer: it would be lost."""
+    for index, part in enumerate(parts):
+        text = part.refusal if part.type == "refusal" else part.text if part.type in TEXT_PARTS else None
+        if text is None:
+            field = f"{where}[{index}]"
+            raise RequestError(f"{field}: a part of type {part.type!r:.80} is not supported; send text", field)

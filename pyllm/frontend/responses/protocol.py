@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from pyllm.frontend.chat.history_parts import HistoryPart
 from pyllm.frontend.http.ignored_fields import Hint, NoEffect
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
 from pyllm.frontend.openai.common_fields import EngineRequest, UseStructuredOutputs
@@ -17,21 +18,17 @@ from pyllm.frontend.openai.protocol import ChatLogprob
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class Part(Struct, kw_only=True, omit_defaults=True):
-    """A part of an item. Only text and a refusal, which is one, are supported."""
+class Part(HistoryPart, kw_only=True):
+    """A part of an item. Those of a user's message must be text."""
 
-    type: str
-    text: str | None = None
-
-    logprobs: NoEffect = []
-    annotations: NoEffect = []
-    refusal: str | None = None
+    logprobs: NoEffect = msgspec.field(default_factory=list)
+    annotations: NoEffect = msgspec.field(default_factory=list)
 
 
 class Item(Struct, kw_only=True, omit_defaults=True):
     """One item of a conversation, as callers send it: a message, unless its type says otherwise.
 
-    `action` is a local shell call's, `operation` an apply_patch call's.
+    `action` is a local shell call's, `operation` an apply_patch call's. A tool's `output` may be any JSON.
     """
 
     type: str | None = None
@@ -41,14 +38,14 @@ class Item(Struct, kw_only=True, omit_defaults=True):
     content: str | list[Part] | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | dict[str, Any] | None = None
+    arguments: Any = None
     input: str | None = None
     action: dict[str, Any] | None = None
     operation: dict[str, Any] | None = None
-    output: str | list[Part] | None = None
-    summary: list[Part] | None = None
+    output: Any = None
+    summary: str | list[Part] | None = None
     encrypted_content: str | None = None
-    tools: "list[ToolParam] | None" = None
+    tools: "list[ListedTool] | None" = None
 
     phase: Hint = None
     namespace: Hint = None
@@ -73,6 +70,12 @@ class ToolParam(Struct, kw_only=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: CustomFormat | None = None
+
+
+class ListedTool(ToolParam, kw_only=True):
+    """A tool in an item. Those of a `mcp_list_tools` have no type."""
+
+    type: str | None = None  # type: ignore[assignment]  # Nobody writes to it.
 
 
 class ToolReference(Struct, kw_only=True):

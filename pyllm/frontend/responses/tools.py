@@ -11,7 +11,7 @@ import msgspec
 
 from pyllm.errors import RequestError
 from pyllm.frontend.chat.conversation import InputFormat, NamedTool, Tool, ToolChoice
-from pyllm.frontend.http.ignored_fields import Ignore, ignore_server_tool
+from pyllm.frontend.http.ignored_fields import ignore_server_tool
 from pyllm.frontend.responses.protocol import (
     ApplyPatchCall,
     ApplyPatchTool,
@@ -28,6 +28,7 @@ from pyllm.frontend.responses.protocol import (
     ToolParam,
     ToolReference,
 )
+from pyllm.frontend.text.json_schemas import Ignore
 
 _TEXT = {"type": "string"}
 LOCAL_SHELL = Tool(
@@ -74,7 +75,7 @@ def callable_tools(request: ResponsesRequest, items: Sequence[Item], ignore: Ign
     for where, some in given:
         for index, tool in enumerate(some or ()):
             if tool.type not in _NAMED and tool.type not in _BUILT_IN:
-                ignore_server_tool(tool.type, f"{where}[{index}]", ignore)
+                ignore_server_tool(tool.type or "", f"{where}[{index}]", ignore)
             elif tool.type in _NAMED and tool.name is None:
                 raise RequestError(f"{where}[{index}].name is missing", f"{where}[{index}].name")
             else:

@@ -1,5 +1,6 @@
 """What Claude Code and others send of a conversation that has no effect, or is told to the model in another form."""
 
+import json
 from array import array
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 import pytest
 
 from pyllm.config.server_settings import ServerConfig
-from pyllm.frontend.chat.conversation import left_out_text
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.wire.messages import Submit
 from tests.frontend.anthropic.serving import HERMES, ROOMY, THINKING, USER, WEATHER
@@ -172,7 +172,13 @@ async def test_redacted_thinking_is_left_out(tokenizer: Tokenizer) -> None:
     assert prompt == "<|start|>user: Hi<|end|><|start|>assistant: Hello<|end|><|start|>user: Hi<|end|><|start|>"
 
 
-@pytest.mark.parametrize("kind", ["server_tool_use", "web_search_tool_result", "mcp_tool_use", "mcp_tool_result"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("server_tool_use", "web_search_tool_result", "mcp_tool_use", "mcp_tool_result"),
+        *("bash_code_execution_tool_result", "text_editor_code_execution_tool_result"),
+    ],
+)
 async def test_what_tools_did_on_a_server_is_left_out(tokenizer: Tokenizer, kind: str) -> None:
     messages = [USER, {"role": "assistant", "content": [{"type": kind}, {"type": "text", "text": "Hello"}]}, USER]
     header, prompt = await told_and_prompt(tokenizer, TEMPLATE, messages=messages)
@@ -217,12 +223,73 @@ async def test_claude_codes_sessions_are_one_tenant(tokenizer: Tokenizer, user_i
     assert submit.tenant == tenant
 
 
-@pytest.mark.parametrize("kind", ["image", "document"])
-async def test_an_image_in_a_tools_result_is_replaced_by_a_note(tokenizer: Tokenizer, kind: str) -> None:
-    block = {"type": kind, "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
+IMAGE_NOTE = "[An image was here. Images are not supported yet.]"
+FOUND = {"type": "search_result", "title": "Sea", "source": "https://x", "content": [{"type": "text", "text": "blue"}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        (None, ""),
+        ({"degrees": 5}, '{"degrees":5}'),
+        ([TEXT, IMAGE], f"x\n{IMAGE_NOTE}"),
+        ([{**IMAGE, "type": "document"}], "[A document was here. Documents are not supported yet.]"),
+        ([FOUND], "Sea\nhttps://x\nblue"),
+        ([{"type": "resource", "resource": {"uri": "file:///a", "text": "the file"}}], "the file"),
+        ([{"type": "hologram", "degrees": 5}], '{"degrees":5}'),
+    ],
+)
+async def test_a_result_is_read_whatever_its_parts(tokenizer: Tokenizer, content: Any, shown: str) -> None:
     called = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "see", "input": {}}]}
-    result = {"type": "tool_result", "tool_use_id": "a", "content": [TEXT, block]}
-    _, prompt = await told_and_prompt(
-        tokenizer, TEMPLATE, messages=[USER, called, {"role": "user", "content": [result]}]
-    )
-    assert f"x\n{left_out_text(kind)}\n" in prompt
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": content}]}
+    _, prompt = await told_and_prompt(tokenizer, HERMES, messages=[USER, called, result], tools=[WEATHER])
+    assert f"<|start|>tool: {shown}<|end|>" in prompt
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"input": {"city": "Rome"}}, {"city": "Rome"}),
+        ({"input": '{"city": "Rome"}'}, {"city": "Rome"}),
+        ({"input": '{"city": "Ro'}, {"INVALID_JSON": '{"city": "Ro'}),
+        ({"input": ["Rome"]}, {"INVALID_JSON": '["Rome"]'}),
+        ({"input": None}, {}),
+        ({}, {}),
+    ],
+)
+async def test_a_calls_input_may_be_anything(
+    tokenizer: Tokenizer, given: dict[str, Any], shown: dict[str, Any]
+) -> None:
+    called = {"role": "assistant", "content": [{"type": "tool_use", "name": "weather", **given}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "content": "sun"}]}
+    _, prompt = await told_and_prompt(tokenizer, TEMPLATE, messages=[USER, called, result])
+    assert f'{{"name": "weather", "arguments": {json.dumps(shown)}}}' in prompt
+
+
+@pytest.mark.parametrize(
+    ("blocks", "shown"),
+    [
+        ([{"type": "compaction", "content": "So far."}, TEXT], "So far.\nx"),
+        ([TEXT, IMAGE, TEXT], f"x\n{IMAGE_NOTE}\nx"),
+        ([{"type": "hologram"}], "[A part of type hologram was here. It is not supported yet.]\n"),
+        (None, ""),
+    ],
+)
+async def test_no_block_of_an_answer_is_refused(tokenizer: Tokenizer, blocks: Any, shown: str) -> None:
+    messages = [USER, {"role": "assistant", "content": blocks}, USER]
+    header, prompt = await told_and_prompt(tokenizer, TEMPLATE, messages=messages)
+    assert (header, f"<|start|>assistant: {shown}<|end|>" in prompt) == (None, True)
+
+
+async def test_a_search_result_of_the_users_is_its_text(tokenizer: Tokenizer) -> None:
+    _, prompt = await told_and_prompt(tokenizer, TEMPLATE, messages=[{"role": "user", "content": [FOUND, TEXT]}])
+    assert prompt == "<|start|>user: Sea\nhttps://x\nblue\nx<|end|><|start|>"
+
+
+@pytest.mark.parametrize("kind", ["image", "document", "container_upload"])
+async def test_a_users_image_is_refused_by_name(tokenizer: Tokenizer, kind: str) -> None:
+    body = {"max_tokens": 5, **with_block(**{**IMAGE, "type": kind})}
+    async with in_process(answering(tokenizer, "ok", ROOMY), tokenizer) as frontend:
+        response = await frontend.http.post("/v1/messages", json=body)
+    assert (response.status_code, f"type {kind} is not supported" in response.text) == (400, True)

@@ -85,17 +85,12 @@ MESSAGES = {"messages": [USER], "max_tokens": 1}
                         "role": "user",
                         "content": [
                             {"a": 1, "text": "x", "type": "text"},
-                            {
-                                "type": "tool_result",
-                                "tool_use_id": "t",
-                                "content": [{"type": "text", "text": "x", "b": 1}],
-                                "text": "is no field of this block",
-                            },
+                            {"type": "tool_result", "content": [{"type": "text", "text": "x", "any": 1}], "b": 1},
                         ],
                     }
                 ],
             },
-            ["messages.content.a", "messages.content.text", "messages.content.content.b"],
+            ["messages.content.a", "messages.content.b"],
         ),
     ],
 )

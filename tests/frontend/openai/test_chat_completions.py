@@ -150,7 +150,7 @@ async def test_a_long_conversation_is_rendered_the_same(tokenizer: Tokenizer) ->
         ({"messages": "Hi"}, "messages"),
         ({}, None),
         ({"messages": [{"content": "x"}]}, "messages[0]"),
-        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{**USER, "function_call": {}}]}, "messages[0].function_call"),
         (
             {"messages": [USER, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -322,16 +322,6 @@ async def test_a_format_is_enforced_as_far_as_a_grammar_can(
         field,
         True,
     )
-
-
-@pytest.mark.parametrize(
-    "content", [{"content": None, "refusal": "No."}, {"content": [{"type": "refusal", "refusal": "No."}]}]
-)
-async def test_a_refusal_in_the_history_is_its_text(tokenizer: Tokenizer, content: dict[str, Any]) -> None:
-    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
-        await chat(frontend, USER, {"role": "assistant", **content}, USER)
-        (submit,) = frontend.core.sent(Submit)
-    assert "assistant: No.<|end|>" in tokenizer.decode(array("i", submit.prompt).tolist(), False)
 
 
 async def test_a_prefix_is_gone_on_with_where_it_is_last(tokenizer: Tokenizer) -> None:

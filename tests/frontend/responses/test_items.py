@@ -1,6 +1,7 @@
 """What Codex and others send beside a conversation's text: hints, tools and items of other kinds, reasoning."""
 
 import base64
+import json
 from array import array
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -8,7 +9,6 @@ from typing import Any
 import pytest
 
 from pyllm.config.server_settings import ServerConfig
-from pyllm.frontend.chat.conversation import left_out_text
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.wire.messages import Submit
 from tests.frontend.anthropic.serving import HERMES, ROOMY, SCHEMA, THINKING, THOUGHT
@@ -90,13 +90,6 @@ async def test_annotations_are_told_and_no_strict_server_refuses_them(tokenizer:
         assert (await frontend.http.post("/v1/responses", json=part(annotations=[1]))).status_code == 200
 
 
-@pytest.mark.parametrize("kind", ["image_generation_call", "computer_call", "nope"])
-async def test_items_that_the_model_would_have_to_know_are_refused(tokenizer: Tokenizer, kind: str) -> None:
-    async with in_process(answering(tokenizer, "ok", ROOMY), tokenizer) as frontend:
-        response = await frontend.http.post("/v1/responses", json={"input": [USER, {"type": kind, "id": "x"}]})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "input[1].type")
-
-
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_reasoning_goes_there_and_back_as_encrypted_content(tokenizer: Tokenizer, streamed: bool) -> None:
     body: dict[str, Any] = {"input": [USER], "store": False, "include": [ENCRYPTED]}
@@ -175,17 +168,20 @@ async def test_calls_of_every_kind_are_told_to_the_model(
     assert prompt == f"[user|Hi|||][assistant||||{function}][tool|done|c||]<tool_call>weather"
 
 
-async def test_what_a_call_lacks_is_named(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(
+    ("item", "field"),
+    [
+        ({"type": "function_call", "call_id": "c"}, "input[0].name"),
+        ({"type": "custom_tool_call", "call_id": "c"}, "input[0].name"),
+        ({"type": "additional_tools"}, "input[0].tools"),
+        ({"type": "message", "content": "x"}, "input[0].role"),
+        ({"type": "nope", "role": "user", "content": [{"type": "input_image"}]}, "input[0].content[0]"),
+    ],
+)
+async def test_what_an_item_lacks_is_named(tokenizer: Tokenizer, item: dict[str, Any], field: str) -> None:
     async with in_process(answering(tokenizer, "ok", ROOMY), tokenizer) as frontend:
-        for item, field in (
-            ({"type": "custom_tool_call", "call_id": "c", "name": "run"}, "input[0].input"),
-            ({"type": "local_shell_call", "call_id": "c"}, "input[0].action"),
-            ({"type": "apply_patch_call", "call_id": "c"}, "input[0].operation"),
-            ({"type": "apply_patch_call_output"}, "input[0].call_id"),
-            ({"type": "additional_tools"}, "input[0].tools"),
-        ):
-            response = await frontend.http.post("/v1/responses", json={"input": [item]})
-            assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+        response = await frontend.http.post("/v1/responses", json={"input": [item]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, field)
 
 
 @pytest.mark.parametrize("choice", [{"type": "web_search"}, "required", {"type": "mcp", "name": "x"}])
@@ -228,15 +224,71 @@ async def test_output_tokens_beyond_the_context_are_told(tokenizer: Tokenizer) -
     assert (response.headers["pyllm-max-tokens"], submit.max_tokens) == (str(room), room)
 
 
-async def test_an_image_in_a_tools_result_is_replaced_by_a_note(tokenizer: Tokenizer) -> None:
-    call = {"type": "function_call", "call_id": "a", "name": "see", "arguments": "{}"}
-    parts = [{"type": "input_text", "text": "See:"}, {"type": "input_image", "image_url": "data:x"}]
-    output = {"type": "function_call_output", "call_id": "a", "output": parts}
-    _, prompt = await told_and_prompt(tokenizer, TEMPLATE, input=[USER, call, output])
-    assert f"See:\n{left_out_text('input_image')}\n" in prompt
+IMAGE = "[An image was here. Images are not supported yet.]"
 
 
-async def test_a_refusal_in_the_history_is_its_text(tokenizer: Tokenizer) -> None:
-    message = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
-    header, prompt = await told_and_prompt(tokenizer, TEMPLATE, input=[USER, message, USER])
-    assert (header, "assistant: No.<|end|>" in prompt) == (None, True)
+@pytest.mark.parametrize(
+    ("output", "shown"),
+    [
+        (None, ""),
+        ({"degrees": 5}, '{"degrees":5}'),
+        ([{"degrees": 5}], '[{"degrees":5}]'),
+        (5, "5"),
+        ([{"type": "input_text", "text": "See:"}, {"type": "input_image", "image_url": "data:x"}], f"See:\n{IMAGE}"),
+        ([{"type": "resource", "resource": {"uri": "file:///a", "text": "the file"}}], "the file"),
+        ([{"type": "json", "json": {"degrees": 5}}], '{"json":{"degrees":5}}'),
+        ({"type": "computer_screenshot", "image_url": "data:x"}, IMAGE),
+    ],
+)
+async def test_a_result_is_read_whatever_it_is(tokenizer: Tokenizer, output: Any, shown: str) -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "weather", "arguments": None}
+    result = {"type": "function_call_output", "output": output}
+    _, prompt = await told_and_prompt(tokenizer, PLAIN, input=[call, result], tools=[WEATHER])
+    assert prompt == f"[assistant||||a:weather:{{}}][tool|{shown}|a||]<tool_call>weather"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [(None, {}), ("", {}), ({"city": "Rome"}, {"city": "Rome"}), (["Rome"], {"INVALID_JSON": '["Rome"]'})],
+)
+async def test_a_calls_arguments_may_be_anything(tokenizer: Tokenizer, arguments: Any, shown: dict[str, Any]) -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "weather", "arguments": arguments}
+    _, prompt = await told_and_prompt(tokenizer, PLAIN, input=[call], tools=[WEATHER])
+    assert f"a:weather:{json.dumps(shown)}]" in prompt
+
+
+@pytest.mark.parametrize(
+    ("item", "shown"),
+    [
+        (
+            {"type": "computer_call", "call_id": "c", "action": {"type": "wait"}},
+            '[assistant||||c:computer:{"type": "wait"}]',
+        ),
+        (
+            {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}},
+            '[assistant||||c:shell:{"commands": ["ls"]}]',
+        ),
+        ({"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a"}]}, '[tool|[{"stdout":"a"}]|c||]'),
+        ({"type": "image_generation_call", "id": "i", "result": "eA=="}, f"[assistant|{IMAGE}|||]"),
+        (
+            {"type": "compaction", "encrypted_content": "x"},
+            "[assistant|[A part of type compaction was here. It is not supported yet.]|||]",
+        ),
+        ({"type": "compaction", "summary": [{"type": "summary_text", "text": "so far"}]}, "[assistant|so far|||]"),
+        ({"type": "nope", "role": "user", "content": "so far"}, "[user|so far|||]"),
+        ({"role": "assistant", "content": None}, "[assistant||||]"),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, "[assistant|No.|||]"),
+        ({"role": "assistant", "content": [{"type": "input_image", "image_url": "x"}]}, f"[assistant|{IMAGE}|||]"),
+    ],
+)
+async def test_no_item_of_the_history_is_refused(tokenizer: Tokenizer, item: dict[str, Any], shown: str) -> None:
+    _, prompt = await told_and_prompt(tokenizer, PLAIN, input=[USER, item], tools=[WEATHER])
+    assert prompt == f"[user|Hi|||]{shown}<tool_call>weather"
+
+
+async def test_tools_that_a_server_lists_need_no_type(tokenizer: Tokenizer) -> None:
+    listed = {"type": "mcp_list_tools", "server_label": "x", "tools": [{"name": "f", "input_schema": {}}]}
+    header, prompt = await told_and_prompt(tokenizer, PLAIN, input=[USER, listed])
+    assert (prompt, "input.mcp_list_tools" in (header or "")) == ("[user|Hi|||]", True)
+    _, prompt = await told_and_prompt(tokenizer, PLAIN, input=[USER, {**listed, "type": "additional_tools"}])
+    assert prompt == "[user|Hi|||]"

@@ -386,7 +386,7 @@ async def test_a_server_that_stores_nothing_says_so(tokenizer: Tokenizer) -> Non
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0].name"),
         ({"input": []}, "input"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"top_logprobs": 2}, "top_logprobs"),
