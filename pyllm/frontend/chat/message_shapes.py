@@ -4,21 +4,32 @@ One small function for each trait that a template lacks. A message becomes the s
 conversation that goes on keeps its cached beginning. Renders nothing.
 """
 
-import hashlib
-import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 from pyllm.frontend.chat.template_traits import TemplateTraits, in_parts, text_arguments
-from pyllm.frontend.chat.tool_prompt import explained_tools, plain_calls, plain_result
+from pyllm.frontend.chat.tool_prompt import explained_tools
+from pyllm.frontend.chat.tool_turns import (
+    EMPTY_USER,
+    Messages,
+    calls_in_words,
+    end_of,
+    joined_texts,
+    late_results_moved,
+    lone_results_as_text,
+    result_as_user,
+    results_in_order,
+    single_calls,
+    texts_apart,
+    unanswered_in_words,
+    users_before_calls,
+    users_joined_to_results,
+    with_short_ids,
+)
 from pyllm.frontend.text.templates import Message
 
 _SYSTEM = ("system", "developer")
-_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
-_EMPTY_USER: Message = {"role": "user", "content": ""}
-
-Messages = list[Message]
 
 
 class Shaped(NamedTuple):
@@ -77,57 +88,10 @@ def plainest(
     return shaped(messages, tools, fewest, tool_call_parser)
 
 
-def _in_words(messages: Messages, tool_call_parser: str) -> Messages:
-    """Calls are part of the assistant's text, as the model writes them."""
-    return [plain_calls(message, tool_call_parser) if message.get("tool_calls") else message for message in messages]
-
-
-def _late_result(messages: Messages) -> Messages:
-    """A result stands behind its call, and the results before it."""
-    if not _has_late_result(messages):
-        return messages
-    turns: list[Messages] = []
-    of_call: dict[Any, Messages] = {}
-    for message in messages:
-        if message["role"] == "tool" and (turn := of_call.get(message.get("tool_call_id"))):
-            turn.append(message)
-            continue
-        turns.append([message])
-        of_call.update({call.get("id"): turns[-1] for call in message.get("tool_calls") or ()})
-    return [message for turn in turns for message in turn]
-
-
-def _has_late_result(messages: Messages) -> bool:
-    calls: Sequence[Any] = ()  # that may be answered directly
-    for message in messages:
-        if message["role"] != "tool":
-            calls = message.get("tool_calls") or ()
-        elif all(call.get("id") != message.get("tool_call_id") for call in calls):
-            return True
-    return False
-
-
-def _call_order(messages: Messages) -> Messages:
-    """The results of one message's calls follow in the order of the calls."""
-    changed = list(messages)
-    for index, message in enumerate(messages):
-        calls = message.get("tool_calls")
-        if not calls or len(calls) < 2:
-            continue
-        order = [call.get("id") for call in calls]
-        end = _end_of(messages, index + 1, "tool")
-        results = messages[index + 1 : end]
-        if [result.get("tool_call_id") for result in results] != order:
-            places = {call_id: place for place, call_id in reversed(list(enumerate(order)))}
-            results.sort(key=lambda result: places.get(result.get("tool_call_id"), len(order)))
-            changed[index + 1 : end] = results
-    return changed
-
-
 def _late_system(messages: Messages) -> Messages:
     """Before the first answer it joins the first system message; later it stays where it is, as a user's."""
-    begin = _end_of(messages, 0, *_SYSTEM)
-    answered = _end_of(messages, begin, "user", *_SYSTEM)
+    begin = end_of(messages, 0, *_SYSTEM)
+    answered = end_of(messages, begin, "user", *_SYSTEM)
     head, asked = messages[:begin], messages[begin:answered]
     if late := [message for message in asked if message["role"] in _SYSTEM]:
         head = [_joined([*head, *late])]
@@ -136,13 +100,13 @@ def _late_system(messages: Messages) -> Messages:
 
 
 def _two_systems(messages: Messages) -> Messages:
-    end = _end_of(messages, 0, *_SYSTEM)
+    end = end_of(messages, 0, *_SYSTEM)
     return [_joined(messages[:end]), *messages[end:]] if end else messages
 
 
 def _system(messages: Messages) -> Messages:
     """It stands before the first user's text."""
-    end = _end_of(messages, 0, *_SYSTEM)
+    end = end_of(messages, 0, *_SYSTEM)
     return [*map(_as_user, messages[:end]), *messages[end:]]
 
 
@@ -152,93 +116,12 @@ def _system_before_result(messages: Messages) -> Messages:
     if messages[0]["role"] not in _SYSTEM or not users or users[-1] == len(messages) - 1:
         return messages
     system, last = messages[0], users[-1]
-    user = {**messages[last], "content": _texts([system, messages[last]])}
+    user = {**messages[last], "content": joined_texts([system, messages[last]])}
     return [*messages[1:last], user, *messages[last + 1 :]]
 
 
-def _result_alone(messages: Messages) -> Messages:
-    """A result that answers no call before it is the user's text."""
-    ids: set[Any] = set()
-    changed = list(messages)
-    for index, message in enumerate(messages):
-        if message["role"] == "tool":
-            if message.get("tool_call_id") not in ids:
-                changed[index] = plain_result(message)
-        elif calls := message.get("tool_calls"):
-            ids.update([call.get("id") for call in calls])
-    return changed
-
-
-def _unanswered_call(messages: Messages, tool_call_parser: str) -> Messages:
-    """Calls of which none was answered are text, unless they are what the model is to go on from."""
-    changed = list(messages)
-    for index, message in enumerate(messages[:-1]):
-        if message.get("tool_calls") and messages[index + 1]["role"] != "tool":
-            changed[index] = plain_calls(message, tool_call_parser)
-    return changed
-
-
-def _user_after_result(messages: Messages) -> Messages:
-    """The user's text joins the tool's."""
-    changed: Messages = []
-    for message in messages:
-        if changed and message["role"] == "user" and changed[-1]["role"] == "tool":
-            changed[-1] = {**changed[-1], "content": _texts([changed[-1], message])}
-        else:
-            changed.append(message)
-    return changed
-
-
-def _text_with_call(messages: Messages) -> Messages:
-    """The text is a message of its own, before that of the call, which keeps the reasoning."""
-    changed: Messages = []
-    for message in messages:
-        if message.get("tool_calls") and message["content"]:
-            changed += [{"role": message["role"], "content": message["content"]}, {**message, "content": ""}]
-        else:
-            changed.append(message)
-    return changed
-
-
-def _text_before_call(messages: Messages) -> Messages:
-    """An empty message of the user's stands between the text and the call."""
-    changed: Messages = []
-    for message in messages:
-        if changed and message.get("tool_calls") and changed[-1]["role"] == "assistant":
-            changed.append(_EMPTY_USER)
-        changed.append(message)
-    return changed
-
-
-def _several_calls(messages: Messages) -> Messages:
-    """Each call is a message, followed by its result."""
-    changed: Messages = []
-    index = 0
-    while index < len(messages):
-        message = messages[index]
-        index += 1
-        calls = message.get("tool_calls")
-        if not calls or len(calls) < 2:
-            changed.append(message)
-            continue
-        end = _end_of(messages, index, "tool")
-        results = messages[index:end]
-        index = end
-        ids = [call.get("id") for call in calls]
-        for number, call in enumerate(calls):
-            first = message if number == 0 else {"role": message["role"], "content": ""}
-            changed.append({**first, "tool_calls": [call]})
-            answers = [result for result in results if result.get("tool_call_id") == ids[number]]
-            if ids[number] in ids[number + 1 :]:
-                del answers[1:]  # The others answer the calls with the same id.
-            changed += answers
-            results = [result for result in results if not any(result is answer for answer in answers)]
-        changed += results
-    return changed
-
-
 def _assistant_first(messages: Messages) -> Messages:
-    begin = _end_of(messages, 0, *_SYSTEM)
+    begin = end_of(messages, 0, *_SYSTEM)
     has_other = begin < len(messages) and messages[begin]["role"] != "user"
     return _opened_by_user(messages) if has_other else messages
 
@@ -249,8 +132,8 @@ def _no_user(messages: Messages) -> Messages:
 
 def _opened_by_user(messages: Messages) -> Messages:
     """An empty message of the user's opens the conversation."""
-    begin = _end_of(messages, 0, *_SYSTEM)
-    return [*messages[:begin], _EMPTY_USER, *messages[begin:]]
+    begin = end_of(messages, 0, *_SYSTEM)
+    return [*messages[:begin], EMPTY_USER, *messages[begin:]]
 
 
 def _joined_neighbours(messages: Messages, role: str) -> Messages:
@@ -261,10 +144,6 @@ def _joined_neighbours(messages: Messages, role: str) -> Messages:
         else:
             changed.append(message)
     return changed
-
-
-def _as_result(message: Message) -> Message:
-    return plain_result(message) if message["role"] == "tool" else message
 
 
 def _as_user(message: Message) -> Message:
@@ -298,24 +177,6 @@ def _with_blank(message: Message) -> Message:
     return {**message, "content": " "} if is_empty else message
 
 
-def _with_short_ids(message: Message) -> Message:
-    """Ids of nine letters and digits, as Mistral's templates want them: one for each id that is none."""
-    if "tool_call_id" in message:
-        return {**message, "tool_call_id": _short_id(message["tool_call_id"])}
-    calls = message.get("tool_calls")
-    return (
-        {**message, "tool_calls": [{**call, "id": _short_id(call.get("id"))} for call in calls]} if calls else message
-    )
-
-
-@lru_cache(maxsize=4096)
-def _short_id(call_id: str | None) -> str:
-    """The id itself where it has the form; else nine digits of its hash."""
-    if call_id and _SHORT_ID.fullmatch(call_id):
-        return call_id
-    return hashlib.sha256(str(call_id).encode(errors="surrogatepass")).hexdigest()[:9]
-
-
 def _each(change: Callable[[Message], Message]) -> Callable[[Messages], Messages]:
     return lambda messages: [change(message) for message in messages]
 
@@ -327,26 +188,26 @@ _CALL = "call"  # beside the roles: a message with calls
 _SHAPES: dict[str, tuple[frozenset[str], Callable[..., Messages]]] = {
     name: (frozenset(needed), change)
     for name, needed, change in (
-        ("late_result", [_CALL], _late_result),
-        ("call_order", [_CALL], _call_order),
-        ("tool_calls", [_CALL], _in_words),
-        ("tool_results", ["tool"], _each(_as_result)),
+        ("late_result", [_CALL], late_results_moved),
+        ("call_order", [_CALL], results_in_order),
+        ("tool_calls", [_CALL], calls_in_words),
+        ("tool_results", ["tool"], _each(result_as_user)),
         ("developer", ["developer"], _each(_as_system)),
         ("late_system", _SYSTEM, _late_system),
         ("two_systems", _SYSTEM, _two_systems),
         ("system", _SYSTEM, _system),
-        ("result_alone", ["tool"], _result_alone),
-        ("unanswered_call", [_CALL], _unanswered_call),
-        ("user_after_result", ["tool"], _user_after_result),
+        ("result_alone", ["tool"], lone_results_as_text),
+        ("unanswered_call", [_CALL], unanswered_in_words),
+        ("user_after_result", ["tool"], users_joined_to_results),
         ("assistant_first", ["assistant"], _assistant_first),
         ("no_user", [*_SYSTEM, "assistant", "tool"], _no_user),
         ("two_users", ["user"], partial(_joined_neighbours, role="user")),
         ("two_assistants", ["assistant"], partial(_joined_neighbours, role="assistant")),
-        ("text_with_call", [_CALL], _text_with_call),
-        ("text_before_call", [_CALL], _text_before_call),
-        ("several_calls", [_CALL], _several_calls),
+        ("text_with_call", [_CALL], texts_apart),
+        ("text_before_call", [_CALL], users_before_calls),
+        ("several_calls", [_CALL], single_calls),
         ("system_before_result", _SYSTEM, _system_before_result),
-        ("call_ids", [_CALL, "tool"], _each(_with_short_ids)),
+        ("call_ids", [_CALL, "tool"], _each(with_short_ids)),
         ("object_arguments", [_CALL], _each(text_arguments)),
         ("channel_tags", ["assistant"], _each(_with_open_tags)),
         ("reasoning", ["assistant"], _each(_as_thinking)),
@@ -367,28 +228,17 @@ def _roles(messages: Messages) -> set[str]:
     return roles
 
 
-def _end_of(messages: Messages, begin: int, *roles: str) -> int:
-    """The index behind the messages of these roles that begin at an index."""
-    while begin < len(messages) and messages[begin]["role"] in roles:
-        begin += 1
-    return begin
-
-
 def _joined(messages: Messages) -> Message:
     """Messages as one, of the first's role."""
     if len(messages) == 1:
         return messages[0]
-    joined = {**messages[-1], **messages[0], "content": _texts(messages)}
+    joined = {**messages[-1], **messages[0], "content": joined_texts(messages)}
     for name in ("reasoning", "reasoning_content"):
         if name in joined:
             joined[name] = "\n\n".join([message[name] for message in messages if message.get(name)])
     if "tool_calls" in joined:
         joined["tool_calls"] = [call for message in messages for call in message.get("tool_calls") or ()]
     return joined
-
-
-def _texts(messages: Messages) -> str:
-    return "\n\n".join([message["content"] for message in messages if message["content"]])
 
 
 def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,0 +1,179 @@
+"""The nearest forms of calls and tools' results. One small function for each thing that a chat template may lack.
+
+`message_shapes.py` says which are needed, and has those of other messages.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from pyllm.frontend.chat.tool_prompt import plain_calls, plain_result
+from pyllm.frontend.text.templates import Message
+
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+EMPTY_USER: Message = {"role": "user", "content": ""}
+
+Messages = list[Message]
+
+
+def calls_in_words(messages: Messages, tool_call_parser: str) -> Messages:
+    """Calls are part of the assistant's text, as the model writes them."""
+    return [plain_calls(message, tool_call_parser) if message.get("tool_calls") else message for message in messages]
+
+
+def unanswered_in_words(messages: Messages, tool_call_parser: str) -> Messages:
+    """Calls of which none was answered are text, unless they are what the model is to go on from."""
+    changed = list(messages)
+    for index, message in enumerate(messages[:-1]):
+        if message.get("tool_calls") and messages[index + 1]["role"] != "tool":
+            changed[index] = plain_calls(message, tool_call_parser)
+    return changed
+
+
+def late_results_moved(messages: Messages) -> Messages:
+    """A result stands behind its call, and the results before it."""
+    if not _has_late_result(messages):
+        return messages
+    turns: list[Messages] = []
+    of_call: dict[Any, Messages] = {}
+    for message in messages:
+        if message["role"] == "tool" and (turn := of_call.get(message.get("tool_call_id"))):
+            turn.append(message)
+            continue
+        turns.append([message])
+        of_call.update({call.get("id"): turns[-1] for call in message.get("tool_calls") or ()})
+    return [message for turn in turns for message in turn]
+
+
+def _has_late_result(messages: Messages) -> bool:
+    calls: Sequence[Any] = ()  # that may be answered directly
+    for message in messages:
+        if message["role"] != "tool":
+            calls = message.get("tool_calls") or ()
+        elif all(call.get("id") != message.get("tool_call_id") for call in calls):
+            return True
+    return False
+
+
+def results_in_order(messages: Messages) -> Messages:
+    """The results of one message's calls follow in the order of the calls."""
+    changed = list(messages)
+    for index, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        if not calls or len(calls) < 2:
+            continue
+        order = [call.get("id") for call in calls]
+        end = end_of(messages, index + 1, "tool")
+        results = messages[index + 1 : end]
+        if [result.get("tool_call_id") for result in results] != order:
+            places = {call_id: place for place, call_id in reversed(list(enumerate(order)))}
+            results.sort(key=lambda result: places.get(result.get("tool_call_id"), len(order)))
+            changed[index + 1 : end] = results
+    return changed
+
+
+def lone_results_as_text(messages: Messages) -> Messages:
+    """A result that answers no call before it is the user's text."""
+    ids: set[Any] = set()
+    changed = list(messages)
+    for index, message in enumerate(messages):
+        if message["role"] == "tool":
+            if message.get("tool_call_id") not in ids:
+                changed[index] = plain_result(message)
+        elif calls := message.get("tool_calls"):
+            ids.update([call.get("id") for call in calls])
+    return changed
+
+
+def users_joined_to_results(messages: Messages) -> Messages:
+    """The user's text joins the tool's."""
+    changed: Messages = []
+    for message in messages:
+        if changed and message["role"] == "user" and changed[-1]["role"] == "tool":
+            changed[-1] = {**changed[-1], "content": joined_texts([changed[-1], message])}
+        else:
+            changed.append(message)
+    return changed
+
+
+def texts_apart(messages: Messages) -> Messages:
+    """The text is a message of its own, before that of the call, which keeps the reasoning."""
+    changed: Messages = []
+    for message in messages:
+        if message.get("tool_calls") and message["content"]:
+            changed += [{"role": message["role"], "content": message["content"]}, {**message, "content": ""}]
+        else:
+            changed.append(message)
+    return changed
+
+
+def users_before_calls(messages: Messages) -> Messages:
+    """An empty message of the user's stands between the text and the call."""
+    changed: Messages = []
+    for message in messages:
+        if changed and message.get("tool_calls") and changed[-1]["role"] == "assistant":
+            changed.append(EMPTY_USER)
+        changed.append(message)
+    return changed
+
+
+def single_calls(messages: Messages) -> Messages:
+    """Each call is a message, followed by its result."""
+    changed: Messages = []
+    index = 0
+    while index < len(messages):
+        message = messages[index]
+        index += 1
+        calls = message.get("tool_calls")
+        if not calls or len(calls) < 2:
+            changed.append(message)
+            continue
+        end = end_of(messages, index, "tool")
+        results = messages[index:end]
+        index = end
+        ids = [call.get("id") for call in calls]
+        for number, call in enumerate(calls):
+            first = message if number == 0 else {"role": message["role"], "content": ""}
+            changed.append({**first, "tool_calls": [call]})
+            answers = [result for result in results if result.get("tool_call_id") == ids[number]]
+            if ids[number] in ids[number + 1 :]:
+                del answers[1:]  # The others answer the calls with the same id.
+            changed += answers
+            results = [result for result in results if not any(result is answer for answer in answers)]
+        changed += results
+    return changed
+
+
+def result_as_user(message: Message) -> Message:
+    return plain_result(message) if message["role"] == "tool" else message
+
+
+def with_short_ids(message: Message) -> Message:
+    """Ids of nine letters and digits, as Mistral's templates want them: one for each id that is none."""
+    if "tool_call_id" in message:
+        return {**message, "tool_call_id": _short_id(message["tool_call_id"])}
+    calls = message.get("tool_calls")
+    return (
+        {**message, "tool_calls": [{**call, "id": _short_id(call.get("id"))} for call in calls]} if calls else message
+    )
+
+
+@lru_cache(maxsize=4096)
+def _short_id(call_id: str | None) -> str:
+    """The id itself where it has the form; else nine digits of its hash."""
+    if call_id and _SHORT_ID.fullmatch(call_id):
+        return call_id
+    return hashlib.sha256(str(call_id).encode(errors="surrogatepass")).hexdigest()[:9]
+
+
+def end_of(messages: Messages, begin: int, *roles: str) -> int:
+    """The index behind the messages of these roles that begin at an index."""
+    while begin < len(messages) and messages[begin]["role"] in roles:
+        begin += 1
+    return begin
+
+
+def joined_texts(messages: Messages) -> str:
+    return "\n\n".join([message["content"] for message in messages if message["content"]])
