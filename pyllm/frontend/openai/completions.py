@@ -35,6 +35,7 @@ from pyllm.frontend.openai.protocol import (
 from pyllm.frontend.requests.generation import num_choices
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.requests.serving import begin, generate
+from pyllm.frontend.text.fill_in_the_middle import middle_prompt, middle_stops
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.sampling_params import SamplingParams
@@ -65,6 +66,10 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         )
         chunks = CompletionChunks(context, state.model_name, data)
         given = split_prompts(data.prompt, "prompt", MAX_PROMPTS)
+        if data.suffix:
+            given = [_between(state, data, prompt) for prompt in given]
+            stops = [*(params.stop_token_ids or ()), *middle_stops(state.tokenizer)]
+            params = msgspec.structs.replace(params, stop_token_ids=tuple(dict.fromkeys(stops)))
 
         async def prepare() -> Prepared:
             resolved = await resolve_texts_aside(params, state.tokenizer, context.ignore)
@@ -84,6 +89,15 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         return respond(generation, answer_format, data.stream is True, context)
 
     return create_completion
+
+
+def _between(state: ServerState, request: CompletionRequest, prompt: str | list[int]) -> str:
+    """The prompt for what is between a text and the suffix."""
+    if not isinstance(prompt, str):
+        raise RequestError("suffix needs a text as prompt, not token ids", "suffix")
+    if request.echo:
+        raise RequestError("echo and suffix cannot be combined; leave one of them out", "echo")
+    return middle_prompt(state.tokenizer, prompt, request.suffix or "")
 
 
 def _sampling_params(state: ServerState, request: CompletionRequest) -> SamplingParams:

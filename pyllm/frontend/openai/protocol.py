@@ -98,15 +98,18 @@ class GenerationRequest(EngineRequest, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """`POST /v1/completions`. `prompt` is a text or token ids, or a list of either."""
+    """`POST /v1/completions`. `prompt` is a text or token ids, or a list of either.
+
+    With a `suffix` the model fills in what is between a text and it.
+    """
 
     prompt: str | list[str | int | list[int]]
     add_special_tokens: bool | None = True
     logprobs: int | None = None
     echo: bool | None = False
+    suffix: str | None = None
 
     tools: Unsupported[list[Any]] = msgspec.field(default_factory=list)
-    suffix: Unsupported[str] = ""
     prompt_embeds: Unsupported[Any] = None
 
 

@@ -2,6 +2,7 @@ from .ascii_classes import with_ascii_classes
 from .beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from .detokenizer import TextDelta
 from .encoding_threads import EncodingCounts
+from .fill_in_the_middle import middle_prompt, middle_stops
 from .json_schemas import Ignore, enforced_schema, json_type, warn_once
 from .model_tokenizer import ModelTokenizer
 from .outputs import OutputFold, Request, RequestOutput, RequestProcessor
@@ -36,6 +37,8 @@ __all__ = [
     "enforced_schema",
     "grammar_text",
     "json_type",
+    "middle_prompt",
+    "middle_stops",
     "resolve_constraint",
     "resolve_texts",
     "resolve_texts_aside",

@@ -4,6 +4,7 @@ from array import array
 from collections import defaultdict
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from pyllm.wire.messages import FinishCode, Rejected, Sampling, Submit
 from tests.client.fake_core import MODEL, ExpiringCore, Row, ScriptedCore
 from tests.frontend.ignoring import check_no_effect
 from tests.frontend.serving import Frontend, answering, events, in_process
+from tests.frontend.text import tiny_tokenizers
 
 TEXT = "Hello 🙂 world"
 
@@ -52,6 +54,28 @@ async def test_an_answer_has_openais_shape(tokenizer: Tokenizer) -> None:
             "prompt_tokens_details": {"cached_tokens": 2},
         },
     }
+
+
+async def test_a_suffix_asks_for_what_is_between(tmp_path: Path) -> None:
+    made = tiny_tokenizers.byte_level()
+    made.add_special_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>"])
+    tokenizer = tiny_tokenizers.load(made, tmp_path)
+    async with in_process(answering(tokenizer, TEXT), tokenizer) as frontend:
+        assert (await complete(frontend, prompt=["def ", "x"], suffix="end"))["choices"][0]["text"] == TEXT
+        first, second = frontend.core.sent(Submit)
+        await complete(frontend, prompt="a", suffix="")
+        for body, field in (({"prompt": [5]}, "suffix"), ({"prompt": "a", "echo": True}, "echo")):
+            answer = await frontend.http.post("/v1/completions", json={"suffix": "b", **body})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    prompts = [tokenizer.decode(array("i", each.prompt).tolist(), False) for each in (first, second)]
+    assert prompts == [f"<|fim_prefix|>{text}<|fim_suffix|>end<|fim_middle|>" for text in ("def ", "x")]
+    assert made.token_to_id("<|fim_pad|>") in array("i", first.sampling.stop_token_ids)
+
+
+async def test_a_suffix_is_refused_where_the_model_has_no_tokens_for_it(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, TEXT), tokenizer) as frontend:
+        answer = await frontend.http.post("/v1/completions", json={"prompt": "a", "suffix": "b"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "suffix")
 
 
 async def test_max_tokens_is_16_unless_it_is_given(tokenizer: Tokenizer) -> None:

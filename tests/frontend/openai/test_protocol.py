@@ -23,7 +23,7 @@ SHARED = {
     "logprob_token_ids": ([], [1]),
     "kv_transfer_params": ({}, {"a": 1}),
 }
-COMPLETION_ONLY = {"tools": ([], [{}]), "suffix": ("", "x"), "prompt_embeds": (None, "x")}
+COMPLETION_ONLY = {"tools": ([], [{}]), "prompt_embeds": (None, "x")}
 CHAT_ONLY = {
     "echo": (False, True),
     "functions": ([], [{}]),

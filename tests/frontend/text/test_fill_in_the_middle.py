@@ -1,0 +1,34 @@
+"""Each family's tokens make the prompt for what is between two texts."""
+
+from pathlib import Path
+
+import pytest
+
+from pyllm.errors import RequestError
+from pyllm.frontend.text.fill_in_the_middle import middle_prompt, middle_stops
+from tests.frontend.text import tiny_tokenizers
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prompt"),
+    [
+        (["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"], "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"),
+        (["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], "<fim_prefix>a<fim_suffix>b<fim_middle>"),
+        (["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"], "<｜fim▁begin｜>a<｜fim▁hole｜>b<｜fim▁end｜>"),  # noqa: RUF001
+        (["[PREFIX]", "[SUFFIX]", "[MIDDLE]"], "[SUFFIX]b[PREFIX]a"),
+    ],
+)
+def test_the_prompt_is_in_the_words_of_the_family(tmp_path: Path, tokens: list[str], prompt: str) -> None:
+    made = tiny_tokenizers.byte_level()
+    made.add_special_tokens([*tokens, "<|fim_pad|>"])
+    tokenizer = tiny_tokenizers.load(made, tmp_path)
+    assert middle_prompt(tokenizer, "a", "b") == prompt
+    assert middle_stops(tokenizer) == [made.token_to_id("<|fim_pad|>")]
+
+
+def test_a_model_without_such_tokens_is_named(tmp_path: Path) -> None:
+    made = tiny_tokenizers.byte_level()
+    made.add_special_tokens(["<|fim_prefix|>", "<|fim_suffix|>"])
+    with pytest.raises(RequestError, match="no tokens to fill in the middle") as refused:
+        middle_prompt(tiny_tokenizers.load(made, tmp_path), "a", "b")
+    assert refused.value.parameter == "suffix"
