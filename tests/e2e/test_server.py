@@ -144,7 +144,7 @@ BAD_REQUESTS: dict[str, tuple[bytes, int]] = {
     "wrong type": (b'{"model": "MODEL", "prompt": "a", "max_tokens": "many"}', 400),
     "unknown model": (b'{"model": "gpt-9", "prompt": "a"}', 404),
     "negative max_tokens": (b'{"model": "MODEL", "prompt": "a", "max_tokens": -2}', 400),
-    "unsupported": (b'{"model": "MODEL", "prompt": "a", "suffix": "b"}', 400),
+    "unsupported": (b'{"model": "MODEL", "prompt": "a", "prompt_embeds": "b"}', 400),
     "temperature": (b'{"model": "MODEL", "prompt": "a", "temperature": -1}', 400),
     "top_k out of range": (b'{"model": "MODEL", "prompt": "a", "top_k": 9223372036854775808}', 400),
     "more samples than slots": (b'{"model": "MODEL", "prompt": "a", "n": 16384}', 400),

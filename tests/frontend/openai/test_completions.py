@@ -69,7 +69,7 @@ async def test_a_suffix_asks_for_what_is_between(tmp_path: Path) -> None:
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
     prompts = [tokenizer.decode(array("i", each.prompt).tolist(), False) for each in (first, second)]
     assert prompts == [f"<|fim_prefix|>{text}<|fim_suffix|>end<|fim_middle|>" for text in ("def ", "x")]
-    assert made.token_to_id("<|fim_pad|>") in array("i", first.sampling.stop_token_ids)
+    assert made.token_to_id("<|fim_pad|>") in array("i", first.stop_token_ids)
 
 
 async def test_a_suffix_is_refused_where_the_model_has_no_tokens_for_it(tokenizer: Tokenizer) -> None:
