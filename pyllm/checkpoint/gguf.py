@@ -11,7 +11,7 @@ from pyllm.checkpoint.embedding_config import EmbeddingSpec, gguf_embedding_spec
 from pyllm.checkpoint.generation_config import GGUF_FIELDS, sampling_defaults
 from pyllm.checkpoint.gguf_config import PLACE, ROPE_FACTORS, gguf_config
 from pyllm.checkpoint.gguf_header import read_header
-from pyllm.checkpoint.gguf_tokenizer import end_tokens, tokenizer_json
+from pyllm.checkpoint.gguf_tokenizers.gguf_tokenizer import end_tokens, tokenizer_json
 from pyllm.checkpoint.types import (
     Checkpoint,
     TokenizerFiles,

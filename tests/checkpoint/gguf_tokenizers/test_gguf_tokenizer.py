@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pyllm.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
-from pyllm.checkpoint.gguf_tokenizer import tokenizer_json
+from pyllm.checkpoint.gguf_tokenizers.gguf_pre_tokenizers import PRE_TOKENIZERS
+from pyllm.checkpoint.gguf_tokenizers.gguf_tokenizer import tokenizer_json
 from pyllm.checkpoint.reader import embedded_model, read_checkpoint
 from pyllm.errors import ConfigError
 

@@ -16,9 +16,15 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pyllm.checkpoint import gguf_unigram
-from pyllm.checkpoint.gguf_pre_tokenizers import BYTE_CHARACTERS, PRE_TOKENIZERS, PreTokenizer, byte_level, drop
-from pyllm.checkpoint.gguf_sentencepiece import decoder, normalizer, score_merges
+from pyllm.checkpoint.gguf_tokenizers import gguf_unigram
+from pyllm.checkpoint.gguf_tokenizers.gguf_pre_tokenizers import (
+    BYTE_CHARACTERS,
+    PRE_TOKENIZERS,
+    PreTokenizer,
+    byte_level,
+    drop,
+)
+from pyllm.checkpoint.gguf_tokenizers.gguf_sentencepiece import decoder, normalizer, score_merges
 from pyllm.errors import ConfigError
 
 Fields = Mapping[str, Any]
