@@ -3,8 +3,9 @@
 Format of the headers: https://github.com/huggingface/safetensors#format
 """
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,14 +23,23 @@ from pyllm.checkpoint.generation_config import SamplingDefaults, sampling_defaul
 from pyllm.checkpoint.hub_files import CONVERT, INDEX, PICKLED, WEIGHTS, shards
 from pyllm.checkpoint.quantised_tensors import Gathered, gather
 from pyllm.checkpoint.quantization_config import read_quantization_config
-from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, check_vocabulary, weights_dtype, weights_fingerprint
+from pyllm.checkpoint.types import (
+    Checkpoint,
+    TokenizerFiles,
+    check_vocabulary,
+    have_same_content,
+    weights_dtype,
+    weights_fingerprint,
+)
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.family import Family
 from pyllm.families.registry import UnknownArchitectureError, find_family
-from pyllm.families.spec import ModelImpl
-from pyllm.families.tensors import FileTensor, map_probed, map_tensors
+from pyllm.families.spec import ModelImpl, ModelSpec
+from pyllm.families.tensors import FileTensor, TensorNames, map_probed, map_tensors, tied_matrices
 from pyllm.families.transformers_probe import Probed, ProbeRequest
+
+logger = logging.getLogger(__name__)
 
 _ELEMENT_BYTES = {
     "F64": 8,
@@ -126,6 +136,7 @@ def read_huggingface(
     if family is not None:
         spec = family.read(config)
         names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
+        spec = _with_own_head(spec, names, gathered, files)
         entries, skipped = map_tensors(spec, names, gathered.tensors, gathered.quantised)
     elif quantization is not None and quantization.method == "mxfp4":
         raise ConfigError("transformers cannot compute mxfp4 weights here: use --model-impl native")
@@ -161,6 +172,21 @@ def _family(config: Config, may_be_other: bool) -> Family | None:
         if may_be_other:
             return None
         raise
+
+
+def _with_own_head(spec: ModelSpec, names: TensorNames, gathered: Gathered, files: Sequence[str]) -> ModelSpec:
+    """A head that is not the embedding stays the head, whatever config.json says, as in transformers."""
+    if (both := tied_matrices(spec, names, gathered.tensors)) is None:
+        return spec
+    embedding, head = both
+    if not {embedding.name, head.name} & gathered.quantised.keys() and have_same_content(embedding, head, files):
+        return spec
+    logger.warning(
+        "%s differs from %s, and is kept: config.json says tie_word_embeddings, which is not so",
+        head.name,
+        embedding.name,
+    )
+    return msgspec.structs.replace(spec, tie_word_embeddings=False)
 
 
 def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:

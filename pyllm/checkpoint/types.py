@@ -15,6 +15,8 @@ from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
 from pyllm.families.tensors import FileTensor, TensorEntry
 
+_PIECE = 2**24
+
 
 def read_tensor(tensor: FileTensor, files: Sequence[str]) -> bytes:
     """The bytes of a small tensor.
@@ -28,6 +30,20 @@ def read_tensor(tensor: FileTensor, files: Sequence[str]) -> bytes:
     if len(content) != tensor.num_bytes:
         raise ConfigError(f"tensor {tensor.name!r} ends behind the end of its file: was the file changed just now?")
     return content
+
+
+def have_same_content(one: FileTensor, other: FileTensor, files: Sequence[str]) -> bool:
+    """Whether two tensors are equal in type, shape and every byte; large ones are read piece by piece."""
+    if (one.type, one.shape) != (other.type, other.shape):
+        return False
+    pieces = (
+        tuple(
+            msgspec.structs.replace(tensor, offset=tensor.offset + at, num_bytes=min(_PIECE, tensor.num_bytes - at))
+            for tensor in (one, other)
+        )
+        for at in range(0, one.num_bytes, _PIECE)
+    )
+    return all(read_tensor(first, files) == read_tensor(second, files) for first, second in pieces)
 
 
 class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,6 +48,7 @@ from .tensors import (
     map_probed,
     map_tensors,
     num_parameters,
+    tied_matrices,
 )
 from .transformers_probe import Probed, ProbeRequest, Refusal
 
@@ -108,4 +109,5 @@ __all__ = [
     "read_routing",
     "split_into_stages",
     "text_config",
+    "tied_matrices",
 ]

@@ -4,7 +4,7 @@ Knows no format: readers give it what they found (`FileTensor`), and loaders fol
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -267,9 +267,7 @@ def map_tensors(
     tensors = {tensor.name: tensor for tensor in found}
     if len(tensors) != len(found):
         raise ConfigError("the model's files have several tensors of one name")
-    root = next((root for root in names.roots if f"{root}{names.embedding}.weight" in tensors), names.roots[0])
-    head = next((head for head in names.heads if f"{head}.weight" in tensors), names.heads[0])
-
+    root, head = _root_and_head(names, tensors)
     vocabulary = (spec.vocab_size, spec.hidden_size)
 
     def whole(parameter: str, shape: Shape, source: str) -> TensorEntry:
@@ -338,6 +336,18 @@ def map_probed(
     return tuple(entries)
 
 
+def tied_matrices(
+    spec: ModelSpec, names: TensorNames, found: Sequence[FileTensor]
+) -> tuple[FileTensor, FileTensor] | None:
+    """The embedding and the head of a model that is said to have one matrix for both, where the files have two."""
+    tensors = {tensor.name: tensor for tensor in found}
+    root, head = _root_and_head(names, tensors)
+    embedding = f"{root}{names.embedding}.weight"
+    if not spec.tie_word_embeddings or not {embedding, f"{head}.weight"} <= tensors.keys():
+        return None
+    return tensors[embedding], tensors[f"{head}.weight"]
+
+
 def num_parameters(spec: ModelSpec) -> int:
     """How many numbers the model has."""
     if spec.transformers is not None:
@@ -345,6 +355,13 @@ def num_parameters(spec: ModelSpec) -> int:
     shapes = [shape for layer in spec.layers for shape in parameters_of_layer(spec, layer).values()]
     vocabularies = 1 if spec.tie_word_embeddings else 2
     return sum(map(math.prod, shapes)) + spec.hidden_size * (1 + vocabularies * spec.vocab_size)
+
+
+def _root_and_head(names: TensorNames, tensors: Container[str]) -> tuple[str, str]:
+    """What stands before the layers' names in these files, and the head's name."""
+    root = next((root for root in names.roots if f"{root}{names.embedding}.weight" in tensors), names.roots[0])
+    head = next((head for head in names.heads if f"{head}.weight" in tensors), names.heads[0])
+    return root, head
 
 
 def _expert_of(part: str) -> tuple[str, int | None]:

@@ -97,6 +97,40 @@ def test_what_follows_from_other_tensors_is_left_out(tmp_path: Path) -> None:
     assert {entry.source.name for entry in read_checkpoint(str(folder)).tensors} == tensors.keys()
 
 
+def write_head(folder: Path, head: np.ndarray, name: str = "lm_head.weight") -> None:
+    save_file(load_file(folder / "model.safetensors") | {name: head}, folder / "model.safetensors")
+
+
+def test_a_head_that_differs_from_the_embedding_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = Path(write_tiny_model(tmp_path, tied=True))
+    head = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].copy()
+    head[-1, -1] += 1  # the last number of all
+    write_head(folder, head)
+    with caplog.at_level("WARNING"):
+        checkpoint = read_checkpoint(str(folder))
+    assert not checkpoint.spec.tie_word_embeddings
+    assert "lm_head.weight" in {entry.source.name for entry in checkpoint.tensors}
+    assert "lm_head.weight differs from model.embed_tokens.weight" in caplog.text
+    edit(folder / "config.json", tie_word_embeddings=False)
+    assert read_checkpoint(str(folder)).spec == checkpoint.spec
+
+
+def test_a_head_of_another_type_is_used(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path, tied=True))
+    write_head(folder, load_file(folder / "model.safetensors")["model.embed_tokens.weight"].astype(np.float16))
+    assert not read_checkpoint(str(folder)).spec.tie_word_embeddings
+
+
+def test_the_head_of_a_model_within_another_is_used(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path, tied=False))
+    config = json.loads((folder / "config.json").read_text())
+    text = config | {"architectures": None, "model_type": "ministral3", "tie_word_embeddings": False}
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": text}
+    (folder / "config.json").write_text(json.dumps(outer | {"tie_word_embeddings": True}))
+    checkpoint = read_checkpoint(str(folder))
+    assert "lm_head.weight" in {entry.source.name for entry in checkpoint.tensors}
+
+
 def test_end_tokens_come_from_the_generation_config_and_the_tokenizer(tmp_path: Path) -> None:
     folder = Path(write_tiny_model(tmp_path))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
