@@ -3,12 +3,13 @@
 Format of the headers: https://github.com/huggingface/safetensors#format
 """
 
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,8 @@ from pyllm.checkpoint.embedding_config import (
 )
 from pyllm.checkpoint.generation_config import SamplingDefaults, sampling_defaults
 from pyllm.checkpoint.hub_files import CONVERT, INDEX, PICKLED, WEIGHTS, shards
+from pyllm.checkpoint.json_files import read_json
+from pyllm.checkpoint.model_config import read_model_config
 from pyllm.checkpoint.quantised_tensors import Gathered, gather
 from pyllm.checkpoint.quantization_config import read_quantization_config
 from pyllm.checkpoint.types import (
@@ -36,7 +39,15 @@ from pyllm.families.config import Config
 from pyllm.families.family import Family
 from pyllm.families.registry import UnknownArchitectureError, find_family
 from pyllm.families.spec import ModelImpl, ModelSpec
-from pyllm.families.tensors import FileTensor, TensorNames, map_probed, map_tensors, tied_matrices
+from pyllm.families.tensors import (
+    FileTensor,
+    TensorNames,
+    has_own_head,
+    map_probed,
+    map_tensors,
+    tied_matrices,
+    without_head,
+)
 from pyllm.families.transformers_probe import Probed, ProbeRequest
 
 logger = logging.getLogger(__name__)
@@ -102,9 +113,6 @@ class _EndTokens(msgspec.Struct):
     eos_token_id: int | list[int] | msgspec.UnsetType | None = msgspec.UNSET
 
 
-_T = TypeVar("_T")
-
-
 Probe = Callable[[ProbeRequest], Probed]
 """Says what transformers makes of a model, or raises `ConfigError`."""
 
@@ -123,8 +131,8 @@ def read_huggingface(
     Raises:
         ConfigError: a file is missing or damaged, or the model needs a feature that is not supported.
     """
-    entries_of_config = _read_json(folder / "config.json", dict[str, Any]) | dict(overrides or {})
-    config = Config(entries_of_config)
+    fields, has_head = read_model_config(folder, overrides)
+    config = Config(fields)
     quantization = read_quantization_config(config)  # first, to refuse a method by its name
     files, tensors = _read_tensors(folder)
     may_be_other = probe is not None and implementation == "auto"
@@ -136,13 +144,14 @@ def read_huggingface(
     if family is not None:
         spec = family.read(config)
         names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
-        spec = _with_own_head(spec, names, gathered, files)
+        has_head = has_head or spec.tie_word_embeddings or has_own_head(names, gathered.tensors)
+        spec = _with_own_head(spec, names, gathered, files) if has_head else without_head(spec)
         entries, skipped = map_tensors(spec, names, gathered.tensors, gathered.quantised)
     elif quantization is not None and quantization.method == "mxfp4":
         raise ConfigError("transformers cannot compute mxfp4 weights here: use --model-impl native")
     elif probe is not None:
         shapes = {found.name: found.shape for found in gathered.tensors if found.name not in gathered.no_biases}
-        probed = probe(ProbeRequest(config=msgspec.json.encode(entries_of_config).decode(), tensors=shapes))
+        probed = probe(ProbeRequest(config=json.dumps(fields), tensors=shapes))
         spec, skipped = probed.spec, probed.skipped
         entries = map_probed(probed, gathered.tensors, gathered.quantised)
     else:
@@ -159,7 +168,7 @@ def read_huggingface(
         tokenizer=tokenizer,
         fingerprint=weights_fingerprint(files, entries),
         sampling=_sampling(folder),
-        embedding=_embedding(folder),
+        embedding=msgspec.structs.replace(_embedding(folder), is_only_use=not has_head),
         skipped=skipped,
         quantization=quantization.method if quantization and gathered.quantised else "",
     )
@@ -167,9 +176,14 @@ def read_huggingface(
 
 def _family(config: Config, may_be_other: bool) -> Family | None:
     try:
+        if "architectures" not in config:
+            raise UnknownArchitectureError(
+                f"config.json names no architecture, and none of its model_type {config.text('model_type', '')!r} is "
+                'known: name one by --hf-overrides \'{"architectures": ["LlamaForCausalLM"]}\''
+            )
         return find_family(str(config.items("architectures", 1)[0]))
     except UnknownArchitectureError:
-        if may_be_other:
+        if may_be_other:  # transformers may know it, or the type of the model
             return None
         raise
 
@@ -198,11 +212,11 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"{folder} has no tokenizer.json; transformers' `save_pretrained` writes one")
-    document = _read_json(path, _TokenizerJson)
-    options = _read_json(folder / "tokenizer_config.json", _TokenizerConfig, optional=True)
-    eos_ids = _read_json(folder / _GENERATION_CONFIG, _EndTokens, optional=True).eos_token_id
+    document = read_json(path, _TokenizerJson)
+    options = read_json(folder / "tokenizer_config.json", _TokenizerConfig, optional=True)
+    eos_ids = read_json(folder / _GENERATION_CONFIG, _EndTokens, optional=True).eos_token_id
     if eos_ids is msgspec.UNSET:
-        eos_ids = _read_json(folder / "config.json", _EndTokens, optional=True).eos_token_id
+        eos_ids = read_json(folder / "config.json", _EndTokens, optional=True).eos_token_id
     eos_token_ids = set(eos_ids if isinstance(eos_ids, list) else [eos_ids] if isinstance(eos_ids, int) else [])
     eos_token = _text(options.eos_token)
     eos_token_ids.update(token.id for token in document.added_tokens if eos_token and token.content == eos_token)
@@ -224,7 +238,7 @@ def read_generation_config(path: Path) -> SamplingDefaults:
         ConfigError: it is missing or damaged.
     """
     path = path / _GENERATION_CONFIG if path.is_dir() else path
-    return sampling_defaults(Config(_read_json(path, dict[str, Any]), str(path)))
+    return sampling_defaults(Config(read_json(path, dict[str, Any]), str(path)))
 
 
 def _read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]:
@@ -284,9 +298,9 @@ def _sampling(folder: Path) -> SamplingDefaults:
 def _embedding(folder: Path) -> EmbeddingSpec:
     modules = folder / "modules.json"
     return embedding_spec(
-        _read_json(modules, list[Module]) if modules.is_file() else (),
-        _read_json(folder / "1_Pooling/config.json", PoolingConfig, optional=True),
-        _read_json(folder / "config.json", MatryoshkaConfig),
+        read_json(modules, list[Module]) if modules.is_file() else (),
+        read_json(folder / "1_Pooling/config.json", PoolingConfig, optional=True),
+        read_json(folder / "config.json", MatryoshkaConfig),
     )
 
 
@@ -310,17 +324,3 @@ def _tool_chat_template(folder: Path, options: _TokenizerConfig) -> str | None:
 
 def _text(token: str | _Token | None) -> str:
     return token.content if isinstance(token, _Token) else token or ""
-
-
-def _read_json(path: Path, kind: type[_T], optional: bool = False) -> _T:
-    """A JSON file as `kind`; its defaults if the file is optional and absent."""
-    if optional and not path.is_file():
-        return kind()
-    try:
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is no file")
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; give the folder of a Hugging Face model") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: {error}") from error

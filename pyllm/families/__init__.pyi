@@ -13,7 +13,7 @@ from .family import (
     text_config,
 )
 from .kv_layout import KVGroup, kv_groups, kv_tokens_per_layer, layers_of_group
-from .registry import GROUP, UnknownArchitectureError, find_family, find_gguf_family
+from .registry import GROUP, UnknownArchitectureError, find_family, find_gguf_family, spelled_architecture
 from .rope import at_context, read_rope
 from .spec import (
     EXPERT_FEATURES,
@@ -45,10 +45,12 @@ from .tensors import (
     TensorEntry,
     TensorNames,
     Transpose,
+    has_own_head,
     map_probed,
     map_tensors,
     num_parameters,
     tied_matrices,
+    without_head,
 )
 from .transformers_probe import Probed, ProbeRequest, Refusal
 
@@ -93,6 +95,7 @@ __all__ = [
     "check_tensor_parallel",
     "find_family",
     "find_gguf_family",
+    "has_own_head",
     "kv_groups",
     "kv_tokens_per_layer",
     "layer_types",
@@ -107,7 +110,9 @@ __all__ = [
     "read_norm",
     "read_rope",
     "read_routing",
+    "spelled_architecture",
     "split_into_stages",
     "text_config",
     "tied_matrices",
+    "without_head",
 ]

@@ -348,6 +348,16 @@ def tied_matrices(
     return tensors[embedding], tensors[f"{head}.weight"]
 
 
+def has_own_head(names: TensorNames, found: Sequence[FileTensor]) -> bool:
+    """Whether the files have a head beside the embedding."""
+    return bool({f"{head}.weight" for head in names.heads} & {tensor.name for tensor in found})
+
+
+def without_head(spec: ModelSpec) -> ModelSpec:
+    """A model whose files have no head, and which only embeds: the embedding stands in its place."""
+    return msgspec.structs.replace(spec, tie_word_embeddings=True)
+
+
 def num_parameters(spec: ModelSpec) -> int:
     """How many numbers the model has."""
     if spec.transformers is not None:
