@@ -13,7 +13,10 @@ from pyllm.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
-_TOKENIZER = ("config.json", "generation_config.json", "tokenizer*.json", "*chat_template*")
+_TOKENIZER = (
+    *("config.json", "generation_config.json", "tokenizer*.json", "added_tokens.json", "special_tokens_map.json"),
+    *("*chat_template*", "additional_chat_templates/tool_use.jinja"),
+)
 # Beside the weights: what the readers read, and what embedding models say of themselves.
 _DESCRIPTIONS = (*_TOKENIZER, INDEX, "modules.json", "1_Pooling/config.json")
 # Those that llama.cpp takes where none is asked for, and the parts of names of its files that are no models.

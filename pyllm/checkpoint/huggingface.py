@@ -22,6 +22,7 @@ from pyllm.checkpoint.embedding_config import (
 )
 from pyllm.checkpoint.generation_config import SamplingDefaults, sampling_defaults
 from pyllm.checkpoint.hub_files import CONVERT, INDEX, PICKLED, WEIGHTS, shards
+from pyllm.checkpoint.huggingface_tokenizer import GENERATION_CONFIG, read_huggingface_tokenizer
 from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.model_config import read_model_config
 from pyllm.checkpoint.quantised_tensors import Gathered, gather
@@ -65,7 +66,6 @@ _ELEMENT_BYTES = {
     "U8": 1,
     "BOOL": 1,
 }
-_GENERATION_CONFIG = "generation_config.json"
 # The format's own limit on a header.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -74,43 +74,6 @@ class _Tensor(msgspec.Struct):
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
-
-
-class _Token(msgspec.Struct):
-    content: str = ""
-
-
-class _NamedTemplate(msgspec.Struct):
-    name: str
-    template: str
-
-
-class _TokenizerConfig(msgspec.Struct):
-    bos_token: str | _Token | None = None
-    eos_token: str | _Token | None = None
-    chat_template: str | list[_NamedTemplate] | None = None
-
-
-class _AddedToken(msgspec.Struct):
-    id: int
-    content: str
-
-
-class _TokenizerModel(msgspec.Struct):
-    vocab: dict[str, int] | list[msgspec.Raw]
-
-    def num_tokens(self) -> int:
-        """One more than the largest id."""
-        return len(self.vocab) if isinstance(self.vocab, list) else max(self.vocab.values(), default=-1) + 1
-
-
-class _TokenizerJson(msgspec.Struct):
-    model: _TokenizerModel
-    added_tokens: list[_AddedToken] = []
-
-
-class _EndTokens(msgspec.Struct):
-    eos_token_id: int | list[int] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 Probe = Callable[[ProbeRequest], Probed]
@@ -203,41 +166,13 @@ def _with_own_head(spec: ModelSpec, names: TensorNames, gathered: Gathered, file
     return msgspec.structs.replace(spec, tie_word_embeddings=False)
 
 
-def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
-    """The tokenizer in such a folder, with its chat template.
-
-    Raises:
-        ConfigError: a file is missing or damaged.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError(f"{folder} has no tokenizer.json; transformers' `save_pretrained` writes one")
-    document = read_json(path, _TokenizerJson)
-    options = read_json(folder / "tokenizer_config.json", _TokenizerConfig, optional=True)
-    eos_ids = read_json(folder / _GENERATION_CONFIG, _EndTokens, optional=True).eos_token_id
-    if eos_ids is msgspec.UNSET:
-        eos_ids = read_json(folder / "config.json", _EndTokens, optional=True).eos_token_id
-    eos_token_ids = set(eos_ids if isinstance(eos_ids, list) else [eos_ids] if isinstance(eos_ids, int) else [])
-    eos_token = _text(options.eos_token)
-    eos_token_ids.update(token.id for token in document.added_tokens if eos_token and token.content == eos_token)
-    return TokenizerFiles(
-        path=str(path),
-        chat_template=_chat_template(folder, options),
-        tool_chat_template=_tool_chat_template(folder, options),
-        bos_token=_text(options.bos_token),
-        eos_token=eos_token,
-        eos_token_ids=tuple(sorted(eos_token_ids)),
-        num_tokens=document.model.num_tokens(),
-    )
-
-
 def read_generation_config(path: Path) -> SamplingDefaults:
     """The sampling defaults in a generation_config.json, or in that of a folder.
 
     Raises:
         ConfigError: it is missing or damaged.
     """
-    path = path / _GENERATION_CONFIG if path.is_dir() else path
+    path = path / GENERATION_CONFIG if path.is_dir() else path
     return sampling_defaults(Config(read_json(path, dict[str, Any]), str(path)))
 
 
@@ -291,7 +226,7 @@ def _read_header(path: Path, number: int) -> list[FileTensor]:
 
 
 def _sampling(folder: Path) -> SamplingDefaults:
-    path = folder / _GENERATION_CONFIG
+    path = folder / GENERATION_CONFIG
     return read_generation_config(path) if path.is_file() else SamplingDefaults()
 
 
@@ -302,25 +237,3 @@ def _embedding(folder: Path) -> EmbeddingSpec:
         read_json(folder / "1_Pooling/config.json", PoolingConfig, optional=True),
         read_json(folder / "config.json", MatryoshkaConfig),
     )
-
-
-def _chat_template(folder: Path, options: _TokenizerConfig) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = options.chat_template
-    if isinstance(template, list):  # Several named ones: the one that transformers takes, too.
-        return next((named.template for named in template if named.name == "default"), None)
-    return template
-
-
-def _tool_chat_template(folder: Path, options: _TokenizerConfig) -> str | None:
-    file = folder / "additional_chat_templates/tool_use.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    named = options.chat_template if isinstance(options.chat_template, list) else []
-    return next((each.template for each in named if each.name == "tool_use"), None)
-
-
-def _text(token: str | _Token | None) -> str:
-    return token.content if isinstance(token, _Token) else token or ""

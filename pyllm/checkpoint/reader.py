@@ -18,7 +18,8 @@ from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.checkpoint.gguf import read_gguf
 from pyllm.checkpoint.hub import Hub, find_model
 from pyllm.checkpoint.hub_files import CONVERT, PICKLED, collect_tokenizer
-from pyllm.checkpoint.huggingface import Probe, read_huggingface, read_huggingface_tokenizer
+from pyllm.checkpoint.huggingface import Probe, read_huggingface
+from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer
 from pyllm.checkpoint.model_name import FORMS, HubName, parse_model
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles
 from pyllm.errors import ConfigError

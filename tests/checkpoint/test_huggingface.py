@@ -140,13 +140,6 @@ def test_end_tokens_come_from_the_generation_config_and_the_tokenizer(tmp_path: 
     assert read_checkpoint(str(folder)).tokenizer.eos_token_ids == (11, 257)
 
 
-def test_a_template_that_is_no_text_is_a_clear_error(tmp_path: Path) -> None:
-    folder = Path(write_tiny_model(tmp_path))
-    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe\xfd")
-    with pytest.raises(ConfigError, match="cannot read the model"):
-        read_checkpoint(str(folder))
-
-
 def test_a_chat_template_may_be_a_file_or_one_of_several(tmp_path: Path) -> None:
     folder = Path(write_tiny_model(tmp_path))
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
