@@ -1,11 +1,7 @@
-"""Reads a Hugging Face folder: config.json, safetensors headers, tokenizer files. Reads no weights and knows no GGUF.
-
-Format of the headers: https://github.com/huggingface/safetensors#format
-"""
+"""Makes a checkpoint of a Hugging Face folder: config.json, tensors, tokenizer. Reads no weights and knows no GGUF."""
 
 import json
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +17,12 @@ from pyllm.checkpoint.embedding_config import (
     embedding_spec,
 )
 from pyllm.checkpoint.generation_config import SamplingDefaults, sampling_defaults
-from pyllm.checkpoint.hub_files import CONVERT, INDEX, PICKLED, WEIGHTS, shards
 from pyllm.checkpoint.huggingface_tokenizer import GENERATION_CONFIG, read_huggingface_tokenizer
 from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.model_config import read_model_config
 from pyllm.checkpoint.quantised_tensors import Gathered, gather
 from pyllm.checkpoint.quantization_config import read_quantization_config
+from pyllm.checkpoint.safetensors_files import read_tensors
 from pyllm.checkpoint.types import (
     Checkpoint,
     TokenizerFiles,
@@ -41,7 +37,6 @@ from pyllm.families.family import Family
 from pyllm.families.registry import UnknownArchitectureError, find_family
 from pyllm.families.spec import ModelImpl, ModelSpec
 from pyllm.families.tensors import (
-    FileTensor,
     TensorNames,
     has_own_head,
     map_probed,
@@ -52,29 +47,6 @@ from pyllm.families.tensors import (
 from pyllm.families.transformers_probe import Probed, ProbeRequest
 
 logger = logging.getLogger(__name__)
-
-_ELEMENT_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-}
-# The format's own limit on a header.
-_MAX_HEADER_BYTES = 100_000_000
-
-
-class _Tensor(msgspec.Struct):
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
-
 
 Probe = Callable[[ProbeRequest], Probed]
 """Says what transformers makes of a model, or raises `ConfigError`."""
@@ -97,7 +69,7 @@ def read_huggingface(
     fields, has_head = read_model_config(folder, overrides)
     config = Config(fields)
     quantization = read_quantization_config(config)  # first, to refuse a method by its name
-    files, tensors = _read_tensors(folder)
+    files, tensors = read_tensors(folder)
     may_be_other = probe is not None and implementation == "auto"
     family = None if implementation == "transformers" else _family(config, may_be_other)
     # transformers skips some that are not floats, such as masks in the files of old models.
@@ -174,55 +146,6 @@ def read_generation_config(path: Path) -> SamplingDefaults:
     """
     path = path / GENERATION_CONFIG if path.is_dir() else path
     return sampling_defaults(Config(read_json(path, dict[str, Any]), str(path)))
-
-
-def _read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]:
-    index = folder / INDEX
-    paths = [folder / name for name in (shards(index) if index.is_file() else (WEIGHTS,))]
-    for path in paths:
-        if not path.is_file():
-            pickled = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED)
-            convert = f", and not from {pickled[0]}: {CONVERT}" if pickled else ""
-            raise ConfigError(f"{folder} has no {path.name}; weights are read from safetensors files only{convert}")
-    entries = [entry for number, path in enumerate(paths) for entry in _read_header(path, number)]
-    return tuple(str(path) for path in paths), tuple(entries)
-
-
-def _read_header(path: Path, number: int) -> list[FileTensor]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(size - 8, _MAX_HEADER_BYTES):
-            raise ConfigError(f"{path} is damaged: it is {size} bytes long and announces a header of {length}")
-        header = file.read(length)
-    start = 8 + length
-    try:
-        raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        raw.pop("__metadata__", None)
-        tensors = {name: msgspec.json.decode(tensor, type=_Tensor) for name, tensor in raw.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: its header does not decode: {error}") from error
-    entries = []
-    for name, tensor in tensors.items():
-        begin, end = tensor.data_offsets
-        if tensor.dtype not in _ELEMENT_BYTES:
-            raise ConfigError(f"tensor {name!r} has type {tensor.dtype}, which is not supported")
-        if (
-            not 0 <= begin <= end <= size - start
-            or end - begin != math.prod(tensor.shape) * _ELEMENT_BYTES[tensor.dtype]
-        ):
-            raise ConfigError(
-                f"{path} is damaged: {name} {tensor.shape} lies at bytes {begin} to {end} of {size - start}"
-            )
-        entries.append(FileTensor(name, tensor.dtype, tensor.shape, number, start + begin, end - begin))
-    covered = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
-        if tensor.data_offsets[0] != covered:
-            raise ConfigError(f"{path} is damaged: {name} begins at byte {tensor.data_offsets[0]}, not at {covered}")
-        covered = max(covered, tensor.data_offsets[1])
-    if covered != size - start:
-        raise ConfigError(f"{path} is damaged: its tensors have {covered} bytes, and it has room for {size - start}")
-    return entries
 
 
 def _sampling(folder: Path) -> SamplingDefaults:
