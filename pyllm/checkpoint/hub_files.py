@@ -45,7 +45,7 @@ def collect(name: HubName, names: Iterable[str], get: Callable[[str], Path]) -> 
     """
     names = [file for file in names if is_within(file)]
     is_named = bool({INDEX, WEIGHTS} & set(names))
-    is_other = any(file.endswith(".safetensors") and "/" not in file for file in names) and not gguf_models(names)
+    is_other = bool(_models_alone(names)) and not gguf_models(names)
     has_safetensors = "config.json" in names and (is_named or is_other)
     if name.file or name.quantization or not has_safetensors:
         return _get_gguf(choose_gguf(name, names), get)
@@ -130,7 +130,7 @@ def choose_safetensors(place: str, names: Iterable[str], indexed: Sequence[str])
         return list(indexed)
     if WEIGHTS in files:
         return [WEIGHTS]
-    found = sorted(file for file in files if file.endswith(".safetensors") and not file.startswith(_NOT_ALONE))
+    found = _models_alone(files)
     others = {file: safetensors_parts(file) for file in found if file not in indexed}
     sets = [parts for parts in others.values() if len(parts) > 1]
     if whole := [parts for parts in sets if files.issuperset(parts)]:
@@ -145,6 +145,11 @@ def choose_safetensors(place: str, names: Iterable[str], indexed: Sequence[str])
     is_pickled = any(Path(file).suffix in PICKLED for file in weights)
     convert = f", and not from {_some(weights)}{f': {CONVERT}' if is_pickled else ''}" if weights else ""
     raise ConfigError(f"{place} has no {WEIGHTS}; weights are read from safetensors files only{convert}")
+
+
+def _models_alone(names: Iterable[str]) -> list[str]:
+    files = (file for file in names if file.endswith(".safetensors") and "/" not in file)
+    return sorted(file for file in files if not file.startswith(_NOT_ALONE))
 
 
 def safetensors_parts(name: str) -> list[str]:

@@ -17,7 +17,7 @@ from pyllm.checkpoint.cache import CacheError, cache_folder, cached_gguf, tempor
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.checkpoint.gguf import read_gguf
 from pyllm.checkpoint.hub import Hub, find_model
-from pyllm.checkpoint.hub_files import CONVERT, PICKLED, collect_tokenizer
+from pyllm.checkpoint.hub_files import CONVERT, PICKLED, collect_tokenizer, gguf_models
 from pyllm.checkpoint.huggingface import Probe, read_huggingface
 from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer
 from pyllm.checkpoint.model_name import FORMS, HubName, parse_model
@@ -75,7 +75,7 @@ def read_tokenizer(name: str, hub: Hub | None = None) -> TokenizerFiles:
         ConfigError: as `read_checkpoint`.
     """
     place = parse_model(name)
-    path = find_model(place, hub or Hub(), collect_tokenizer) if isinstance(place, HubName) else place
+    path = find_model(place, hub or Hub(), collect_tokenizer) if isinstance(place, HubName) else _gguf_within(place)
     if path.is_dir():
         return read_huggingface_tokenizer(path)
     return _read(path).tokenizer
@@ -98,6 +98,20 @@ def is_gguf(path: Path) -> bool:
         return file.read(4) == b"GGUF"
 
 
+def _gguf_within(path: Path) -> Path:
+    """The GGUF file of a folder that has one model, as downloads leave it; else the path itself."""
+    if not path.is_dir():
+        return path
+    names = [file.name for file in path.iterdir() if file.is_file()]
+    models = gguf_models(names)
+    if not models or any(name.endswith(".safetensors") for name in names):
+        return path
+    if len(models) > 1:
+        raise ConfigError(f"{path} has {len(models)} GGUF models: give one of {', '.join(models[:20])}")
+    logger.info("%s: taking %s", path, models[0])
+    return path / models[0]
+
+
 def _read(
     path: Path,
     tokenizer: TokenizerFiles | None = None,
@@ -106,6 +120,7 @@ def _read(
     overrides: Mapping[str, Any] = NOTHING,
 ) -> Checkpoint:
     try:
+        path = _gguf_within(path)
         if path.is_dir():
             return read_huggingface(path, tokenizer, implementation, probe, overrides)
         if not path.is_file():
