@@ -37,6 +37,8 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
         ConfigError: the file is damaged, or its architecture, tensors, types or tokenizer are not supported.
     """
     fields, tensors, files = read_header(path)
+    if fields.get("general.type") == "adapter":
+        raise ConfigError(f"{path} is a LoRA adapter, not supported by itself: give a GGUF of the merged model")
     family = find_gguf_family(str(fields.get("general.architecture")))
     assert family.gguf is not None
     factors = {tensor.name: _numbers(tensor, files) for tensor in tensors if tensor.name in ROPE_FACTORS}

@@ -48,6 +48,11 @@ from pyllm.families.transformers_probe import Probed, ProbeRequest
 
 logger = logging.getLogger(__name__)
 
+_ADAPTER = (
+    "a LoRA adapter, which is not supported by itself: merge it into its model (peft's `merge_and_unload`, then "
+    "`save_pretrained`) and give that folder"
+)
+
 Probe = Callable[[ProbeRequest], Probed]
 """Says what transformers makes of a model, or raises `ConfigError`."""
 
@@ -66,16 +71,19 @@ def read_huggingface(
     Raises:
         ConfigError: a file is missing or damaged, or the model needs a feature that is not supported.
     """
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} is {_ADAPTER}")
     fields, has_head = read_model_config(folder, overrides)
     config = Config(fields)
     quantization = read_quantization_config(config)  # first, to refuse a method by its name
     files, tensors = read_tensors(folder)
+    if adapters := [tensor.name for tensor in tensors if ".lora_" in tensor.name]:
+        raise ConfigError(f"{folder} has {len(adapters)} tensors such as {adapters[0]!r}, {_ADAPTER}")
     may_be_other = probe is not None and implementation == "auto"
     family = None if implementation == "transformers" else _family(config, may_be_other)
     # transformers skips some that are not floats, such as masks in the files of old models.
     is_checked = family is not None or quantization is not None
     gathered = gather(tensors, quantization, files) if is_checked else Gathered(list(tensors), {})
-    plain = [tensor for tensor in gathered.tensors if tensor.name not in gathered.quantised]
     if family is not None:
         spec = family.read(config)
         names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
@@ -91,7 +99,9 @@ def read_huggingface(
         entries = map_probed(probed, gathered.tensors, gathered.quantised)
     else:
         raise ConfigError(f"{folder}: transformers cannot be asked about the model here")
-    spec = msgspec.structs.replace(spec, dtype=weights_dtype(plain))
+    spec = msgspec.structs.replace(
+        spec, dtype=weights_dtype([entry.source for entry in entries if entry.quantised is None])
+    )
     tokenizer = tokenizer or read_huggingface_tokenizer(folder)
     check_vocabulary(tokenizer, spec)
     return Checkpoint(
@@ -131,7 +141,7 @@ def _with_own_head(spec: ModelSpec, names: TensorNames, gathered: Gathered, file
     if not {embedding.name, head.name} & gathered.quantised.keys() and have_same_content(embedding, head, files):
         return spec
     logger.warning(
-        "%s differs from %s, and is kept: config.json says tie_word_embeddings, which is not so",
+        "config.json says tie_word_embeddings, but %s differs from %s: each is used in its place",
         head.name,
         embedding.name,
     )

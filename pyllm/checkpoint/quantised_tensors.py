@@ -65,7 +65,7 @@ def gather(found: Sequence[FileTensor], config: QuantizationConfig | None, files
     for tensor in rest:
         if config is not None and tensor.name.endswith(_UNUSED):
             continue
-        if tensor.type not in _FLOATS:
+        if tensor.type not in (*_FLOATS, "F64", "BOOL"):  # Of the latter two, `map_tensors` knows the use.
             raise _unsupported(tensor, config)
         gathered.tensors.append(tensor)
     return gathered._replace(no_biases=tuple(name for name in biases if folder.has_zeros(name)))

@@ -57,7 +57,18 @@ def read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]
                 f"{folder}: tensor {entry.name!r} is in {names[other]} and in {names[entry.file]}: leave one copy of "
                 f"the model there, or the {INDEX} of one"
             )
-    return tuple(str(path) for path in paths), tuple(entries)
+    return tuple(str(path) for path in paths), tuple(_renamed(entries))
+
+
+def _renamed(tensors: list[FileTensor]) -> list[FileTensor]:
+    """Without what torch.compile and DistributedDataParallel put into names; a tensor that has both names is one."""
+    names = {tensor.name for tensor in tensors}
+    renamed = []
+    for tensor in tensors:
+        name = tensor.name.replace("_orig_mod.", "").removeprefix("module.")
+        if name == tensor.name or name not in names:
+            renamed.append(msgspec.structs.replace(tensor, name=name))
+    return renamed
 
 
 def _read_header(path: Path, number: int) -> list[FileTensor]:

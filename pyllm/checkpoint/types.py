@@ -16,6 +16,7 @@ from pyllm.families.spec import ModelSpec
 from pyllm.families.tensors import FileTensor, TensorEntry
 
 _PIECE = 2**24
+_BUFFERS = ("I64", "BOOL")  # such as positions and masks
 
 
 def read_tensor(tensor: FileTensor, files: Sequence[str]) -> bytes:
@@ -115,7 +116,7 @@ def check_unchanged(checkpoint: Checkpoint) -> None:
 
 def weights_dtype(tensors: Sequence[FileTensor]) -> str:
     """The dtype that all matrices share; float32 where they do not, and where they are quantised."""
-    types = {entry.type for entry in tensors if len(entry.shape) > 1}
+    types = {entry.type for entry in tensors if len(entry.shape) > 1 and entry.type not in _BUFFERS}
     return {"F16": "float16", "BF16": "bfloat16"}.get(types.pop(), "float32") if len(types) == 1 else "float32"
 
 

@@ -169,7 +169,10 @@ class TensorNames:
     interleaved: bool = False
     offset_added: bool = False
     transposed: frozenset[str] = frozenset()
-    derived: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    derived: tuple[str, ...] = (
+        *(".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"),
+        *(".position_ids", ".masked_bias"),
+    )
     skipped: tuple[str, ...] = ()
 
     def source_of(self, part: str) -> tuple[str, tuple[str, ...]]:
@@ -305,6 +308,8 @@ def map_tensors(
     return tuple(entries), _left_over(spec, names, tensors, entries, head)
 
 
+# Heads of classifiers and of reward models, which training leaves beside that of a language model. Masks are BOOL.
+_OF_TASKS = ("score.", "v_head.", "value_head.", "reward_head.", "regression_head.", "classifier.", "qa_outputs.")
 _FLOATS = ("F32", "F16", "BF16")
 _LISTED = "F32, F16 and BF16"
 _BUFFERS = ("F64", "I64", "I32", "I16", "I8", "U8", "BOOL")  # which are no parameters
@@ -406,6 +411,8 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
         needed = (place.matrix[1], *needed)
     if tensor is None:
         raise ConfigError(f"the model's files have no tensor {place.source!r}, which its architecture needs")
+    if tensor.type == "BOOL" or (tensor.type == "F64" and len(tensor.shape) > 1):
+        raise ConfigError(f"tensor {place.source!r} has type {tensor.type}, and its architecture needs {_LISTED}")
     if tensor.shape != needed:
         raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")
     transforms: tuple[Transform, ...] = (Transpose(),) if place.is_transposed else ()
@@ -473,7 +480,7 @@ def _left_over(
     if spec.tie_word_embeddings:
         rest -= {f"{head}.weight"}
     rest = {name for name in rest if not name.endswith(names.derived)}
-    skipped = {name for name in rest if names.skipped and name.startswith(names.skipped)}
+    skipped = {name for name in rest if name.startswith((*names.skipped, *_OF_TASKS)) or tensors[name].type == "BOOL"}
     if unknown := sorted(rest - skipped):
         listed = ", ".join(unknown[:5])
         raise ConfigError(

@@ -121,6 +121,52 @@ def test_a_head_of_another_type_is_used(tmp_path: Path) -> None:
     assert not read_checkpoint(str(folder)).spec.tie_word_embeddings
 
 
+def left_by_training(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors with what programs for training add to them, or make of their names."""
+    ones = np.ones((2, 48), np.float32)
+    extra = {
+        "score.weight": ones,
+        "v_head.summary.weight": ones,
+        "model.layers.0.self_attn.bias": np.tril(np.ones((1, 1, 8, 8), bool)),
+        "model.layers.0.self_attn.rotary_emb.cos_cached": ones,
+    }
+    return {f"_orig_mod.{name}": tensor for name, tensor in tensors.items()} | extra
+
+
+def test_what_training_leaves_in_files_is_skipped(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path))
+    tensors = {name: tensor.astype(np.float16) for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    expected = read_checkpoint(str(folder))
+    save_file(left_by_training(tensors), folder / "model.safetensors")
+    found = read_checkpoint(str(folder))
+    assert (found.spec, found.fingerprint) == (expected.spec, expected.fingerprint)
+    assert found.skipped == ("model.layers.0.self_attn.bias", "score.weight", "v_head.summary.weight")
+
+
+def test_norms_may_be_of_64_bits_and_matrices_may_not(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path))
+    tensors = load_file(folder / "model.safetensors")
+    norms = {name: tensor.astype(np.float64) for name, tensor in tensors.items() if tensor.ndim == 1}
+    save_file(tensors | norms, folder / "model.safetensors")
+    assert read_checkpoint(str(folder)).spec.dtype == "float32"
+    matrices = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+    save_file(matrices, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"embed_tokens\.weight' has type F64, and its architecture needs F32, F16"):
+        read_checkpoint(str(folder))
+
+
+def test_adapters_are_refused_with_the_reason(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path))
+    adapter = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": np.zeros((4, 48), np.float32)}
+    save_file(load_file(folder / "model.safetensors") | adapter, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"1 tensors such as '.*lora_A\.weight', a LoRA adapter.*merge it into its"):
+        read_checkpoint(str(folder))
+    (folder / "config.json").rename(folder / "adapter_config.json")
+    with pytest.raises(ConfigError, match="is a LoRA adapter, which is not supported by itself"):
+        read_checkpoint(str(folder))
+
+
 def test_the_head_of_a_model_within_another_is_used(tmp_path: Path) -> None:
     folder = Path(write_tiny_model(tmp_path, tied=False))
     config = json.loads((folder / "config.json").read_text())
