@@ -38,6 +38,7 @@ from pyllm.families.registry import UnknownArchitectureError, find_family
 from pyllm.families.spec import ModelImpl, ModelSpec
 from pyllm.families.tensors import (
     TensorNames,
+    dummy_entries,
     has_own_head,
     map_probed,
     map_tensors,
@@ -48,6 +49,7 @@ from pyllm.families.transformers_probe import Probed, ProbeRequest
 
 logger = logging.getLogger(__name__)
 
+_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _ADAPTER = (
     "a LoRA adapter, which is not supported by itself: merge it into its model (peft's `merge_and_unload`, then "
     "`save_pretrained`) and give that folder"
@@ -116,6 +118,41 @@ def read_huggingface(
         embedding=msgspec.structs.replace(_embedding(folder), is_only_use=not has_head),
         skipped=skipped,
         quantization=quantization.method if quantization and gathered.quantised else "",
+    )
+
+
+def read_dummy(
+    folder: Path, tokenizer: TokenizerFiles | None = None, overrides: Mapping[str, Any] | None = None
+) -> Checkpoint:
+    """The checkpoint of a folder whose weights are made up when they are loaded; it needs none.
+
+    Raises:
+        ConfigError: a file is missing or damaged, or the model is quantised or of no family.
+    """
+    fields, has_head = read_model_config(folder, overrides)
+    config = Config(fields)
+    if read_quantization_config(config) is not None:
+        raise ConfigError(f"{folder} is quantised, and dummy weights are floats: use that of the unquantised model")
+    family = _family(config, may_be_other=False)
+    assert family is not None
+    spec, text = family.read(config), config.section("text_config")
+    dtypes = [place.text(name) for place in (config, text) for name in ("dtype", "torch_dtype") if name in place]
+    dtype = dtypes[0] if dtypes and dtypes[0] in _TYPES else "float32"
+    spec = msgspec.structs.replace(spec, dtype=dtype)
+    entries = dummy_entries(spec, _TYPES[dtype])
+    tokenizer = tokenizer or read_huggingface_tokenizer(folder)
+    check_vocabulary(tokenizer, spec)
+    logger.warning("the weights are made up (load_format dummy): answers mean nothing")
+    return Checkpoint(
+        name=folder.name,
+        format="dummy",
+        files=(),
+        spec=spec,
+        tensors=entries,
+        tokenizer=tokenizer,
+        fingerprint=weights_fingerprint((), entries),
+        sampling=_sampling(folder),
+        embedding=msgspec.structs.replace(_embedding(folder), is_only_use=not has_head),
     )
 
 

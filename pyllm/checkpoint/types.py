@@ -73,8 +73,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str  # for the API, unless the user names it otherwise
-    format: str  # gguf or safetensors
-    files: tuple[str, ...]
+    format: str  # gguf, safetensors or dummy
+    files: tuple[str, ...]  # none of dummy weights
     spec: ModelSpec
     tensors: tuple[TensorEntry, ...]
     tokenizer: TokenizerFiles
@@ -134,6 +134,8 @@ def weights_fingerprint(files: tuple[str, ...], entries: Sequence[TensorEntry]) 
     try:
         for tensor in sorted(tensors, key=lambda tensor: tensor.name):
             digest.update(msgspec.msgpack.encode((tensor.name, tensor.type, tensor.shape, tensor.num_bytes)))
+            if not files:  # dummy weights
+                continue
             opened[tensor.file].seek(tensor.offset)
             digest.update(opened[tensor.file].read(min(tensor.num_bytes, 4096)))
     finally:

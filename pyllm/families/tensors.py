@@ -310,7 +310,7 @@ def map_tensors(
 
 # Heads of classifiers and of reward models, which training leaves beside that of a language model. Masks are BOOL.
 _OF_TASKS = ("score.", "v_head.", "value_head.", "reward_head.", "regression_head.", "classifier.", "qa_outputs.")
-_FLOATS = ("F32", "F16", "BF16")
+_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}  # and their bytes
 _LISTED = "F32, F16 and BF16"
 _BUFFERS = ("F64", "I64", "I32", "I16", "I8", "U8", "BOOL")  # which are no parameters
 UNMAPPED = "unmapped "
@@ -361,6 +361,21 @@ def has_own_head(names: TensorNames, found: Sequence[FileTensor]) -> bool:
 def without_head(spec: ModelSpec) -> ModelSpec:
     """A model whose files have no head, and which only embeds: the embedding stands in its place."""
     return msgspec.structs.replace(spec, tie_word_embeddings=True)
+
+
+def dummy_entries(spec: ModelSpec, kind: str) -> tuple[TensorEntry, ...]:
+    """The entries of weights that no file has, all of one type of floats."""
+    shapes: dict[str, Shape] = {"embedding.weight": (spec.vocab_size, spec.hidden_size)}
+    for index, layer in enumerate(spec.layers):
+        parameters = parameters_of_layer(spec, layer)
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in parameters.items()}
+    shapes["norm.weight"] = (spec.hidden_size,)
+    if not spec.tie_word_embeddings:
+        shapes["head.weight"] = shapes["embedding.weight"]
+    sizes = {name: math.prod(shape) * _FLOATS[kind] for name, shape in shapes.items()}
+    return tuple(
+        TensorEntry(name, shape, FileTensor(name, kind, shape, 0, 0, sizes[name])) for name, shape in shapes.items()
+    )
 
 
 def num_parameters(spec: ModelSpec) -> int:

@@ -101,6 +101,7 @@ def resolve_settings(
         implementation=model.model_impl,
         probe=probe,
         overrides=model.hf_overrides,
+        has_dummy_weights=model.load_format == "dummy",
     )
     if model.revision:
         checkpoint = msgspec.structs.replace(checkpoint, name=model.model)

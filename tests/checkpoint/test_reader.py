@@ -119,3 +119,28 @@ def test_a_folder_with_weights_of_its_own_is_read_as_such(tmp_path: Path) -> Non
     folder = write_tiny_model(tmp_path / "tiny")
     write_tiny_gguf(folder, tmp_path / "tiny/tiny.gguf")
     assert read_checkpoint(folder).format == "safetensors"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_dummy_weights_need_no_weights(tmp_path: Path, tied: bool) -> None:
+    folder = Path(write_tiny_model(tmp_path, tied=tied, dtype="bfloat16"))
+    expected = read_checkpoint(str(folder))
+    (folder / "model.safetensors").unlink()
+    found = read_checkpoint(str(folder), has_dummy_weights=True)
+    assert found.spec == msgspec.structs.replace(expected.spec, dtype="bfloat16")
+    shapes = [(entry.name, entry.shape) for entry in expected.tensors]
+    assert [(entry.name, entry.shape) for entry in found.tensors] == shapes
+    assert (found.format, found.files, found.tokenizer) == ("dummy", (), expected.tokenizer)
+    check_unchanged(found)
+
+
+def test_dummy_weights_are_refused_where_they_would_not_be_the_models(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny")
+    file = write_tiny_gguf(folder, tmp_path / "tiny.gguf")
+    with pytest.raises(ConfigError, match=r"load_format dummy makes up .*tiny\.gguf is another case"):
+        read_checkpoint(file, has_dummy_weights=True)
+    with pytest.raises(ConfigError, match="model_impl transformers is another case"):
+        read_checkpoint(folder, has_dummy_weights=True, implementation="transformers")
+    quantised = write_tiny_model(tmp_path / "awq", quantization_config={"quant_method": "awq", "bits": 4})
+    with pytest.raises(ConfigError, match="is quantised, and dummy weights are floats"):
+        read_checkpoint(quantised, has_dummy_weights=True)
