@@ -215,7 +215,13 @@ def test_what_transformers_does_not_have_is_refused(changes: dict[str, Any], mes
 
 
 def test_without_an_architecture_the_type_of_the_model_says_it() -> None:
-    assert probe(request("LlamaForCausalLM", {"architectures": None})) == probe(request("LlamaForCausalLM"))
+    found, expected = probe(request("LlamaForCausalLM", {"architectures": None})), probe(request("LlamaForCausalLM"))
+    assert found.spec.architecture == expected.spec.architecture
+    assert (found.sources, found.others) == (expected.sources, expected.others)
+
+
+def test_infinities_reach_transformers() -> None:
+    assert probe(request("LlamaForCausalLM", {"time_step_limit": [0.0, math.inf]})).sources
 
 
 def test_the_process_answers_with_what_it_found_or_with_the_reason() -> None:
