@@ -43,11 +43,11 @@ def read_model_config(folder: Path, overrides: Mapping[str, Any] | None = None) 
 def _overridden(fields: Fields, overrides: Fields) -> Fields:
     """An override also takes the place of another spelling of its setting, there and in the text model within."""
     text, rope = fields.get("text_config"), overrides.get("rope_parameters")
-    if isinstance(text, dict):
+    if isinstance(text, dict) and isinstance(overrides.get("text_config", {}), dict):
         of_rope = {name: overrides[name] for name in (*_ROPE, *_ROPE_BASE) if name in overrides}
         overrides = overrides | {"text_config": _overridden(text, of_rope | overrides.get("text_config", {}))}
     replaced = {name for names in _SPELLINGS if overrides.keys() & set(names) for name in names}
-    if rope is not None:
+    if isinstance(rope, dict):
         replaced.add("rope_scaling")
         if isinstance(own := fields.get("rope_parameters"), dict) and _FULL not in rope:
             overrides = overrides | {"rope_parameters": _base_of(own, fields | overrides) | rope}

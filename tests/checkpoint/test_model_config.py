@@ -1,6 +1,7 @@
 """Settings with several spellings, overrides of them, and architectures that are named otherwise or not at all."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,14 @@ def test_it_reaches_the_text_model_within(tmp_path: Path) -> None:
     found = config_of(tmp_path, {"rope_scaling": YARN, "text_config": {"vocab_size": 9}}, text_config=text)
     wanted = {"rope_parameters": YARN | {"rope_theta": 5e5}, "num_hidden_layers": 3, "vocab_size": 9}
     assert found["text_config"] == wanted
+
+
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling", "text_config", "architectures", "model_type"])
+@pytest.mark.parametrize("value", [7, "x", [], [3], {"a": 1}, None])
+def test_overrides_of_any_kind_end_in_no_other_error(tmp_path: Path, name: str, value: object) -> None:
+    folder = write_tiny_model(tmp_path, rope_parameters=PLAIN, text_config={"rope_parameters": PLAIN})
+    with suppress(ConfigError):
+        read_checkpoint(folder, overrides={name: value})
 
 
 @pytest.mark.parametrize("named", [None, [], ["LLaMAForCausalLM"], ["LlamaModel"]])
