@@ -136,7 +136,7 @@ def _identity(path: Path) -> str:
         digest.update(repr((str(part), file_identity(part) if part.exists() else None)).encode())
     # An entry is valid for the code that made it, so editing a reader or a family needs no version number to be raised.
     for code in (Path(__file__).parent, Path(families.__file__).parent):
-        for module in sorted(code.glob("*.py")):
+        for module in sorted(code.rglob("*.py")):
             digest.update(module.read_bytes())
     for entry in sorted(entry_points(group=GROUP)):
         digest.update(repr((entry.name, entry.value, entry.dist and entry.dist.version)).encode())

@@ -53,11 +53,13 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     - `pooling`: the state of the last token, or the mean of all.
     - `is_matryoshka`: the model was trained so that the beginnings of embeddings are embeddings (arXiv 2205.13147), of
       the sizes `dimensions`, or of any size if these are empty.
+    - `is_only_use`: the model has no head, and cannot generate.
     """
 
     pooling: Literal["last", "mean"] = "last"
     is_matryoshka: bool = False
     dimensions: tuple[int, ...] = ()
+    is_only_use: bool = False
 
 
 def embedding_spec(modules: Sequence[Module], pooling: PoolingConfig, matryoshka: MatryoshkaConfig) -> EmbeddingSpec:

@@ -11,7 +11,7 @@ from pyllm.checkpoint.embedding_config import EmbeddingSpec, gguf_embedding_spec
 from pyllm.checkpoint.generation_config import GGUF_FIELDS, sampling_defaults
 from pyllm.checkpoint.gguf_config import PLACE, ROPE_FACTORS, gguf_config
 from pyllm.checkpoint.gguf_header import read_header
-from pyllm.checkpoint.gguf_tokenizer import end_tokens, tokenizer_json
+from pyllm.checkpoint.gguf_tokenizers.gguf_tokenizer import end_tokens, special_ids, tokenizer_json
 from pyllm.checkpoint.types import (
     Checkpoint,
     TokenizerFiles,
@@ -37,6 +37,8 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
         ConfigError: the file is damaged, or its architecture, tensors, types or tokenizer are not supported.
     """
     fields, tensors, files = read_header(path)
+    if fields.get("general.type") == "adapter":
+        raise ConfigError(f"{path} is a LoRA adapter, not supported by itself: give a GGUF of the merged model")
     family = find_gguf_family(str(fields.get("general.architecture")))
     assert family.gguf is not None
     factors = {tensor.name: _numbers(tensor, files) for tensor in tensors if tensor.name in ROPE_FACTORS}
@@ -80,13 +82,7 @@ def _numbers(tensor: FileTensor, files: Sequence[str]) -> list[float]:
 
 def _tokenizer(fields: Fields, path: str) -> TokenizerFiles:
     config, tokens = Config(fields, PLACE), fields["tokenizer.ggml.tokens"]
-    ids = {}
-    for name in ("bos", "eos", "eot", "eom"):
-        field = f"tokenizer.ggml.{name}_token_id"
-        if field in config:
-            ids[name] = config.integer(field, least=0)
-            if ids[name] >= len(tokens):
-                raise ConfigError(f"{field} is {ids[name]}, of {len(tokens)} tokens")
+    ids = special_ids(fields)
     template, tool_template = (
         config.text(name) if name in config else None
         for name in ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")

@@ -5,6 +5,7 @@ for 49,152 tokens, and this 0.1.
 """
 
 import itertools
+import logging
 import math
 import mmap
 import re
@@ -17,7 +18,10 @@ from pyllm.checkpoint.gguf_types import FLOAT_TYPES, REQUANTISED_TYPES, TENSOR_T
 from pyllm.errors import ConfigError
 from pyllm.families.tensors import FileTensor
 
+logger = logging.getLogger(__name__)
+
 _VERSIONS = (2, 3)
+_CUT_OFF = "is its download complete?"
 _MAX_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
 # By the number of a field's type: how `struct` and `memoryview` call it.
@@ -97,6 +101,7 @@ class _Reader:
         self._content = content
         self._size = len(content)
         self._at = 0
+        self._replaced = 0  # texts that are not UTF-8
 
     def read(self, path: Path, file: int) -> tuple[dict[str, Any], list[FileTensor]]:
         if self._take(4) != b"GGUF":
@@ -111,6 +116,9 @@ class _Reader:
             if name in fields:
                 raise ValueError(f"the field {name!r:.80} is there twice")
             fields[name] = self._value(self._number("I"))
+            if self._replaced:
+                logger.warning("%s: %d texts in %r are not UTF-8: what is none is replaced", path, self._replaced, name)
+                self._replaced = 0
         infos = [self._tensor_info() for _ in range(self._fits(num_tensors, 24))]
         alignment = fields.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
@@ -143,7 +151,8 @@ class _Reader:
             raise ConfigError(f"tensor {name!r:.80}: rows of {shape[-1:]} do not fill blocks of {block_elements}")
         num_bytes = math.prod(shape) // block_elements * block_bytes
         if start + offset + num_bytes > self._size:
-            raise ValueError(f"tensor {name!r:.80} ends at byte {start + offset + num_bytes} of {self._size}")
+            end = start + offset + num_bytes
+            raise ValueError(f"tensor {name!r:.80} ends at byte {end} of {self._size}; {_CUT_OFF}")
         return FileTensor(name, kind_name, shape, file, start + offset, num_bytes)
 
     def _value(self, kind: int) -> Any:
@@ -172,13 +181,20 @@ class _Reader:
             start = at + 8
             at = start + length_of(content, at)[0]
             if at > size:
-                raise ValueError(f"a text ends at byte {at} of {size}")
-            strings.append(content[start:at].decode())
+                raise ValueError(f"a text ends at byte {at} of {size}; {_CUT_OFF}")
+            strings.append(self._text(content[start:at]))
         self._at = at
         return strings
 
     def _string(self) -> str:
-        return self._take(self._fits(self._number("Q"), 1)).decode()
+        return self._text(self._take(self._fits(self._number("Q"), 1)))
+
+    def _text(self, content: bytes) -> str:
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            self._replaced += 1
+            return content.decode(errors="replace")
 
     def _number(self, code: str) -> Any:
         return struct.unpack("<" + code, self._take(struct.calcsize(code)))[0]
@@ -191,12 +207,12 @@ class _Reader:
     def _fits(self, count: int, least_bytes: int) -> int:
         """So many things, each of at least so many bytes."""
         if count * least_bytes > self._size - self._at:
-            raise ValueError(f"a field has {count} elements in a file of {self._size} bytes")
+            raise ValueError(f"a field has {count} elements in a file of {self._size} bytes; {_CUT_OFF}")
         return count
 
     def _take(self, length: int) -> bytes:
         taken = self._content[self._at : self._at + length]
         if len(taken) < length:
-            raise ValueError(f"it ends at byte {self._size}, in the middle of its header")
+            raise ValueError(f"it ends at byte {self._size}, in the middle of its header; {_CUT_OFF}")
         self._at += length
         return taken

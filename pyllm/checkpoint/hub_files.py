@@ -1,7 +1,7 @@
 """Which files of a repository a model needs. Knows names alone: downloads nothing, reads no model."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -13,7 +13,10 @@ from pyllm.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
-_TOKENIZER = ("config.json", "generation_config.json", "tokenizer*.json", "*chat_template*")
+_TOKENIZER = (
+    *("config.json", "generation_config.json", "tokenizer*.json", "added_tokens.json", "special_tokens_map.json"),
+    *("*chat_template*", "additional_chat_templates/tool_use.jinja"),
+)
 # Beside the weights: what the readers read, and what embedding models say of themselves.
 _DESCRIPTIONS = (*_TOKENIZER, INDEX, "modules.json", "1_Pooling/config.json")
 # Those that llama.cpp takes where none is asked for, and the parts of names of its files that are no models.
@@ -24,6 +27,10 @@ CONVERT = (
     "a pickle may run code when it is read; convert it with transformers' `from_pretrained` and `save_pretrained`, or "
     "at https://huggingface.co/spaces/safetensors/convert"
 )
+# Files that are no model: a change of one, or its weights in the layout of Mistral's own programs beside it.
+_NOT_ALONE = ("adapter_model", "consolidated")
+_SHARD = re.compile(r"(.*)-(\d{1,6})-of-(\d{1,6})\.safetensors")
+_MOST_PARTS = 10_000
 _WEIGHTS = {".safetensors", ".onnx"} | PICKLED
 _QUANTIZATION = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32))(?=[-./])", re.IGNORECASE)
 
@@ -37,11 +44,13 @@ def collect(name: HubName, names: Iterable[str], get: Callable[[str], Path]) -> 
         ConfigError: there are no weights that can be read, or several where one was asked for.
     """
     names = [file for file in names if is_within(file)]
-    has_safetensors = "config.json" in names and bool({INDEX, WEIGHTS} & set(names))
+    is_named = bool({INDEX, WEIGHTS} & set(names))
+    is_other = bool(_models_alone(names)) and not gguf_models(names)
+    has_safetensors = "config.json" in names and (is_named or is_other)
     if name.file or name.quantization or not has_safetensors:
         return _get_gguf(choose_gguf(name, names), get)
     _get_all(names, _DESCRIPTIONS, get)
-    for file in shards(get(INDEX)) if INDEX in names else (WEIGHTS,):
+    for file in choose_safetensors(name.repository, names, shards(get(INDEX)) if INDEX in names else []):
         get(file)
     return get("config.json").parent
 
@@ -106,6 +115,50 @@ def shards(index: Path) -> list[str]:
         if "/" in shard or not is_within(shard) or not shard.endswith(".safetensors"):
             raise ConfigError(f"{index} is damaged: {shard!r} is no safetensors file beside it")
     return files
+
+
+def choose_safetensors(place: str, names: Iterable[str], indexed: Sequence[str]) -> list[str]:
+    """The weights of a model: what its index names; else one whole file, or all parts of one set, or whatever is there.
+
+    `names` are the files at the `place`, `indexed` those of the index; it may be older than they are.
+
+    Raises:
+        ConfigError: a part is missing, or nothing can be read; the text names what is there.
+    """
+    files = {file for file in names if "/" not in file}
+    if indexed and set(indexed) <= files:
+        return list(indexed)
+    if WEIGHTS in files:
+        return [WEIGHTS]
+    found = _models_alone(files)
+    others = {file: safetensors_parts(file) for file in found if file not in indexed}
+    sets = [parts for parts in others.values() if len(parts) > 1]
+    if whole := [parts for parts in sets if files.issuperset(parts)]:
+        return whole[0]
+    if others and not sets and files.isdisjoint(indexed):
+        return list(others)
+    if missing := sorted({part for parts in (indexed, *sets) for part in parts} - files):
+        named = f"{INDEX} names" if set(missing) & set(indexed) else "it lacks"
+        there = f"it has {_some(found)}" if found else "it has no safetensors file"
+        raise ConfigError(f"{place}: {named} {_some(missing)}, and {there}: download what is missing")
+    weights = sorted(file for file in files if Path(file).suffix in _WEIGHTS)
+    is_pickled = any(Path(file).suffix in PICKLED for file in weights)
+    convert = f", and not from {_some(weights)}{f': {CONVERT}' if is_pickled else ''}" if weights else ""
+    raise ConfigError(f"{place} has no {WEIGHTS}; weights are read from safetensors files only{convert}")
+
+
+def _models_alone(names: Iterable[str]) -> list[str]:
+    files = (file for file in names if file.endswith(".safetensors") and "/" not in file)
+    return sorted(file for file in files if not file.startswith(_NOT_ALONE))
+
+
+def safetensors_parts(name: str) -> list[str]:
+    """The names of all parts of a model, of which this is one; of any other file its own."""
+    found = _SHARD.fullmatch(name)
+    if found is None:
+        return [name]
+    stem, number, total = found[1], found[2], min(int(found[3]), _MOST_PARTS)
+    return [f"{stem}-{part:0{len(number)}}-of-{found[3]}.safetensors" for part in range(1, total + 1)]
 
 
 def gguf_models(names: Iterable[str]) -> list[str]:

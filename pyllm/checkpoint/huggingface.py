@@ -1,13 +1,11 @@
-"""Reads a Hugging Face folder: config.json, safetensors headers, tokenizer files. Reads no weights and knows no GGUF.
+"""Makes a checkpoint of a Hugging Face folder: config.json, tensors, tokenizer. Reads no weights and knows no GGUF."""
 
-Format of the headers: https://github.com/huggingface/safetensors#format
-"""
-
-import math
-from collections.abc import Callable, Mapping
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -19,81 +17,43 @@ from pyllm.checkpoint.embedding_config import (
     embedding_spec,
 )
 from pyllm.checkpoint.generation_config import SamplingDefaults, sampling_defaults
-from pyllm.checkpoint.hub_files import CONVERT, INDEX, PICKLED, WEIGHTS, shards
+from pyllm.checkpoint.huggingface_tokenizer import GENERATION_CONFIG, read_huggingface_tokenizer
+from pyllm.checkpoint.json_files import read_json
+from pyllm.checkpoint.model_config import read_model_config
 from pyllm.checkpoint.quantised_tensors import Gathered, gather
 from pyllm.checkpoint.quantization_config import read_quantization_config
-from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, check_vocabulary, weights_dtype, weights_fingerprint
+from pyllm.checkpoint.safetensors_files import read_tensors
+from pyllm.checkpoint.types import (
+    Checkpoint,
+    TokenizerFiles,
+    check_vocabulary,
+    have_same_content,
+    weights_dtype,
+    weights_fingerprint,
+)
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.family import Family
 from pyllm.families.registry import UnknownArchitectureError, find_family
-from pyllm.families.spec import ModelImpl
-from pyllm.families.tensors import FileTensor, map_probed, map_tensors
+from pyllm.families.spec import ModelImpl, ModelSpec
+from pyllm.families.tensors import (
+    TensorNames,
+    dummy_entries,
+    has_own_head,
+    map_probed,
+    map_tensors,
+    tied_matrices,
+    without_head,
+)
 from pyllm.families.transformers_probe import Probed, ProbeRequest
 
-_ELEMENT_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-}
-_GENERATION_CONFIG = "generation_config.json"
-# The format's own limit on a header.
-_MAX_HEADER_BYTES = 100_000_000
+logger = logging.getLogger(__name__)
 
-
-class _Tensor(msgspec.Struct):
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
-
-
-class _Token(msgspec.Struct):
-    content: str = ""
-
-
-class _NamedTemplate(msgspec.Struct):
-    name: str
-    template: str
-
-
-class _TokenizerConfig(msgspec.Struct):
-    bos_token: str | _Token | None = None
-    eos_token: str | _Token | None = None
-    chat_template: str | list[_NamedTemplate] | None = None
-
-
-class _AddedToken(msgspec.Struct):
-    id: int
-    content: str
-
-
-class _TokenizerModel(msgspec.Struct):
-    vocab: dict[str, int] | list[msgspec.Raw]
-
-    def num_tokens(self) -> int:
-        """One more than the largest id."""
-        return len(self.vocab) if isinstance(self.vocab, list) else max(self.vocab.values(), default=-1) + 1
-
-
-class _TokenizerJson(msgspec.Struct):
-    model: _TokenizerModel
-    added_tokens: list[_AddedToken] = []
-
-
-class _EndTokens(msgspec.Struct):
-    eos_token_id: int | list[int] | msgspec.UnsetType | None = msgspec.UNSET
-
-
-_T = TypeVar("_T")
-
+_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_ADAPTER = (
+    "a LoRA adapter, which is not supported by itself: merge it into its model (peft's `merge_and_unload`, then "
+    "`save_pretrained`) and give that folder"
+)
 
 Probe = Callable[[ProbeRequest], Probed]
 """Says what transformers makes of a model, or raises `ConfigError`."""
@@ -113,30 +73,37 @@ def read_huggingface(
     Raises:
         ConfigError: a file is missing or damaged, or the model needs a feature that is not supported.
     """
-    entries_of_config = _read_json(folder / "config.json", dict[str, Any]) | dict(overrides or {})
-    config = Config(entries_of_config)
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} is {_ADAPTER}")
+    fields, has_head = read_model_config(folder, overrides)
+    config = Config(fields)
     quantization = read_quantization_config(config)  # first, to refuse a method by its name
-    files, tensors = _read_tensors(folder)
+    files, tensors = read_tensors(folder)
+    if adapters := [tensor.name for tensor in tensors if ".lora_" in tensor.name]:
+        raise ConfigError(f"{folder} has {len(adapters)} tensors such as {adapters[0]!r}, {_ADAPTER}")
     may_be_other = probe is not None and implementation == "auto"
     family = None if implementation == "transformers" else _family(config, may_be_other)
     # transformers skips some that are not floats, such as masks in the files of old models.
     is_checked = family is not None or quantization is not None
     gathered = gather(tensors, quantization, files) if is_checked else Gathered(list(tensors), {})
-    plain = [tensor for tensor in gathered.tensors if tensor.name not in gathered.quantised]
     if family is not None:
         spec = family.read(config)
         names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
+        has_head = has_head or spec.tie_word_embeddings or has_own_head(names, gathered.tensors)
+        spec = _with_own_head(spec, names, gathered, files) if has_head else without_head(spec)
         entries, skipped = map_tensors(spec, names, gathered.tensors, gathered.quantised)
     elif quantization is not None and quantization.method == "mxfp4":
         raise ConfigError("transformers cannot compute mxfp4 weights here: use --model-impl native")
     elif probe is not None:
         shapes = {found.name: found.shape for found in gathered.tensors if found.name not in gathered.no_biases}
-        probed = probe(ProbeRequest(config=msgspec.json.encode(entries_of_config).decode(), tensors=shapes))
+        probed = probe(ProbeRequest(config=json.dumps(fields), tensors=shapes))
         spec, skipped = probed.spec, probed.skipped
         entries = map_probed(probed, gathered.tensors, gathered.quantised)
     else:
         raise ConfigError(f"{folder}: transformers cannot be asked about the model here")
-    spec = msgspec.structs.replace(spec, dtype=weights_dtype(plain))
+    spec = msgspec.structs.replace(
+        spec, dtype=weights_dtype([entry.source for entry in entries if entry.quantised is None])
+    )
     tokenizer = tokenizer or read_huggingface_tokenizer(folder)
     check_vocabulary(tokenizer, spec)
     return Checkpoint(
@@ -148,47 +115,74 @@ def read_huggingface(
         tokenizer=tokenizer,
         fingerprint=weights_fingerprint(files, entries),
         sampling=_sampling(folder),
-        embedding=_embedding(folder),
+        embedding=msgspec.structs.replace(_embedding(folder), is_only_use=not has_head),
         skipped=skipped,
         quantization=quantization.method if quantization and gathered.quantised else "",
     )
 
 
+def read_dummy(
+    folder: Path, tokenizer: TokenizerFiles | None = None, overrides: Mapping[str, Any] | None = None
+) -> Checkpoint:
+    """The checkpoint of a folder whose weights are made up when they are loaded; it needs none.
+
+    Raises:
+        ConfigError: a file is missing or damaged, or the model is quantised or of no family.
+    """
+    fields, has_head = read_model_config(folder, overrides)
+    config = Config(fields)
+    if read_quantization_config(config) is not None:
+        raise ConfigError(f"{folder} is quantised, and dummy weights are floats: use that of the unquantised model")
+    family = _family(config, may_be_other=False)
+    assert family is not None
+    spec, text = family.read(config), config.section("text_config")
+    dtypes = [place.text(name) for place in (config, text) for name in ("dtype", "torch_dtype") if name in place]
+    dtype = dtypes[0] if dtypes and dtypes[0] in _TYPES else "float32"
+    spec = msgspec.structs.replace(spec, dtype=dtype)
+    entries = dummy_entries(spec, _TYPES[dtype])
+    tokenizer = tokenizer or read_huggingface_tokenizer(folder)
+    check_vocabulary(tokenizer, spec)
+    logger.warning("the weights are made up (load_format dummy): answers mean nothing")
+    return Checkpoint(
+        name=folder.name,
+        format="dummy",
+        files=(),
+        spec=spec,
+        tensors=entries,
+        tokenizer=tokenizer,
+        fingerprint=weights_fingerprint((), entries),
+        sampling=_sampling(folder),
+        embedding=msgspec.structs.replace(_embedding(folder), is_only_use=not has_head),
+    )
+
+
 def _family(config: Config, may_be_other: bool) -> Family | None:
     try:
+        if "architectures" not in config:
+            raise UnknownArchitectureError(
+                f"config.json names no architecture, and none of its model_type {config.text('model_type', '')!r} is "
+                'known: name one by --hf-overrides \'{"architectures": ["LlamaForCausalLM"]}\''
+            )
         return find_family(str(config.items("architectures", 1)[0]))
     except UnknownArchitectureError:
-        if may_be_other:
+        if may_be_other:  # transformers may know it, or the type of the model
             return None
         raise
 
 
-def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
-    """The tokenizer in such a folder, with its chat template.
-
-    Raises:
-        ConfigError: a file is missing or damaged.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError(f"{folder} has no tokenizer.json; transformers' `save_pretrained` writes one")
-    document = _read_json(path, _TokenizerJson)
-    options = _read_json(folder / "tokenizer_config.json", _TokenizerConfig, optional=True)
-    eos_ids = _read_json(folder / _GENERATION_CONFIG, _EndTokens, optional=True).eos_token_id
-    if eos_ids is msgspec.UNSET:
-        eos_ids = _read_json(folder / "config.json", _EndTokens, optional=True).eos_token_id
-    eos_token_ids = set(eos_ids if isinstance(eos_ids, list) else [eos_ids] if isinstance(eos_ids, int) else [])
-    eos_token = _text(options.eos_token)
-    eos_token_ids.update(token.id for token in document.added_tokens if eos_token and token.content == eos_token)
-    return TokenizerFiles(
-        path=str(path),
-        chat_template=_chat_template(folder, options),
-        tool_chat_template=_tool_chat_template(folder, options),
-        bos_token=_text(options.bos_token),
-        eos_token=eos_token,
-        eos_token_ids=tuple(sorted(eos_token_ids)),
-        num_tokens=document.model.num_tokens(),
+def _with_own_head(spec: ModelSpec, names: TensorNames, gathered: Gathered, files: Sequence[str]) -> ModelSpec:
+    """A head that is not the embedding stays the head, whatever config.json says, as in transformers."""
+    if (both := tied_matrices(spec, names, gathered.tensors)) is None:
+        return spec
+    embedding, head = both
+    if not {embedding.name, head.name} & gathered.quantised.keys() and have_same_content(embedding, head, files):
+        return spec
+    logger.warning(
+        "config.json says tie_word_embeddings, but %s differs from %s: each is used in its place",
+        head.name,
+        embedding.name,
     )
+    return msgspec.structs.replace(spec, tie_word_embeddings=False)
 
 
 def read_generation_config(path: Path) -> SamplingDefaults:
@@ -197,104 +191,19 @@ def read_generation_config(path: Path) -> SamplingDefaults:
     Raises:
         ConfigError: it is missing or damaged.
     """
-    path = path / _GENERATION_CONFIG if path.is_dir() else path
-    return sampling_defaults(Config(_read_json(path, dict[str, Any]), str(path)))
-
-
-def _read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]:
-    index = folder / INDEX
-    paths = [folder / name for name in (shards(index) if index.is_file() else (WEIGHTS,))]
-    for path in paths:
-        if not path.is_file():
-            pickled = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED)
-            convert = f", and not from {pickled[0]}: {CONVERT}" if pickled else ""
-            raise ConfigError(f"{folder} has no {path.name}; weights are read from safetensors files only{convert}")
-    entries = [entry for number, path in enumerate(paths) for entry in _read_header(path, number)]
-    return tuple(str(path) for path in paths), tuple(entries)
-
-
-def _read_header(path: Path, number: int) -> list[FileTensor]:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(size - 8, _MAX_HEADER_BYTES):
-            raise ConfigError(f"{path} is damaged: it is {size} bytes long and announces a header of {length}")
-        header = file.read(length)
-    start = 8 + length
-    try:
-        raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        raw.pop("__metadata__", None)
-        tensors = {name: msgspec.json.decode(tensor, type=_Tensor) for name, tensor in raw.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: its header does not decode: {error}") from error
-    entries = []
-    for name, tensor in tensors.items():
-        begin, end = tensor.data_offsets
-        if tensor.dtype not in _ELEMENT_BYTES:
-            raise ConfigError(f"tensor {name!r} has type {tensor.dtype}, which is not supported")
-        if (
-            not 0 <= begin <= end <= size - start
-            or end - begin != math.prod(tensor.shape) * _ELEMENT_BYTES[tensor.dtype]
-        ):
-            raise ConfigError(
-                f"{path} is damaged: {name} {tensor.shape} lies at bytes {begin} to {end} of {size - start}"
-            )
-        entries.append(FileTensor(name, tensor.dtype, tensor.shape, number, start + begin, end - begin))
-    covered = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
-        if tensor.data_offsets[0] != covered:
-            raise ConfigError(f"{path} is damaged: {name} begins at byte {tensor.data_offsets[0]}, not at {covered}")
-        covered = max(covered, tensor.data_offsets[1])
-    if covered != size - start:
-        raise ConfigError(f"{path} is damaged: its tensors have {covered} bytes, and it has room for {size - start}")
-    return entries
+    path = path / GENERATION_CONFIG if path.is_dir() else path
+    return sampling_defaults(Config(read_json(path, dict[str, Any]), str(path)))
 
 
 def _sampling(folder: Path) -> SamplingDefaults:
-    path = folder / _GENERATION_CONFIG
+    path = folder / GENERATION_CONFIG
     return read_generation_config(path) if path.is_file() else SamplingDefaults()
 
 
 def _embedding(folder: Path) -> EmbeddingSpec:
     modules = folder / "modules.json"
     return embedding_spec(
-        _read_json(modules, list[Module]) if modules.is_file() else (),
-        _read_json(folder / "1_Pooling/config.json", PoolingConfig, optional=True),
-        _read_json(folder / "config.json", MatryoshkaConfig),
+        read_json(modules, list[Module]) if modules.is_file() else (),
+        read_json(folder / "1_Pooling/config.json", PoolingConfig, optional=True),
+        read_json(folder / "config.json", MatryoshkaConfig),
     )
-
-
-def _chat_template(folder: Path, options: _TokenizerConfig) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = options.chat_template
-    if isinstance(template, list):  # Several named ones: the one that transformers takes, too.
-        return next((named.template for named in template if named.name == "default"), None)
-    return template
-
-
-def _tool_chat_template(folder: Path, options: _TokenizerConfig) -> str | None:
-    file = folder / "additional_chat_templates/tool_use.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    named = options.chat_template if isinstance(options.chat_template, list) else []
-    return next((each.template for each in named if each.name == "tool_use"), None)
-
-
-def _text(token: str | _Token | None) -> str:
-    return token.content if isinstance(token, _Token) else token or ""
-
-
-def _read_json(path: Path, kind: type[_T], optional: bool = False) -> _T:
-    """A JSON file as `kind`; its defaults if the file is optional and absent."""
-    if optional and not path.is_file():
-        return kind()
-    try:
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is no file")
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; give the folder of a Hugging Face model") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is damaged: {error}") from error

@@ -56,7 +56,7 @@ def gather(found: Sequence[FileTensor], config: QuantizationConfig | None, files
                 gathered.tensors.append(matrix)
                 gathered.quantised[matrix.name] = quantised
             elif ending in {"qweight", "weight_packed"} or (ending == "weight" and elements.type in _BYTES.values()):
-                matrix, quantised = _fit(_Module(folder, module, elements), config.schemes)
+                matrix, quantised = _fit(_Module(folder, module, elements), config.schemes_of(module))
                 gathered.tensors.append(matrix)
                 gathered.quantised[matrix.name] = quantised
     modules = [name.removesuffix(".weight") for name in gathered.quantised]
@@ -65,7 +65,7 @@ def gather(found: Sequence[FileTensor], config: QuantizationConfig | None, files
     for tensor in rest:
         if config is not None and tensor.name.endswith(_UNUSED):
             continue
-        if tensor.type not in _FLOATS:
+        if tensor.type not in (*_FLOATS, "F64", "BOOL"):  # Of the latter two, `map_tensors` knows the use.
             raise _unsupported(tensor, config)
         gathered.tensors.append(tensor)
     return gathered._replace(no_biases=tuple(name for name in biases if folder.has_zeros(name)))
@@ -117,6 +117,10 @@ class _Module:
         stored = np.frombuffer(self._folder.content(tensor), _INTEGERS[tensor.type])
         return stored.astype(np.int64)
 
+    def content(self, tensor: FileTensor) -> bytes:
+        """The bytes of a small tensor."""
+        return self._folder.content(tensor)
+
     def mark_used(self) -> None:
         """Its tensors are found, and belong to nothing else."""
         self._folder.used.update(tensor.name for tensor in self._found)
@@ -155,9 +159,19 @@ def _read_bytes(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
             _checked(tensor, types, None if is_flat else grid)
     if zeros is None and not scheme.symmetric:
         raise ConfigError(f"tensor {module.elements.name!r} is asymmetric, and the files have no weight_zero_point")
-    zeros = None if scheme.symmetric else zeros
+    if scheme.symmetric:
+        _refuse_zero_points(module, 0)
+        zeros = None
     groups = _groups(module, scheme, "weight_g_idx", columns, block[1])
     return (rows, columns), Quantised("bytes", 8, block, scales, zeros, groups=groups)
+
+
+def _refuse_zero_points(module: _Module, bits: int) -> None:
+    """Of a symmetric scheme, but for those that say nothing: packed ones of so many bits count from the middle."""
+    zeros = module.optional("weight_zero_point")
+    neutral = bytes([{4: 0x88, 8: 0x80}.get(bits, 0)])
+    if zeros is not None and module.content(zeros).strip(neutral).strip(b"\0"):
+        raise ConfigError(f"tensor {zeros.name!r} has zero points, and the scheme of its matrix is symmetric")
 
 
 def _read_packed(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
@@ -176,7 +190,7 @@ def _read_packed(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
     if not scheme.symmetric:
         zeros = module.part("weight_zero_point", ("I32",), (_words(rows, scheme.bits), num_groups))
     else:
-        module.optional("weight_zero_point")
+        _refuse_zero_points(module, scheme.bits)
     groups = _groups(module, scheme, "weight_g_idx", columns, group)
     return (rows, columns), Quantised("packed", scheme.bits, (1, group), scales, zeros, groups=groups)
 

@@ -1,8 +1,11 @@
 """What a config.json says of quantised weights: the method, and the schemes that its modules may have.
 
-Knows no tensor: which modules are quantised, and by which of the schemes, the files say themselves.
+Knows no tensor: which modules are quantised, the files say themselves. Of the methods that have several schemes,
+compressed-tensors says which modules have which, and fp8's differ in the shapes of their tensors.
 """
 
+import re
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -12,6 +15,8 @@ from pyllm.families.config import Config
 
 QuantizationMethod = Literal["compressed-tensors", "awq", "gptq", "fp8", "mxfp4"]
 
+_ROOTS = ("", "model.", "model.language_model.", "language_model.model.")
+_ROOT = re.compile(r"^(?:model\.language_model\.|language_model\.model\.|model\.)")
 _INSTEAD = "use the unquantised model, or a GGUF of it"
 
 
@@ -28,10 +33,36 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuantizationConfig(msgspec.Struct, frozen=True):
-    """The method, and its schemes: a module has the first that its tensors fit. There is one way to write MXFP4."""
+    """The method, and its schemes: a module has the first that its tensors fit. There is one way to write MXFP4.
+
+    - `targets`: of each scheme the modules that have it, as compressed-tensors names them: a module's name, `re:` and a
+      pattern that it begins with, or the name of a class. Where there are none, any module may have any scheme.
+    - `ignored`: modules that have none, named in the same ways.
+    """
 
     method: QuantizationMethod
     schemes: tuple[Scheme, ...]
+    targets: tuple[tuple[str, ...], ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    def schemes_of(self, module: str) -> tuple[Scheme, ...]:
+        """The schemes that a module may have: a name decides before a class does, and the first group that fits.
+
+        Raises:
+            ConfigError: no group is for this module.
+        """
+        if len(set(self.schemes)) < 2 or not self.targets:
+            return self.schemes
+        if not _is_named(module, self.ignored) and _class_of(module) not in self.ignored:
+            by_name = (at for at, targets in enumerate(self.targets) if _is_named(module, targets))
+            by_class = (at for at, targets in enumerate(self.targets) if _class_of(module) in targets)
+            for at in (*by_name, *by_class):
+                return (self.schemes[at],)
+        listed = ", ".join(target for targets in self.targets for target in targets)
+        raise ConfigError(
+            f"{module} is quantised, and config_groups have no scheme for it: their targets are {listed:.200}, and "
+            f"ignored are {', '.join(self.ignored) or 'none':.200}"
+        )
 
 
 def read_quantization_config(config: Config) -> QuantizationConfig | None:
@@ -51,7 +82,7 @@ def _read(config: Config) -> QuantizationConfig | None:
     method = config.text("quant_method", "")
     match method:
         case "compressed-tensors":
-            return QuantizationConfig("compressed-tensors", _compressed_tensors(config))
+            return _compressed_tensors(config)
         case "awq":
             return QuantizationConfig("awq", (_awq(config),))
         case "gptq":
@@ -67,21 +98,46 @@ def _read(config: Config) -> QuantizationConfig | None:
             )
 
 
-def _compressed_tensors(config: Config) -> tuple[Scheme, ...]:
+def _compressed_tensors(config: Config) -> QuantizationConfig:
     if config.section("sparsity_config").text("format", "dense") != "dense":
         raise _refusal(config, "sparsity_config")
     if len(config.section("transform_config").section("config_groups")):
         raise _refusal(config, "transform_config")
-    formats, schemes = config.text("format", "dense"), []
+    formats, schemes, targets = config.text("format", "dense"), [], []
     groups = config.section("config_groups")
     for name in groups:
         group = groups.section(name)
         weights = group.section("weights")
         if len(weights):
             schemes.append(_of_group(weights, group.text("format", formats), group.place))
+            targets.append(_names(group, "targets") or ("Linear",))
     if not schemes:
         raise ConfigError(f"{config.place} has no config_groups with weights")
-    return tuple(schemes)
+    return QuantizationConfig("compressed-tensors", tuple(schemes), tuple(targets), _names(config, "ignore"))
+
+
+def _names(config: Config, name: str) -> tuple[str, ...]:
+    """Modules, as compressed-tensors names them."""
+    names = config.texts(name)
+    for each in names:
+        try:
+            if each.startswith("re:"):
+                re.compile(each.removeprefix("re:"))
+        except re.error as error:
+            raise ConfigError(f"{config.place}: {name}: {each!r:.80} is no pattern: {error}") from None
+    return names
+
+
+def _is_named(module: str, names: Sequence[str]) -> bool:
+    """Whether one of these is its name, in files or in transformers, which put other roots before layers' names."""
+    bare = _ROOT.sub("", module)
+    spelled = {module, *(f"{root}{bare}" for root in _ROOTS)}
+    patterns = [name.removeprefix("re:") for name in names if name.startswith("re:")]
+    return not spelled.isdisjoint(names) or any(re.match(pattern, each) for pattern in patterns for each in spelled)
+
+
+def _class_of(module: str) -> str:
+    return "Embedding" if module.endswith("embed_tokens") else "Linear"
 
 
 def _of_group(weights: Config, storage: str, place: str) -> Scheme:

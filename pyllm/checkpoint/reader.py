@@ -17,8 +17,9 @@ from pyllm.checkpoint.cache import CacheError, cache_folder, cached_gguf, tempor
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.checkpoint.gguf import read_gguf
 from pyllm.checkpoint.hub import Hub, find_model
-from pyllm.checkpoint.hub_files import CONVERT, PICKLED, collect_tokenizer
-from pyllm.checkpoint.huggingface import Probe, read_huggingface, read_huggingface_tokenizer
+from pyllm.checkpoint.hub_files import CONVERT, PICKLED, collect_tokenizer, gguf_models
+from pyllm.checkpoint.huggingface import Probe, read_dummy, read_huggingface
+from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer
 from pyllm.checkpoint.model_name import FORMS, HubName, parse_model
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles
 from pyllm.errors import ConfigError
@@ -41,6 +42,7 @@ def read_checkpoint(
     implementation: ModelImpl = "auto",
     probe: Probe | None = None,
     overrides: Mapping[str, Any] = NOTHING,
+    has_dummy_weights: bool = False,
 ) -> Checkpoint:
     """Read what a GGUF file or a Hugging Face folder says of itself; an empty `model` is the embedded SmolLM2-135M.
 
@@ -52,6 +54,8 @@ def read_checkpoint(
 
     `overrides` replace entries of a folder's config.json.
 
+    With `has_dummy_weights` a folder's weights are made up, and not downloaded.
+
     `tokenizer` names a place like `model`, whose tokenizer is taken; then the model's own is not read, if it has one.
 
     Raises:
@@ -62,6 +66,8 @@ def read_checkpoint(
     if not model:
         return msgspec.structs.replace(read(embedded_model()), sampling=EMBEDDED_SAMPLING)
     place = parse_model(model)
+    if has_dummy_weights:
+        return _read_dummy(place, hub or Hub(), files, implementation, overrides)
     if isinstance(place, HubName):
         return msgspec.structs.replace(read(find_model(place, hub or Hub())), name=place.text)
     return read(place)
@@ -74,7 +80,7 @@ def read_tokenizer(name: str, hub: Hub | None = None) -> TokenizerFiles:
         ConfigError: as `read_checkpoint`.
     """
     place = parse_model(name)
-    path = find_model(place, hub or Hub(), collect_tokenizer) if isinstance(place, HubName) else place
+    path = find_model(place, hub or Hub(), collect_tokenizer) if isinstance(place, HubName) else _gguf_within(place)
     if path.is_dir():
         return read_huggingface_tokenizer(path)
     return _read(path).tokenizer
@@ -97,6 +103,40 @@ def is_gguf(path: Path) -> bool:
         return file.read(4) == b"GGUF"
 
 
+def _read_dummy(
+    place: Path | HubName,
+    hub: Hub,
+    tokenizer: TokenizerFiles | None,
+    implementation: ModelImpl,
+    overrides: Mapping[str, Any],
+) -> Checkpoint:
+    path = find_model(place, hub, collect_tokenizer) if isinstance(place, HubName) else place
+    if not path.is_dir() or implementation == "transformers":
+        raise ConfigError(
+            "load_format dummy makes up the weights of Hugging Face folders that pyllm's families compute, and "
+            f"{path if not path.is_dir() else 'model_impl transformers'} is another case: use load_format auto"
+        )
+    try:
+        checkpoint = read_dummy(path, tokenizer, overrides)
+    except OSError as error:
+        raise ConfigError(f"cannot read the model at {path}: {error}") from None
+    return msgspec.structs.replace(checkpoint, name=place.text) if isinstance(place, HubName) else checkpoint
+
+
+def _gguf_within(path: Path) -> Path:
+    """The GGUF file of a folder that has one model, as downloads leave it; else the path itself."""
+    if not path.is_dir():
+        return path
+    names = [file.name for file in path.iterdir() if file.is_file()]
+    models = gguf_models(names)
+    if not models or any(name.endswith(".safetensors") for name in names):
+        return path
+    if len(models) > 1:
+        raise ConfigError(f"{path} has {len(models)} GGUF models: give one of {', '.join(models[:20])}")
+    logger.info("%s: taking %s", path, models[0])
+    return path / models[0]
+
+
 def _read(
     path: Path,
     tokenizer: TokenizerFiles | None = None,
@@ -105,6 +145,7 @@ def _read(
     overrides: Mapping[str, Any] = NOTHING,
 ) -> Checkpoint:
     try:
+        path = _gguf_within(path)
         if path.is_dir():
             return read_huggingface(path, tokenizer, implementation, probe, overrides)
         if not path.is_file():

@@ -15,6 +15,9 @@ from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
 from pyllm.families.tensors import FileTensor, TensorEntry
 
+_PIECE = 2**24
+_BUFFERS = ("I64", "BOOL")  # such as positions and masks
+
 
 def read_tensor(tensor: FileTensor, files: Sequence[str]) -> bytes:
     """The bytes of a small tensor.
@@ -28,6 +31,20 @@ def read_tensor(tensor: FileTensor, files: Sequence[str]) -> bytes:
     if len(content) != tensor.num_bytes:
         raise ConfigError(f"tensor {tensor.name!r} ends behind the end of its file: was the file changed just now?")
     return content
+
+
+def have_same_content(one: FileTensor, other: FileTensor, files: Sequence[str]) -> bool:
+    """Whether two tensors are equal in type, shape and every byte; large ones are read piece by piece."""
+    if (one.type, one.shape) != (other.type, other.shape):
+        return False
+    pieces = (
+        tuple(
+            msgspec.structs.replace(tensor, offset=tensor.offset + at, num_bytes=min(_PIECE, tensor.num_bytes - at))
+            for tensor in (one, other)
+        )
+        for at in range(0, one.num_bytes, _PIECE)
+    )
+    return all(read_tensor(first, files) == read_tensor(second, files) for first, second in pieces)
 
 
 class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +73,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str  # for the API, unless the user names it otherwise
-    format: str  # gguf or safetensors
-    files: tuple[str, ...]
+    format: str  # gguf, safetensors or dummy
+    files: tuple[str, ...]  # none of dummy weights
     spec: ModelSpec
     tensors: tuple[TensorEntry, ...]
     tokenizer: TokenizerFiles
@@ -99,7 +116,7 @@ def check_unchanged(checkpoint: Checkpoint) -> None:
 
 def weights_dtype(tensors: Sequence[FileTensor]) -> str:
     """The dtype that all matrices share; float32 where they do not, and where they are quantised."""
-    types = {entry.type for entry in tensors if len(entry.shape) > 1}
+    types = {entry.type for entry in tensors if len(entry.shape) > 1 and entry.type not in _BUFFERS}
     return {"F16": "float16", "BF16": "bfloat16"}.get(types.pop(), "float32") if len(types) == 1 else "float32"
 
 
@@ -117,6 +134,8 @@ def weights_fingerprint(files: tuple[str, ...], entries: Sequence[TensorEntry]) 
     try:
         for tensor in sorted(tensors, key=lambda tensor: tensor.name):
             digest.update(msgspec.msgpack.encode((tensor.name, tensor.type, tensor.shape, tensor.num_bytes)))
+            if not files:  # dummy weights
+                continue
             opened[tensor.file].seek(tensor.offset)
             digest.update(opened[tensor.file].read(min(tensor.num_bytes, 4096)))
     finally:

@@ -38,7 +38,7 @@ from pyllm.flags.settings_flags import (
     add_vllm_flags,
     given_settings,
 )
-from pyllm.launch import check_memory, resolve_settings, visible_cards
+from pyllm.launch import chat_template_notice, check_memory, resolve_settings, visible_cards
 from pyllm.machine import (
     Finding,
     ModelNeeds,
@@ -163,6 +163,9 @@ def _needs(
         except ConfigError as error:
             return None, [*warnings.findings, Finding("error", str(error), "")]
         checkpoint = msgspec.structs.replace(checkpoint, name=name or checkpoint.name)
+        if notice := chat_template_notice(checkpoint):
+            problem, _, fix = notice.partition(": ")
+            warnings.findings.append(Finding("warning", problem, f"{fix[0].upper()}{fix[1:]}."))
         parallel = engine.parallel
         memories = [memory.available // parallel.data_parallel_size for memory in limits.memory]
         if engine.device.device == "cuda":

@@ -9,6 +9,7 @@ from pyllm.config.option_fields import ConfigPart, TextForm
 from pyllm.families.spec import ModelImpl
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "dummy"]
 Quantization = Literal["auto", "none", "int8", "gguf", "compressed-tensors", "awq", "gptq", "fp8", "mxfp4"]
 
 
@@ -69,6 +70,10 @@ class ModelConfig(ConfigPart, frozen=True):
         dict[str, int | float],
         Meta(description="sampling defaults that replace those of --generation-config, as '{\"temperature\": 0.5}'"),
     ] = msgspec.field(default_factory=dict)
+    load_format: Annotated[
+        LoadFormat,
+        Meta(description="auto: the files say their format; dummy: weights are made up, to measure speed without them"),
+    ] = "auto"
     model_impl: Annotated[
         ModelImpl,
         Meta(

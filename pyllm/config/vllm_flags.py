@@ -88,11 +88,12 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
             "trust-remote-code",
             "code from a model's repository is never run: pyllm's families or transformers compute the model",
         ),
-        _always(
+        _ours(
             "load-format",
-            "the files themselves say their format",
-            *("auto", "hf", "safetensors", "gguf"),
-            instead="weights are read from safetensors and GGUF files alone: leave it auto",
+            "dummy makes weights up; else the files themselves say their format",
+            hf="auto",
+            safetensors="auto",
+            gguf="auto",
         ),
         _ours("dtype", half="float16", float="float32"),
         _ours(

@@ -245,6 +245,7 @@ def _model_info(
         pooling=embedding.pooling,
         is_matryoshka=embedding.is_matryoshka,
         matryoshka_dimensions=embedding.dimensions,
+        can_generate=not embedding.is_only_use,
         model_impl="native" if spec.transformers is None else "transformers",
         prefix_hash=engine.cache.prefix_hash,
         prefix_hash_seed=engine.cache.prefix_hash_seed,

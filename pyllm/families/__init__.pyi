@@ -13,7 +13,7 @@ from .family import (
     text_config,
 )
 from .kv_layout import KVGroup, kv_groups, kv_tokens_per_layer, layers_of_group
-from .registry import GROUP, UnknownArchitectureError, find_family, find_gguf_family
+from .registry import GROUP, UnknownArchitectureError, find_family, find_gguf_family, spelled_architecture
 from .rope import at_context, read_rope
 from .spec import (
     EXPERT_FEATURES,
@@ -45,9 +45,13 @@ from .tensors import (
     TensorEntry,
     TensorNames,
     Transpose,
+    dummy_entries,
+    has_own_head,
     map_probed,
     map_tensors,
     num_parameters,
+    tied_matrices,
+    without_head,
 )
 from .transformers_probe import Probed, ProbeRequest, Refusal
 
@@ -90,8 +94,10 @@ __all__ = [
     "UnknownArchitectureError",
     "at_context",
     "check_tensor_parallel",
+    "dummy_entries",
     "find_family",
     "find_gguf_family",
+    "has_own_head",
     "kv_groups",
     "kv_tokens_per_layer",
     "layer_types",
@@ -106,6 +112,9 @@ __all__ = [
     "read_norm",
     "read_rope",
     "read_routing",
+    "spelled_architecture",
     "split_into_stages",
     "text_config",
+    "tied_matrices",
+    "without_head",
 ]

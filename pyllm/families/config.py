@@ -96,6 +96,13 @@ class Config:
             raise self.error(name, values, "a list of whole numbers")
         return values
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings; empty if there is none."""
+        values = self._get(name, [])
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise self.error(name, values, "a list of strings")
+        return tuple(values)
+
     def section(self, name: str) -> "Config":
         """A dictionary within; empty if there is none."""
         value = self._get(name, {})

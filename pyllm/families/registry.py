@@ -56,6 +56,25 @@ def find_family(architecture: str, offered: Iterable[EntryPoint] | None = None) 
     return families[architecture]
 
 
+def spelled_architecture(name: str) -> str:
+    """The architecture that another name means: a type of models, a class without a head, another spelling; else empty.
+
+    `llama`, `LlamaModel`, `LLaMAForCausalLM` and `LlamaForCausalLM` are one model, `Gemma3TextModel` is that of
+    `Gemma3ForCausalLM`.
+    """
+    names = [known for family in FAMILIES for known in family.architectures]
+    if name in names or not (stem := _stem(name)):
+        return name if name in names else ""
+    return next((known for known in names if _stem(known) == stem), "")
+
+
+def _stem(name: str) -> str:
+    stem = name.lower().replace("_", "")
+    for ending in ("forcausallm", "forconditionalgeneration", "model", "text"):
+        stem = stem.removesuffix(ending)
+    return stem
+
+
 def find_gguf_family(architecture: str, offered: Iterable[EntryPoint] | None = None) -> Family:
     """The family of a GGUF file's `general.architecture`.
 

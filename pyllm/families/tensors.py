@@ -4,7 +4,7 @@ Knows no format: readers give it what they found (`FileTensor`), and loaders fol
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -169,7 +169,10 @@ class TensorNames:
     interleaved: bool = False
     offset_added: bool = False
     transposed: frozenset[str] = frozenset()
-    derived: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    derived: tuple[str, ...] = (
+        *(".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"),
+        *(".position_ids", ".masked_bias"),
+    )
     skipped: tuple[str, ...] = ()
 
     def source_of(self, part: str) -> tuple[str, tuple[str, ...]]:
@@ -267,9 +270,7 @@ def map_tensors(
     tensors = {tensor.name: tensor for tensor in found}
     if len(tensors) != len(found):
         raise ConfigError("the model's files have several tensors of one name")
-    root = next((root for root in names.roots if f"{root}{names.embedding}.weight" in tensors), names.roots[0])
-    head = next((head for head in names.heads if f"{head}.weight" in tensors), names.heads[0])
-
+    root, head = _root_and_head(names, tensors)
     vocabulary = (spec.vocab_size, spec.hidden_size)
 
     def whole(parameter: str, shape: Shape, source: str) -> TensorEntry:
@@ -307,7 +308,9 @@ def map_tensors(
     return tuple(entries), _left_over(spec, names, tensors, entries, head)
 
 
-_FLOATS = ("F32", "F16", "BF16")
+# Heads of classifiers and of reward models, which training leaves beside that of a language model. Masks are BOOL.
+_OF_TASKS = ("score.", "v_head.", "value_head.", "reward_head.", "regression_head.", "classifier.", "qa_outputs.")
+_FLOATS = {"F32": 4, "F16": 2, "BF16": 2}  # and their bytes
 _LISTED = "F32, F16 and BF16"
 _BUFFERS = ("F64", "I64", "I32", "I16", "I8", "U8", "BOOL")  # which are no parameters
 UNMAPPED = "unmapped "
@@ -338,6 +341,43 @@ def map_probed(
     return tuple(entries)
 
 
+def tied_matrices(
+    spec: ModelSpec, names: TensorNames, found: Sequence[FileTensor]
+) -> tuple[FileTensor, FileTensor] | None:
+    """The embedding and the head of a model that is said to have one matrix for both, where the files have two."""
+    tensors = {tensor.name: tensor for tensor in found}
+    root, head = _root_and_head(names, tensors)
+    embedding = f"{root}{names.embedding}.weight"
+    if not spec.tie_word_embeddings or not {embedding, f"{head}.weight"} <= tensors.keys():
+        return None
+    return tensors[embedding], tensors[f"{head}.weight"]
+
+
+def has_own_head(names: TensorNames, found: Sequence[FileTensor]) -> bool:
+    """Whether the files have a head beside the embedding."""
+    return bool({f"{head}.weight" for head in names.heads} & {tensor.name for tensor in found})
+
+
+def without_head(spec: ModelSpec) -> ModelSpec:
+    """A model whose files have no head, and which only embeds: the embedding stands in its place."""
+    return msgspec.structs.replace(spec, tie_word_embeddings=True)
+
+
+def dummy_entries(spec: ModelSpec, kind: str) -> tuple[TensorEntry, ...]:
+    """The entries of weights that no file has, all of one type of floats."""
+    shapes: dict[str, Shape] = {"embedding.weight": (spec.vocab_size, spec.hidden_size)}
+    for index, layer in enumerate(spec.layers):
+        parameters = parameters_of_layer(spec, layer)
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in parameters.items()}
+    shapes["norm.weight"] = (spec.hidden_size,)
+    if not spec.tie_word_embeddings:
+        shapes["head.weight"] = shapes["embedding.weight"]
+    sizes = {name: math.prod(shape) * _FLOATS[kind] for name, shape in shapes.items()}
+    return tuple(
+        TensorEntry(name, shape, FileTensor(name, kind, shape, 0, 0, sizes[name])) for name, shape in shapes.items()
+    )
+
+
 def num_parameters(spec: ModelSpec) -> int:
     """How many numbers the model has."""
     if spec.transformers is not None:
@@ -345,6 +385,13 @@ def num_parameters(spec: ModelSpec) -> int:
     shapes = [shape for layer in spec.layers for shape in parameters_of_layer(spec, layer).values()]
     vocabularies = 1 if spec.tie_word_embeddings else 2
     return sum(map(math.prod, shapes)) + spec.hidden_size * (1 + vocabularies * spec.vocab_size)
+
+
+def _root_and_head(names: TensorNames, tensors: Container[str]) -> tuple[str, str]:
+    """What stands before the layers' names in these files, and the head's name."""
+    root = next((root for root in names.roots if f"{root}{names.embedding}.weight" in tensors), names.roots[0])
+    head = next((head for head in names.heads if f"{head}.weight" in tensors), names.heads[0])
+    return root, head
 
 
 def _expert_of(part: str) -> tuple[str, int | None]:
@@ -379,6 +426,8 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
         needed = (place.matrix[1], *needed)
     if tensor is None:
         raise ConfigError(f"the model's files have no tensor {place.source!r}, which its architecture needs")
+    if tensor.type == "BOOL" or (tensor.type == "F64" and len(tensor.shape) > 1):
+        raise ConfigError(f"tensor {place.source!r} has type {tensor.type}, and its architecture needs {_LISTED}")
     if tensor.shape != needed:
         raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")
     transforms: tuple[Transform, ...] = (Transpose(),) if place.is_transposed else ()
@@ -446,7 +495,7 @@ def _left_over(
     if spec.tie_word_embeddings:
         rest -= {f"{head}.weight"}
     rest = {name for name in rest if not name.endswith(names.derived)}
-    skipped = {name for name in rest if names.skipped and name.startswith(names.skipped)}
+    skipped = {name for name in rest if name.startswith((*names.skipped, *_OF_TASKS)) or tensors[name].type == "BOOL"}
     if unknown := sorted(rest - skipped):
         listed = ", ".join(unknown[:5])
         raise ConfigError(

@@ -10,12 +10,14 @@ from .memory_check import (
     table_bytes_per_token,
     weights_bytes,
 )
+from .model_overrides import chat_template_notice
 from .probe_process import probe_model
 from .resolve import cpu_memory_needed, resolve_config, resolve_server, resolve_settings, shared_config
 
 __all__ = [
     "VisibleCard",
     "activation_bytes",
+    "chat_template_notice",
     "check_memory",
     "cpu_memory_needed",
     "default_kv_cache_bytes",

@@ -28,6 +28,16 @@ def with_overrides(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     return msgspec.structs.replace(checkpoint, tokenizer=tokenizer, sampling=_sampling(checkpoint.sampling, config))
 
 
+def chat_template_notice(checkpoint: Checkpoint) -> str:
+    """What a server or a check says of a model that cannot chat; empty where it can, and where it only embeds."""
+    if checkpoint.tokenizer.chat_template is not None or checkpoint.embedding.is_only_use:
+        return ""
+    return (
+        f"{checkpoint.name} has no chat template, so requests with messages are refused: give one by --chat-template "
+        "FILE, or complete texts with /v1/completions or `pyllm complete`"
+    )
+
+
 def _chat_template(given: str) -> str:
     """A file's content, or the template itself, which has a brace in it."""
     path = Path(given).expanduser()

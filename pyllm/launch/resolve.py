@@ -101,6 +101,7 @@ def resolve_settings(
         implementation=model.model_impl,
         probe=probe,
         overrides=model.hf_overrides,
+        has_dummy_weights=model.load_format == "dummy",
     )
     if model.revision:
         checkpoint = msgspec.structs.replace(checkpoint, name=model.model)
@@ -108,8 +109,8 @@ def resolve_settings(
     spec = checkpoint.spec
     _check_transformers(config, checkpoint)
     if checkpoint.skipped and spec.transformers is None:
-        parts = ", ".join(sorted({name.partition(".")[0] for name in checkpoint.skipped}))
-        logger.warning("%d tensors are not loaded, as only text is supported: %s", len(checkpoint.skipped), parts)
+        listed = ", ".join(checkpoint.skipped[:5]) + (", ..." if len(checkpoint.skipped) > 5 else "")
+        logger.warning("%d tensors are not loaded, as its text needs none of them: %s", len(checkpoint.skipped), listed)
     device, cards = config.device.device, list_cards()
     if device == "auto":
         device = "cuda" if cards else "cpu"

@@ -20,6 +20,7 @@ from pyllm.config.server_settings import HeadlessConfig, ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.launch import topology
 from pyllm.launch.core_settings import placement_recording
+from pyllm.launch.model_overrides import chat_template_notice
 from pyllm.launch.resolve import resolve_config, resolve_server, shared_config
 from pyllm.recording import check_recording_path
 from pyllm.supervision import line_writer
@@ -42,6 +43,8 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     _become_supervisor()
     server, api_keys = resolve_server(server)
     engine, checkpoint = resolve_config(engine)
+    if notice := chat_template_notice(checkpoint):
+        logger.warning("%s", notice)
     with _listener(server) as listener, SocketFolder() as folder:
         cores = topology.core_configs(engine, checkpoint, folder, server.ready_timeout, server.shutdown_timeout)
         api = _api(cores, server, api_keys)
@@ -205,7 +208,8 @@ def _announcement(listener: socket.socket, api: ApiConfig) -> str:
         host, port = listener.getsockname()[:2]
         where = address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     command = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
-    page = f"\n  chat, routes and engine in a browser: {where}{api.server.root_path}/"
+    contents = "routes and engine" if api.checkpoint.tokenizer.chat_template is None else "chat, routes and engine"
+    page = f"\n  {contents} in a browser: {where}{api.server.root_path}/"
     return f"pyllm is ready on {where} - try: {command}{'' if listener.family == socket.AF_UNIX else page}"
 
 

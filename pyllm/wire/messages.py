@@ -151,6 +151,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pipeline_parallel_size: int = 1
     cache_namespace: str = ""  # with blake3, a part of the name of every KV block
     saves_kv_blocks: bool = False  # a KV store or connector gets the blocks that are computed
+    can_generate: bool = True  # False: the model has no head, and gives embeddings only
 
 
 # Client to core.

@@ -1,5 +1,6 @@
 """GGUF headers: what is understood, and that what is not is refused by its name."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,6 @@ def test_the_dtype_is_that_of_the_matrices(tmp_path: Path, quantisation: str, dt
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_norm_eps is nan; it must be a finite number"),
         ({"tokenizer.ggml.model": "rwkv"}, "tokenizer.ggml.model 'rwkv' is not supported"),
         ({"tokenizer.ggml.pre": "unheard-of"}, "tokenizer.ggml.pre 'unheard-of' is not supported"),
-        ({"tokenizer.ggml.eos_token_id": 290}, "eos_token_id is 290, of 290 tokens"),
         ({"tokenizer.ggml.merges": ["x yz"]}, r"merges \['x', 'yz'\]"),
         ({"tokenizer.ggml.tokens": None}, "lacks its tokens"),
         ({"split.count": 2}, r"one of 2 parts: name it as llama.cpp does, ...-00001-of-00002\.gguf"),
@@ -119,6 +119,40 @@ def test_what_is_not_supported_is_refused_by_name(
     write_tiny_gguf(source, path, fields=fields)
     with pytest.raises(ConfigError, match=message):
         read_gguf(path, "")
+
+
+@pytest.mark.parametrize("index", [290, 2**32 - 1])
+@pytest.mark.parametrize("name", ["eos", "bos", "eot", "unknown"])
+def test_a_special_token_that_is_none_is_left_out(
+    tmp_path: Path, source: str, caplog: pytest.LogCaptureFixture, name: str, index: int
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    template = {"tokenizer.chat_template": f"{{{{ content }}}}{END}", "tokenizer.ggml.add_bos_token": True}
+    write_tiny_gguf(source, path, fields={f"tokenizer.ggml.{name}_token_id": index} | template)
+    found = read_gguf(path, "")[0].tokenizer
+    assert f"tokenizer.ggml.{name}_token_id is {index}, of 290 tokens: it is left out" in caplog.text
+    assert found.eos_token_ids == (257,)  # which the template names, too
+    assert (found.bos_token, found.eos_token) == ("" if name == "bos" else START, "" if name == "eos" else END)
+
+
+def test_texts_that_are_not_utf8_are_replaced(tmp_path: Path, source: str, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path, fields={"general.author": "Mxll", "general.tags": ["a", "Mxll"]})
+    path.write_bytes(path.read_bytes().replace(b"Mxll", b"M\xfcll"))
+    assert read_gguf(path, "")[0].tokenizer.eos_token == END
+    for name in ("general.author", "general.tags"):
+        assert f"1 texts in '{name}' are not UTF-8" in caplog.text
+
+
+def test_types_of_tokens_may_be_missing(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path)
+    expected, content = read_gguf(path, "")
+    write_tiny_gguf(source, path, fields={"tokenizer.ggml.token_type": None})
+    found, other = read_gguf(path, "")
+    assert found.tokenizer == expected.tokenizer
+    specials = [token for token in json.loads(content)["added_tokens"] if token["content"] in (START, END)]
+    assert [token for token in json.loads(other)["added_tokens"] if token["content"] in (START, END)] == specials
 
 
 def test_a_tensor_of_an_unknown_feature_is_refused(tmp_path: Path, source: str) -> None:

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +85,58 @@ def test_a_folder_may_have_several_schemes(tmp_path: Path) -> None:
     found = {entry.name: entry.quantised.bits for entry in read_huggingface(folder).tensors if entry.quantised}
     assert found["layers.0.feed_forward.down.weight"] == 8
     assert found["layers.0.feed_forward.up.weight"] == 4
+
+
+def mixed(folder: Path, groups: dict[str, Any], ignore: list[str] | None = None) -> Path:
+    """A model whose attention is symmetric and whose feed-forward layers have zero points, with these groups."""
+    made = quantised(folder, packed())
+    others = load_file(quantised(folder / "other", packed(symmetric=False)) / "model.safetensors")
+    edit(made, lambda tensors: tensors.update({name: others[name] for name in others if ".mlp." in name}))
+    config = json.loads((made / "config.json").read_text())
+    config["quantization_config"] |= {"config_groups": groups} | ({"ignore": ignore} if ignore else {})
+    (made / "config.json").write_text(json.dumps(config))
+    return made
+
+
+def group(targets: list[str], symmetric: bool) -> dict[str, Any]:
+    return packed(symmetric=symmetric).config["config_groups"]["group_0"] | {"targets": targets}
+
+
+@pytest.mark.parametrize(
+    ("symmetric", "asymmetric"),
+    [
+        (["re:.*self_attn.*"], ["re:.*mlp.*"]),
+        (["Linear"], ["re:.*mlp.*"]),  # names come before classes, whatever the order of the groups
+        (["re:.*self_attn.*"], ["Linear"]),
+        (["re:model.layers.*self_attn"], ["re:model.language_model.layers.*mlp", "lm_head"]),
+        (["Linear"], [f"model.layers.{layer}.mlp.{name}_proj" for layer in (0, 1) for name in ("gate", "up", "down")]),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_targets_choose_the_scheme(tmp_path: Path, symmetric: list[str], asymmetric: list[str], is_first: bool) -> None:
+    groups = [group(symmetric, True), group(asymmetric, False)]
+    folder = mixed(tmp_path, {f"group_{at}": each for at, each in enumerate(groups if is_first else groups[::-1])})
+    entries = [entry for entry in read_huggingface(folder).tensors if entry.quantised]
+    has_zeros = {entry.name: entry.quantised.zeros is not None for entry in entries if entry.quantised}
+    assert has_zeros == {name: "feed_forward" in name for name in has_zeros}
+    assert len(has_zeros) == 14
+
+
+@pytest.mark.parametrize("ignore", [None, ["re:.*mlp.*"]])
+def test_a_matrix_that_no_group_targets_is_refused(tmp_path: Path, ignore: list[str] | None) -> None:
+    targets = ["re:.*mlp.*"] if ignore else ["re:.*nothing.*"]
+    groups = {"group_0": group(["re:.*self_attn.*"], True), "group_1": group(targets, False)}
+    with pytest.raises(ConfigError, match=r"layers\.0\.mlp\.\w+ is quantised, and config_groups have no scheme for it"):
+        read_huggingface(mixed(tmp_path, groups, ignore))
+
+
+def test_zero_points_of_a_symmetric_scheme_are_refused_unless_they_say_nothing(tmp_path: Path) -> None:
+    folder = mixed(tmp_path, {"group_0": group(["Linear"], True)})
+    with pytest.raises(ConfigError, match=r"weight_zero_point' has zero points, and the scheme .* is symmetric"):
+        read_huggingface(folder)
+    middle = int.from_bytes(b"\x88" * 4, "little", signed=True)
+    edit(folder, lambda tensors: [each.fill_(middle) for name, each in tensors.items() if name.endswith("zero_point")])
+    assert all(entry.quantised is None or entry.quantised.zeros is None for entry in read_huggingface(folder).tensors)
 
 
 def test_modules_that_are_left_out_are_floats(tmp_path: Path) -> None:

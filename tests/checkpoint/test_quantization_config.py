@@ -45,7 +45,9 @@ def read(section: Any, name: str = "quantization_config") -> QuantizationConfig 
     ],
 )
 def test_a_method_has_its_scheme(config: dict[str, Any], method: str, scheme: Scheme) -> None:
-    assert read(config) == QuantizationConfig(method, (scheme,))  # type: ignore[arg-type] # it is one of the methods
+    found = read(config)
+    assert found is not None
+    assert (found.method, found.schemes) == (method, (scheme,))
 
 
 def test_it_is_found_where_files_have_it() -> None:
@@ -67,6 +69,14 @@ def test_modules_may_have_several_schemes() -> None:
     found = read({"quant_method": "fp8"})
     assert found is not None
     assert [scheme.block for scheme in found.schemes] == [(1, 0), (0, 0)]
+
+
+def test_a_pattern_that_is_none_is_refused() -> None:
+    config = packed(32).config
+    with pytest.raises(ConfigError, match=r"ignore: 're:\*mlp' is no pattern"):
+        read(config | {"ignore": ["re:*mlp"]})
+    with pytest.raises(ConfigError, match="ignore is 'lm_head'; it must be a list of strings"):
+        read(config | {"ignore": "lm_head"})
 
 
 def weights(**changes: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pyllm.checkpoint.generation_config import SamplingDefaults
-from pyllm.checkpoint.reader import embedded_model, read_checkpoint
+from pyllm.checkpoint.reader import embedded_model, read_checkpoint, read_tokenizer
 from pyllm.checkpoint.types import check_unchanged
 from pyllm.errors import ConfigError
 from pyllm.families.spec import check_tensor_parallel
@@ -99,3 +99,48 @@ def test_ranks_that_divide_are_accepted(ranks: int) -> None:
 def test_ranks_that_do_not_divide_are_refused_with_those_that_would() -> None:
     with pytest.raises(ConfigError, match=r"2 does not divide 9 attention heads and 3 key/value heads; .*: 1, 3$"):
         check_tensor_parallel(read_checkpoint().spec, 2)
+
+
+def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
+    folder = tmp_path / "downloaded"
+    folder.mkdir()
+    source = write_tiny_model(tmp_path / "tiny")
+    file = write_tiny_gguf(source, folder / "tiny-Q8_0.gguf")
+    (folder / "mmproj-tiny.gguf").write_bytes(b"of its images")
+    (folder / "config.json").write_text("{}")  # as some repositories of GGUF files have it
+    assert read_checkpoint(str(folder)) == read_checkpoint(file)
+    assert read_tokenizer(str(folder)) == read_tokenizer(file)
+    write_tiny_gguf(source, folder / "tiny-F16.gguf")
+    with pytest.raises(ConfigError, match=r"has 2 GGUF models: give one of tiny-F16\.gguf, tiny-Q8_0\.gguf"):
+        read_checkpoint(str(folder))
+
+
+def test_a_folder_with_weights_of_its_own_is_read_as_such(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny")
+    write_tiny_gguf(folder, tmp_path / "tiny/tiny.gguf")
+    assert read_checkpoint(folder).format == "safetensors"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_dummy_weights_need_no_weights(tmp_path: Path, tied: bool) -> None:
+    folder = Path(write_tiny_model(tmp_path, tied=tied, dtype="bfloat16"))
+    expected = read_checkpoint(str(folder))
+    (folder / "model.safetensors").unlink()
+    found = read_checkpoint(str(folder), has_dummy_weights=True)
+    assert found.spec == msgspec.structs.replace(expected.spec, dtype="bfloat16")
+    shapes = [(entry.name, entry.shape) for entry in expected.tensors]
+    assert [(entry.name, entry.shape) for entry in found.tensors] == shapes
+    assert (found.format, found.files, found.tokenizer) == ("dummy", (), expected.tokenizer)
+    check_unchanged(found)
+
+
+def test_dummy_weights_are_refused_where_they_would_not_be_the_models(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "tiny")
+    file = write_tiny_gguf(folder, tmp_path / "tiny.gguf")
+    with pytest.raises(ConfigError, match=r"load_format dummy makes up .*tiny\.gguf is another case"):
+        read_checkpoint(file, has_dummy_weights=True)
+    with pytest.raises(ConfigError, match="model_impl transformers is another case"):
+        read_checkpoint(folder, has_dummy_weights=True, implementation="transformers")
+    quantised = write_tiny_model(tmp_path / "awq", quantization_config={"quant_method": "awq", "bits": 4})
+    with pytest.raises(ConfigError, match="is quantised, and dummy weights are floats"):
+        read_checkpoint(quantised, has_dummy_weights=True)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pyllm.client.client import EngineClient
-from pyllm.client.submission import prepare
+from pyllm.client.submission import prepare, prepare_embedding
 from pyllm.errors import RequestError, RequestTooLargeError
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import SchedulingParams
@@ -94,6 +94,13 @@ def test_more_samples_than_the_model_runs_at_once_are_refused() -> None:
     with pytest.raises(RequestError, match=r"n must be at most 8.* got 9") as refused:
         prepare([1], SamplingParams(n=9), MODEL)
     assert refused.value.parameter == "n"
+
+
+def test_a_model_without_a_head_only_embeds() -> None:
+    model = msgspec.structs.replace(MODEL, can_generate=False)
+    with pytest.raises(RequestError, match="tiny has no head, and only embeds: use /v1/embeddings"):
+        prepare([1], SamplingParams(), model)
+    assert prepare_embedding([1], model).max_tokens == 0
 
 
 def test_a_prompt_that_is_too_long_is_not_looked_through() -> None:

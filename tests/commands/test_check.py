@@ -54,6 +54,17 @@ def test_what_a_server_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "sine" in problems(report, "error")
 
 
+def test_a_model_without_a_chat_template(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(write_tiny_model(tmp_path / "tiny"))
+    (folder / "tokenizer_config.json").write_text("{}")
+    _, report = check(capsys, str(folder), "--device", "cpu")
+    assert "tiny has no chat template, so requests with messages are refused" in problems(report, "warning")
+    assert main(["check", str(folder), "--device", "cpu", "--port", "0"]) == 0
+    assert "Give one by --chat-template FILE" in " ".join(capsys.readouterr().out.split())
+    _, report = check(capsys, str(folder), "--device", "cpu", "--chat-template", "{{ messages }}")
+    assert "chat template" not in problems(report, "warning")
+
+
 def test_a_cache_that_is_too_small_for_the_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_tiny_model(tmp_path)
     code, report = check(capsys, folder, "--device", "cpu", "--kv-cache-memory-bytes", "64KiB")

@@ -23,7 +23,7 @@ DEFAULTS = (EngineConfig(), ServerConfig())
 VALUES = {
     "model": "a", "served-model-name": "a", "tokenizer": "a", "revision": "a", "tokenizer-revision": "a",
     "download-dir": "a", "hf-token": "a", "hf-overrides": '{"a": 1}', "dtype": "half", "quantization": "awq_marlin",
-    "max-model-len": "8k", "seed": "1", "model-impl": "vllm", "generation-config": "vllm",
+    "max-model-len": "8k", "seed": "1", "model-impl": "vllm", "load-format": "dummy", "generation-config": "vllm",
     "override-generation-config": '{"temperature": 0.5}', "max-logprobs": "5", "block-size": "32",
     "gpu-memory-utilization": "0.5", "kv-cache-dtype": "fp8_e4m3", "kv-cache-memory-bytes": "64MiB",
     "num-gpu-blocks-override": "9", "kv-offloading-size": "1", "swap-space": "4", "max-num-batched-tokens": "2K",

@@ -9,7 +9,7 @@ from pyllm.core.validation import MAX_BAD_WORDS_TOKENS, MAX_EXTRA_ARGS_DEPTH, ch
 from pyllm.errors import RequestError
 from pyllm.sampling_params import LEAST_POSITIVE, MAX_BAD_WORDS_TOKEN_IDS, MAX_EXTRA_ARGS_BYTES, MAX_LOGIT_BIASES
 from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
-from pyllm.wire.messages import ModelInfo, Sampling, Submit
+from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
 from tests.core.raw_engine import EPOCH, MODEL
 
 VOCABULARY = MODEL.vocab_size
@@ -114,6 +114,13 @@ def test_what_would_end_a_worker_is_refused_by_name(field: str, value: Any) -> N
     refused = refusal(submit(**{field: value}))
     assert refused.parameter == field
     assert field in str(refused) or field == "extra_args"
+
+
+def test_a_model_without_a_head_only_embeds() -> None:
+    model = msgspec.structs.replace(MODEL, can_generate=False)
+    with pytest.raises(RequestError, match="has no head, and only embeds"):
+        check_submit(submit(), model, ())
+    check_submit(msgspec.structs.replace(submit(), sampling=POOLING["last"], max_tokens=0), model, ())
 
 
 def test_logit_biases_are_counted() -> None:

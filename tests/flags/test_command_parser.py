@@ -90,7 +90,7 @@ def test_a_flag_that_is_not_in_the_help_is_named_only_where_it_is_close(capsys: 
         ("--swap-space", "is --kv-offloading-size"),
         ("swap_space", "is --kv-offloading-size"),
         ("no-trust-remote-code", "taken without an effect: code from"),
-        ("--load-format", "taken without an effect: the files"),
+        ("--load-format", "dummy: weights are made up"),
         ("-tp", "--tensor-parallel-size"),
         ("-O", "--enforce-eager"),
         ("server-config", "The HTTP server"),

@@ -13,7 +13,7 @@ from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
-from pyllm.launch.model_overrides import with_overrides
+from pyllm.launch.model_overrides import chat_template_notice, with_overrides
 from pyllm.launch.resolve import resolve_config
 from tests.tiny_model import write_tiny_model
 
@@ -80,3 +80,13 @@ def test_they_are_resolved_with_the_rest(tmp_path: Path) -> None:
     options = {"model": folder, "chat_template": "{{ 1 }}", "override_generation_config": {"top_k": 3}}
     _, checkpoint = resolve_config(engine_config(options))
     assert (checkpoint.tokenizer.chat_template, checkpoint.sampling.top_k) == ("{{ 1 }}", 3)
+
+
+def test_a_model_that_cannot_chat_is_told_of_unless_it_only_embeds(tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(write_tiny_model(tmp_path / "tiny"))
+    assert chat_template_notice(checkpoint) == ""
+    tokenizer = msgspec.structs.replace(checkpoint.tokenizer, chat_template=None)
+    base = msgspec.structs.replace(checkpoint, tokenizer=tokenizer)
+    assert "--chat-template FILE, or complete texts with /v1/completions" in chat_template_notice(base)
+    embedding = msgspec.structs.replace(base.embedding, is_only_use=True)
+    assert chat_template_notice(msgspec.structs.replace(base, embedding=embedding)) == ""

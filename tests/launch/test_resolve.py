@@ -2,7 +2,9 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
@@ -27,6 +29,15 @@ def test_resolve_leaves_nothing_open(model: str) -> None:
     assert config.model.served_model_name == (checkpoint.name,)
     assert config.device.device == "cpu"
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (128, 192)
+
+
+def test_tensors_that_are_not_loaded_are_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = Path(write_tiny_model(tmp_path))
+    heads = {f"score.{name}.weight": np.ones(2, np.float32) for name in "abcdef"}
+    save_file(load_file(folder / "model.safetensors") | heads, folder / "model.safetensors")
+    resolve_config(engine_config({"model": str(folder), "device": "cpu"}))
+    listed = ", ".join(f"score.{name}.weight" for name in "abcde")
+    assert f"6 tensors are not loaded, as its text needs none of them: {listed}, ..." in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Chooses the reader for a checkpoint's format. Knows no tensor."""
 
 from pyllm.checkpoint.types import Checkpoint
+from pyllm.workers.loaders.dummy import DummyReader
 from pyllm.workers.loaders.gguf import GgufReader
 from pyllm.workers.loaders.quantised import QuantisedReader
 from pyllm.workers.loaders.safetensors import SafetensorsReader
@@ -12,5 +13,7 @@ def weight_reader(checkpoint: Checkpoint, table: TensorTable) -> WeightReader:
     """The reader for the checkpoint's format."""
     if checkpoint.format == "gguf":
         return GgufReader(table)
+    if checkpoint.format == "dummy":
+        return DummyReader(checkpoint)
     plain = SafetensorsReader(table)
     return QuantisedReader(table, plain, checkpoint.quantization) if checkpoint.quantization else plain

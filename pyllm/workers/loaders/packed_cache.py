@@ -207,7 +207,7 @@ class _Unfinished:
 def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -> PackedCache | None:
     """The cache of a rank's matrices; None where none are packed, where it is not worth it, or not wanted."""
     model, ranks = engine.model, engine.parallel.tensor_parallel_size
-    is_packed = engine.device.device == "cpu" and engine.device.kernel_backend in {"auto", "cpu"}
+    is_packed = engine.device.device == "cpu" and engine.device.kernel_backend in {"auto", "cpu"} and checkpoint.files
     size = sum(entry.source.num_bytes for entry in checkpoint.tensors)
     if not (is_packed and model.dtype != "float16" and model.packed_cache_size and size >= LEAST_BYTES):
         return None

@@ -29,11 +29,13 @@ def build(config: str, dtype: torch.dtype, device: str, most_layers: int | None 
             than `most_layers`.
     """
     fields = json.loads(config)
-    name, model_type = fields["architectures"][0], fields.get("model_type")
+    name, model_type = architecture_of(fields), fields.get("model_type")
     if model_type not in CONFIG_MAPPING or name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         reason = "a newer version may have it"
         if "auto_map" in fields:
             reason = "it comes with code of its own, which is not run"
+        elif hasattr(transformers, name):
+            reason = "that class of it computes no next tokens"
         version = transformers.__version__
         raise ConfigError(f"transformers {version} has no causal language model {name} of type {model_type}: {reason}")
     kind = getattr(transformers, name)
@@ -48,6 +50,12 @@ def build(config: str, dtype: torch.dtype, device: str, most_layers: int | None 
         model: PreTrainedModel = kind._from_config(read, dtype=dtype, attn_implementation=NAME)
     model.train(False)
     return model
+
+
+def architecture_of(fields: dict[str, Any]) -> str:
+    """The class that a config.json names, or else that of its type of models."""
+    names = fields.get("architectures") or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(fields.get("model_type")), "")]
+    return str(names[0])
 
 
 def _read(kind: type[PretrainedConfig], fields: dict[str, Any]) -> PretrainedConfig:

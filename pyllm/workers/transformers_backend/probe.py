@@ -24,7 +24,7 @@ from pyllm.errors import ConfigError
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, LayerSpec, LinearSpec, ModelSpec, TransformersSpec
 from pyllm.families.transformers_probe import Probed, ProbeRequest, Refusal
 from pyllm.workers.transformers_backend.attention_interface import NAME
-from pyllm.workers.transformers_backend.build import build
+from pyllm.workers.transformers_backend.build import architecture_of, build
 from pyllm.workers.transformers_backend.meta_run import Run, run_on_meta, window_of
 
 _SHORTEST_CONTEXT = 4
@@ -95,7 +95,7 @@ def _built(request: ProbeRequest) -> PreTrainedModel:
     except ConfigError:
         raise
     except Exception as error:
-        name = json.loads(request.config)["architectures"][0]
+        name = architecture_of(json.loads(request.config))
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         if isinstance(error, KeyError) and error.args == (NAME,):
             text = "it has attention of its own alone"

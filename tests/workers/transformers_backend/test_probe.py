@@ -194,7 +194,10 @@ def test_what_cannot_run_is_refused_with_the_reason(name: str, message: str) -> 
             {"architectures": ["NothingForCausalLM"]},
             "has no causal language model NothingForCausalLM of type llama: a newer version may have it",
         ),
-        ({"architectures": ["BertModel"]}, "has no causal language model BertModel"),
+        (
+            {"architectures": ["BertModel"]},
+            "has no causal language model BertModel of type llama: that class of it computes no next tokens",
+        ),
         (
             {"architectures": ["OwnForCausalLM"], "auto_map": {"AutoModelForCausalLM": "own.OwnForCausalLM"}},
             "OwnForCausalLM of type llama: it comes with code of its own, which is not run",
@@ -209,6 +212,16 @@ def test_what_cannot_run_is_refused_with_the_reason(name: str, message: str) -> 
 def test_what_transformers_does_not_have_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         probe(request("LlamaForCausalLM", changes))
+
+
+def test_without_an_architecture_the_type_of_the_model_says_it() -> None:
+    found, expected = probe(request("LlamaForCausalLM", {"architectures": None})), probe(request("LlamaForCausalLM"))
+    assert found.spec.architecture == expected.spec.architecture
+    assert (found.sources, found.others) == (expected.sources, expected.others)
+
+
+def test_infinities_reach_transformers() -> None:
+    assert probe(request("LlamaForCausalLM", {"time_step_limit": [0.0, math.inf]})).sources
 
 
 def test_the_process_answers_with_what_it_found_or_with_the_reason() -> None:

@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001 - the texts look like others on purpose
 """Records the token ids of llama.cpp in `gguf_tokenizer_cases.json`, for every way of splitting text that pyllm knows.
 
-usage: PYTHONPATH=FOLDER/llama/converter:. python tests/checkpoint/record_gguf_tokenizer_cases.py LLAMA_TOKENIZE
+usage, in this folder: PYTHONPATH=FOLDER/llama/converter:../../.. python record_gguf_tokenizer_cases.py LLAMA_TOKENIZE
 
 `make peers PEERS=FOLDER` unpacks llama.cpp; its program `llama-tokenize` is built with
 `FOLDER/llama/tools/bin/cmake --build FOLDER/llama/build --target llama-tokenize`, with that `bin` on the PATH.
@@ -24,7 +24,7 @@ from tokenizers.models import BPE, Unigram
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
-from pyllm.checkpoint.gguf_pre_tokenizers import BYTE_CHARACTERS, PRE_TOKENIZERS
+from pyllm.checkpoint.gguf_tokenizers.gguf_pre_tokenizers import BYTE_CHARACTERS, PRE_TOKENIZERS
 
 CASES = Path(__file__).with_name("gguf_tokenizer_cases.json")
 

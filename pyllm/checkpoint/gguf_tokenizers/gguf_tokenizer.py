@@ -10,20 +10,32 @@ special tokens in it included. What differs, besides what `gguf_pre_tokenizers.p
 - Space behind the special tokens of Phi-3: any Unicode whitespace is dropped here, only that of ASCII there.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-from pyllm.checkpoint import gguf_unigram
-from pyllm.checkpoint.gguf_pre_tokenizers import BYTE_CHARACTERS, PRE_TOKENIZERS, PreTokenizer, byte_level, drop
-from pyllm.checkpoint.gguf_sentencepiece import decoder, normalizer, score_merges
+from pyllm.checkpoint.gguf_tokenizers import gguf_unigram
+from pyllm.checkpoint.gguf_tokenizers.gguf_pre_tokenizers import (
+    BYTE_CHARACTERS,
+    PRE_TOKENIZERS,
+    PreTokenizer,
+    byte_level,
+    drop,
+)
+from pyllm.checkpoint.gguf_tokenizers.gguf_sentencepiece import decoder, normalizer, score_merges
 from pyllm.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 Fields = Mapping[str, Any]
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types of GGUF
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # token types of GGUF
+_SPECIAL = ("bos", "eos", "eot", "eom", "unknown")
+# By the kind of tokenizer, where a file names none.
+_USUAL_IDS: dict[str, dict[str, int]] = {"llama": {"bos": 1, "eos": 2, "unknown": 0}, "t5": {"eos": 1, "unknown": 2}}
 
 # Tokens of these names end an answer in llama.cpp, whatever the file says of them.
 _END_NAMES = frozenset(
@@ -45,7 +57,6 @@ _SPECIAL_NAMES = _END_NAMES | frozenset(
 )
 
 
-_TokenId = Annotated[int, msgspec.Meta(ge=0)]
 _KINDS: dict[str, Any] = {
     "model": str,
     "pre": str,
@@ -55,12 +66,14 @@ _KINDS: dict[str, Any] = {
     "scores": list[float],
     "precompiled_charsmap": list[int],
     "remove_extra_whitespaces": bool,
-    "unknown_token_id": _TokenId,
+    "unknown_token_id": int,
     "add_bos_token": bool,
     "add_eos_token": bool,
     "add_space_prefix": bool,
-    "bos_token_id": _TokenId,
-    "eos_token_id": _TokenId,
+    "bos_token_id": int,
+    "eos_token_id": int,
+    "eot_token_id": int,
+    "eom_token_id": int,
 }
 
 
@@ -77,9 +90,7 @@ def tokenizer_json(fields: Fields) -> bytes:
             f"tokenizer.ggml.model {kind!r} is not supported, only 'gpt2' (byte-level BPE), 'llama' (SentencePiece's "
             "BPE) and 't5' (unigram)"
         )
-    tokens, types = fields.get("tokenizer.ggml.tokens"), fields.get("tokenizer.ggml.token_type")
-    if not tokens or types is None or len(types) < len(tokens):
-        raise ConfigError("the GGUF file's tokenizer lacks its tokens, or a type for each token")
+    tokens, types = _tokens_and_types(fields)
     tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
@@ -95,6 +106,39 @@ def tokenizer_json(fields: Fields) -> bytes:
         **stages,
     }
     return msgspec.json.encode(document)
+
+
+def _tokens_and_types(fields: Fields) -> tuple[list[str], Sequence[int]]:
+    """The tokens, and the type of each; without types, which llama.cpp does not need, special ones are control."""
+    tokens: list[str] | None = fields.get("tokenizer.ggml.tokens")
+    if not tokens:
+        raise ConfigError("the GGUF file's tokenizer lacks its tokens")
+    for name in _SPECIAL:
+        index = fields.get(f"tokenizer.ggml.{name}_token_id")
+        if index is not None and not 0 <= index < len(tokens):
+            logger.warning("tokenizer.ggml.%s_token_id is %d, of %d tokens: it is left out", name, index, len(tokens))
+    types: list[int] | None = fields.get("tokenizer.ggml.token_type")
+    if types is None:
+        special = special_ids(fields).values()
+        types = [_CONTROL if index in special else _NORMAL for index in range(len(tokens))]
+    if len(types) < len(tokens):
+        raise ConfigError(f"the GGUF file's tokenizer has {len(tokens)} tokens and {len(types)} types of tokens")
+    return tokens, types
+
+
+def special_ids(fields: Fields) -> dict[str, int]:
+    """The ids of the special tokens that a file names, by `bos`, `eos`, `eot`, `eom` and `unknown`.
+
+    Of those that it does not name, or that are no tokens, the usual ones of its kind of tokenizer, as in llama.cpp.
+    """
+    num_tokens, ids = len(fields["tokenizer.ggml.tokens"]), {}
+    usual = _USUAL_IDS.get(fields["tokenizer.ggml.model"], {})
+    for name in _SPECIAL:
+        found = (fields.get(f"tokenizer.ggml.{name}_token_id"), usual.get(name))
+        valid = [index for index in found if index is not None and 0 <= index < num_tokens]
+        if valid:
+            ids[name] = valid[0]
+    return ids
 
 
 def end_tokens(tokens: Sequence[str], chat_template: str) -> set[int]:
@@ -133,20 +177,20 @@ def _byte_level(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -
 
 
 def _sentencepiece(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
-    scores, unknown = _scores(fields, tokens), fields.get("tokenizer.ggml.unknown_token_id", 0)
+    scores, unknown = _scores(fields, tokens), special_ids(fields)["unknown"]
     space_prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
     return {
         "normalizer": normalizer(space_prefix=space_prefix),
         "pre_tokenizer": None,
         "decoder": decoder(space_prefix=space_prefix),
-        "model": _bpe(vocabulary, score_merges(tokens, scores, vocabulary), unknown=_token(tokens, unknown, "unknown")),
+        "model": _bpe(vocabulary, score_merges(tokens, scores, vocabulary), unknown=tokens[unknown]),
     }
 
 
 def _unigram(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
     del vocabulary
-    unknown = fields.get("tokenizer.ggml.unknown_token_id", 2)
-    _token(tokens, unknown, "unknown")
+    if (unknown := special_ids(fields).get("unknown")) is None:
+        raise ConfigError(f"the GGUF file's tokenizer has no unknown token among its {len(tokens)}")
     return {
         "normalizer": gguf_unigram.normalizer(
             charsmap=bytes(code & 0xFF for code in fields.get("tokenizer.ggml.precompiled_charsmap") or ()),
@@ -230,18 +274,18 @@ def _post_processor(fields: Fields, tokens: list[str]) -> dict[str, Any] | None:
     adds_eos = fields.get("tokenizer.ggml.add_eos_token", kind == "t5")
     if not (adds_bos or adds_eos):
         return None
-    ids = {}
-    usual = {"llama": {"bos": 1, "eos": 2}, "t5": {"eos": 1}}.get(kind, {})
+    found, ids = special_ids(fields), {}
     for name, added in (("bos", adds_bos), ("eos", adds_eos)):
-        index = fields.get(f"tokenizer.ggml.{name}_token_id", usual.get(name))
-        if added and index is None:
+        if added and name in found:
+            ids[name] = found[name]
+        elif added and f"tokenizer.ggml.{name}_token_id" not in fields:
             raise ConfigError(
                 f"tokenizer.ggml.add_{name}_token is set, but the GGUF file names no {name.upper()} token"
             )
-        if added:
-            ids[name] = index
-    special = {name: {"SpecialToken": {"id": _token(tokens, index, name), "type_id": 0}} for name, index in ids.items()}
-    before, after = [special["bos"]] if adds_bos else [], [special["eos"]] if adds_eos else []
+    if not ids:
+        return None
+    special = {name: {"SpecialToken": {"id": tokens[index], "type_id": 0}} for name, index in ids.items()}
+    before, after = ([special[name]] if name in special else [] for name in ("bos", "eos"))
     text, pair = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}
     return {
         "type": "TemplateProcessing",
@@ -251,9 +295,3 @@ def _post_processor(fields: Fields, tokens: list[str]) -> dict[str, Any] | None:
             tokens[index]: {"id": tokens[index], "ids": [index], "tokens": [tokens[index]]} for index in ids.values()
         },
     }
-
-
-def _token(tokens: list[str], index: int, name: str) -> str:
-    if not 0 <= index < len(tokens):
-        raise ConfigError(f"tokenizer.ggml.{name}_token_id is {index}, of {len(tokens)} tokens")
-    return tokens[index]

@@ -1,0 +1,8 @@
+"""Builds a `tokenizers` JSON of a GGUF file's fields, so that a text becomes the same ids as with llama.cpp.
+
+Opens no file and knows no model.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

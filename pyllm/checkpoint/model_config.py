@@ -1,0 +1,94 @@
+"""A config.json as the families and transformers read it: one spelling of each setting, with the user's overrides.
+
+Knows no family's fields and no tensor.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyllm.checkpoint.json_files import read_json
+from pyllm.families.registry import spelled_architecture
+
+_ROPE = ("rope_parameters", "rope_scaling")
+# What is rotated how fast, before any scaling: it may stand in the section about RoPE or beside it.
+_ROPE_BASE = ("rope_theta", "partial_rotary_factor")
+_FULL = "full_attention"
+# Names of one setting each, of which readers look at the first that is there.
+_SPELLINGS = (("num_local_experts", "num_experts"), ("quantization_config", "compression_config"))
+
+Fields = dict[str, Any]
+
+
+class ModelFields(NamedTuple):
+    """The fields of a config.json; a class without a head, such as LlamaModel, gives embeddings only."""
+
+    fields: Fields
+    has_head: bool
+
+
+def read_model_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> ModelFields:
+    """The fields of a folder's config.json, with `overrides` in place of its own.
+
+    Raises:
+        ConfigError: it is missing or damaged.
+    """
+    fields = read_json(folder / "config.json", dict[str, Any])
+    fields = _with_one_rope(_overridden(fields, dict(overrides)) if overrides else fields)
+    if isinstance(text := fields.get("text_config"), dict):
+        fields["text_config"] = _with_one_rope(text)
+    return _with_architecture(fields)
+
+
+def _overridden(fields: Fields, overrides: Fields) -> Fields:
+    """An override also takes the place of another spelling of its setting, there and in the text model within."""
+    text, rope = fields.get("text_config"), overrides.get("rope_parameters")
+    if isinstance(text, dict) and isinstance(overrides.get("text_config", {}), dict):
+        of_rope = {name: overrides[name] for name in (*_ROPE, *_ROPE_BASE) if name in overrides}
+        overrides = overrides | {"text_config": _overridden(text, of_rope | overrides.get("text_config", {}))}
+    replaced = {name for names in _SPELLINGS if overrides.keys() & set(names) for name in names}
+    if isinstance(rope, dict):
+        replaced.add("rope_scaling")
+        if isinstance(own := fields.get("rope_parameters"), dict) and _FULL not in rope:
+            overrides = overrides | {"rope_parameters": _base_of(own, fields | overrides) | rope}
+    kept = {name: value for name, value in fields.items() if name not in replaced}
+    for name in _ROPE:
+        if isinstance(own := kept.get(name), dict):
+            base = overrides.keys() & set(_ROPE_BASE)
+            kept[name] = {key: value for key, value in own.items() if key not in base}
+    return kept | overrides
+
+
+def _with_one_rope(fields: Fields) -> Fields:
+    """`rope_scaling` wins over `rope_parameters`, as in transformers: recipes for longer contexts add it.
+
+    It leaves the base to the other one; transformers falls back to that of its class then, which no such recipe means.
+    Where each type of layers has parameters of its own, it is about full attention, as in transformers.
+    """
+    newer, older = (fields.get(name) for name in _ROPE)
+    if not isinstance(newer, dict) or not isinstance(older, dict) or not newer or not older:
+        return fields
+    if "type" in older:
+        older = {"rope_type": older["type"]} | older
+    if isinstance(newer.get(_FULL), dict):
+        merged = newer | {_FULL: newer[_FULL] | older}
+    else:
+        merged = _base_of(newer, fields) | older
+    return {name: value for name, value in fields.items() if name != "rope_scaling"} | {"rope_parameters": merged}
+
+
+def _base_of(rope: Fields, fields: Fields) -> Fields:
+    """Those of a section about RoPE, but for what stands beside the sections."""
+    return {name: rope[name] for name in _ROPE_BASE if name in rope and fields.get(name) is None}
+
+
+def _with_architecture(fields: Fields) -> ModelFields:
+    """In the families' spelling; where none is named, by the type of the model, as transformers finds it."""
+    fields = fields | {"architectures": fields.get("architectures") or None}
+    named = fields["architectures"] or [""]
+    if not isinstance(named, list) or not isinstance(named[0], str):
+        return ModelFields(fields, has_head=True)
+    model_type = fields.get("model_type")
+    spelled = spelled_architecture(named[0] or (model_type if isinstance(model_type, str) else ""))
+    fields = fields | {"architectures": [spelled]} if spelled else fields
+    return ModelFields(fields, has_head=not named[0].endswith("Model"))

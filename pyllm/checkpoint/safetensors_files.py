@@ -1,0 +1,108 @@
+"""Finds the safetensors files of a folder and reads their headers. Reads no weights, and knows no parameter of a model.
+
+Format: https://github.com/huggingface/safetensors#format
+"""
+
+import logging
+import math
+from pathlib import Path
+
+import msgspec
+
+from pyllm.checkpoint.hub_files import INDEX, choose_safetensors, shards
+from pyllm.errors import ConfigError
+from pyllm.families.tensors import FileTensor
+
+logger = logging.getLogger(__name__)
+
+_ELEMENT_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+# The format's own limit on a header.
+_MAX_HEADER_BYTES = 100_000_000
+
+
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]:
+    """The files of a folder that make up its model, and their tensors.
+
+    Raises:
+        ConfigError: they are not there or damaged, or a tensor lies in two of them.
+    """
+    indexed = shards(folder / INDEX) if (folder / INDEX).is_file() else []
+    names = choose_safetensors(str(folder), [path.name for path in folder.iterdir() if path.is_file()], indexed)
+    if indexed and set(names) - set(indexed):
+        logger.warning("%s: %s names files that are not there; reading %s", folder, INDEX, ", ".join(names))
+    paths = [folder / name for name in names]
+    entries = [entry for number, path in enumerate(paths) for entry in _read_header(path, number)]
+    first: dict[str, int] = {}
+    for entry in entries:
+        if (other := first.setdefault(entry.name, entry.file)) != entry.file:
+            raise ConfigError(
+                f"{folder}: tensor {entry.name!r} is in {names[other]} and in {names[entry.file]}: leave one copy of "
+                f"the model there, or the {INDEX} of one"
+            )
+    return tuple(str(path) for path in paths), tuple(_renamed(entries))
+
+
+def _renamed(tensors: list[FileTensor]) -> list[FileTensor]:
+    """Without what torch.compile and DistributedDataParallel put into names; a tensor that has both names is one."""
+    names = {tensor.name for tensor in tensors}
+    renamed = []
+    for tensor in tensors:
+        name = tensor.name.replace("_orig_mod.", "").removeprefix("module.")
+        if name == tensor.name or name not in names:
+            renamed.append(msgspec.structs.replace(tensor, name=name))
+    return renamed
+
+
+def _read_header(path: Path, number: int) -> list[FileTensor]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(size - 8, _MAX_HEADER_BYTES):
+            raise ConfigError(f"{path} is damaged: it is {size} bytes long and announces a header of {length}")
+        header = file.read(length)
+    start = 8 + length
+    try:
+        raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        raw.pop("__metadata__", None)
+        tensors = {name: msgspec.json.decode(tensor, type=_Tensor) for name, tensor in raw.items()}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged: its header does not decode: {error}") from error
+    entries = []
+    for name, tensor in tensors.items():
+        begin, end = tensor.data_offsets
+        if tensor.dtype not in _ELEMENT_BYTES:
+            raise ConfigError(f"tensor {name!r} has type {tensor.dtype}, which is not supported")
+        if (
+            not 0 <= begin <= end <= size - start
+            or end - begin != math.prod(tensor.shape) * _ELEMENT_BYTES[tensor.dtype]
+        ):
+            raise ConfigError(
+                f"{path} is damaged: {name} {tensor.shape} lies at bytes {begin} to {end} of {size - start}"
+            )
+        entries.append(FileTensor(name, tensor.dtype, tensor.shape, number, start + begin, end - begin))
+    covered = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
+        if tensor.data_offsets[0] != covered:
+            raise ConfigError(f"{path} is damaged: {name} begins at byte {tensor.data_offsets[0]}, not at {covered}")
+        covered = max(covered, tensor.data_offsets[1])
+    if covered != size - start:
+        raise ConfigError(f"{path} is damaged: its tensors have {covered} bytes, and it has room for {size - start}")
+    return entries

@@ -1,0 +1,48 @@
+"""Makes weights up, for speed measured without a model's files: small random numbers, the same at every start."""
+
+import zlib
+from collections.abc import Iterable
+
+import torch
+from pyllm_kernels import MatrixRows
+from torch import Tensor
+
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.workers.loaders.tensor_table import DTYPES
+from pyllm.workers.loaders.weights import WHOLE
+
+# As vLLM's: large enough that logits differ, small enough that nothing overflows in float16.
+_LARGEST = 1e-3
+
+
+class DummyReader:
+    """Draws what is asked for, by the parameter's name: ranks that ask for parts get other numbers than one for all."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._types = {entry.name: entry.source.type for entry in checkpoint.tensors}
+
+    def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
+        """See `WeightReader.read`."""
+        del shape, rows, columns
+        out.copy_(self._draw(name, tuple(out.shape)))
+
+    def rows(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        rows: slice = WHOLE,
+        columns: slice = WHOLE,
+        keep_quantised: bool = False,
+    ) -> MatrixRows:
+        """See `WeightReader.rows`: nothing is in blocks here."""
+        del keep_quantised
+        sizes = (len(range(*part.indices(size))) for part, size in zip((rows, columns), shape, strict=True))
+        return MatrixRows.of(self._draw(name, tuple(sizes)))
+
+    def release(self, names: Iterable[str]) -> None:
+        """See `WeightReader.release`: there is no file."""
+
+    def _draw(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        numbers = torch.empty(shape, dtype=DTYPES[self._types[name]])
+        return numbers.uniform_(-_LARGEST, _LARGEST, generator=generator)
