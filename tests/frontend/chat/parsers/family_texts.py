@@ -326,6 +326,23 @@ _HARMONY = [
     case('<|channel|>commentary to=functions.f<|message|>{"a": 1, ', "", ("f", '{"a": 1, ')),
     case(f"{_CALL}<|call|><|start|>assistant{_CALL}<|call|>", "", ("f", WEATHER), ("f", WEATHER)),
     case("<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>", "a\nb"),
+    # A call that is cut off before its arguments is none; its end makes it one.
+    case("<|channel|>commentary to=functions.f<|message|>"),
+    case("<|channel|>commentary to=functions.f<|message|> \n"),
+    case("<|channel|>commentary to=functions.f<|message|><|end|>"),
+    case("<|channel|>commentary to=python<|message|>"),
+    case("<|channel|>commentary to=functions.f<|message|> <|call|>", "", ("f", "{}")),
+    case("<|channel|>commentary to=functions.f<|message|> {", "", ("f", "{")),
+    # Arguments as a string are the object in it; other ones stay as they are.
+    case(
+        '<|channel|>commentary to=functions.f<|message|>"{\\"city\\": \\"Paris\\"}"<|call|>',
+        "",
+        ("f", WEATHER),
+    ),
+    case('<|channel|>commentary to=functions.f<|message|>"Paris"<|call|>', "", ("f", '"Paris"')),
+    case("<|channel|>commentary to=functions.f<|message|>Paris<|call|>", "", ("f", "Paris")),
+    case('<|channel|>commentary to=functions.f<|message|>"<|call|>', "", ("f", '"')),
+    case('<|channel|>commentary to=functions.f<|message|>"{"a": 1}"<|call|>', "", ("f", '{a": 1}"')),
     # Ends that are missing, and headers that are none.
     case("<|channel|>analysis<|message|>cut", reasoning="cut"),
     case("<|channel|>analysis<|message|>cut<|en", reasoning="cut<|en"),
