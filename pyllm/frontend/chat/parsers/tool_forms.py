@@ -120,7 +120,7 @@ def _header_form(marker: str, tags: HeaderTags, *signs: tuple[str, ...]) -> Tool
 def _tagged_form(marker: str, closing: str, tags: Tags, *signs: tuple[str, ...]) -> ToolForm:
     return _form(
         (marker,),
-        lambda writer, schemas: TaggedCall(writer, tags, closing, schemas),
+        lambda writer, schemas: TaggedCall(writer, tags, marker, closing, schemas),
         *signs,
         style="none" if tags.text_key else "tagged",
         closing=closing,

@@ -4,7 +4,7 @@ from .json_scanner import WHITESPACE, JsonScanner
 from .json_strings import ObjectScanner, StringDecoder, json_text
 from .literal_reader import PYTHON, LiteralReader, delimited
 from .markers import LiteralMatcher, MarkerFinder
-from .tagged_values import TaggedValue
+from .tagged_values import Read, TaggedValue
 
 __all__ = [
     "DEEPSEEK",
@@ -20,6 +20,7 @@ __all__ = [
     "LiteralReader",
     "MarkerFinder",
     "ObjectScanner",
+    "Read",
     "Schema",
     "Schemas",
     "StringDecoder",
