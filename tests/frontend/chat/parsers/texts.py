@@ -1,5 +1,6 @@
 """What models write, well and badly, for each parser: a text, and what it is made of."""
 
+import json
 from typing import NamedTuple
 
 from pyllm.frontend.chat.parsers.parsed_pieces import ParsedText, ToolCall
@@ -199,6 +200,9 @@ MISTRAL = [
     case('[TOOL_CALLS]f{"a": x} y[TOOL_CALLS]g{}', "", ("f", '{"a": x} y'), ("g", "{}")),
     case('[TOOL_CALLS]f[ARGS]{"a": "\\d\n",}', "", ("f", '{"a": "\\\\d\\n"}')),
     case('[TOOL_CALLS]f[ARGS]{"a": 1,', "", ("f", '{"a": 1,')),
+    case(f"[TOOL_CALLS]f[ARGS]{json.dumps(NESTED)}tail", "tail", ("f", NESTED)),
+    case('[TOOL_CALLS]f " {\\"a', "", ("f", '{"a')),
+    case('[TOOL_CALLS]f[ARGS]"{"a": 1}"[TOOL_CALLS]g{}', "", ("f", '{a": 1}"'), ("g", "{}")),
     case(
         '[TOOL_CALLS][{"name": "f", "arguments": "{\\"a\\": 1}"}, {"name": "g", "arguments": {"a": x}}] y',
         "",
@@ -215,6 +219,9 @@ MISTRAL = [
             "[TOOL_CALLS][]",
             "[TOOL_CALLS] nothing, really",
             "[TOOL_CALLS]f[OTHER]{}",
+            '[TOOL_CALLS]f[ARGS]"Paris"',
+            '[TOOL_CALLS]f[ARGS]" "',
+            '[TOOL_CALLS]f[ARGS]" ',
             "[TOOL_CALLS]{}",
             "[TOOL_CALLS]" + "f" * 300 + "{}",
             "[TOOL_CALL]f{}",

@@ -44,7 +44,6 @@ class JsonScanner:
     """
 
     __slots__ = ("_begin", "_closers", "_held", "_in_key", "_number", "_read", "_rest", "_state", "broken", "done")
-    pending = False  # as that of `LiteralReader`
 
     def __init__(self) -> None:
         self.done = False

@@ -73,6 +73,7 @@ class ObjectScanner:
     """
 
     __slots__ = ("_object", "_string", "_value", "broken", "done", "is_open")
+    pending = False  # as that of `LiteralReader`
 
     def __init__(self) -> None:
         self.done = False
