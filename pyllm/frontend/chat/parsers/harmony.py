@@ -8,6 +8,7 @@ import re
 from typing import Literal
 
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Piece, Reasoning, ToolArguments, ToolCallBegin, add
+from pyllm.frontend.chat.parsers.values.json_scanner import CLOSERS, WHITESPACE
 from pyllm.frontend.chat.parsers.values.json_strings import ObjectScanner
 from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
@@ -45,6 +46,7 @@ class HarmonyParser:
         self._name = ""  # of the call that is open, until it is given
         self._arguments: ObjectScanner | None = None  # of that call, unless they may be no JSON
         self._raw = ""  # what has come of them before their object
+        self._ends = ""  # closing braces and brackets behind it, and space
         self._given: set[_Kind] = set()
         self._separates = False  # a line break comes before what the message has
         self._num_read = 0  # characters before the piece that is read
@@ -94,7 +96,8 @@ class HarmonyParser:
         if name and name not in ("assistant", "user") and self._calls:
             self._begin("call")
             is_function = recipient is not None and recipient[1].startswith("functions.")
-            self._name, self._raw, self._arguments = name, "", ObjectScanner() if is_function else None
+            self._name, self._raw, self._ends = name, "", ""
+            self._arguments = ObjectScanner() if is_function else None
         elif channel is not None and channel[1] == "analysis" and not name:
             self._begin("reasoning")
         else:
@@ -130,7 +133,10 @@ class HarmonyParser:
         add(pieces, Reasoning(text) if self._kind == "reasoning" else Content(text))
 
     def _mended(self, text: str) -> str:
-        """More of the arguments, where they are an object or a string with one; what is no such thing as it is."""
+        """More of the arguments, where they are an object or a string with one; what is no such thing as it is.
+
+        Closing braces and brackets that are too many are dropped.
+        """
         arguments = self._arguments
         if arguments is None:
             return text
@@ -141,7 +147,10 @@ class HarmonyParser:
             return ""
         read, end = arguments.read(text, 0)
         if arguments.is_open:
-            return read + text[end:]
+            behind = self._ends + text[end:]
+            is_slip = arguments.done and arguments.is_whole and not behind.strip(WHITESPACE + CLOSERS)
+            self._ends = behind if is_slip else ""
+            return read if is_slip else read + behind
         if not arguments.broken:
             return ""
         self._arguments = None
@@ -158,7 +167,8 @@ class HarmonyParser:
         if self._kind != "call":
             return
         if self._arguments is not None:
-            self._add_arguments(self._arguments.rest(), pieces)
+            missing = self._arguments.missing if marker == CALL and not self._arguments.broken else ""
+            self._add_arguments(self._arguments.rest() + missing, pieces)
         if self._name and marker == CALL:
             self._add_arguments(self._raw or "{}", pieces)
 

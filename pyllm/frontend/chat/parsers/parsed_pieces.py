@@ -75,11 +75,13 @@ class CallWriter:
     def __init__(self) -> None:
         self.pieces: list[Piece] = []  # those since they were taken
         self.num_calls = 0
+        self.missing = ""  # what would close the last call's arguments where they broke
 
     def begin(self, name: str) -> None:
         """Another call."""
         self.pieces.append(ToolCallBegin(self.num_calls, name))
         self.num_calls += 1
+        self.missing = ""
 
     def give(self, arguments: str) -> None:
         """More arguments of the last call."""

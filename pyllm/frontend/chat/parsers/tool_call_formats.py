@@ -8,7 +8,7 @@ from pyllm.frontend.chat.parsers.chosen_calls import ChosenCalls
 from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
 from pyllm.frontend.chat.parsers.tool_call_finder import Body
 from pyllm.frontend.chat.parsers.tool_call_reader import ANY_CALL, CallReader, CallShape
-from pyllm.frontend.chat.parsers.values.json_scanner import WHITESPACE
+from pyllm.frontend.chat.parsers.values.json_scanner import CLOSERS, WHITESPACE
 from pyllm.frontend.chat.parsers.values.json_strings import ObjectScanner
 from pyllm.frontend.chat.parsers.values.literal_reader import LiteralReader, delimited
 from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher
@@ -39,7 +39,7 @@ class Closed:
             position = calls.step(text, position)
             self.settled, self.broken, self.in_arguments = calls.settled, calls.broken, calls.in_arguments
             return position
-        self.settled = text[position] in WHITESPACE and not self._closing.matched
+        self.settled = text[position] in WHITESPACE + CLOSERS and not self._closing.matched
         if self.settled:
             return position + 1
         self.broken = not self._closing.take(text[position])
@@ -50,13 +50,13 @@ class Closed:
         """Give the rest of a call that the end of the sample cuts off."""
         if not self._calls.done:
             self._calls.finish()
-            self.settled = self._calls.settled
+        self.settled = self._calls.done or self._calls.settled
 
 
 class CallList:
     """Calls in brackets with commas; in a row, apart by space, commas or semicolons; or either, also in a code fence.
 
-    The rest is for `CallReader`.
+    Commas may be missing, and closing braces and brackets too many. The rest is for `CallReader`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CallList:
         self._layout = layout
         self._shape = shape
         self._reader: CallReader | None = None
-        self._place: Literal["start", "before", "after", "end"] = "start"  # of all calls, of one, of one, of all
+        self._place: Literal["start", "before", "after"] = "start"  # of all calls, of one, of one
         self._in_brackets = False
         self._fence = ""  # the line that begins it, as far as it has come
         self._num_ticks = 0  # of its end
@@ -81,7 +81,7 @@ class CallList:
         if self._reader is None:
             char = text[position]
             is_space = char in WHITESPACE
-            self.settled = is_space and self._place in ("after", "end") and not self._num_ticks
+            self.settled = is_space and self._place == "after" and not self._num_ticks
             if is_space:
                 return position + 1
             if char != "{" or not self._may_begin():
@@ -96,12 +96,7 @@ class CallList:
             self.settled = self._reader.settled
 
     def _may_begin(self) -> bool:
-        match self._place:
-            case "start":
-                return self._layout != "brackets"
-            case "after":
-                return not self._in_brackets and not self._num_ticks
-        return self._place == "before"
+        return self._layout != "brackets" if self._place == "start" else not self._num_ticks
 
     def _mark(self, char: str, position: int) -> int:
         """Read brackets, commas and fences around calls; gives the position after it."""
@@ -112,9 +107,10 @@ class CallList:
             else:
                 self._fence += char
                 self.broken = self._layout != "either" or not _BEGUN_FENCE.fullmatch(self._fence)
-        elif self._in_brackets and char == "]" and has_calls:
-            self._in_brackets, self._place = False, "end"
-            self.done = self.settled = not self._fence
+        elif char in CLOSERS and has_calls and not self._num_ticks:
+            self.settled = True
+            if char == "]" and self._in_brackets:
+                self._in_brackets, self._place = False, "after"
         elif self._place == "after" and not self._num_ticks and char in ("," if self._in_brackets else ",;"):
             self._place = "before"
         elif self._place == "before" or self._in_brackets or (self._num_ticks and char != "`"):
@@ -179,6 +175,7 @@ class NamedCall:
             if not self.in_arguments:
                 self._writer.begin(self._name)
             self._writer.give(read)
+            self._writer.missing = arguments.missing
             self.settled, self.in_arguments = not arguments.pending, not self.done
         if arguments.done and not self.done:  # a string with less than an object
             self.broken = True

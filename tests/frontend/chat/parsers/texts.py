@@ -59,7 +59,7 @@ HERMES = [
         "",
         ("f", '{"a": oops <tool_call> b}} </tool_'),
     ),
-    case('<tool_call>{"name": "f", "arguments": {"a": 1]}</tool_call>', "", ("f", '{"a": 1]}')),
+    case('<tool_call>{"name": "f", "arguments": {"a": 1]}</tool_call>', "", ("f", '{"a": 1}')),
     # What can be mended is.
     case(
         '<tool_call>{"name": "f", "arguments": {"a": "x\n\ty\x01", "b": "C:\\path \\d+ \\u12"}}</tool_call>',
@@ -100,9 +100,9 @@ HERMES = [
     case('<tool_call>\n```json\n{"name": "f"}\n```\n</tool_call>b', "b", ("f", "{}")),
     case('<tool_call>```\n[{"name": "f"}]```</tool_call>', "", ("f", "{}")),
     case('<tool_call>```{"name": "f"}</tool_call>', "", ("f", "{}")),
-    case('<tool_call>{"name": "f"} {"nam": 1}</tool_call>', '{"nam": 1}</tool_call>', ("f", "{}")),
+    case('<tool_call>{"name": "f"} {"nam": 1}</tool_call>', '{"nam": 1}', ("f", "{}")),
     case('<tool_call>```{"name": "f"} `x', "`x", ("f", "{}")),
-    case('<tool_call>{"name": "f", "arguments": {}, oops</tool_call>', ", oops</tool_call>", ("f", "{}")),
+    case('<tool_call>{"name": "f", "arguments": {}, oops</tool_call>', ", oops", ("f", "{}")),
     # What is no call is content as it was written.
     *(
         case(text, text)

@@ -88,6 +88,11 @@ class ObjectScanner:
         """Whether the object has come to its end."""
         return self._object.done
 
+    @property
+    def missing(self) -> str:
+        """What closes the object, if a value in it has ended; nothing where it stands in a string."""
+        return "" if self._string is not None else self._value.missing
+
     def read(self, text: str, position: int) -> tuple[str, int]:
         """More of the object, and where in the text the value ends or breaks, or the text's end if it goes on."""
         if self._string is None and not self.is_open:  # the first character

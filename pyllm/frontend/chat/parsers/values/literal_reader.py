@@ -54,7 +54,9 @@ class LiteralReader:
     first character that no value has there. While it is `pending`, characters were read that are not given.
     """
 
-    is_open = is_whole = True  # as those of `ObjectScanner`: it begins at once, and ends where it is done
+    # As those of `ObjectScanner`: it begins at once, and ends where it is done.
+    is_open = is_whole = True
+    missing = ""
 
     def __init__(self, dialect: Dialect) -> None:
         self.done = False
