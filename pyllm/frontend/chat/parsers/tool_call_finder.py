@@ -35,7 +35,7 @@ MakeBody = Callable[[CallWriter], Body]
 
 
 class MarkedCalls:
-    """Content, and calls in it. Whitespace around calls is dropped.
+    """Content, and calls in it. Whitespace around calls is dropped; between content that before the calls is kept.
 
     A text that looked like calls and is broken is content, marker and all. Once a call was given, only the text after
     the break is, without the `closings`; but if its arguments broke, they go on up to one of these, the next call or
@@ -68,6 +68,8 @@ class MarkedCalls:
         self._held: list[str] = []  # in a body, the text that is not settled
         self._num_introducing = 0  # parts of it that introduce the body
         self._writer = CallWriter()
+        self._has_content = False
+        self._gap = ""  # whitespace that is due if content follows the calls
         self._after_calls = False
         self._broke = False  # the last body, once a call was given
         self._arguments_go_on = False  # those of the last call, which broke
@@ -118,7 +120,9 @@ class MarkedCalls:
             return self._find(text, position)
         if self._after_calls or self._opener:
             begin, position = position, _end_of_space(text, position, self._after_calls)
-            if not self._after_calls:
+            if self._after_calls:
+                self._keep_gap(text[begin:position].strip(CLOSERS)[:1])
+            else:
                 self._blank.append(text[begin:position])
             if position == len(text):
                 return position
@@ -176,8 +180,15 @@ class MarkedCalls:
         return position
 
     def _settle(self) -> None:
+        if self._num_introducing:
+            self._keep_gap(self._held[0])
         self._held.clear()
         self._num_introducing = 0
+
+    def _keep_gap(self, blank: str) -> None:
+        """The whitespace before calls, or the first of that behind them where there is none."""
+        if self._has_content and not self._gap:
+            self._gap = blank
 
     def _leave_broken(self) -> str:
         """End a body that is none, or not whole; gives the text to be read again."""
@@ -185,7 +196,7 @@ class MarkedCalls:
         introduction, rest = "".join(self._held[: self._num_introducing]), "".join(self._held[self._num_introducing :])
         self._arguments_go_on = self._arguments_go_on or self._body.in_arguments
         self._broke = self._broke or (self._writer.num_calls > 0 and not introduction)
-        self._body = None
+        self._body, self._num_introducing = None, 0
         self._settle()
         self._give(introduction)
         if introduction and self._is_bare:
@@ -197,7 +208,9 @@ class MarkedCalls:
     def _give(self, text: str) -> None:
         """More text outside of calls, or of the arguments that broke."""
         if not self._arguments_go_on:
-            add(self._writer.pieces, Content(text))
+            if text:
+                add(self._writer.pieces, Content(self._gap + text))
+                self._has_content, self._gap = True, ""
             return
         if self._writer.missing:
             self._ends.append(text)

@@ -45,7 +45,7 @@ _QWEN = [
     case(qwen(name="g"), "", ("g", "{}")),
     case(
         f"So:\n{qwen(('days', '3'), ('warm', 'True'))}\n{qwen(('size', 'null'))}\n done",
-        "So:done",
+        "So:\ndone",
         ("f", '{"days": 3, "warm": true}'),
         ("f", '{"size": null}'),
     ),
@@ -63,7 +63,7 @@ _QWEN = [
     case(qwen(("a", "1"), name="unknown"), "", ("unknown", '{"a": "1"}')),
     case(qwen(("city", "")), "", ("f", '{"city": ""}')),
     case("<function=f>\n<parameter=city>Paris</parameter>\n</function>", "", ("f", WEATHER)),
-    case("Hm. <function=g></function> and", "Hm.and", ("g", "{}")),
+    case("Hm. <function=g></function> and", "Hm. and", ("g", "{}")),
     case("<tool_call><function=g></tool_call>", "", ("g", "{}")),
     case("<tool_call><function=f><parameter=city>x</parameter></tool_call>y", "y", ("f", '{"city": "x"}')),
     # RowSlice off: what came of it.

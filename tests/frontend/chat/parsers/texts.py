@@ -36,7 +36,18 @@ HERMES = [
         ("f", WEATHER),
         ("g", "{}"),
     ),
-    case('a<tool_call>{"name": "f", "arguments": {}}</tool_call> \n b ', "ab ", ("f", "{}")),
+    case('a<tool_call>{"name": "f", "arguments": {}}</tool_call> \n b ', "a b ", ("f", "{}")),
+    # Between content the space before calls is kept, or the first character of that behind them.
+    case('text <tool_call>{"name": "f"}</tool_call> more', "text more", ("f", "{}")),
+    case(
+        'a\n\n<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}</tool_call>\nb <tool_call>{"name": "h"} ',
+        "a\n\nb",
+        ("f", "{}"),
+        ("g", "{}"),
+        ("h", "{}"),
+    ),
+    case('a <tool_call>{"name": "f"}</tool_call> <tool_call>b', "a <tool_call>b", ("f", "{}")),
+    case(' <tool_call>{"name": "f"}</tool_call>\nb', "b", ("f", "{}")),
     case('<tool_call>{"name": "f", "arguments": {}}', "", ("f", "{}")),
     case('<tool_call>{"name": "f", "arguments": {}} then', "then", ("f", "{}")),
     case('<tool_call>{"name": "f", "arguments": {}}\n</tool_cat>', "</tool_cat>", ("f", "{}")),
@@ -45,7 +56,7 @@ HERMES = [
     case('<tool_call>{"name": "f", "arguments": {"a": oops}}</tool_call>', "", ("f", '{"a": oops}}')),
     case(
         'a<tool_call>{"name": "f", "arguments": {"a": "say "hi" <x>"}}\n</tool_call>\nb',
-        "ab",
+        "a\nb",
         ("f", '{"a": "say "hi" <x>"}}'),
     ),
     case(
@@ -190,7 +201,7 @@ MISTRAL = [
     case(f'[TOOL_CALLS] [{{"name": "f", "arguments": {NESTED}}}]', "", ("f", NESTED)),
     case(
         f'Ok. [TOOL_CALLS][{{"name": "f", "arguments": {WEATHER}, "id": "abc"}}, {{"name": "g"}} ]\n done',
-        "Ok.done",
+        "Ok. done",
         ("f", WEATHER),
         ("g", "{}"),
     ),
