@@ -59,7 +59,7 @@ class MarkedCalls:
         self._kept = frozenset([*kept, *([_OBJECT] if make_bare_body else [])])
         self._finder = MarkerFinder([*markers, *self._kept])
         self._closings = [closing for closing in closings if closing]
-        self._end_finder = MarkerFinder([*markers, *self._kept, *self._closings])  # after a break
+        self._end_finder = MarkerFinder([*markers, *kept, *self._closings])  # after a break
         self._make_body = make_body
         self._make_bare_body = make_bare_body or make_body
         self._opener = opener  # empty once the sample has begun otherwise
@@ -138,12 +138,12 @@ class MarkedCalls:
         return self._find(text, position)
 
     def _find(self, text: str, position: int) -> int:
-        found = (self._end_finder if self._broke else self._finder).find(text, position)
+        after_break = self._arguments_go_on or (self._broke and self._closings)
+        found = (self._end_finder if after_break else self._finder).find(text, position)
         self._give(found.text)
-        if found.marker:
-            self._close_arguments()
         if found.marker in self._closings:
-            self._arguments_go_on, self._after_calls = False, True
+            self._close_arguments()
+            self._after_calls = True
         elif found.marker:
             self._enter([found.skipped, found.marker], found.marker)
         return found.position
@@ -171,6 +171,7 @@ class MarkedCalls:
             if body.settled:
                 self._settle()
                 self._arguments_go_on = False
+                self._ends.clear()
             elif position > begin:
                 self._held.append(text[begin:position])
         if body.done:
@@ -223,8 +224,8 @@ class MarkedCalls:
     def _close_arguments(self) -> None:
         """What only lacks its closing braces and brackets gets them in place of those with which it ends."""
         if self._arguments_go_on:
-            self._writer.give(self._writer.missing)
-            self._writer.missing = ""
+            self._writer.close()
+            self._arguments_go_on = False
             self._ends.clear()
 
 

@@ -71,6 +71,16 @@ HERMES = [
         ("f", '{"a": oops <tool_call> b}} </tool_'),
     ),
     case('<tool_call>{"name": "f", "arguments": {"a": 1]}</tool_call>', "", ("f", '{"a": 1}')),
+    # Where only its end is missing that is added, unless what follows is no call.
+    case('<tool_call>{"name": "f", "arguments": {"a": {"b": 1</tool_call>', "", ("f", '{"a": {"b": 1}}')),
+    case(
+        '<tool_call>{"name": "f", "arguments": {"a": 1<tool_call>{"name": "g"}</tool_call>',
+        "",
+        ("f", '{"a": 1}'),
+        ("g", "{}"),
+    ),
+    case('<tool_call>{"name": "f", "arguments": {"a": 1<tool_call> b}}', "", ("f", '{"a": 1<tool_call> b}}')),
+    case('<tool_call>{"name": "f", "arguments": {"a": 1] ', "", ("f", '{"a": 1] ')),
     # What can be mended is.
     case(
         '<tool_call>{"name": "f", "arguments": {"a": "x\n\ty\x01", "b": "C:\\path \\d+ \\u12"}}</tool_call>',
@@ -173,6 +183,13 @@ LLAMA = [
     case('See: <|python_tag|>{"name": "f"}', "See:", ("f", "{}")),
     case('{"name": "f", "parameters": {"a": "say "hi""}}\nb', "", ("f", '{"a": "say "hi""}}\nb')),
     case('{"name": "f", "parameters": {"a": "C:\\p\n",}}', "", ("f", '{"a": "C:\\\\p\\n"}')),
+    case('{"name": "f", "parameters": {"a": 1 {"b": 2}}}', "", ("f", '{"a": 1 {"b": 2}}}')),
+    case(
+        '{"name": "f", "parameters": {}}; x {"name": "g", "parameters": {}}',
+        "; x",
+        ("f", "{}"),
+        ("g", "{}"),
+    ),
     # Other objects are content, and what stands in them, too.
     *(
         case(text, text)
