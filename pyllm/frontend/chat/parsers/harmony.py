@@ -8,7 +8,8 @@ import re
 from typing import Literal
 
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Piece, Reasoning, ToolArguments, ToolCallBegin, add
-from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
+from pyllm.frontend.chat.parsers.values.json_scanner import CLOSERS, WHITESPACE
+from pyllm.frontend.chat.parsers.values.json_strings import ObjectScanner
 from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
 HARMONY_START, HARMONY_CHANNEL, HARMONY_MESSAGE, HARMONY_CONSTRAIN = (
@@ -31,7 +32,8 @@ _Kind = Literal["reasoning", "content", "call"]
 class HarmonyParser:
     """The messages of one answer; those of one kind are separated by a line break.
 
-    Text outside of messages is content. Without `calls` a message to a tool is content, header and all.
+    Text outside of messages is content. Without `calls` a message to a tool is content, header and all. A call is given
+    with the first character of its arguments, or with its end: one that is cut off before was none.
     """
 
     def __init__(self, calls: bool = True) -> None:
@@ -41,8 +43,10 @@ class HarmonyParser:
         self._kind: _Kind = "content"
         self._finder = MarkerFinder((HARMONY_END, CALL, RETURN, HARMONY_START, HARMONY_CHANNEL), strips=False)
         self._num_calls = 0
-        self._is_empty = True  # the call that is open
-        self._arguments: JsonScanner | None = None  # of that call, unless they may be no JSON
+        self._name = ""  # of the call that is open, until it is given
+        self._arguments: ObjectScanner | None = None  # of that call, unless they may be no JSON
+        self._raw = ""  # what has come of them before their object
+        self._ends = ""  # closing braces and brackets behind it, and space
         self._given: set[_Kind] = set()
         self._separates = False  # a line break comes before what the message has
         self._num_read = 0  # characters before the piece that is read
@@ -65,7 +69,8 @@ class HarmonyParser:
         pieces: list[Piece] = []
         if self._header is None:
             self._give(self._finder.rest(), pieces)
-            self._end_message(pieces)
+            if self._arguments is not None:
+                self._add_arguments(self._arguments.rest(), pieces)
         else:
             text = self._header
             self._begin("content")
@@ -90,10 +95,9 @@ class HarmonyParser:
         name = "" if recipient is None else recipient[1].removeprefix("functions.")
         if name and name not in ("assistant", "user") and self._calls:
             self._begin("call")
-            pieces.append(ToolCallBegin(self._num_calls, name))
-            self._is_empty = True
             is_function = recipient is not None and recipient[1].startswith("functions.")
-            self._arguments = JsonScanner() if is_function else None
+            self._name, self._raw, self._ends = name, "", ""
+            self._arguments = ObjectScanner() if is_function else None
         elif channel is not None and channel[1] == "analysis" and not name:
             self._begin("reasoning")
         else:
@@ -105,13 +109,13 @@ class HarmonyParser:
         if kind != "reasoning" and self.reasoning_end is None:
             self.reasoning_end = self._end
         self._separates = kind in self._given and kind != "call"
-        self._header, self._kind = None, kind
+        self._header, self._kind, self._arguments = None, kind, None
 
     def _in_message(self, text: str, position: int, pieces: list[Piece]) -> int:
         found = self._finder.find(text, position)
         self._give(found.text, pieces)
         if found.marker:
-            self._end_message(pieces)
+            self._end_message(found.marker, pieces)
             self._header = found.marker if found.marker in (HARMONY_START, HARMONY_CHANNEL) else ""
             self._end = self._num_read + found.position - len(self._header)
         return found.position
@@ -120,11 +124,7 @@ class HarmonyParser:
         if not text:
             return
         if self._kind == "call":
-            self._is_empty = False
-            if self._arguments is not None:
-                read, end = self._arguments.read(text)
-                text = read + text[end:]
-            add(pieces, ToolArguments(self._num_calls, text))
+            self._add_arguments(self._mended(text), pieces)
             return
         if self._separates:
             text = f"\n{text}"
@@ -132,13 +132,45 @@ class HarmonyParser:
         self._given.add(self._kind)
         add(pieces, Reasoning(text) if self._kind == "reasoning" else Content(text))
 
-    def _end_message(self, pieces: list[Piece]) -> None:
-        if self._kind == "call":
-            if self._is_empty:
-                self._give("{}", pieces)
-            elif self._arguments is not None:
-                add(pieces, ToolArguments(self._num_calls, self._arguments.rest()))
+    def _mended(self, text: str) -> str:
+        """More of the arguments, where they are an object or a string with one; what is no such thing as it is.
+
+        Closing braces and brackets that are too many are dropped.
+        """
+        arguments = self._arguments
+        if arguments is None:
+            return text
+        if not arguments.is_open:
+            text = text if self._raw else text.lstrip()
+            self._raw += text
+        if not text:
+            return ""
+        read, end = arguments.read(text, 0)
+        if arguments.is_open:
+            behind = self._ends + text[end:]
+            is_slip = arguments.done and arguments.is_whole and not behind.strip(WHITESPACE + CLOSERS)
+            self._ends = behind if is_slip else ""
+            return read if is_slip else read + behind
+        if not arguments.broken:
+            return ""
+        self._arguments = None
+        return self._raw
+
+    def _add_arguments(self, text: str, pieces: list[Piece]) -> None:
+        if text and self._name:
+            pieces.append(ToolCallBegin(self._num_calls, self._name))
+            self._name = ""
             self._num_calls += 1
+        add(pieces, ToolArguments(self._num_calls - 1, text))
+
+    def _end_message(self, marker: str, pieces: list[Piece]) -> None:
+        if self._kind != "call":
+            return
+        if self._arguments is not None:
+            missing = self._arguments.missing if marker == CALL and not self._arguments.broken else ""
+            self._add_arguments(self._arguments.rest() + missing, pieces)
+        if self._name and marker == CALL:
+            self._add_arguments(self._raw or "{}", pieces)
 
 
 def _may_be_header(header: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
+from pyllm.frontend.chat.parsers.values.json_scanner import CLOSERS
 from pyllm.frontend.chat.parsers.values.json_strings import ObjectScanner
 from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFinder
 
@@ -77,11 +78,16 @@ class HeaderCalls:
         """Give the rest of a call that the end of the sample cuts off."""
         if self.in_arguments:
             self._give(self._arguments.rest())
+        self.settled = self.settled or (self._step == self._expect and self._has_calls)
+
+    @property
+    def _has_calls(self) -> bool:
+        return self._writer.num_calls > self._num_before
 
     def _expect(self, text: str, position: int) -> int:
         char = text[position]
-        if char.isspace() and not self._literals.matched:
-            self.settled = self._writer.num_calls > self._num_before
+        if not self._literals.matched and (char.isspace() or (char in CLOSERS and self._has_calls)):
+            self.settled = self._has_calls
             return position + 1
         if not self._literals.take(char):
             self.broken = True
@@ -93,7 +99,7 @@ class HeaderCalls:
             self._end_call()
         elif found:
             self.done = True
-        self.settled = bool(found) and self._writer.num_calls > self._num_before
+        self.settled = bool(found) and self._has_calls
         if found:
             self.in_arguments = False
         return position + 1
@@ -127,6 +133,7 @@ class HeaderCalls:
             if not self.in_arguments:
                 self._writer.begin(self._name)
             self._give(read)
+            self._writer.missing = arguments.missing
             self.in_arguments = not (arguments.done and arguments.is_whole)
         if arguments.done and not self.broken:
             others = [self._tags.begin, self._tags.closing] if self._tags.closing else []

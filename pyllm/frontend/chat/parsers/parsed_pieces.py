@@ -75,15 +75,22 @@ class CallWriter:
     def __init__(self) -> None:
         self.pieces: list[Piece] = []  # those since they were taken
         self.num_calls = 0
+        self.missing = ""  # what would close the last call's arguments where they broke, or nothing
 
     def begin(self, name: str) -> None:
-        """Another call."""
+        """Another call. The arguments of the last one are closed, if only that is missing."""
+        self.close()
         self.pieces.append(ToolCallBegin(self.num_calls, name))
         self.num_calls += 1
 
     def give(self, arguments: str) -> None:
         """More arguments of the last call."""
         add(self.pieces, ToolArguments(self.num_calls - 1, arguments))
+
+    def close(self) -> None:
+        """End the arguments of the last call."""
+        self.give(self.missing)
+        self.missing = ""
 
     def taken(self) -> list[Piece]:
         """The pieces so far, which are not given again."""

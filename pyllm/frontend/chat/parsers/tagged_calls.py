@@ -11,7 +11,7 @@ from pyllm.frontend.chat.parsers.values.argument_tags import Tags
 from pyllm.frontend.chat.parsers.values.argument_types import Schema, Schemas, argument_json, property_names, types_of
 from pyllm.frontend.chat.parsers.values.json_strings import json_text
 from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher
-from pyllm.frontend.chat.parsers.values.tagged_values import TaggedValue
+from pyllm.frontend.chat.parsers.values.tagged_values import Read, TaggedValue
 
 _TEXT = frozenset({"string"})
 _JSON = frozenset({"number", "boolean", "null", "array", "object"})
@@ -21,17 +21,17 @@ _Following = dict[str, Callable[[], None]]
 
 
 class TaggedCall:
-    """One call. It is given once its first key has come, or its end. `closing` ends the section around it.
+    """Calls up to the `closing` of their section. A call is given once its first key has come, or its end.
 
-    Where the tags allow several calls it goes on until the closing. A call may be closed without its own end. An
-    argument whose key is malformed is dropped, and arguments that break off between two are closed.
+    A call may be closed without its own end, also by the `opening` of another section or by another call. An argument
+    with malformed tags is dropped.
     """
 
-    def __init__(self, writer: CallWriter, tags: Tags, closing: str, schemas: Schemas) -> None:
+    def __init__(self, writer: CallWriter, tags: Tags, opening: str, closing: str, schemas: Schemas) -> None:
         self._writer = writer
         self._num_before = writer.num_calls  # calls
         self._tags = tags
-        self._closing = closing
+        self._opening, self._closing = opening, closing
         self._schemas = schemas
         self._step: _Step = self._read_tag
         self._following: _Following = {}  # the tags that may follow
@@ -40,10 +40,13 @@ class TaggedCall:
         self._name = ""
         self._open = False  # a name has come, and not its call's end
         self._begun = False
+        self._in_element = False  # between the tag before a key and the value
+        self._key = ""
         self._keys: list[str] = []  # of the arguments that were given
         self._types = _TEXT  # of the value that is read
         self._value: list[str] = []  # unless it is surely a string
-        self._value_text = TaggedValue(tags, closing)
+        self._drops = False  # the value is that of a malformed element
+        self._value_text = TaggedValue(tags, opening, closing)
         self.done = False
         self.broken = False
         self.settled = False
@@ -59,12 +62,10 @@ class TaggedCall:
         """Give the rest of a call that the end of the sample cuts off."""
         if self._begun and self._step == self._read_value:
             rest = self._value_text.finish()
-            self._give_value(rest.value, rest.ended)
-            if rest.ended:
-                self._end_value(rest.following)
-            elif self._types != _TEXT:
+            self._take(rest)
+            if not (rest.ended or self._drops or self._types == _TEXT):
                 self._give("".join(self._value))
-            self.settled = True
+        self.settled = self._writer.num_calls > self._num_before
 
     def _expect(self, following: _Following) -> None:
         self._step, self._following, self._tag = self._read_tag, following, LiteralMatcher([*following])
@@ -72,11 +73,12 @@ class TaggedCall:
     def _read_tag(self, text: str, position: int) -> int:
         char = text[position]
         if char.isspace() and not self._tag.matched:
-            self.settled = self._begun
+            self.settled = self._writer.num_calls > self._num_before
             return position + 1
         if not self._tag.take(char):
-            if self._keys and self._tags.before_key in self._following:
-                self._give("}")
+            if self._in_element or (self._open and self._tag.matched.startswith(self._tags.key_stem)):
+                self._drop_argument()
+                return position
             self.broken, self.settled = True, False
             return position
         if self._tag.found:
@@ -84,11 +86,21 @@ class TaggedCall:
         return position + 1
 
     def _expect_call(self) -> None:
+        self.done = False
         if self._tags.before_name:
-            end: _Following = {self._closing: self._close} if self._writer.num_calls > self._num_before else {}
-            self._expect({self._tags.before_name: self._begin_name, **end})
+            self._expect({self._tags.before_name: self._begin_name})
         else:
             self._step = self._read_name
+
+    def _expect_next_call(self) -> None:
+        self._expect(
+            {
+                self._tags.before_name: self._begin_name,
+                self._tags.end: self._expect_next_call,  # once more
+                self._opening: self._expect_call,
+                self._closing: self._close,
+            }
+        )
 
     def _begin_name(self) -> None:
         self._step = self._read_name
@@ -120,9 +132,13 @@ class TaggedCall:
 
     def _expect_key_or_end(self) -> None:
         tags = self._tags
-        self._expect({tags.before_key: self._begin_key, tags.end: self._end_call, self._closing: self._close})
+        self._in_element = False
+        others: _Following = {self._opening: self._open_next, tags.before_name: self._begin_next} if self._begun else {}
+        ends: _Following = {tags.end: self._end_call, self._closing: self._close}
+        self._expect({tags.before_key: self._begin_key, **ends, **others})
 
     def _begin_key(self) -> None:
+        self._in_element = True
         self._step = self._read_key
 
     def _read_key(self, text: str, position: int) -> int:
@@ -141,19 +157,16 @@ class TaggedCall:
         self.broken, self.settled = False, True
         self._word.clear()
         self._begin()
-        self._value_text = self._new_value()
-        self._step = self._skip_value
+        self._read_on(drops=True)
 
     def _end_key(self, types: frozenset[str] | None = None) -> None:
         """`types` come from the tag, and hold for a key that the schema does not have."""
-        key = "".join(self._word).strip()
+        key = self._key = "".join(self._word).strip()
         self._word.clear()
         self._begin()
-        self._give(f'{", " if self._keys else "{"}"{json_text(key)}": ')
-        self._keys.append(key)
         self._types = types_of(self._schema, key) if types is None or key in property_names(self._schema) else types
         if self._tags.before_value:
-            self._expect({self._tags.before_value: self._begin_value})
+            self._expect({self._tags.before_value: self._begin_value, self._tags.before_key: self._begin_key})
         else:
             self._begin_value()
 
@@ -161,31 +174,30 @@ class TaggedCall:
     def _schema(self) -> Schema:
         return self._schemas.get(self._name, {})
 
-    def _new_value(self) -> TaggedValue:
-        others = [key for key in property_names(self._schema) if key not in self._keys and _may_be_word(key)]
-        return TaggedValue(self._tags, self._closing, others)
-
     def _begin_value(self) -> None:
-        self._value_text = self._new_value()
-        self._step = self._read_value
+        self._give(f'{", " if self._keys else ""}"{json_text(self._key)}": ')
+        self._keys.append(self._key)
         if self._types == _TEXT:
             self._give('"')
+        self._read_on(drops=False)
+
+    def _read_on(self, drops: bool) -> None:
+        others = [key for key in property_names(self._schema) if key not in self._keys and _may_be_word(key)]
+        self._value_text = TaggedValue(self._tags, self._opening, self._closing, others)
+        self._in_element, self._drops, self._step = False, drops, self._read_value
         self.settled = True
 
     def _read_value(self, text: str, position: int) -> int:
         read = self._value_text.read(text, position)
-        self._give_value(read.value, read.ended)
-        if read.ended:
-            self._end_value(read.following)
+        self._take(read)
         self.settled = True
         return read.position
 
-    def _skip_value(self, text: str, position: int) -> int:
-        read = self._value_text.read(text, position)
+    def _take(self, read: Read) -> None:
+        if not self._drops:
+            self._give_value(read.value, read.ended)
         if read.ended:
             self._end_value(read.following)
-        self.settled = True
-        return read.position
 
     def _give_value(self, text: str, ended: bool) -> None:
         if self._types == _TEXT:
@@ -204,23 +216,28 @@ class TaggedCall:
 
     def _end_call(self) -> None:
         self._begin()
-        self._give("}" if self._keys else "{}")
+        self._give("}")
         self._open = self._begun = False
-        if self._tags.several:
-            self._expect_call()
-        elif self._closing:
-            self._expect({self._closing: self._close})
-        else:
-            self.done = True
+        self._expect_next_call()
+
+    def _open_next(self) -> None:
+        self._end_call()
+        self._expect_call()
+
+    def _begin_next(self) -> None:
+        self._end_call()
+        self._begin_name()
 
     def _close(self) -> None:
         if self._open:
             self._end_call()
+        self._expect_next_call()
         self.done = self.settled = True
 
     def _begin(self) -> None:
         if not self._begun:
             self._writer.begin(self._name)
+            self._give("{")
         self._begun = True
 
     def _read_word(self, char: str, position: int) -> int:

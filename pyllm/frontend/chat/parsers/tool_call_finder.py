@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pyllm.frontend.chat.parsers.parsed_pieces import CallWriter, Content, Piece, add
-from pyllm.frontend.chat.parsers.values.json_scanner import JsonScanner
+from pyllm.frontend.chat.parsers.values.json_scanner import CLOSERS, WHITESPACE, JsonScanner
 from pyllm.frontend.chat.parsers.values.markers import MarkerFinder
 
 _SPACE = re.compile(r"\s*")
+_SPACE_AFTER_CALLS = re.compile(r"[\s}\]]*")  # and closing braces and brackets that are too many
 _OBJECT = "{"
 
 
@@ -34,10 +35,11 @@ MakeBody = Callable[[CallWriter], Body]
 
 
 class MarkedCalls:
-    """Content, and calls in it. Whitespace around calls is dropped.
+    """Content, and calls in it. Whitespace around calls is dropped; between content that before the calls is kept.
 
     A text that looked like calls and is broken is content, marker and all. Once a call was given, only the text after
-    the break is; but if its arguments broke, they go on up to the `closing`, the next call or the end of the sample.
+    the break is, without the `closings`; but if its arguments broke, they go on up to one of these, the next call or
+    the end of the sample. Where only closing braces and brackets are missing there, they are added.
 
     `make_body` makes a body, which gives its calls to a writer. A body reads a marker that is `kept` itself. The sample
     may also begin with calls without a marker, if the `opener` is its first character. With `make_bare_body` objects
@@ -50,14 +52,14 @@ class MarkedCalls:
         make_body: MakeBody,
         *,
         kept: Sequence[str] = (),
-        closing: str = "",
+        closings: Sequence[str] = (),
         opener: str = "",
         make_bare_body: MakeBody | None = None,
     ) -> None:
         self._kept = frozenset([*kept, *([_OBJECT] if make_bare_body else [])])
         self._finder = MarkerFinder([*markers, *self._kept])
-        self._end_finder = MarkerFinder([*markers, *([closing] if closing else [])])  # of arguments that broke
-        self._closing = closing
+        self._closings = [closing for closing in closings if closing]
+        self._end_finder = MarkerFinder([*markers, *kept, *self._closings])  # after a break
         self._make_body = make_body
         self._make_bare_body = make_bare_body or make_body
         self._opener = opener  # empty once the sample has begun otherwise
@@ -66,8 +68,12 @@ class MarkedCalls:
         self._held: list[str] = []  # in a body, the text that is not settled
         self._num_introducing = 0  # parts of it that introduce the body
         self._writer = CallWriter()
+        self._has_content = False
+        self._gap = ""  # whitespace that is due if content follows the calls
         self._after_calls = False
+        self._broke = False  # the last body, once a call was given
         self._arguments_go_on = False  # those of the last call, which broke
+        self._ends: list[str] = []  # closing braces and brackets, and space, with which they do
         self._is_bare = False  # the body is
         self._object: JsonScanner | None = None  # one that is no call, in the content
 
@@ -87,6 +93,9 @@ class MarkedCalls:
         self._blank.clear()
         self._give(text.lstrip() if self._after_calls else text)
         self._give(self._end_finder.rest())
+        if any(map(str.strip, self._ends)) and not self._closings:
+            self._close_arguments()
+        self._writer.give("".join(self._ends))
         return self._writer.taken()
 
     def _run(self, text: str) -> None:
@@ -108,10 +117,12 @@ class MarkedCalls:
     def _outside(self, text: str, position: int) -> int:
         """Take text up to a marker; gives the position after it."""
         if self._arguments_go_on:
-            return self._find(self._end_finder, text, position)
+            return self._find(text, position)
         if self._after_calls or self._opener:
-            begin, position = position, _end_of_space(text, position)
-            if not self._after_calls:
+            begin, position = position, _end_of_space(text, position, self._after_calls)
+            if self._after_calls:
+                self._keep_gap(text[begin:position].strip(CLOSERS)[:1])
+            else:
                 self._blank.append(text[begin:position])
             if position == len(text):
                 return position
@@ -124,13 +135,15 @@ class MarkedCalls:
                 return position
             if blank:  # may be part of the whitespace before a marker
                 self._finder.find(blank, 0)
-        return self._find(self._finder, text, position)
+        return self._find(text, position)
 
-    def _find(self, finder: MarkerFinder, text: str, position: int) -> int:
-        found = finder.find(text, position)
+    def _find(self, text: str, position: int) -> int:
+        after_break = self._arguments_go_on or (self._broke and self._closings)
+        found = (self._end_finder if after_break else self._finder).find(text, position)
         self._give(found.text)
-        if found.marker and found.marker == self._closing:
-            self._arguments_go_on, self._after_calls = False, True
+        if found.marker in self._closings:
+            self._close_arguments()
+            self._after_calls = True
         elif found.marker:
             self._enter([found.skipped, found.marker], found.marker)
         return found.position
@@ -158,24 +171,33 @@ class MarkedCalls:
             if body.settled:
                 self._settle()
                 self._arguments_go_on = False
+                self._ends.clear()
             elif position > begin:
                 self._held.append(text[begin:position])
         if body.done:
-            self._body = None
+            self._body, self._broke = None, False
             self._settle()
             self._after_calls = True
         return position
 
     def _settle(self) -> None:
+        if self._num_introducing:
+            self._keep_gap(self._held[0])
         self._held.clear()
         self._num_introducing = 0
+
+    def _keep_gap(self, blank: str) -> None:
+        """The whitespace before calls, or the first of that behind them where there is none."""
+        if self._has_content and not self._gap:
+            self._gap = blank
 
     def _leave_broken(self) -> str:
         """End a body that is none, or not whole; gives the text to be read again."""
         assert self._body is not None
         introduction, rest = "".join(self._held[: self._num_introducing]), "".join(self._held[self._num_introducing :])
         self._arguments_go_on = self._arguments_go_on or self._body.in_arguments
-        self._body = None
+        self._broke = self._broke or (self._writer.num_calls > 0 and not introduction)
+        self._body, self._num_introducing = None, 0
         self._settle()
         self._give(introduction)
         if introduction and self._is_bare:
@@ -186,13 +208,28 @@ class MarkedCalls:
 
     def _give(self, text: str) -> None:
         """More text outside of calls, or of the arguments that broke."""
+        if not self._arguments_go_on:
+            if text:
+                add(self._writer.pieces, Content(self._gap + text))
+                self._has_content, self._gap = True, ""
+            return
+        if self._writer.missing:
+            self._ends.append(text)
+            if not text.strip(WHITESPACE + CLOSERS):
+                return
+            text, self._writer.missing = "".join(self._ends), ""
+            self._ends.clear()
+        self._writer.give(text)
+
+    def _close_arguments(self) -> None:
+        """What only lacks its closing braces and brackets gets them in place of those with which it ends."""
         if self._arguments_go_on:
-            self._writer.give(text)
-        else:
-            add(self._writer.pieces, Content(text))
+            self._writer.close()
+            self._arguments_go_on = False
+            self._ends.clear()
 
 
-def _end_of_space(text: str, position: int) -> int:
-    match = _SPACE.match(text, position)
+def _end_of_space(text: str, position: int, after_calls: bool) -> int:
+    match = (_SPACE_AFTER_CALLS if after_calls else _SPACE).match(text, position)
     assert match is not None
     return match.end()

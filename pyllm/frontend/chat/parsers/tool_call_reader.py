@@ -80,6 +80,8 @@ class CallReader:
             return position + 1
         if char == "}":
             return self._close(position)
+        if char == "{" and self.begun and not self.in_arguments:
+            return self._end_early(position)
         if char != '"':
             return self._break(position)
         self._value, self._raw, self._step = JsonScanner(), [], self._read_key
@@ -149,6 +151,7 @@ class CallReader:
             self._begin()
         if self.begun:
             self._give(read)
+            self._writer.missing = arguments.missing
         elif arguments.is_open:
             self._held = self._held or []
             self._held.append(read)
@@ -169,9 +172,13 @@ class CallReader:
         if char == "}":
             return self._close(position)
         if char != "," and char not in WHITESPACE and self.begun and not self.in_arguments:
-            self.done = self.settled = True  # Only its own end is missing.
-            return position
+            return self._end_early(position)
         return self._mark(text, position, {",": self._expect_key_or_end})
+
+    def _end_early(self, position: int) -> int:
+        """Only the end of the call's object is missing."""
+        self.done = self.settled = True
+        return position
 
     def _read(self, text: str, position: int) -> int:
         read, end = self._value.read(text, position)

@@ -82,20 +82,21 @@ def _form(
     *signs: tuple[str, ...],
     style: Style = "none",
     closing: str = "",
+    closings: tuple[str, ...] = (),
     reads_closing: bool = False,
     keys: tuple[str, str] = ("name", "arguments"),
     tags: Tags | None = None,
     kept: tuple[str, ...] = (),
     opener: str = "",
 ) -> ToolForm:
-    """Without other signs the first marker is one. `reads_closing`: the calls read the closing themselves."""
+    """Without other signs the first marker is one. `closings` are others. `reads_closing`: the calls read them all."""
 
     def make_parser(schemas: Schemas) -> Parser:
         def make_body(writer: CallWriter) -> Body:
             calls = make_calls(writer, schemas)
             return Closed(calls, closing) if closing and not reads_closing else calls
 
-        return MarkedCalls(markers, make_body, kept=kept, closing=closing, opener=opener)
+        return MarkedCalls(markers, make_body, kept=kept, closings=(closing, *closings), opener=opener)
 
     return ToolForm(make_parser, signs or (markers[:1],), style, (*markers, *kept), closing, keys, tags)
 
@@ -112,6 +113,7 @@ def _header_form(marker: str, tags: HeaderTags, *signs: tuple[str, ...]) -> Tool
         lambda writer, schemas: HeaderCalls(writer, tags),
         *signs,
         closing=tags.end,
+        closings=(tags.closing,),
         reads_closing=True,
         kept=(tags.begin,),
     )
@@ -120,7 +122,7 @@ def _header_form(marker: str, tags: HeaderTags, *signs: tuple[str, ...]) -> Tool
 def _tagged_form(marker: str, closing: str, tags: Tags, *signs: tuple[str, ...]) -> ToolForm:
     return _form(
         (marker,),
-        lambda writer, schemas: TaggedCall(writer, tags, closing, schemas),
+        lambda writer, schemas: TaggedCall(writer, tags, marker, closing, schemas),
         *signs,
         style="none" if tags.text_key else "tagged",
         closing=closing,

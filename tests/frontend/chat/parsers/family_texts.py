@@ -1,5 +1,6 @@
 """What models of each family write, well and badly: texts by the name of the form, and what they are made of."""
 
+import json
 from typing import Any
 
 from tests.frontend.chat.parsers.sectioned_texts import SECTION_FRAGMENTS, SECTIONED
@@ -31,6 +32,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 
+XML = '<parameter name="a">1</parameter>\n<parameter name="b">2</parameter>'
+
+
 def qwen(*pairs: tuple[str, str], name: str = "f") -> str:
     inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in pairs)
     return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
@@ -41,7 +45,7 @@ _QWEN = [
     case(qwen(name="g"), "", ("g", "{}")),
     case(
         f"So:\n{qwen(('days', '3'), ('warm', 'True'))}\n{qwen(('size', 'null'))}\n done",
-        "So:done",
+        "So:\ndone",
         ("f", '{"days": 3, "warm": true}'),
         ("f", '{"size": null}'),
     ),
@@ -59,16 +63,29 @@ _QWEN = [
     case(qwen(("a", "1"), name="unknown"), "", ("unknown", '{"a": "1"}')),
     case(qwen(("city", "")), "", ("f", '{"city": ""}')),
     case("<function=f>\n<parameter=city>Paris</parameter>\n</function>", "", ("f", WEATHER)),
-    case("Hm. <function=g></function> and", "Hm.and", ("g", "{}")),
+    case("Hm. <function=g></function> and", "Hm. and", ("g", "{}")),
     case("<tool_call><function=g></tool_call>", "", ("g", "{}")),
     case("<tool_call><function=f><parameter=city>x</parameter></tool_call>y", "y", ("f", '{"city": "x"}')),
     # RowSlice off: what came of it.
     case("<tool_call>\n<function=f>\n<parameter=city>\nPar", "", ("f", '{"city": "Par')),
     case("<tool_call>\n<function=f>\n<parameter=city>\nPar\n</para", "", ("f", '{"city": "Par\\n</para')),
     case("<tool_call>\n<function=f>\n<parameter=list>\n[1, ", "", ("f", '{"list": [1, ')),
-    case("<function=f><parameter=city>x</parameter><parameter=da", "<parameter=da", ("f", '{"city": "x"')),
-    # Broken: what follows is content.
-    case("<function=f><parameter=city>x</parameter> oh </function>", "oh </function>", ("f", '{"city": "x"}')),
+    case("<function=f><parameter=city>x</parameter><parameter=da", "", ("f", '{"city": "x"')),
+    # The tag for a value's end is text where its call does not go on behind.
+    case("<function=f><parameter=city>x</parameter> oh</function>", "", ("f", '{"city": "x</parameter> oh"}')),
+    case(
+        qwen(("city", "line\n</parameter>\nmore"), ("days", "3")),
+        "",
+        ("f", '{"city": "line\\n</parameter>\\nmore", "days": 3}'),
+    ),
+    case(qwen(("city", "a\n</parameter>\nb"))[:58], "", ("f", '{"city": "a\\n</parameter>\\nb')),
+    case(qwen(("city", XML)), "", ("f", f'{{"city": {json.dumps(XML)}}}')),
+    case(
+        "<tool_call>\n<function=f>\n<parameter=city>\nx\n</parameter>\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+        "</function>\n</function>\n</tool_call>",
+        "",
+        ("f", '{"city": "x\\n</parameter>", "days": 3}'),
+    ),
     # A tag for the end of a value is missing: the next key of the schema ends it, or the end of the call.
     case(
         "<tool_call>\n<function=f>\n<parameter=city>\nDallas\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
@@ -119,6 +136,38 @@ _QWEN = [
     case("<tool_call>\n<function=f>\n<parameter=\necho\n</parameter>\n</function>\n</tool_call>", "", ("f", "{}")),
     case("<function=f>\n<parameter=\necho\n</parameter>\n<parameter=days>\n3\n", "", ("f", '{"days": 3\n')),
     *(
+        case(
+            f"<tool_call>\n<function=f>\n{tag}\nx\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+            "",
+            ("f", '{"days": 3}'),
+        )
+        for tag in ("<parameter city>", '<parameter name="city">', "<parameter>")
+    ),
+    case(
+        qwen(("city", "x"), ("any", "y"), ("days", "3")).replace("=any", ' name="any"'),
+        "",
+        ("f", '{"city": "x", "days": 3}'),
+    ),
+    case("<tool_call>\n<function=f>\n<parameter city>\nx", "", ("f", "{")),
+    # A call ends with its section, or before the next one.
+    case("<tool_call>\n<function=f>\n<parameter=city>\nx\n</tool_call>", "", ("f", '{"city": "x"}')),
+    case(
+        f"<tool_call>\n<function=f>\n<parameter=city>\nx\n</tool_call>\n{qwen(name='g')}b",
+        "b",
+        ("f", '{"city": "x"}'),
+        ("g", "{}"),
+    ),
+    case(
+        f"<tool_call>\n<function=f>\n<parameter=city>\nx\n</parameter>\n{qwen(name='g')}",
+        "",
+        ("f", '{"city": "x"}'),
+        ("g", "{}"),
+    ),
+    case(
+        "<function=f><parameter=city>x\n</function>\n<function=g></function>", "", ("f", '{"city": "x"}'), ("g", "{}")
+    ),
+    case(qwen(("city", "x\n</tool_call>\ny")), "", ("f", '{"city": "x\\n</tool_call>\\ny"}')),
+    *(
         case(text, text)
         for text in (
             "<tool_call>",
@@ -153,6 +202,40 @@ _GLM = [
     case("<tool_call>f<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>", "", ("f", '{"days": 3}')),
     case("<tool_call>g</tool_call>b", "b", ("g", "{}")),
     case("<tool_call>f<arg_key>city</arg_key><arg_value>Par</arg", "", ("f", '{"city": "Par</arg')),
+    # The tag for a value's end is text where no more of its call follows. Where it is missing, the call's end ends it.
+    case(
+        glm(("city", "x </arg_value> y"), ("days", "3")),
+        "",
+        ("f", '{"city": "x </arg_value> y", "days": 3}'),
+    ),
+    case("<tool_call>f<arg_key>city</arg_key>\n<arg_value>x\n</tool_call>", "", ("f", '{"city": "x"}')),
+    case(
+        f"<tool_call>f<arg_key>city</arg_key>\n<arg_value>x\n</tool_call>\n{glm(name='g')}",
+        "",
+        ("f", '{"city": "x"}'),
+        ("g", "{}"),
+    ),
+    case(
+        f"<tool_call>f<arg_key>city</arg_key>\n<arg_value>x</arg_value>{glm(name='g')}b",
+        "b",
+        ("f", '{"city": "x"}'),
+        ("g", "{}"),
+    ),
+    case(glm(("city", "x\n<arg_key>days</arg_key><arg_value>3")), "", ("f", '{"city": "x", "days": 3}')),
+    # A malformed element is dropped.
+    *(
+        case(glm(("city", "x"), ("days", "3")).replace(tag, broken), "", ("f", '{"days": 3}'))
+        for tag, broken in (
+            ("<arg_key>city<", "<arg_key city<"),
+            ("<arg_value>x", "x"),
+            ("city</arg_key>", "city</arg"),
+        )
+    ),
+    case(
+        "<tool_call>f<arg_key>city</arg_key><arg_key>city</arg_key><arg_value>x</arg_value></tool_call>",
+        "",
+        ("f", '{"city": "x"}'),
+    ),
     *(case(text, text) for text in ("<tool_call>hello world", "<tool_call>", "<tool_call>f", "<tool_call>f</tool_ca")),
 ]
 
@@ -162,6 +245,20 @@ _MINIMAX = [
         '<invoke name="g">\n</invoke>\n</minimax:tool_call>',
         "",
         ("f", WEATHER),
+        ("g", "{}"),
+    ),
+    case(
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="city">x </parameter> y</parameter>\n</invoke>\n'
+        '<invoke name="g">\n</invoke>\n</minimax:tool_call>',
+        "",
+        ("f", '{"city": "x </parameter> y"}'),
+        ("g", "{}"),
+    ),
+    case(
+        '<minimax:tool_call><invoke name="f"><parameter name="any" type="string">x</parameter>'
+        '<parameter name="days">3</parameter><invoke name="g"></minimax:tool_call>',
+        "",
+        ("f", '{"days": 3}'),
         ("g", "{}"),
     ),
     case("<minimax:tool_call> no", "<minimax:tool_call> no"),
@@ -326,6 +423,23 @@ _HARMONY = [
     case('<|channel|>commentary to=functions.f<|message|>{"a": 1, ', "", ("f", '{"a": 1, ')),
     case(f"{_CALL}<|call|><|start|>assistant{_CALL}<|call|>", "", ("f", WEATHER), ("f", WEATHER)),
     case("<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>", "a\nb"),
+    # A call that is cut off before its arguments is none; its end makes it one.
+    case("<|channel|>commentary to=functions.f<|message|>"),
+    case("<|channel|>commentary to=functions.f<|message|> \n"),
+    case("<|channel|>commentary to=functions.f<|message|><|end|>"),
+    case("<|channel|>commentary to=python<|message|>"),
+    case("<|channel|>commentary to=functions.f<|message|> <|call|>", "", ("f", "{}")),
+    case("<|channel|>commentary to=functions.f<|message|> {", "", ("f", "{")),
+    # Arguments as a string are the object in it; other ones stay as they are.
+    case(
+        '<|channel|>commentary to=functions.f<|message|>"{\\"city\\": \\"Paris\\"}"<|call|>',
+        "",
+        ("f", WEATHER),
+    ),
+    case('<|channel|>commentary to=functions.f<|message|>"Paris"<|call|>', "", ("f", '"Paris"')),
+    case("<|channel|>commentary to=functions.f<|message|>Paris<|call|>", "", ("f", "Paris")),
+    case('<|channel|>commentary to=functions.f<|message|>"<|call|>', "", ("f", '"')),
+    case('<|channel|>commentary to=functions.f<|message|>"{"a": 1}"<|call|>', "", ("f", '{a": 1}"')),
     # Ends that are missing, and headers that are none.
     case("<|channel|>analysis<|message|>cut", reasoning="cut"),
     case("<|channel|>analysis<|message|>cut<|en", reasoning="cut<|en"),
@@ -368,12 +482,15 @@ FRAGMENTS = [
         "<parameter=city>",
         "\n<parameter=days>",
         "\n<parameter=",
+        "<parameter city>",
         "</parameter>",
+        "\n</parameter>",
         "</function>",
     ),
     *(
         "f\n<arg_key>",
         "</arg_key>",
+        "<arg_key ",
         "<arg_value>",
         "</arg_value>",
         "<minimax:tool_call>",

@@ -24,7 +24,7 @@ def _headers(
         case(f"{opening}{call('f', WEATHER)}{closing}", "", ("f", WEATHER)),
         case(
             f"So: {opening}{call('f', NESTED)}\n{call('g-2.x', '{}')}{closing}\nb",
-            "So:b",
+            "So: b",
             ("f", NESTED),
             ("g-2.x", "{}"),
         ),
@@ -201,7 +201,7 @@ _APERTUS = [
     case(f'<|tools_prefix|>[{{"f": {WEATHER}}}]<|tools_suffix|>', "", ("f", WEATHER)),
     case(
         f'So: <|tools_prefix|>[{{"f": {NESTED}}}, {{ "g" : {{}} }} ]<|tools_suffix|> b',
-        "So:b",
+        "So: b",
         ("f", NESTED),
         ("g", "{}"),
     ),

@@ -1,5 +1,6 @@
 """What models write, well and badly, for each parser: a text, and what it is made of."""
 
+import json
 from typing import NamedTuple
 
 from pyllm.frontend.chat.parsers.parsed_pieces import ParsedText, ToolCall
@@ -35,7 +36,18 @@ HERMES = [
         ("f", WEATHER),
         ("g", "{}"),
     ),
-    case('a<tool_call>{"name": "f", "arguments": {}}</tool_call> \n b ', "ab ", ("f", "{}")),
+    case('a<tool_call>{"name": "f", "arguments": {}}</tool_call> \n b ', "a b ", ("f", "{}")),
+    # Between content the space before calls is kept, or the first character of that behind them.
+    case('text <tool_call>{"name": "f"}</tool_call> more', "text more", ("f", "{}")),
+    case(
+        'a\n\n<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}</tool_call>\nb <tool_call>{"name": "h"} ',
+        "a\n\nb",
+        ("f", "{}"),
+        ("g", "{}"),
+        ("h", "{}"),
+    ),
+    case('a <tool_call>{"name": "f"}</tool_call> <tool_call>b', "a <tool_call>b", ("f", "{}")),
+    case(' <tool_call>{"name": "f"}</tool_call>\nb', "b", ("f", "{}")),
     case('<tool_call>{"name": "f", "arguments": {}}', "", ("f", "{}")),
     case('<tool_call>{"name": "f", "arguments": {}} then', "then", ("f", "{}")),
     case('<tool_call>{"name": "f", "arguments": {}}\n</tool_cat>', "</tool_cat>", ("f", "{}")),
@@ -44,7 +56,7 @@ HERMES = [
     case('<tool_call>{"name": "f", "arguments": {"a": oops}}</tool_call>', "", ("f", '{"a": oops}}')),
     case(
         'a<tool_call>{"name": "f", "arguments": {"a": "say "hi" <x>"}}\n</tool_call>\nb',
-        "ab",
+        "a\nb",
         ("f", '{"a": "say "hi" <x>"}}'),
     ),
     case(
@@ -58,7 +70,17 @@ HERMES = [
         "",
         ("f", '{"a": oops <tool_call> b}} </tool_'),
     ),
-    case('<tool_call>{"name": "f", "arguments": {"a": 1]}</tool_call>', "", ("f", '{"a": 1]}')),
+    case('<tool_call>{"name": "f", "arguments": {"a": 1]}</tool_call>', "", ("f", '{"a": 1}')),
+    # Where only its end is missing that is added, unless what follows is no call.
+    case('<tool_call>{"name": "f", "arguments": {"a": {"b": 1</tool_call>', "", ("f", '{"a": {"b": 1}}')),
+    case(
+        '<tool_call>{"name": "f", "arguments": {"a": 1<tool_call>{"name": "g"}</tool_call>',
+        "",
+        ("f", '{"a": 1}'),
+        ("g", "{}"),
+    ),
+    case('<tool_call>{"name": "f", "arguments": {"a": 1<tool_call> b}}', "", ("f", '{"a": 1<tool_call> b}}')),
+    case('<tool_call>{"name": "f", "arguments": {"a": 1] ', "", ("f", '{"a": 1] ')),
     # What can be mended is.
     case(
         '<tool_call>{"name": "f", "arguments": {"a": "x\n\ty\x01", "b": "C:\\path \\d+ \\u12"}}</tool_call>',
@@ -99,9 +121,9 @@ HERMES = [
     case('<tool_call>\n```json\n{"name": "f"}\n```\n</tool_call>b', "b", ("f", "{}")),
     case('<tool_call>```\n[{"name": "f"}]```</tool_call>', "", ("f", "{}")),
     case('<tool_call>```{"name": "f"}</tool_call>', "", ("f", "{}")),
-    case('<tool_call>{"name": "f"} {"nam": 1}</tool_call>', '{"nam": 1}</tool_call>', ("f", "{}")),
+    case('<tool_call>{"name": "f"} {"nam": 1}</tool_call>', '{"nam": 1}', ("f", "{}")),
     case('<tool_call>```{"name": "f"} `x', "`x", ("f", "{}")),
-    case('<tool_call>{"name": "f", "arguments": {}, oops</tool_call>', ", oops</tool_call>", ("f", "{}")),
+    case('<tool_call>{"name": "f", "arguments": {}, oops</tool_call>', ", oops", ("f", "{}")),
     # What is no call is content as it was written.
     *(
         case(text, text)
@@ -161,6 +183,13 @@ LLAMA = [
     case('See: <|python_tag|>{"name": "f"}', "See:", ("f", "{}")),
     case('{"name": "f", "parameters": {"a": "say "hi""}}\nb', "", ("f", '{"a": "say "hi""}}\nb')),
     case('{"name": "f", "parameters": {"a": "C:\\p\n",}}', "", ("f", '{"a": "C:\\\\p\\n"}')),
+    case('{"name": "f", "parameters": {"a": 1 {"b": 2}}}', "", ("f", '{"a": 1 {"b": 2}}}')),
+    case(
+        '{"name": "f", "parameters": {}}; x {"name": "g", "parameters": {}}',
+        "; x",
+        ("f", "{}"),
+        ("g", "{}"),
+    ),
     # Other objects are content, and what stands in them, too.
     *(
         case(text, text)
@@ -189,7 +218,7 @@ MISTRAL = [
     case(f'[TOOL_CALLS] [{{"name": "f", "arguments": {NESTED}}}]', "", ("f", NESTED)),
     case(
         f'Ok. [TOOL_CALLS][{{"name": "f", "arguments": {WEATHER}, "id": "abc"}}, {{"name": "g"}} ]\n done',
-        "Ok.done",
+        "Ok. done",
         ("f", WEATHER),
         ("g", "{}"),
     ),
@@ -199,6 +228,9 @@ MISTRAL = [
     case('[TOOL_CALLS]f{"a": x} y[TOOL_CALLS]g{}', "", ("f", '{"a": x} y'), ("g", "{}")),
     case('[TOOL_CALLS]f[ARGS]{"a": "\\d\n",}', "", ("f", '{"a": "\\\\d\\n"}')),
     case('[TOOL_CALLS]f[ARGS]{"a": 1,', "", ("f", '{"a": 1,')),
+    case(f"[TOOL_CALLS]f[ARGS]{json.dumps(NESTED)}tail", "tail", ("f", NESTED)),
+    case('[TOOL_CALLS]f " {\\"a', "", ("f", '{"a')),
+    case('[TOOL_CALLS]f[ARGS]"{"a": 1}"[TOOL_CALLS]g{}', "", ("f", '{a": 1}"'), ("g", "{}")),
     case(
         '[TOOL_CALLS][{"name": "f", "arguments": "{\\"a\\": 1}"}, {"name": "g", "arguments": {"a": x}}] y',
         "",
@@ -215,6 +247,9 @@ MISTRAL = [
             "[TOOL_CALLS][]",
             "[TOOL_CALLS] nothing, really",
             "[TOOL_CALLS]f[OTHER]{}",
+            '[TOOL_CALLS]f[ARGS]"Paris"',
+            '[TOOL_CALLS]f[ARGS]" "',
+            '[TOOL_CALLS]f[ARGS]" ',
             "[TOOL_CALLS]{}",
             "[TOOL_CALLS]" + "f" * 300 + "{}",
             "[TOOL_CALL]f{}",

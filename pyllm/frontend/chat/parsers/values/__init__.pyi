@@ -1,12 +1,13 @@
 from .argument_tags import DEEPSEEK, DSML, GLM, HUNYUAN, MINIMAX, QWEN, Tags
 from .argument_types import Schema, Schemas, argument_json, property_names, types_of
-from .json_scanner import WHITESPACE, JsonScanner
+from .json_scanner import CLOSERS, WHITESPACE, JsonScanner
 from .json_strings import ObjectScanner, StringDecoder, json_text
 from .literal_reader import PYTHON, LiteralReader, delimited
 from .markers import LiteralMatcher, MarkerFinder
-from .tagged_values import TaggedValue
+from .tagged_values import Read, TaggedValue
 
 __all__ = [
+    "CLOSERS",
     "DEEPSEEK",
     "DSML",
     "GLM",
@@ -20,6 +21,7 @@ __all__ = [
     "LiteralReader",
     "MarkerFinder",
     "ObjectScanner",
+    "Read",
     "Schema",
     "Schemas",
     "StringDecoder",

@@ -1,6 +1,9 @@
 """The tags around names, keys and values of tool calls, one entry a model family. Knows no machine that reads them."""
 
+import re
 from typing import NamedTuple
+
+_NAME = re.compile(r"<[^\s<>=:]+")
 
 
 class Tags(NamedTuple):
@@ -23,6 +26,12 @@ class Tags(NamedTuple):
     json_key: str = ""
     several: bool = False
     alone: bool = False
+
+    @property
+    def key_stem(self) -> str:
+        """The beginning of the tag before a key, malformed ones included: `<parameter` of `<parameter=`."""
+        match = _NAME.match(self.before_key)
+        return match[0] if match else self.before_key
 
 
 QWEN = Tags("<function=", ">", "<parameter=", ">", "", "</parameter>", "</function>", lines=True, alone=True)

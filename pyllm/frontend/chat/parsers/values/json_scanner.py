@@ -7,6 +7,7 @@ import json
 import re
 
 WHITESPACE = " \t\n\r"
+CLOSERS = "}]"  # one more of these, where a value has ended, is a slip
 
 _HEX = "[0-9a-fA-F]"
 _PLAIN = r'[^"\\\x00-\x1f]*+'
@@ -44,7 +45,6 @@ class JsonScanner:
     """
 
     __slots__ = ("_begin", "_closers", "_held", "_in_key", "_number", "_read", "_rest", "_state", "broken", "done")
-    pending = False  # as that of `LiteralReader`
 
     def __init__(self) -> None:
         self.done = False
@@ -71,6 +71,12 @@ class JsonScanner:
             read = "".join([*self._read, read])
             self._read.clear()
         return read, index
+
+    @property
+    def missing(self) -> str:
+        """What closes the objects and arrays that are open, if a value in them has ended; else nothing."""
+        ended = self._state == _AFTER or (self._state == _NUMBER and self._number in _NUMBER_ENDS)
+        return "".join(reversed(self._closers)) if ended else ""
 
     def rest(self) -> str:
         """The text that was held back, at the end of all text."""

@@ -73,6 +73,7 @@ class ObjectScanner:
     """
 
     __slots__ = ("_object", "_string", "_value", "broken", "done", "is_open")
+    pending = False  # as that of `LiteralReader`
 
     def __init__(self) -> None:
         self.done = False
@@ -86,6 +87,11 @@ class ObjectScanner:
     def is_whole(self) -> bool:
         """Whether the object has come to its end."""
         return self._object.done
+
+    @property
+    def missing(self) -> str:
+        """What closes the object, if a value in it has ended; nothing where it stands in a string."""
+        return "" if self._string is not None else self._value.missing
 
     def read(self, text: str, position: int) -> tuple[str, int]:
         """More of the object, and where in the text the value ends or breaks, or the text's end if it goes on."""

@@ -54,6 +54,10 @@ class LiteralReader:
     first character that no value has there. While it is `pending`, characters were read that are not given.
     """
 
+    # As those of `ObjectScanner`: it begins at once, and ends where it is done.
+    is_open = is_whole = True
+    missing = ""
+
     def __init__(self, dialect: Dialect) -> None:
         self.done = False
         self.broken = False

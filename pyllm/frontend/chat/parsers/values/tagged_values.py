@@ -20,25 +20,31 @@ class Read(NamedTuple):
 
 
 class TaggedValue:
-    """Reads one value up to its end, which is the tag after it.
+    """Reads one value up to its end, which is the tag after it. Where its call does not go on behind, the tag is text.
 
     Where that is missing, the value ends before the tag of another key at a line's beginning, which must be one of
-    `keys`, or before the end of its call if its section is closed there, too. A value that begins on a
-    line of its own ends on a line of its own: within a line the tag after it is text, unless the call goes on behind.
+    `keys`; before the end of its call if its section is closed there, too, or another call follows; or before the
+    `closing` of the section if another section, or the end of the sample, follows. A value that begins on a line of its
+    own ends on a line of its own.
     """
 
-    def __init__(self, tags: Tags, closing: str, keys: Collection[str] = ()) -> None:
+    def __init__(self, tags: Tags, opening: str, closing: str, keys: Collection[str] = ()) -> None:
         after, end = tags.after_value, tags.end
         self._lines = tags.lines
-        self._after = after
+        self._tags = tags
         self._key = f"\n{tags.before_key}"
-        self._keys = [f"{key}{tags.after_key}" for key in keys]
-        # These may follow the end of a call, and the end of a value.
-        self._behind_call = [closing, *([tags.before_name] if tags.several else [])]
-        self._behind_value = [tags.before_key, end, closing]
-        mends = bool(end) and not tags.before_value
-        lined = [f"\n{after}"] if tags.lines else []
-        markers = [*lined, after, *([f"\n{end}", end, self._key] if mends else [])]
+        behind_key = filter(None, (tags.after_key, tags.text_key, tags.json_key))
+        self._keys = [key + behind for behind in behind_key for key in keys]
+        next_calls = [opening, tags.before_name]
+        # What makes each of these an end, if it follows.
+        self._behind = {
+            after: [tags.key_stem, end, closing, *next_calls],
+            end: [closing, *next_calls],
+            closing: [opening],
+        }
+        markers = [after, end, closing]
+        lined = [f"\n{marker}" for marker in markers if marker and (tags.lines or marker != after)]
+        markers = [*lined, *filter(None, markers), self._key]
         self._finder = MarkerFinder(markers, strips=False)
         self._at_start = True
         self._own_line: bool | None = None  # whether the value begins on a line of its own, once that is known
@@ -54,9 +60,7 @@ class TaggedValue:
             text, position = texts.pop()
             while position < len(text):
                 if not self._marker:
-                    position, ended = self._in_value(text, position, value)
-                    if ended:
-                        return Read("".join(value), True, "", position)
+                    position = self._in_value(text, position, value)
                     continue
                 decided = self._decide(text[position])
                 if decided is None:
@@ -77,22 +81,21 @@ class TaggedValue:
         rest = self._marker + self._behind_marker() if self._marker else self._finder.rest()
         return Read(self._without_first_break(rest), False, "", 0)
 
-    def _in_value(self, text: str, position: int, value: list[str]) -> tuple[int, bool]:
+    def _in_value(self, text: str, position: int, value: list[str]) -> int:
         if self._own_line is None:
             self._own_line = self._lines and text[position] == "\n"
         found = self._finder.find(text, position)
         value.append(self._without_first_break(found.text))
         if not found.marker:
-            return found.position, False
-        if found.marker == self._after and self._own_line:
-            self._expect(found.marker, self._behind_value)
-        elif found.marker.endswith(self._after):
-            return found.position, True
-        elif found.marker == self._key:
+            return found.position
+        tag = found.marker.lstrip("\n")
+        if found.marker == self._key:
             self._expect(found.marker, self._keys)
+        elif found.marker == self._tags.after_value and self._own_line:
+            self._expect(tag, [self._tags.before_key, *self._behind[tag][1:]])
         else:
-            self._expect(found.marker, self._behind_call)
-        return found.position, False
+            self._expect(found.marker, self._behind[tag])
+        return found.position
 
     def _without_first_break(self, text: str) -> str:
         """The line break before a value on a line of its own is not part of it."""
@@ -116,4 +119,4 @@ class TaggedValue:
         return "".join([*self._held, self._expected.matched])
 
     def _following(self) -> str:
-        return ("" if self._marker == self._after else self._marker) + self._behind_marker()
+        return ("" if self._marker.endswith(self._tags.after_value) else self._marker) + self._behind_marker()
