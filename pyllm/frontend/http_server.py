@@ -19,6 +19,7 @@ from pyllm.frontend.http.failure import Failure
 from pyllm.frontend.http.pushed_response import CONNECTION, Connection
 from pyllm.frontend.http.write_batcher import WriteBatcher
 from pyllm.frontend.requests.server_state import ServerState
+from pyllm.wire.sockets import listen
 
 # Seconds that the first line and the headers of a request get to come.
 HEAD_PATIENCE = 60.0
@@ -160,7 +161,13 @@ class HttpServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
+        """Begin to listen.
+
+        Raises:
+            ConfigError: another process listens on the address.
+        """
+        for listener in sockets or ():
+            listen(listener, BACKLOG)  # uvloop, which does so again, would not say that it failed.
         await super().startup(sockets)
         self._on_started()
 

@@ -6,6 +6,7 @@ Imports neither torch nor the web framework; `launch/entrypoints.py` has what th
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
@@ -28,7 +29,7 @@ from pyllm.supervision.parent_link import keep_exit_codes
 from pyllm.supervision.server_processes import supervise
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
 from pyllm.wire.messages import Restarts
-from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener, is_core_address
+from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener, claim_address, is_core_address
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +43,20 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     _become_supervisor()
     server, api_keys = resolve_server(server)
     engine, checkpoint = resolve_config(engine)
-    with _listener(server) as listener, SocketFolder() as folder:
+    with _claim(server) as claim, _listener(server) as listener, SocketFolder() as folder:
         cores = topology.core_configs(engine, checkpoint, folder, server.ready_timeout, server.shutdown_timeout)
         api = _api(cores, server, api_keys)
         processes = topology.supervised_engine(cores, set_log_level)
         announcement = _announcement(listener, api)
-        # Once the API processes have closed the port, clients are to be refused: while it is open here, they would
-        # connect all the same, and wait until this process has ended.
         groups = _groups(cores[0], processes, api, listener)
-        _supervise(groups, lambda _: announcement, server.shutdown_timeout, listener.close, replicas=processes.cores)
+
+        def close_address() -> None:
+            # Once the API processes have closed the port, clients are to be refused: while it is open here, they would
+            # connect all the same, and wait until this process has ended. Another server may have it from then on.
+            listener.close()
+            claim.close()
+
+        _supervise(groups, lambda _: announcement, server.shutdown_timeout, close_address, replicas=processes.cores)
     return 0
 
 
@@ -106,8 +112,8 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
         may = "may use the engine, change its settings and forget its cache"
         reads = " and read all prompts" if engine.cache.enable_kv_cache_events else ""
         logger.warning("%s has no keys: anyone who reaches it %s%s", headless.bind, may, reads)
-    engine, checkpoint = resolve_config(engine)
-    with SocketFolder() as folder:
+    with _claim_core(headless.bind), SocketFolder() as folder:
+        engine, checkpoint = resolve_config(engine)
         core = CoreConfig(
             engine=engine,
             checkpoint=checkpoint,
@@ -207,6 +213,20 @@ def _announcement(listener: socket.socket, api: ApiConfig) -> str:
     command = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     page = f"\n  chat, routes and engine in a browser: {where}{api.server.root_path}/"
     return f"pyllm is ready on {where} - try: {command}{'' if listener.family == socket.AF_UNIX else page}"
+
+
+def _claim(server: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
+    """Holds the server's address while nobody listens there yet; a port that is left open is nobody else's."""
+    if server.uds:
+        return claim_address(os.path.realpath(server.uds))
+    return claim_address(f"{server.host}:{server.port}") if server.port else socket.socket()
+
+
+def _claim_core(address: str) -> contextlib.AbstractContextManager[socket.socket]:
+    """The same for a headless core: libzmq would take the path of another one away."""
+    if address.startswith("ipc://"):
+        return claim_address(f"ipc://{os.path.realpath(address.removeprefix('ipc://'))}")
+    return socket.socket() if address.endswith((":0", ":*")) else claim_address(address)
 
 
 def _listener(server: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:

@@ -61,7 +61,15 @@ from .profiles import (
     RankProfile,
     RankTimes,
 )
-from .sockets import SocketFolder, bind_listener, bind_unix_listener, interface_of, is_core_address
+from .sockets import (
+    SocketFolder,
+    bind_listener,
+    bind_unix_listener,
+    claim_address,
+    interface_of,
+    is_core_address,
+    listen,
+)
 from .supervision_messages import MAX_ENDED, ChildMessage, CoreEntry, CoreList, Failed, Kept, Started
 
 __all__ = [
@@ -143,9 +151,11 @@ __all__ = [
     "WorkerOutput",
     "bind_listener",
     "bind_unix_listener",
+    "claim_address",
     "client_keys",
     "interface_of",
     "is_core_address",
     "key_pairs",
+    "listen",
     "plan_offsets",
 ]

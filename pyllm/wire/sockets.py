@@ -4,7 +4,9 @@ Also which network interface has an address. Does not know who uses them.
 """
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -116,6 +118,46 @@ def _sweep(parent: Path) -> None:
                 lock = _lock(folder)
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
+
+
+def claim_address(address: str) -> socket.socket:
+    """Keeps others of ours from this address until it is closed: from before it listens, while its model loads.
+
+    Linux lets two sockets bind to one port until one of them listens, and a path whose server still loads looks stale.
+    The claim is a name that, as a port, belongs to the network namespace, and goes with the process.
+
+    Raises:
+        ConfigError: another process has claimed it.
+    """
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0pyllm {hashlib.sha256(address.encode()).hexdigest()}")
+    except OSError as error:
+        claim.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise ConfigError(
+            f"cannot listen on {address}: another pyllm that is starting, or that runs, has this address; "
+            "choose another, or end that one first"
+        ) from None
+    return claim
+
+
+def listen(listener: socket.socket, backlog: int) -> None:
+    """Listen on a socket that `bind_listener` or `bind_unix_listener` made; nothing changes where it does already.
+
+    Raises:
+        ConfigError: another process has begun to listen there since it was bound.
+    """
+    try:
+        listener.listen(backlog)
+    except OSError as error:
+        name = listener.getsockname()
+        address = name if isinstance(name, str) else f"{name[0]}:{name[1]}"
+        raise ConfigError(
+            f"cannot listen on {address}: {error.strerror}; another process has taken it while this one was starting: "
+            "choose another --host or --port, or end that one first"
+        ) from None
 
 
 def bind_listener(host: str, port: int) -> socket.socket:

@@ -2,9 +2,11 @@
 
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
@@ -219,6 +221,25 @@ def stream(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
+
+
+@pytest.mark.parametrize("is_path", [False, True])
+def test_a_second_start_on_an_address_whose_server_still_loads_ends_and_the_first_is_reached(
+    is_path: bool, tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = ("--uds", f"{tmp_path}/s") if is_path else ("--port", str(free.getsockname()[1]))
+    first = Server(*address)
+    until(lambda: len(psutil.Process(first.process.pid).children()) > 0, "the first one to have bound")
+    second = Server(*address)
+    assert second.wait() == 2
+    assert f"cannot listen on {address[1] if is_path else f'127.0.0.1:{address[1]}'}: another pyllm" in second.log
+    with first:
+        transport = httpx.HTTPTransport(uds=address[1] if is_path else None)
+        base = "http://localhost" if is_path else first.address
+        with httpx.Client(transport=transport, base_url=base) as http:
+            assert http.get("/health").status_code == 200
 
 
 def test_api_process_has_neither_torch_nor_transformers(server: Server) -> None:

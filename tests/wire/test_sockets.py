@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from pyllm.errors import ConfigError
-from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener, interface_of
+from pyllm.wire.sockets import (
+    SocketFolder,
+    bind_listener,
+    bind_unix_listener,
+    claim_address,
+    interface_of,
+    listen,
+)
 
 HOLD = """
 import signal
@@ -74,6 +81,25 @@ def test_listener_takes_a_free_port_and_a_taken_one_is_named() -> None:
         first.listen()
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
             bind_listener("127.0.0.1", port)
+
+
+def test_of_two_that_bound_one_port_only_one_can_listen() -> None:
+    with bind_listener("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with bind_listener("127.0.0.1", port) as second:
+            listen(second, 8)
+            listen(second, 8)  # As each API process does.
+            with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: .*another process has taken it"):
+                listen(first, 8)
+
+
+def test_an_address_is_claimed_by_one_and_free_when_that_ends() -> None:
+    address = f"127.0.0.1:{os.getpid()}"
+    with claim_address(address):
+        with pytest.raises(ConfigError, match=f"cannot listen on {address}: another pyllm"):
+            claim_address(address)
+        claim_address(f"{address}0").close()
+    claim_address(address).close()
 
 
 def test_descriptors_are_returned() -> None:
