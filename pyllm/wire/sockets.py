@@ -19,6 +19,7 @@ from pathlib import Path
 
 from pyllm.errors import ConfigError
 
+MAX_PATH_BYTES = 107  # of a Unix socket, beside the zero at its end
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR in Linux's sockios.h
 
 
@@ -58,6 +59,23 @@ def is_core_address(text: str) -> bool:
     if (match := re.fullmatch(r"tcp://\S+:(\d{1,5}|\*)", text)) is not None:
         return match[1] == "*" or int(match[1]) <= 0xFFFF
     return text.startswith("ipc://") and text != "ipc://"
+
+
+def check_core_address(address: str) -> None:
+    """Refuse what no core can be reached at.
+
+    Raises:
+        ConfigError: it is neither ipc:// nor tcp:// with a port, or a path that is too long.
+    """
+    if not is_core_address(address) or address.endswith(("*", ":0")):
+        if address.startswith(("http://", "https://")):
+            hint = "that is the address of a server, for clients of OpenAI's API; a core is started by `pyllm core`, at"
+        else:
+            hint = f"did you mean ipc://{address}? A core is at" if "/" in address and "://" not in address else "give"
+        raise ConfigError(f"{address!r} is no address of a core: {hint} ipc://PATH or tcp://HOST:PORT")
+    size = len(os.fsencode(address)) - len("ipc://")
+    if address.startswith("ipc://") and size > MAX_PATH_BYTES:
+        raise ConfigError(f"the path of {address} has {size} bytes, and at most {MAX_PATH_BYTES} work")
 
 
 def interface_of(host: str) -> str:

@@ -1,5 +1,6 @@
 """The server as an operator and a client see it: real processes, real HTTP, the embedded model."""
 
+import contextlib
 import json
 import socket
 from pathlib import Path
@@ -230,15 +231,15 @@ def test_a_second_start_on_an_address_whose_server_still_loads_ends_and_the_firs
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = ("--uds", f"{tmp_path}/s") if is_path else ("--port", str(free.getsockname()[1]))
-    first = Server(*address)
-    until(lambda: len(psutil.Process(first.process.pid).children()) > 0, "the first one to have bound")
-    second = Server(*address)
-    assert second.wait() == 2
-    assert f"cannot listen on {address[1] if is_path else f'127.0.0.1:{address[1]}'}: another pyllm" in second.log
-    with first:
+    with contextlib.ExitStack() as ending:
+        first = Server(*address)
+        ending.callback(first.stop)
+        until(lambda: len(psutil.Process(first.process.pid).children()) > 0, "the first one to have bound")
+        second = Server(*address)
+        assert second.wait() == 2
+        assert f"cannot listen on {address[1] if is_path else f'127.0.0.1:{address[1]}'}: another pyllm" in second.log
         transport = httpx.HTTPTransport(uds=address[1] if is_path else None)
-        base = "http://localhost" if is_path else first.address
-        with httpx.Client(transport=transport, base_url=base) as http:
+        with first, httpx.Client(transport=transport, base_url=first.address if not is_path else "http://u") as http:
             assert http.get("/health").status_code == 200
 
 
