@@ -20,12 +20,16 @@ from pathlib import Path
 from pyllm.errors import ConfigError
 
 MAX_PATH_BYTES = 107  # of a Unix socket, beside the zero at its end
+# Of those bytes, what the folder's own name and the longest name in it may take: `/pyllm-12345678/worker-63-1023-999`.
+ROOM_FOR_NAMES = 38
+SHORT_FOLDER = Path("/tmp")  # noqa: S108  a folder with a random name is made in it
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR in Linux's sockios.h
 
 
 class SocketFolder:
     """A private folder (mode 0700) for `ipc://` sockets, held by a lock as long as this object lives.
 
+    It is below XDG_RUNTIME_DIR or TMPDIR, or below /tmp where the path would be too long for sockets.
     Folders whose lock nobody holds were left by processes that were killed; making a new one sweeps them.
 
     Raises:
@@ -34,7 +38,7 @@ class SocketFolder:
 
     def __init__(self) -> None:
         try:
-            parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+            parent = _short(Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()))
             _sweep(parent)
             self.path, self._lock = _make(parent)
         except OSError as error:
@@ -103,6 +107,14 @@ def interface_of(host: str) -> str:
     raise ConfigError(
         f"no network interface has the address {host}: there are {', '.join(found)}; set GLOO_SOCKET_IFNAME"
     )
+
+
+def _short(parent: Path) -> Path:
+    """This folder, or /tmp where the paths of sockets in it would be longer than the kernel takes."""
+    fits = len(os.fsencode(parent)) + ROOM_FOR_NAMES <= MAX_PATH_BYTES
+    if fits or not parent.is_dir() or not os.access(SHORT_FOLDER, os.W_OK | os.X_OK):
+        return parent
+    return SHORT_FOLDER
 
 
 def _make(parent: Path) -> tuple[str, int]:

@@ -1,10 +1,7 @@
 """TLS of a private CA: every command that talks to a server takes --cacert and --insecure, and SSL_CERT_FILE."""
 
 import json
-import ssl
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,66 +9,22 @@ import pytest
 from pyllm import cli
 from pyllm.config.server_trust import ServerTrust, connection_advice
 from pyllm.errors import ConfigError
+from tests.answering_server import AnsweringServer
 from tests.certificates import self_signed
-
-MODELS = {"data": [{"id": "m"}]}
-CHOICE = {"index": 0, "text": "hi", "delta": {"content": "hi"}, "finish_reason": "stop"}
-ANSWER = {"choices": [CHOICE], "usage": {"prompt_tokens": 1}}
-
-
-class Server:
-    """One that answers everything, over TLS; it keeps the keys that it was sent."""
-
-    def __init__(self, folder: Path) -> None:
-        self.certificate, key = self_signed(folder)
-        self.keys: list[str | None] = []
-        keys = self.keys
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer(json.dumps(MODELS).encode())
-
-            def do_POST(self) -> None:
-                keys.append(self.headers.get("Authorization"))
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                answer = json.dumps(ANSWER).encode()
-                if body.get("stream"):
-                    self._answer(b"data: " + answer + b"\n\ndata: [DONE]\n\n", "text/event-stream")
-                else:
-                    self._answer(answer)
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-            def _answer(self, content: bytes, kind: str = "application/json") -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-        self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.certificate, key)
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.address = f"https://localhost:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path)
-    yield server
-    server.close()
+def certificate(tmp_path: Path) -> tuple[str, str]:
+    return self_signed(tmp_path)
 
 
-def commands(server: Server, folder: Path) -> dict[str, list[str]]:
+@pytest.fixture
+def server(certificate: tuple[str, str]) -> Iterator[AnsweringServer]:
+    with AnsweringServer(certificate) as server:
+        yield server
+
+
+def commands(server: AnsweringServer, folder: Path) -> dict[str, list[str]]:
     """What asks the server once."""
     requests = folder / "in.jsonl"
     body = {"model": "m", "prompt": "a", "max_tokens": 1}
@@ -87,19 +40,24 @@ def commands(server: Server, folder: Path) -> dict[str, list[str]]:
 @pytest.mark.parametrize("command", ["batch", "complete", "chat"])
 @pytest.mark.parametrize("way", ["cacert", "insecure", "variable"])
 def test_a_server_of_a_private_ca_is_talked_to(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, way: str
+    server: AnsweringServer,
+    certificate: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    way: str,
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    flags = {"cacert": ["--cacert", server.certificate], "insecure": ["--insecure"], "variable": []}[way]
+    flags = {"cacert": ["--cacert", certificate[0]], "insecure": ["--insecure"], "variable": []}[way]
     if way == "variable":
-        monkeypatch.setenv("SSL_CERT_FILE", server.certificate)
+        monkeypatch.setenv("SSL_CERT_FILE", certificate[0])
     assert cli.main([*commands(server, tmp_path)[command], *flags]) == 0
     assert server.keys == ["Bearer KEY"]
 
 
 @pytest.mark.parametrize("command", ["batch", "complete", "chat"])
 def test_without_it_the_error_says_what_to_do(
-    server: Server,
+    server: AnsweringServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     command: str,
@@ -123,7 +81,12 @@ def test_without_it_the_error_says_what_to_do(
     ],
 )
 def test_wrong_flags_are_said(
-    server: Server, tmp_path: Path, command: str, flags: list[str], text: str, capsys: pytest.CaptureFixture[str]
+    server: AnsweringServer,
+    tmp_path: Path,
+    command: str,
+    flags: list[str],
+    text: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cli.main([*commands(server, tmp_path)[command], *flags]) == 2
     assert text in capsys.readouterr().err

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -72,6 +73,21 @@ def test_folder_that_cannot_be_made_is_a_clear_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="XDG_RUNTIME_DIR"):
         SocketFolder()
+
+
+@pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "TMPDIR"])
+def test_a_folder_whose_path_is_too_long_for_sockets_is_replaced_by_a_short_one(
+    variable: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    far = tmp_path / ("x" * 90)
+    far.mkdir()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", None)  # which it keeps
+    monkeypatch.setenv(variable, str(far))
+    with SocketFolder() as path, bind_unix_listener(f"{path}/worker-63-1023-999"):
+        assert Path(path).parent == Path("/tmp")
+        assert Path(path).stat().st_mode & 0o077 == 0
+    assert not list(far.iterdir())
 
 
 def test_listener_takes_a_free_port_and_a_taken_one_is_named() -> None:
