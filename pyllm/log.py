@@ -58,6 +58,7 @@ class JsonFormatter(logging.Formatter):
         }
         if (request_id := getattr(record, "request_id", None)) is not None:
             line["request_id"] = request_id
+        line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
