@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 from setproctitle import setproctitle
 
+from pyllm import log
 from pyllm.config.api_keys import ApiKey
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, StateConfig
@@ -22,6 +23,7 @@ from pyllm.errors import ConfigError
 from pyllm.launch import topology
 from pyllm.launch.core_settings import placement_recording
 from pyllm.launch.resolve import resolve_config, resolve_server, shared_config
+from pyllm.launch.service_manager import ServiceManager
 from pyllm.recording import check_recording_path
 from pyllm.supervision import line_writer
 from pyllm.supervision.log_level import set_log_level
@@ -47,7 +49,8 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
         cores = topology.core_configs(engine, checkpoint, folder, server.ready_timeout, server.shutdown_timeout)
         api = _api(cores, server, api_keys)
         processes = topology.supervised_engine(cores, set_log_level)
-        announcement = _announcement(listener, api)
+        address, line = _announcement(listener, api)
+        service = ServiceManager()
         groups = _groups(cores[0], processes, api, listener)
 
         def close_address() -> None:
@@ -55,8 +58,15 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             # connect all the same, and wait until this process has ended. Another server may have it from then on.
             listener.close()
             claim.close()
+            service.stopping()
 
-        _supervise(groups, lambda _: announcement, server.shutdown_timeout, close_address, replicas=processes.cores)
+        _supervise(
+            groups,
+            lambda _: _ready(service, address, line),
+            server.shutdown_timeout,
+            close_address,
+            replicas=processes.cores,
+        )
     return 0
 
 
@@ -124,10 +134,12 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             shutdown_timeout=headless.shutdown_timeout,
             fork_server=topology.fork_server_address(engine, folder),
         )
+        service = ServiceManager()
         _supervise(
             [*topology.supervised_engine([core], set_log_level)],
-            lambda addresses: f"pyllm core is ready on {addresses[0]}",
+            lambda addresses: _ready(service, addresses[0], f"pyllm core is ready on {addresses[0]}"),
             headless.shutdown_timeout,
+            service.stopping,
         )
     return 0
 
@@ -198,8 +210,17 @@ def _supervise(
         line_writer.stderr().finish()  # The reason of an end is the last line.
 
 
-def _announcement(listener: socket.socket, api: ApiConfig) -> str:
-    """What is printed when the server is ready: a line with a request to try, and one with the page."""
+def _ready(service: ServiceManager, address: str, line: str) -> str:
+    """Tell whoever waits that all is ready; gives the line to print, in place of which a JSON log gets a record."""
+    service.ready()
+    if not log.is_json():
+        return line
+    logger.info("pyllm is ready on %s", address, extra={"fields": {"event": "ready", "address": address}})
+    return ""
+
+
+def _announcement(listener: socket.socket, api: ApiConfig) -> tuple[str, str]:
+    """The address, and what is printed when the server is ready: a request to try, and the page in another line."""
     prompt = "The capital of France is"
     body = msgspec.json.encode({"model": api.served_model_name[0], "prompt": prompt, "max_tokens": 16}).decode()
     key = " -H 'Authorization: Bearer KEY'" if api.api_keys else ""
@@ -212,7 +233,8 @@ def _announcement(listener: socket.socket, api: ApiConfig) -> str:
         where = address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     command = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
     page = f"\n  chat, routes and engine in a browser: {where}{api.server.root_path}/"
-    return f"pyllm is ready on {where} - try: {command}{'' if listener.family == socket.AF_UNIX else page}"
+    line = f"pyllm is ready on {where} - try: {command}{'' if listener.family == socket.AF_UNIX else page}"
+    return where, line
 
 
 def _claim(server: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.server import Server, until
+from tests.e2e.server import DEADLINE, Server, until
 
 FRANCE = "The capital of France is"
 
@@ -246,3 +247,23 @@ def test_a_second_start_on_an_address_whose_server_still_loads_ends_and_the_firs
 def test_api_process_has_neither_torch_nor_transformers(server: Server) -> None:
     mapped = {mapping.path for mapping in server.titled("pyllm::api-0").memory_maps()}
     assert not [path for path in mapped if "torch" in path or "transformers" in path]
+
+
+def test_with_a_json_log_all_that_is_written_is_json_and_a_record_says_ready(tmp_path: Path) -> None:
+    notified = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(notified)
+        manager.settimeout(DEADLINE)
+        server = Server("--log-format", "json", "--access-log", environment={"NOTIFY_SOCKET": notified})
+        try:
+            assert manager.recv(1000).startswith(b"READY=1")
+        finally:
+            assert server.stop(signal.SIGHUP) == 0
+        assert manager.recv(1000).startswith(b"STOPPING=1")
+    assert server.process.stdout is not None
+    records = [json.loads(line) for line in server.log.splitlines()]
+    (ready,) = [record for record in records if record.get("event") == "ready"]
+    assert ready["address"].startswith("http://127.0.0.1:")
+    failed = Server("--log-format", "json", "--max-model-len", "99999999")
+    assert failed.wait() == 2
+    assert [json.loads(line) for line in failed.log.splitlines()][-1]["event"] == "failed"
