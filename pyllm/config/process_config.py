@@ -105,4 +105,5 @@ class ApiConfig(_ProcessConfig, frozen=True):
     shared: SharedConfig = SharedConfig()
     state_address: str = ""
     api_keys: tuple[ApiKey, ...] = ()
+    fixed_api_keys: tuple[ApiKey, ...] = ()  # of these, those that are in no file
     flight_recorder_dir: str = ""  # where records of crashes are

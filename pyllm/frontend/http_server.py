@@ -12,7 +12,6 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from pyllm.config.tls import tls_context
 from pyllm.frontend.app import create_app
 from pyllm.frontend.edge.error_answer import render_error
 from pyllm.frontend.http.failure import Failure
@@ -144,7 +143,7 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, state: ServerState, grace: float, on_started: Callable[[], None]) -> None:
-        tls = tls_context(state.server)
+        tls = state.credentials.tls
         protocol = functools.partial(OpenProtocol, WriteBatcher(), on_refused=self._count_refused)
         super().__init__(
             uvicorn.Config(

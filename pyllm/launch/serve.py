@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from pyllm import log
-from pyllm.config.api_keys import ApiKey
+from pyllm.config.api_keys import ApiKey, read_api_keys
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, StateConfig
 from pyllm.config.server_settings import HeadlessConfig, ServerConfig
@@ -43,6 +44,9 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
         PyllmError: it cannot start, or a process was lost for good.
     """
     _become_supervisor()
+    service = ServiceManager()
+    reloads = topology.Reloads(service)
+    signal.signal(signal.SIGUSR1, reloads.ask)
     server, api_keys = resolve_server(server)
     engine, checkpoint = resolve_config(engine)
     with _claim(server) as claim, _listener(server) as listener, SocketFolder() as folder:
@@ -50,8 +54,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
         api = _api(cores, server, api_keys)
         processes = topology.supervised_engine(cores, set_log_level)
         address, line = _announcement(listener, api)
-        service = ServiceManager()
-        groups = _groups(cores[0], processes, api, listener)
+        groups = _groups(cores[0], processes, api, listener, reloads)
 
         def close_address() -> None:
             # Once the API processes have closed the port, clients are to be refused: while it is open here, they would
@@ -93,7 +96,8 @@ def serve_for(engine: EngineConfig, server: ServerConfig, work: Callable[[str, E
             except Exception as error:  # noqa: BLE001  raised again below: the server has done nothing wrong
                 outcome.append(error)
 
-        groups = _groups(cores[0], processes, _api(cores, server, ()), listener)
+        reloads = topology.Reloads(ServiceManager(""))
+        groups = _groups(cores[0], processes, _api(cores, server, ()), listener, reloads)
         _supervise(groups, lambda _: "", server.shutdown_timeout, listener.close, run, replicas=processes.cores)
     if outcome and outcome[0] is not None:
         raise outcome[0]
@@ -155,13 +159,24 @@ def _api(cores: list[CoreConfig], server: ServerConfig, api_keys: tuple[ApiKey, 
         log=engine.log,
         shared=shared_config(server, engine.scheduler.max_num_seqs, [each.bind for each in cores]),
         api_keys=api_keys,
+        fixed_api_keys=_fixed_keys(server, api_keys),
         flight_recorder_dir=engine.recovery.flight_recorder_dir,
         state_address=f"ipc://{core.socket_folder}/state" if server.api_server_count > 1 else "",
     )
 
 
+def _fixed_keys(server: ServerConfig, api_keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
+    """Those that stay when the file of keys is read again."""
+    in_file = read_api_keys(server.api_key_file, {}) if server.api_key_file else ()
+    return tuple(key for key in api_keys if key not in in_file)
+
+
 def _groups(
-    core: CoreConfig, engine: topology.SupervisedEngine, api: ApiConfig, listener: socket.socket
+    core: CoreConfig,
+    engine: topology.SupervisedEngine,
+    api: ApiConfig,
+    listener: socket.socket,
+    reloads: topology.Reloads,
 ) -> list[list[SupervisedProcess]]:
     """In the order in which they end: API processes let their streams finish, then the rest has nothing left to do."""
     recovery, count = core.engine.recovery, api.server.api_server_count
@@ -171,9 +186,10 @@ def _groups(
     def list_restarts() -> list[Restarts]:
         return [restarts for group in groups for process in group for restarts in process.restarts]
 
+    news = topology.ApiNews(list_restarts, reloads)
     groups = [
         [
-            topology.supervised_api(_api_config(api, core.engine, index), listener, limits, recovery, list_restarts)
+            topology.supervised_api(_api_config(api, core.engine, index), listener, limits, recovery, news)
             for index in range(count)
         ],
         [topology.supervised_state(state, limits, recovery)] if count > 1 else [],

@@ -16,14 +16,18 @@ class ServiceManager:
 
     def __init__(self, address: str | None = None) -> None:
         self._address = os.environ.get("NOTIFY_SOCKET", "") if address is None else address
+        self._is_ready = False
 
     def ready(self) -> None:
-        """The server takes requests; also after a reload."""
+        """The server takes requests."""
+        self._is_ready = True
         self._notify("READY=1\nSTATUS=takes requests")
 
-    def reloading(self) -> None:
-        """Keys and certificates are being read again; `ready` follows."""
-        self._notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+    def reloaded(self) -> None:
+        """Keys and certificates are read again, which takes no time worth waiting for."""
+        if self._is_ready:
+            self._notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            self.ready()
 
     def stopping(self) -> None:
         """The server takes no new requests, and ends."""

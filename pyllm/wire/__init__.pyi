@@ -71,7 +71,7 @@ from .sockets import (
     is_core_address,
     listen,
 )
-from .supervision_messages import MAX_ENDED, ChildMessage, CoreEntry, CoreList, Failed, Kept, Started
+from .supervision_messages import MAX_ENDED, ChildMessage, CoreEntry, CoreList, Failed, Kept, ReloadAsked, Started
 
 __all__ = [
     "CLEARING_TOKENS",
@@ -135,6 +135,7 @@ __all__ = [
     "RankTimes",
     "Ready",
     "Rejected",
+    "ReloadAsked",
     "Reply",
     "Reserve",
     "Restarts",
