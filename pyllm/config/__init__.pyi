@@ -24,7 +24,7 @@ from .process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfi
 from .rank_coordinates import RankCoordinates, coordinates_of, num_ranks, ranks_of_stage, sampling_rank
 from .server_settings import RESERVED_TEMPLATE_VARIABLES, HeadlessConfig, ServerConfig, UnknownFields
 from .server_trust import DEFAULT_TRUST, ServerTrust, add_trust_flags, connection_advice, trust_of
-from .tls import tls_context
+from .tls import load_certificates, tls_context
 from .vllm_flags import GROUPS, VLLM_FLAGS, VllmFlag, explain_flag
 
 __all__ = [
@@ -77,6 +77,7 @@ __all__ = [
     "explain_flag",
     "flag_keys",
     "is_rust",
+    "load_certificates",
     "new_key",
     "num_ranks",
     "option_names",
