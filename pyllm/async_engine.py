@@ -6,7 +6,8 @@ Composes supervised processes, client and tokenizer; decides nothing itself.
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
 from copy import copy
 from os import PathLike
 from types import TracebackType
@@ -40,6 +41,7 @@ from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.launch.resolve import resolve_config
+from pyllm.owning_process import OwningProcess
 from pyllm.prompts import RENDERING, Message, ParsedPrompt, Prompt, Rendering, read_messages, read_prompt
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
@@ -55,8 +57,17 @@ class _ParsedRequest(NamedTuple):
     prompt: ParsedPrompt
 
 
+class Done:
+    """What has been done already, and may be awaited all the same."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
+
+
 class AsyncEngine:
     """Use it as `async with AsyncEngine(model, tensor_parallel_size=2) as engine:`, or call `start` and `close`.
+
+    One that is dropped without that ends its processes, too. It belongs to the process that made it, not to its forks.
 
     `model` is a GGUF file or a Hugging Face folder, empty for the embedded one; the options are those of `pyllm serve`,
     with underscores, and vLLM's are read as `pyllm serve` reads them. One that is None has its default.
@@ -69,7 +80,11 @@ class AsyncEngine:
         self._config, self._checkpoint = resolve_config(engine_config(engine_keywords({"model": model, **options})))
         self.tokenizer = Tokenizer(self._checkpoint.tokenizer)
         self._chat_template = ChatTemplate.of(self._checkpoint.tokenizer)
-        self._processes = EngineProcesses(self._config, self._checkpoint, self._give_up)
+        give_up = weakref.WeakMethod(self._give_up)
+        self._processes = EngineProcesses(self._config, self._checkpoint, lambda error: _call(give_up(), error))
+        self._owner = OwningProcess("AsyncEngine")
+        self._dropped = weakref.finalize(self, _end_dropped, self._owner, self._processes, None)
+        self._dropped.atexit = False  # The end of this process is theirs.
         self._client: EngineClient | None = None
         self._prompts: PromptEncoder | None = None
         self._renderer: ChatRenderer | None = None
@@ -125,6 +140,7 @@ class AsyncEngine:
         Call it from the main thread where there is a choice: the kernel ends them when the thread that started them
         ends, so that a killed application leaves nothing behind.
         """
+        self._owner.check()
         self._processes.spawn()
 
     async def start(self) -> None:
@@ -135,6 +151,7 @@ class AsyncEngine:
             EngineDeadError: a process was lost for good meanwhile.
             PyllmError: it is started already, and not closed.
         """
+        self._owner.check()
         if self._processes.is_started:
             raise PyllmError("this engine is started already: `start` is for a new one, or for one that was closed")
         try:
@@ -266,11 +283,15 @@ class AsyncEngine:
             name, EmbeddingOutput(embedding.values.tolist()), tokens.tolist(), embedding.cached_tokens
         )
 
-    def abort(self, request_id: str | Sequence[str]) -> None:
-        """End requests that `generate` is running: their last output says `abort`. Unknown ids are ignored."""
+    def abort(self, request_id: str | Sequence[str]) -> "Done":
+        """End requests that `generate` is running: their last output says `abort`. Unknown ids are ignored.
+
+        It is done when this returns, and may be awaited, as vLLM's.
+        """
         for name in [request_id] if isinstance(request_id, str) else texts("request_id", request_id):
             if (processor := self._processors.get(name)) is not None:
                 processor.abort()
+        return Done()
 
     async def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters."""
@@ -322,6 +343,8 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Abort what runs and end the core; may be called twice, and on an engine that never became ready."""
+        if not self._owner.is_this:  # They are another process's.
+            return
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -368,6 +391,9 @@ class AsyncEngine:
     async def _connect(self, addresses: list[str]) -> None:
         placement = self._config.parallel.data_parallel_placement if len(addresses) > 1 else "failover"
         self._client = await EngineClient.connect(addresses, placement=placement)
+        self._dropped.detach()
+        self._dropped = weakref.finalize(self, _end_dropped, self._owner, self._processes, self._client)
+        self._dropped.atexit = False
         self._client.draw_seeds_from(self._config.model.seed)
         model = self._client.model
         self._metrics = Metrics(model.name, model, connection=self._client.counts)
@@ -384,6 +410,17 @@ class AsyncEngine:
         return self._prompts
 
     def _connected(self) -> EngineClient:
+        self._owner.check()
         if self._client is None:
             raise EngineDeadError("the engine is not running: use `async with`, or await start()")
         return self._client
+
+
+def _call(give_up: Callable[[PyllmError], None] | None, error: PyllmError) -> None:
+    if give_up is not None:
+        give_up(error)
+
+
+def _end_dropped(owner: OwningProcess, processes: EngineProcesses, client: EngineClient | None) -> None:
+    if owner.is_this:
+        processes.abandon(*(() if client is None else (client.close,)))

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -68,10 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except (ConfigError, RequestError) as error:
-        print(f"pyllm: {error}", file=sys.stderr)
+        _say(error)
         return _USAGE_ERROR
     except PyllmError as error:
-        print(f"pyllm: {error}", file=sys.stderr)
+        _say(error)
         return _FAILED
     except BrokenPipeError:  # Who read our output has enough, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -79,6 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # Before a server runs, which takes the signal itself: mostly during a download.
         print("pyllm: interrupted", file=sys.stderr)
         return _INTERRUPTED
+
+
+def _say(error: PyllmError) -> None:
+    """The reason of an end: the last line, or the last record where all are JSON."""
+    from pyllm import log
+
+    if log.is_json():
+        logging.getLogger(__name__).error("%s", error, extra={"fields": {"event": "failed"}})
+    else:
+        print(f"pyllm: {error}", file=sys.stderr)
 
 
 def make_parser(name: str) -> CommandParser:

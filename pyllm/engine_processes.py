@@ -1,7 +1,7 @@
 """The processes of an engine inside a program: its cores, and the fork server where there is one. Knows no request."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from pyllm.checkpoint.types import Checkpoint
@@ -22,7 +22,8 @@ LIMITS = ServerConfig()
 class EngineProcesses:
     """Supervises the processes of one engine from `spawn` or `start` to `close`; then it may be started again.
 
-    `on_loss` hears why a process is gone for good.
+    `on_loss` hears why a process is gone for good; it must not hold the engine, as the event loop holds these
+    processes. `abandon` is for an engine that was dropped.
     """
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, on_loss: Callable[[PyllmError], None]) -> None:
@@ -33,6 +34,8 @@ class EngineProcesses:
         self._cores: list[SupervisedProcess] = []
         self._processes: list[SupervisedProcess] = []  # the cores, and their fork server
         self._loss: asyncio.Future[PyllmError] | None = None  # of a process, for good; None: not started
+        self._loop: asyncio.AbstractEventLoop | None = None  # which the processes are watched on
+        self._closing: asyncio.Task[None] | None = None  # where the engine was dropped
 
     @property
     def is_started(self) -> bool:
@@ -61,7 +64,8 @@ class EngineProcesses:
         """
         if not self._processes:
             self.spawn()
-        self._loss = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._loss = self._loop.create_future()
         connecting = asyncio.create_task(self._reach(connect))
         processes = self._processes  # `close` takes them away while the bar may still look.
         showing = asyncio.create_task(show_progress(lambda: start_state(processes)))
@@ -102,6 +106,25 @@ class EngineProcesses:
                 process.kill()
             if folder is not None:
                 folder.close()
+
+    def abandon(self, *also_close: Callable[[], None]) -> None:
+        """End the processes from any thread, without waiting for them, and call these first.
+
+        What was never started ends by itself, as nobody holds its connection any more.
+        """
+        if self._loop is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._close_aside, also_close)
+        elif self._loop is not None:  # Whatever watched the processes has ended.
+            processes, self._processes = self._processes, []
+            for process in processes:
+                process.kill()
+            if self._folder is not None:
+                self._folder.close()
+
+    def _close_aside(self, also_close: Sequence[Callable[[], None]]) -> None:
+        for close in also_close:
+            close()
+        self._closing = asyncio.create_task(self.close(), name="close a dropped engine")
 
     async def _reach(self, connect: Callable[[list[str]], Awaitable[None]]) -> None:
         lose_core, num_cores = last_of(len(self._cores), self._lose), len(self._cores)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from os import PathLike
@@ -18,6 +19,7 @@ from pyllm.frontend.text.beam_search import BeamSearchOutput, BeamSearchParams, 
 from pyllm.frontend.text.model_tokenizer import ModelTokenizer
 from pyllm.frontend.text.outputs import RequestOutput
 from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.owning_process import OwningProcess
 from pyllm.prompt_progress import PromptProgress, UseTqdm
 from pyllm.prompts import Message, Prompt, Rendering, read_conversations, read_prompts
 from pyllm.sampling_params import SamplingParams
@@ -30,11 +32,15 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 Priority = int | Sequence[int] | None
 Scheduling = SchedulingParams | Sequence[SchedulingParams]
 _CONTENT_FORMATS = {"auto", "string", "openai"}
+# Seconds that whoever drops an `LLM` waits for its processes to end.
+DROP_PATIENCE = 5.0
 _Request = tuple[SamplingParams | None, SchedulingParams]
 
 
 class LLM:
     """Starts the engine when it is made; `close`, the `with` block's end, or the end of the program ends it.
+
+    So does dropping it: `del llm`, or another value for the name. It belongs to the process that made it, not to forks.
 
     Options and errors are those of `AsyncEngine`. There is no warm spare unless asked for: a script can wait.
     """
@@ -42,9 +48,12 @@ class LLM:
     def __init__(self, model: str | PathLike[str] | None = "", **options: Any) -> None:
         given = {name: value for name, value in options.items() if value is not None}
         self._engine = AsyncEngine(model, **{"warm_spares": False, **given})
+        self._owner = OwningProcess("LLM")
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="pyllm", daemon=True)
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name="pyllm", daemon=True)
         self._thread.start()
+        self._dropped = weakref.finalize(self, _end_dropped, self._owner, self._engine, self._loop, self._thread)
+        self._dropped.atexit = False  # The end of this process is the engine's.
         try:
             self._engine.spawn()
             self._run(self._engine.start())
@@ -211,13 +220,13 @@ class LLM:
         self._run(self._engine.reset_prefix_cache())
 
     def close(self) -> None:
-        """End the engine; may be called twice."""
-        if self._loop.is_closed():
+        """End the engine; may be called twice. Nothing is ended in a fork."""
+        if self._loop.is_closed() or not self._owner.is_this:
             return
         self._run(self._engine.close())
+        self._dropped.detach()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
 
     async def _complete(
         self, prompts: Sequence[Prompt], requests: Sequence[_Request], progress: PromptProgress
@@ -255,9 +264,13 @@ class LLM:
         return await self._complete(prompts, requests, progress)
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        if self._loop.is_closed():
+        try:
+            self._owner.check()
+            if self._loop.is_closed():
+                raise EngineDeadError("the engine is closed")
+        except EngineDeadError:
             work.close()
-            raise EngineDeadError("the engine is closed")
+            raise
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -266,6 +279,30 @@ class LLM:
         except BaseException:
             future.cancel()  # Ctrl-C in a notebook must end the requests, too.
             raise
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_forever()
+    loop.close()
+
+
+def _end_dropped(
+    owner: OwningProcess, engine: AsyncEngine, loop: asyncio.AbstractEventLoop, thread: threading.Thread
+) -> None:
+    """Called when nobody holds the `LLM` any more, in whichever thread that is."""
+    if not owner.is_this or not thread.is_alive():
+        return
+
+    async def end() -> None:
+        try:
+            await engine.close()
+        finally:
+            loop.stop()
+
+    asyncio.run_coroutine_threadsafe(end(), loop)
+    # So that the memory is free when the next one looks for it.
+    if threading.current_thread() is not thread:
+        thread.join(DROP_PATIENCE)
 
 
 async def _together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:

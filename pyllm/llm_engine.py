@@ -5,6 +5,8 @@ The same core, client and detokenizer as everywhere, over an in-memory endpoint;
 
 import asyncio
 import contextlib
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from copy import copy
 from os import PathLike
@@ -29,6 +31,7 @@ from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.launch import entrypoints
 from pyllm.launch.resolve import resolve_config
+from pyllm.owning_process import OwningProcess
 from pyllm.prompts import Prompt, read_prompt
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
@@ -42,7 +45,8 @@ _IDENTITY = b"in process"
 class LLMEngine:
     """`add_request`, then `step` until `has_unfinished_requests` is false. Not for use inside a running event loop.
 
-    Options are those of `AsyncEngine`, but for the number of ranks: in process there is one.
+    Options are those of `AsyncEngine`, but for the number of ranks: in process there is one. Dropping it frees the
+    model, as `close` does. It belongs to the process that made it, not to its forks.
 
     Raises:
         ConfigError: an option that is unknown or cannot work.
@@ -72,6 +76,9 @@ class LLMEngine:
         self._changed: set[str] = set()
         self._loop = asyncio.new_event_loop()
         self._at_close = contextlib.ExitStack()
+        self._owner = OwningProcess("LLMEngine")
+        self._dropped = weakref.finalize(self, _end_dropped, self._owner, self._loop, self._at_close, self._executor)
+        self._dropped.atexit = False
         try:
             self._loop.run_until_complete(self._start(core_config))
         except BaseException:
@@ -114,7 +121,8 @@ class LLMEngine:
         tokens = known_tokens(self.tokenizer.encode(content) if isinstance(content, str) else content, model.vocab_size)
         truncation = truncation_from(params.truncate_prompt_tokens, None, params.max_tokens or 1, model)
         truncated = list(tokens if truncation is None else truncation.kept(tokens))
-        fold = OutputFold(request_id, read.text, truncated, params, lambda: self._changed.add(request_id))
+        changed = self._changed  # The request must not hold this object, nor what it tells.
+        fold = OutputFold(request_id, read.text, truncated, params, lambda: changed.add(request_id))
         request = Request(truncated, params, msgspec.structs.replace(read.scheduling, name=request_id))
         processor = RequestProcessor(self._client, self.tokenizer, request, fold)
         self._requests[request_id] = processor, fold
@@ -164,13 +172,12 @@ class LLMEngine:
         return self._core.stats()
 
     def close(self) -> None:
-        """Free the model; may be called twice."""
-        if not self._loop.is_closed():
-            self._at_close.close()
-            self._loop.run_until_complete(self._executor.close())
-            self._loop.close()
+        """Free the model; may be called twice. Nothing is freed in a fork."""
+        if self._owner.is_this:
+            _close(self._loop, self._at_close, self._executor)
 
     def _check_open(self) -> None:
+        self._owner.check()
         if self._loop.is_closed():
             raise EngineDeadError("the engine is closed")
 
@@ -178,18 +185,39 @@ class LLMEngine:
         parts = await core_parts.start(config, self._executor)
         to_client: MemoryEndpoint[ClientMessage, CoreMessage] = MemoryEndpoint()
         to_core: MemoryEndpoint[CoreMessage, ClientMessage] = MemoryEndpoint()
-        self._core = core_parts.make_core(config, parts, self._executor, to_client)
-        self._at_close.callback(self._core.close)
-        self._at_close.callback(lambda: self._loop.run_until_complete(self._core.finish_transfers()))  # comes first
+        core, loop = core_parts.make_core(config, parts, self._executor, to_client), self._loop
+        self._core = core
+        # What is called at the end must not hold this object, which would never be dropped then.
+        self._at_close.callback(core.close)
+        self._at_close.callback(lambda: loop.run_until_complete(core.finish_transfers()))  # comes first
 
         def connect(
             on_message: MessageHandler[CoreMessage], *handlers: object
         ) -> MemoryEndpoint[CoreMessage, ClientMessage]:
             del handlers  # Nothing is ever malformed or disconnected in process.
             to_client.connect(lambda identity, message: on_message(b"", message))
-            to_core.connect(lambda identity, message: self._core.receive(_IDENTITY, message))
+            to_core.connect(lambda identity, message: core.receive(_IDENTITY, message))
             return to_core
 
         self._client = EngineClient(connect, heartbeats=False)
         self._client.draw_seeds_from(config.engine.model.seed)
         await self._client.start()
+
+
+def _close(loop: asyncio.AbstractEventLoop, at_close: contextlib.ExitStack, executor: InlineExecutor) -> None:
+    if not loop.is_closed():
+        at_close.close()
+        loop.run_until_complete(executor.close())
+        loop.close()
+
+
+def _end_dropped(
+    owner: OwningProcess, loop: asyncio.AbstractEventLoop, at_close: contextlib.ExitStack, executor: InlineExecutor
+) -> None:
+    """Called when nobody holds the `LLMEngine` any more; maybe where another event loop runs, beside which no second
+    one can.
+    """
+    if owner.is_this:
+        closing = threading.Thread(target=_close, args=(loop, at_close, executor), name="close LLMEngine")
+        closing.start()
+        closing.join()

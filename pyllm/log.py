@@ -39,8 +39,13 @@ def configure(process: str, config: LogConfig = DEFAULT, may_wait: bool = False)
         _apply_file(Path(config.log_config_file))
 
 
+def is_json() -> bool:
+    """Whether this process logs JSON, so that nothing else may be written."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
 class JsonFormatter(logging.Formatter):
-    """A line of JSON for each record: time, level, process, logger, message, and what it says of a request."""
+    """A line of JSON for each record: time, level, process, logger, message, its request's id and its `fields`."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -58,6 +63,7 @@ class JsonFormatter(logging.Formatter):
         }
         if (request_id := getattr(record, "request_id", None)) is not None:
             line["request_id"] = request_id
+        line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)

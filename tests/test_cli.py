@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from pyllm.cli import COMMANDS, SHELLS, main, make_parser
+from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.option_reading import option_names
+from pyllm.config.server_settings import HeadlessConfig, ServerConfig
 from pyllm.config.vllm_flags import VLLM_FLAGS
 from tests.hub_server import HubServer
 from tests.tiny_model import write_tiny_model
@@ -394,6 +397,23 @@ def test_every_command_has_ten_wrong_inputs() -> None:
     assert nested
     assert {*COMMANDS, *nested} - set(WRONG) == set()
     assert min(map(len, WRONG.values())) >= 10
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_flag_of_a_commands_own_is_taken_for_a_setting(name: str) -> None:
+    """One that is stored under a setting's name would be read as that setting."""
+    names = {*option_names(EngineConfig), *option_names(ServerConfig), *option_names(HeadlessConfig)}
+    parser = make_parser(name)
+    for each in (parser, *parser.commands().values()):
+        groups = {group.title: group._group_actions for group in each._action_groups}
+        settings = [action for title, group in groups.items() if is_of_settings(title) for action in group]
+        own = [action for title, group in groups.items() if not is_of_settings(title) for action in group]
+        if settings:
+            assert {action.dest for action in own} & names == set()
+
+
+def is_of_settings(title: str | None) -> bool:
+    return title is not None and title.endswith(("Config", "Settings"))
 
 
 @pytest.mark.parametrize("name", ["core", "chat", "complete", "batch", "check", "bench throughput", "bench latency"])

@@ -12,6 +12,7 @@ import msgspec
 from pyllm.batch.answer_file import AnswerFile
 from pyllm.batch.request_file import RequestFile
 from pyllm.batch.request_sender import RequestSender, UnreachableError, Usage
+from pyllm.config.server_trust import ServerTrust, connection_advice
 from pyllm.errors import ConfigError
 
 _CONNECT_TIMEOUT = 10.0
@@ -26,6 +27,7 @@ class BatchServer(msgspec.Struct, frozen=True):
     max_concurrency: int
     socket: str = ""
     api_key: str = ""
+    trust: ServerTrust = ServerTrust()
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -95,6 +97,7 @@ def _client(server: BatchServer, transport: Any | None) -> Any:
         limits=limits,
         timeout=httpx2.Timeout(None, connect=_CONNECT_TIMEOUT),
         transport=transport,
+        verify=server.trust.verify(),
     )
 
 
@@ -105,9 +108,9 @@ async def _check_models(http: Any, requests: RequestFile) -> None:
     try:
         response = await http.get("/v1/models", timeout=_SHORT_TIMEOUT)
     except httpx2.TransportError as error:
-        raise UnreachableError(
-            f"no connection to the server at {http.base_url}: {error or type(error).__name__}; is the address right?"
-        ) from None
+        failure = str(error) or type(error).__name__
+        advice = connection_advice(failure) or "is the address right?"
+        raise UnreachableError(f"no connection to the server at {http.base_url}: {failure}; {advice}") from None
     if response.status_code != _OK:
         return
     try:

@@ -11,6 +11,7 @@ from pyllm.bench.endpoint import Endpoint, base_url
 from pyllm.bench.prompt_sets import PromptSource
 from pyllm.bench.request_metrics import Selection
 from pyllm.bench.request_rates import Arrivals
+from pyllm.config.server_trust import trust_of
 from pyllm.errors import ConfigError
 
 
@@ -36,7 +37,7 @@ def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint
         api_key=key,
         headers=pairs(options.header, "--header"),
         fields={**fields, **options.sampling, **options.extra_body},
-        verify=not options.insecure,
+        trust=trust_of(options),
     )
 
 

@@ -17,6 +17,7 @@ from pyllm.bench.bench_defaults import COMPLETIONS
 from pyllm.bench.load_client import LoadClient
 from pyllm.bench.prompt_sets import Prompt
 from pyllm.bench.request_metrics import MILLISECONDS, Figures
+from pyllm.config.server_trust import ServerTrust, connection_advice
 from pyllm.errors import ConfigError, PyllmError
 
 _SHORT_TIMEOUT = 30.0  # seconds for the list of models
@@ -48,11 +49,11 @@ class Endpoint(msgspec.Struct, frozen=True):
     api_key: str = ""
     headers: Mapping[str, str] = {}
     fields: Mapping[str, Any] = {}
-    verify: bool = True
+    trust: ServerTrust = ServerTrust()
 
     def client(self) -> LoadClient:
         """New connections to the server."""
-        return LoadClient(self.base_url, verify=self.verify)
+        return LoadClient(self.base_url, trust=self.trust)
 
     def request(self, prompt: Prompt) -> bytes:
         """Head and body of a streaming request for the prompt."""
@@ -233,6 +234,6 @@ async def _models(endpoint: Endpoint) -> list[str]:
 
 
 def _unreachable(endpoint: Endpoint, failure: str) -> str:
-    if "CERTIFICATE_VERIFY_FAILED" in failure:
-        return f"the TLS certificate of {endpoint.base_url} cannot be verified ({failure}): --insecure accepts any"
+    if advice := connection_advice(failure):
+        return f"no connection to {endpoint.base_url} ({failure}): {advice}"
     return f"no server answers at {endpoint.base_url} ({failure}): start one, or give its address by --base-url"

@@ -5,13 +5,14 @@ HTTP, but neither the bodies nor what they mean.
 """
 
 import asyncio
-import ssl
 import time
 from collections.abc import Callable
 from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
+
+from pyllm.config.server_trust import DEFAULT_TRUST, ServerTrust
 
 Clock = Callable[[], float]
 
@@ -41,12 +42,12 @@ class Exchange:
 class LoadClient:
     """Sends requests to the server at `base_url` (http or https), each on a connection that carries nothing else."""
 
-    def __init__(self, base_url: str, *, verify: bool = True, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, base_url: str, *, trust: ServerTrust = DEFAULT_TRUST, clock: Clock = time.perf_counter) -> None:
         url = urlsplit(base_url)
         assert url.hostname is not None, f"{base_url} names no host: Endpoint checks it"
         self._host = url.hostname
         self._port = url.port or (443 if url.scheme == "https" else 80)
-        self._ssl = _ssl_context(verify) if url.scheme == "https" else None
+        self._ssl = trust.context() if url.scheme == "https" else None
         self._clock = clock
         self._idle: list[_Connection] = []
 
@@ -171,11 +172,3 @@ class _Connection(asyncio.Protocol):
             self._exchange.failure = failure
             self._ended.set_result(None)
             self._ended = None
-
-
-def _ssl_context(verify: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context

@@ -27,6 +27,7 @@ from pyllm.client.submission import prepare, prepare_embedding, random_seed
 from pyllm.client.token_reader import TokenDelta, TokenReader
 from pyllm.config.engine_settings import MAX_CORES
 from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
+from pyllm.owning_process import OwningProcess
 from pyllm.recording import check_recording_path
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
@@ -82,6 +83,7 @@ class EngineClient(CoreCalls):
         self._death: PyllmError | None = None
         self._died = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
+        self._owner = OwningProcess("EngineClient")
         ids, calls = itertools.count(1), Calls()
         self._cores = Cores(
             lambda model: PrefixPlacer(model, placement_recording) if placement == "prefix" else RoundRobin(), clock
@@ -130,10 +132,11 @@ class EngineClient(CoreCalls):
         Raises:
             EngineDeadError: no answer within `timeout` seconds.
             ProtocolError: the core speaks another version.
-            ConfigError: a key cannot be read, the recording not be made, or there are more than 64 addresses.
+            ConfigError: an address is none of a core, a key cannot be read, the recording not be made, or there are
+                more than 64 addresses.
         """
-        secrets = client_keys(keys) if keys is not None else None
         addresses = [address] if isinstance(address, str) else list(address)
+        secrets = client_keys(keys) if keys is not None else None
         client = cls(
             *(over_zeromq(each, secrets) for each in addresses),
             placement=placement,
@@ -219,6 +222,7 @@ class EngineClient(CoreCalls):
         Raises:
             RequestError: requests go to one core at a time, or this address or index is there already.
             EngineDeadError: no answer within `timeout` seconds, or it would give other tokens.
+            ConfigError: it is no address of a core.
         """
         self._check_alive()
         if self._placement == "failover":
@@ -417,6 +421,7 @@ class EngineClient(CoreCalls):
         return None if wanted is None else self._core(wanted, "data_parallel_rank").index
 
     def _check_alive(self) -> None:
+        self._owner.check()
         if not self.alive:
             raise self._death or EngineDeadError("the engine client is not connected: await start() first")
 

@@ -29,6 +29,7 @@ from pyllm.wire.messages import (
     Rejected,
     Reply,
 )
+from pyllm.wire.sockets import check_core_address
 
 # Seconds, but counted in our own heartbeats and not by the clock: a process that was stopped for a minute must not
 # blame the core. After `SILENCE` without a message from it, it is not ready.
@@ -72,7 +73,12 @@ class Handlers(NamedTuple):
 
 
 def over_zeromq(address: str, keys: CurveKeys | None) -> CoreConnect:
-    """Makes a DEALER with a fresh identity for each connection to an address."""
+    """Makes a DEALER with a fresh identity for each connection to an address.
+
+    Raises:
+        ConfigError: no core can be at this address.
+    """
+    check_core_address(address)
 
     def connect(
         on_message: ipc.MessageHandler[CoreMessage],

@@ -21,6 +21,7 @@ from pyllm.bench import (
     PromptSet,
     Ramp,
 )
+from pyllm.config.server_trust import add_trust_flags
 
 FORMATS = ("table", "json", "csv")
 # What is here for flags of `vllm bench` that are not.
@@ -59,7 +60,7 @@ def add_server_flags(parser: argparse.ArgumentParser, *, address: bool) -> None:
     group.add_argument("--header", nargs="+", metavar="KEY=VALUE", default=(), help="headers of each request")
     group.add_argument("--extra-body", type=json_object, metavar="JSON", default={}, help="fields of each request")
     group.add_argument("--ignore-eos", action="store_true", help="go on to the length; always so for random prompts")
-    group.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
+    add_trust_flags(group)
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:

@@ -36,4 +36,5 @@ def run(options: argparse.Namespace) -> int:
 
     with only_warnings("pyllm::chat"):
         source = terminal_chat.select_source(source_request(options))
-        return asyncio.run(terminal_chat.chat(source, terminal_chat.Transcript(options.system_prompt), options.quick))
+        transcript = terminal_chat.Transcript(terminal_chat.whole(options.system_prompt))
+        return asyncio.run(terminal_chat.chat(source, transcript, terminal_chat.whole(options.quick)))

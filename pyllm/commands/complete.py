@@ -79,9 +79,12 @@ def run(options: argparse.Namespace) -> int:
     options.model_argument, prompt = split_arguments(options)
     parameters = _parameters(options)
     request = source_request(options)
-    prompt = _read_prompt() if prompt is None else prompt
-    if not prompt:
+    given = _read_prompt() if prompt is None else prompt
+    if not given:
         raise ConfigError("the prompt is empty")
+    prompt = terminal_chat.whole(given)
+    if prompt != given:
+        print("pyllm: bytes of the prompt that are not UTF-8 were replaced by \ufffd", file=sys.stderr)
     with only_warnings("pyllm::complete"):
         source = terminal_chat.select_source(request)
         asyncio.run(terminal_chat.print_completion(source, prompt, parameters, options.chat))
@@ -125,9 +128,8 @@ def _read_schema(path: Path) -> dict[str, Any]:
 
 
 def _read_prompt() -> str:
+    from pyllm import terminal_chat
+
     if sys.stdin.isatty():
         raise ConfigError("there is no prompt: give it behind the model, or by a pipe")
-    try:
-        return sys.stdin.read().removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"stdin is no text in UTF-8: {error}") from None
+    return terminal_chat.open_stdin().read().removesuffix("\n")

@@ -12,6 +12,7 @@ from pyllm.batch import AnswerFile, BatchServer, RequestFile, WrongLinesError, r
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import config_part
 from pyllm.config.server_settings import ServerConfig
+from pyllm.config.server_trust import add_trust_flags, trust_of
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine
 from pyllm.flags.settings_flags import (
@@ -67,7 +68,11 @@ def add_arguments(parser: SettingsParser) -> None:
         "-o", "--output-file", type=Path, required=True, metavar="FILE", help="answers; what it has is not asked again"
     )
     parser.add_argument("--base-url", metavar="URL", help="a running server, instead of a model: http://HOST:PORT")
-    parser.add_argument("--api-key", metavar="KEY", help="its key; else OPENAI_API_KEY, if that is set")
+    # `api_key` is a setting of a server that is started here.
+    parser.add_argument(
+        "--api-key", dest="server_key", metavar="KEY", help="its key; else OPENAI_API_KEY, if that is set"
+    )
+    add_trust_flags(parser)
     parser.add_argument(
         "--max-concurrency",
         type=_positive,
@@ -84,7 +89,7 @@ def add_arguments(parser: SettingsParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Answer all requests that have no answer yet; gives 1 where any request of the file failed, now or before."""
-    base_url = _base_url(options)
+    base_url, trust = _base_url(options), trust_of(options)
     engine, notices = read_engine(options)
     given = given_settings(options, ServerConfig)
     server = config_part(ServerConfig, {"disable_log_stats": True} | given)
@@ -106,9 +111,9 @@ def run(options: argparse.Namespace) -> int:
 
         try:
             if base_url:
-                key = options.api_key or os.environ.get("OPENAI_API_KEY", "")
+                key = options.server_key or os.environ.get("OPENAI_API_KEY", "")
                 count = options.max_concurrency or _REMOTE_CONCURRENCY
-                asyncio.run(work(BatchServer(base_url, count, api_key=key)))
+                asyncio.run(work(BatchServer(base_url, count, api_key=key, trust=trust)))
                 is_done = True
             else:
                 is_done = _serve(engine, server, notices, options.max_concurrency, work)
@@ -158,8 +163,10 @@ def _serve(
 def _base_url(options: argparse.Namespace) -> str:
     """The address without `/v1`; empty where a model is to be served."""
     if options.base_url is None:
-        if options.api_key is not None:
+        if options.server_key is not None:
             raise ConfigError("--api-key is for a server that runs: give --base-url, too")
+        if options.cacert or options.insecure:
+            raise ConfigError("--cacert and --insecure are for a server that runs: give --base-url, too")
         return ""
     settings = sorted(given_settings(options) | given_settings(options, ServerConfig))
     if options.model_argument is not None or settings:

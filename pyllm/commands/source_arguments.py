@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pyllm import log
 from pyllm.config.option_reading import engine_config
+from pyllm.config.server_trust import add_trust_flags, trust_of
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import print_notices, read_settings
 from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags
@@ -23,8 +24,10 @@ def add_source_arguments(parser: SettingsParser) -> None:
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_OR_URL_HELP)
     group = parser.add_argument_group("server", "A server that answers, instead of an engine inside.")
     group.add_argument("--url", metavar="URL", help="its address; the same as in place of MODEL")
-    group.add_argument("--api-key", metavar="KEY", help="its key (default: OPENAI_API_KEY of the environment)")
+    text = "its key (default: OPENAI_API_KEY of the environment)"
+    group.add_argument("--api-key", dest="server_key", metavar="KEY", help=text)
     group.add_argument("--model-name", metavar="NAME", help="which of its models (default: the first)")
+    add_trust_flags(group)
     add_engine_settings(parser)
     add_vllm_flags(parser)
 
@@ -46,9 +49,10 @@ def source_request(options: argparse.Namespace) -> SourceRequest:
     print_notices(notices)
     return SourceRequest(
         name=names[0] if names else "",
-        api_key=options.api_key or os.environ.get("OPENAI_API_KEY", ""),
+        api_key=options.server_key or os.environ.get("OPENAI_API_KEY", ""),
         model_name=options.model_name or "",
         options=settings,
+        trust=trust_of(options),
     )
 
 

@@ -23,10 +23,12 @@ from .option_texts import parse_count, parse_size
 from .process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfig, StateConfig, WorkerConfig
 from .rank_coordinates import RankCoordinates, coordinates_of, num_ranks, ranks_of_stage, sampling_rank
 from .server_settings import RESERVED_TEMPLATE_VARIABLES, HeadlessConfig, ServerConfig, UnknownFields
-from .tls import tls_context
+from .server_trust import DEFAULT_TRUST, ServerTrust, add_trust_flags, connection_advice, trust_of
+from .tls import load_certificates, tls_context
 from .vllm_flags import GROUPS, VLLM_FLAGS, VllmFlag, explain_flag
 
 __all__ = [
+    "DEFAULT_TRUST",
     "GROUPS",
     "MAX_CORES",
     "MIN_CPU_KV_CACHE_BYTES",
@@ -59,6 +61,7 @@ __all__ = [
     "Role",
     "SchedulerConfig",
     "ServerConfig",
+    "ServerTrust",
     "SharedConfig",
     "SparseAttentionConfig",
     "StateConfig",
@@ -66,12 +69,15 @@ __all__ = [
     "UnknownFields",
     "VllmFlag",
     "WorkerConfig",
+    "add_trust_flags",
     "config_part",
+    "connection_advice",
     "coordinates_of",
     "engine_config",
     "explain_flag",
     "flag_keys",
     "is_rust",
+    "load_certificates",
     "new_key",
     "num_ranks",
     "option_names",
@@ -82,4 +88,5 @@ __all__ = [
     "read_api_keys",
     "sampling_rank",
     "tls_context",
+    "trust_of",
 ]

@@ -59,13 +59,26 @@ class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyRing:
-    """The keys that a server takes; without any it asks for none."""
+    """The keys that a server takes; without any it asks for none.
 
-    def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
-        self._keys = [(bytes.fromhex(key.sha256), key) for key in keys]
+    `fixed` are those of them that are in no file: of flags and of the environment.
+    """
+
+    def __init__(self, keys: Sequence[ApiKey] = (), fixed: Sequence[ApiKey] = ()) -> None:
+        self.fixed = tuple(fixed)
+        self.replace(keys)
 
     def __bool__(self) -> bool:
         return bool(self._keys)
+
+    @property
+    def entries(self) -> tuple[ApiKey, ...]:
+        """All of them."""
+        return tuple(key for _, key in self._keys)
+
+    def replace(self, keys: Sequence[ApiKey]) -> None:
+        """Take these from now on, and no others."""
+        self._keys = [(bytes.fromhex(key.sha256), key) for key in keys]
 
     @property
     def has_admin(self) -> bool:

@@ -262,6 +262,13 @@ class DeviceConfig(ConfigPart, frozen=True):
             "or an entry point of the group pyllm.attention_backends"
         ),
     ] = "auto"
+    num_threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="threads that each rank computes with; default: its share of the CPUs that this process may "
+            "use, or of those that its control group gives time for (docker --cpus, Kubernetes)"
+        ),
+    ] = None
     enforce_eager: Annotated[bool, Meta(description="do not capture steps as graphs")] = False
     batch_invariant: Annotated[
         bool,

@@ -27,7 +27,7 @@ class CoreConfig(_ProcessConfig, frozen=True):
     ready_timeout: float
     shutdown_timeout: float
     curve_keys: str = ""  # folder with keys for tcp://; empty: no encryption
-    num_threads: int | None = None  # of each rank on this machine; None: they share the CPUs
+    num_threads: int | None = None  # of each rank on this machine; None: those of the engine's settings
     fork_server: str = ""  # path of the socket of the process that forks workers; empty: there are none
     index: int = 0
     is_successor: bool = False
@@ -37,8 +37,8 @@ class CoreConfig(_ProcessConfig, frozen=True):
 class WorkerConfig(_ProcessConfig, frozen=True):
     """The configuration of one rank.
 
-    Where a rank has no `num_threads` it shares the machine's CPUs with the others, and where it has no `gpu` that is
-    the one of its own number. `curve_keys` are for an address of tcp://, and `client_key` is the core's public one.
+    Where a rank has no `num_threads` it has those of the engine's settings, and where it has no `gpu` that is the one
+    of its own number. `curve_keys` are for an address of tcp://, and `client_key` is the core's public one.
     """
 
     engine: EngineConfig
@@ -105,4 +105,5 @@ class ApiConfig(_ProcessConfig, frozen=True):
     shared: SharedConfig = SharedConfig()
     state_address: str = ""
     api_keys: tuple[ApiKey, ...] = ()
+    fixed_api_keys: tuple[ApiKey, ...] = ()  # of these, those that are in no file
     flight_recorder_dir: str = ""  # where records of crashes are

@@ -217,6 +217,9 @@ class ServerConfig(ConfigPart, frozen=True):
     disable_log_stats: Annotated[
         bool, Meta(description="do not log throughput, queue and cache every 10 s while requests run")
     ] = False
+    access_log: Annotated[
+        bool, Meta(description="log each request's method, path, status, seconds and id; not those of probes")
+    ] = False
     enable_log_requests: Annotated[bool, Meta(description="log each request's id, prompt and sampling parameters")] = (
         False
     )

@@ -22,6 +22,26 @@ def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
+    load_certificates(context, server)
+    if server.ssl_ca_certs:
+        context.verify_mode = (
+            ssl.CERT_REQUIRED if server.ssl_cert_reqs is None else ssl.VerifyMode(server.ssl_cert_reqs)
+        )
+    elif server.ssl_cert_reqs:
+        raise ConfigError(
+            f"ssl_cert_reqs {server.ssl_cert_reqs} checks certificates of clients: give --ssl-ca-certs, too"
+        )
+    return context
+
+
+def load_certificates(context: ssl.SSLContext, server: ServerConfig) -> None:
+    """Read the files into a context, also into one that is in use: connections that come then have what was read.
+
+    A CA certificate that was read before is still believed.
+
+    Raises:
+        ConfigError: a file cannot be read, or the key is not the certificate's.
+    """
     key = server.ssl_keyfile or server.ssl_certfile
     try:
         context.load_cert_chain(server.ssl_certfile, key, password=_refuse_password)
@@ -32,14 +52,6 @@ def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
             context.load_verify_locations(server.ssl_ca_certs)
         except OSError as error:
             raise ConfigError(f"cannot use the CA certificates {server.ssl_ca_certs}: {error}") from None
-        context.verify_mode = (
-            ssl.CERT_REQUIRED if server.ssl_cert_reqs is None else ssl.VerifyMode(server.ssl_cert_reqs)
-        )
-    elif server.ssl_cert_reqs:
-        raise ConfigError(
-            f"ssl_cert_reqs {server.ssl_cert_reqs} checks certificates of clients: give --ssl-ca-certs, too"
-        )
-    return context
 
 
 def _refuse_password() -> str:

@@ -299,7 +299,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _ours("ssl-ca-certs"),
         _ours("ssl-cert-reqs", "2 unless given where there are CA certificates; vLLM's default is 0"),
         _always("uvicorn-log-level", "PYLLM_LOG_LEVEL sets the level of the whole log"),
-        _on("disable-uvicorn-access-log", "there is no access log; --enable-log-requests logs requests"),
+        _on("disable-uvicorn-access-log", "there is no access log unless --access-log is given"),
         _ours("disable-fastapi-docs", "no /docs and no /openapi.json"),
         _on("enable-request-id-headers", "every answer has x-request-id", "every answer has x-request-id"),
         _on("enable-server-load-tracking", "/load is always there", "/load costs nothing unless it is asked"),

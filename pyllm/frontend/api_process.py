@@ -18,7 +18,7 @@ import uvloop
 
 from pyllm import log
 from pyllm.config.process_config import ApiConfig
-from pyllm.errors import GivenUpError, PyllmError
+from pyllm.errors import ConfigError, GivenUpError, PyllmError
 from pyllm.frontend.shared.messages import QUEUE_REASONS
 from pyllm.supervision.burst_logger import BurstLogger
 from pyllm.supervision.parent_link import ParentLink, attach
@@ -57,6 +57,25 @@ def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> 
     return parent.run(lambda: uvloop.run(_serve(config, listener, parent)))
 
 
+class Reloading:
+    """Calls `reload` for each time that the parent says so, once where several have come; an error changes nothing."""
+
+    def __init__(self, parent: ParentLink, reload: Callable[[], None]) -> None:
+        self._parent = parent
+        self._reload = reload
+        self._num_seen = 0
+
+    def look(self) -> None:
+        """Whether the parent has said so since."""
+        if self._parent.reloads == self._num_seen:
+            return
+        self._num_seen = self._parent.reloads
+        try:
+            self._reload()
+        except ConfigError as error:
+            logger.error("keys and certificates stay as they are: %s", error)
+
+
 async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink) -> int:
     parent.enter("importing the frontend")
     gc.disable()  # Imports leave almost no garbage: to look for it again and again takes a tenth of their time.
@@ -83,6 +102,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
         chat_template,
         parent_silence=lambda: parent.parent_silence,
         sampler=ProcessSampler(lambda: [os.getppid()], nvml=load_nvml(), restarts=lambda: parent.restarts),
+        ask_reload=parent.ask_reload,
     )
     parent.enter("opening the server")
     server = HttpServer(state, config.server.shutdown_timeout, parent.started)
@@ -93,7 +113,9 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     sys.setswitchinterval(SWITCH_INTERVAL)
     pressure = MemoryPressure([state.prompts.resize_cache, shared.resize])
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    works = (_tend(parent, client, shared, state.metrics, pressure), cores.follow())
+    reloading = Reloading(parent, state.credentials.reload)
+    reloading.look()  # What was read again before this process took another one's place holds for it, too.
+    works = (_tend(parent, client, shared, state.metrics, pressure), _follow(reloading), cores.follow())
     beside = [asyncio.ensure_future(work) for work in works]
     death = asyncio.ensure_future(client.death())
     # One process speaks for all of them.
@@ -139,6 +161,12 @@ async def _shared_state(config: ApiConfig, parent: ParentLink) -> "Shared":
     if config.state_address:
         return await RemoteState.connect(config.state_address, config.server.ready_timeout)
     return LocalState(SharedState(config.shared, on_cores=lambda cores: parent.keep(Kept(cores=cores))))
+
+
+async def _follow(reloading: Reloading) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_INTERVAL)
+        reloading.look()
 
 
 async def _tend(

@@ -2,7 +2,7 @@
 
 import asyncio
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from litestar import Litestar, MediaType, Request, Response, get
@@ -18,6 +18,7 @@ from pyllm.frontend.edge.answer_headers import AnswerHeaders
 from pyllm.frontend.edge.error_answer import render_error
 from pyllm.frontend.edge.gateway import Gateway
 from pyllm.frontend.edge.middleware import with_middleware
+from pyllm.frontend.edge.request_record import RequestRecord, RouteNames
 from pyllm.frontend.health import health_routes
 from pyllm.frontend.http.body_decoding import decode_body
 from pyllm.frontend.http.body_shape import find_ignored
@@ -128,7 +129,14 @@ def create_app(state: ServerState) -> ASGIApp:
         logging_config=None,
     )
     app = Gateway(Idempotency(AnswerHeaders(routes, state.metrics.ignored_fields), state), state)
-    return with_middleware(app, state.server.middleware)
+    recorded = RequestRecord(
+        with_middleware(app, state.server.middleware),
+        RouteNames([route.path for route in routes.routes]),
+        state.metrics.http,
+        is_logged=state.server.access_log,
+        root_path=state.server.root_path,
+    )
+    return cast("ASGIApp", recorded)
 
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -12,13 +12,14 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from pyllm.config.tls import tls_context
 from pyllm.frontend.app import create_app
 from pyllm.frontend.edge.error_answer import render_error
 from pyllm.frontend.http.failure import Failure
 from pyllm.frontend.http.pushed_response import CONNECTION, Connection
 from pyllm.frontend.http.write_batcher import WriteBatcher
+from pyllm.frontend.observability.http_counts import NO_ROUTE
 from pyllm.frontend.requests.server_state import ServerState
+from pyllm.wire.sockets import listen
 
 # Seconds that the first line and the headers of a request get to come.
 HEAD_PATIENCE = 60.0
@@ -46,9 +47,16 @@ class OpenProtocol(HttpToolsProtocol):
     _num_head_bytes = 0
     _num_unfinished_bytes = 0  # of what came while the head was not complete
 
-    def __init__(self, batcher: WriteBatcher, *args: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        batcher: WriteBatcher,
+        *args: Any,
+        on_refused: Callable[[int], None] = lambda status: None,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         self._batcher = batcher
+        self._on_refused = on_refused
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn has it.
         """Called for a new connection."""
@@ -111,6 +119,7 @@ class OpenProtocol(HttpToolsProtocol):
         self._stop_awaiting_head()
         if self.transport.is_closing():
             return
+        self._on_refused(failure.status)
         _, body = render_error("", failure, "")
         head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (failure.status, reason, len(body)) + body)
@@ -134,8 +143,8 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, state: ServerState, grace: float, on_started: Callable[[], None]) -> None:
-        tls = tls_context(state.server)
-        protocol = functools.partial(OpenProtocol, WriteBatcher())
+        tls = state.credentials.tls
+        protocol = functools.partial(OpenProtocol, WriteBatcher(), on_refused=self._count_refused)
         super().__init__(
             uvicorn.Config(
                 create_app(state),
@@ -160,7 +169,13 @@ class HttpServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
+        """Begin to listen.
+
+        Raises:
+            ConfigError: another process listens on the address.
+        """
+        for listener in sockets or ():
+            listen(listener, BACKLOG)  # uvloop, which does so again, would not say that it failed.
         await super().startup(sockets)
         self._on_started()
 
@@ -190,6 +205,12 @@ class HttpServer(uvicorn.Server):
             self._stopping = asyncio.create_task(self._stop())
         else:
             self.should_exit = self.force_exit = True
+
+    def _count_refused(self, status: int) -> None:
+        """Count, and log where requests are logged, what never became a request."""
+        self._state.metrics.http.observe("", NO_ROUTE, status, 0.0)
+        if self._state.server.access_log:
+            logger.info("what came on a connection was no request: answered with %d", status)
 
     async def _stop(self) -> None:
         await self._state.drain(self._grace)

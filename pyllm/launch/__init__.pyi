@@ -1,3 +1,4 @@
+from .control_groups import cpu_quota, free_processes, read_file
 from .cpu_features import instructions, parse
 from .cuda_driver import VisibleCard, driver_version, visible_cards
 from .memory_check import (
@@ -20,14 +21,17 @@ __all__ = [
     "chat_template_notice",
     "check_memory",
     "cpu_memory_needed",
+    "cpu_quota",
     "default_kv_cache_bytes",
     "driver_version",
+    "free_processes",
     "instructions",
     "kv_bytes",
     "kv_bytes_per_token",
     "memory_needed",
     "parse",
     "probe_model",
+    "read_file",
     "resolve_config",
     "resolve_server",
     "resolve_settings",

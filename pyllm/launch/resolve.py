@@ -40,6 +40,7 @@ from pyllm.families.rope import at_context
 from pyllm.families.spec import check_tensor_parallel
 from pyllm.launch.core_settings import settings_of_core
 from pyllm.launch.cpu_features import instructions
+from pyllm.launch.cpu_threads import threads_of_each_rank
 from pyllm.launch.cuda_driver import VisibleCard, visible_cards
 from pyllm.launch.memory_check import check_memory, default_kv_cache_bytes, memory_needed
 from pyllm.launch.model_overrides import with_overrides
@@ -80,6 +81,9 @@ def resolve_config(
     """
     resolved, checkpoint = resolve_settings(config, probe, list_cards)
     if config.parallel.distributed_executor_backend != "ray":  # whose ranks take the memory of other machines
+        num_threads = config.device.num_threads or threads_of_each_rank(config.parallel)
+        device = msgspec.structs.replace(resolved.device, num_threads=num_threads)
+        resolved = msgspec.structs.replace(resolved, device=device)
         check_memory(resolved, checkpoint)
         if resolved.device.device == "cpu" and resolved.cache.kv_cache_memory_bytes is None:
             available = min((memory.available for memory in host_memory()), default=0)

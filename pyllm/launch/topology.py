@@ -18,6 +18,7 @@ from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig,
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.launch.core_settings import settings_of_core
+from pyllm.launch.service_manager import ServiceManager
 from pyllm.recording import check_recording_path
 from pyllm.supervision import child_process, step_trace
 from pyllm.supervision.child_process import ChildProcess
@@ -124,14 +125,34 @@ def supervised_state(config: StateConfig, limits: ProcessLimits, recovery: Recov
     return SupervisedProcess(spawn, successive.configure, limits, _recording(recovery, config))
 
 
+class Reloads:
+    """Counts the times that API processes were to read keys and certificates again; `service` hears of each."""
+
+    def __init__(self, service: ServiceManager) -> None:
+        self.count = 0
+        self._service = service
+
+    def ask(self, *_: object) -> None:
+        """Another time: a handler of signals, too."""
+        self.count += 1
+        self._service.reloaded()
+
+
+class ApiNews(NamedTuple):
+    """What every API process is told while it runs."""
+
+    list_restarts: Callable[[], Sequence[Restarts]]
+    reloads: Reloads
+
+
 def supervised_api(
     config: ApiConfig,
     listener: socket.socket,
     limits: ProcessLimits,
     recovery: RecoveryConfig,
-    list_restarts: Callable[[], Sequence[Restarts]],
+    news: "ApiNews",
 ) -> SupervisedProcess:
-    """Supervises an API process that accepts on this socket, and is told what `list_restarts` gives."""
+    """Supervises an API process that accepts on this socket, and is told the news."""
     # All of them accept on the one socket, and who is idle is first: 2,000 connections went 35 to 65 to two processes,
     # in bursts or one by one. Sockets of their own (SO_REUSEPORT) would be balanced by the kernel, but blindly: a
     # process that is busy, or gone, would keep those clients waiting whom the others could serve.
@@ -139,7 +160,9 @@ def supervised_api(
 
     def spawn() -> ChildProcess:
         process = child_process.spawn(name, "api", listener.fileno())
-        process.list_restarts = list_restarts
+        process.list_restarts = news.list_restarts
+        process.count_reloads = lambda: news.reloads.count
+        process.on_reload_asked = news.reloads.ask
         process.on_kept = successive.keep
         return process
 

@@ -98,9 +98,10 @@ def _processor(processor: Processor) -> Iterator[Finding]:
         cores = max(1, math.floor(quota))
         yield Finding(
             "warning",
-            f"the control group gives time for {quota:g} of {usable} cores, and a thread for each core would be "
-            "stopped again and again",
-            f"Start it on {cores} of them: taskset -c LIST pyllm serve, or --cpuset-cpus of docker.",
+            f"the control group gives time for {quota:g} of {usable} cores: all ranks together compute with {cores} "
+            f"thread{'s' if cores > 1 else ''}",
+            "Raise the limit (--cpus of docker, limits.cpu of Kubernetes) to whole cores; --num-threads sets another "
+            "number.",
         )
     if len(processor.numa_nodes) > 1:
         yield Finding(

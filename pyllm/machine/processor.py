@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from pyllm.launch import instructions, parse
-from pyllm.machine.control_groups import cpu_quota, read_file
+from pyllm.launch.control_groups import cpu_quota, read_file
 
 # What each level of the kernels needs beside the levels before it.
 LEVELS: Mapping[str, frozenset[str]] = {

@@ -13,7 +13,7 @@ import msgspec
 
 from pyllm.checkpoint import cache_folder
 from pyllm.errors import PyllmError
-from pyllm.machine.control_groups import free_processes, read_file
+from pyllm.launch.control_groups import free_processes, read_file
 from pyllm.supervision import Memory, host_memory, resolve_folder
 
 SHARED_MEMORY = "shared memory"

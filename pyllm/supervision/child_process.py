@@ -30,7 +30,7 @@ from pyllm.supervision.memory import num_oom_kills
 from pyllm.supervision.process_handle import ProcessHandle, child_handle
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL, SILENCE
 from pyllm.wire.messages import Heartbeat, Restarts
-from pyllm.wire.supervision_messages import ChildMessage, Failed, Kept, Started
+from pyllm.wire.supervision_messages import ChildMessage, Failed, Kept, ReloadAsked, Started
 
 # Between SIGTERM's deadline and a SIGKILL nothing more is waited for; this is how long a killed child may take to go.
 KILL_TIMEOUT = 10.0
@@ -70,6 +70,8 @@ class ChildProcess:
         self.on_kept: Callable[[Kept], None] = lambda kept: None
         self.restarts: tuple[Restarts, ...] = ()  # of its own children
         self.list_restarts: Callable[[], Sequence[Restarts]] = tuple  # that it is told of
+        self.count_reloads: Callable[[], int] = int  # likewise
+        self.on_reload_asked: Callable[[], None] = lambda: None
         self.step = -1  # the last one that it has reported, twice a second, where it does steps
         self.failure: str | None = None
         self.failed_by_setting = False  # whether it has said that a setting is at fault
@@ -209,6 +211,8 @@ class ChildProcess:
                     self.started.set_result(address)
             case Failed(stage, text, is_setting):
                 self.stage, self.failure, self.failed_by_setting = stage, text, is_setting
+            case ReloadAsked():
+                self.on_reload_asked()
             case Kept(workers=workers):
                 self.restarts = self.restarts if workers is None else workers
                 self.on_kept(message)
@@ -255,7 +259,11 @@ class ChildProcess:
         # A child that has not spoken yet waits for its configuration, and for nothing else.
         if self._has_spoken and not self._unsent:
             heartbeat = Heartbeat(
-                "parent", reason=self._given_up, log_level=changed_log_level(), restarts=tuple(self.list_restarts())
+                "parent",
+                reason=self._given_up,
+                log_level=changed_log_level(),
+                restarts=tuple(self.list_restarts()),
+                reloads=self.count_reloads(),
             )
             frame = msgspec.msgpack.encode(heartbeat)
             self._unsent += struct.pack("!i", len(frame)) + frame

@@ -22,7 +22,7 @@ from pyllm.errors import ConfigError, GivenUpError, PyllmError
 from pyllm.supervision.log_level import set_log_level
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.messages import Heartbeat, Restarts
-from pyllm.wire.supervision_messages import MAX_ENDED, ChildMessage, Failed, Kept, Started
+from pyllm.wire.supervision_messages import MAX_ENDED, ChildMessage, Failed, Kept, ReloadAsked, Started
 
 # Seconds without a pulse after which an event loop is taken to hang.
 PULSE_PATIENCE = 10.0
@@ -43,7 +43,8 @@ class ParentLink:
     """What a process tells its parent. `stage` and `step` are set by the process and sent at 2 Hz.
 
     A thread does that (`beat_in_a_thread`), or the process itself (`beat`, `listen`). `given_up` is empty until the
-    parent says why what this process needs will not come back, and `restarts` are those that it tells of.
+    parent says why what this process needs will not come back, and `restarts` are those that it tells of, `reloads` the
+    number of times that files were to be read again.
     `blamed_on_request` is set by `set_blamed_on_request`.
     """
 
@@ -53,6 +54,7 @@ class ParentLink:
         self.progress = 0.0
         self.given_up = ""
         self.restarts: tuple[Restarts, ...] = ()
+        self.reloads = 0
         self.blamed_on_request = False
         self._unsent = Kept()
         self._connection = connection
@@ -106,6 +108,10 @@ class ParentLink:
             self._unsent = _merged(self._unsent, kept)
             self._send_unsent()
 
+    def ask_reload(self) -> None:
+        """Have the parent count another reload, which all of its API processes are told."""
+        self._send(ReloadAsked(), patience=1.0)
+
     def beat(self) -> None:
         """Tell the parent that this process lives: to be called every `HEARTBEAT_INTERVAL`."""
         self._ticks_unheard += 1
@@ -121,6 +127,7 @@ class ParentLink:
         self._ticks_unheard = 0
         self.given_up = heartbeat.reason
         self.restarts = heartbeat.restarts
+        self.reloads = heartbeat.reloads
         if heartbeat.log_level:
             set_log_level(heartbeat.log_level)
 

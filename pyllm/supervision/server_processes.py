@@ -37,6 +37,8 @@ async def supervise(
 ) -> None:
     """Start all and keep them until a signal, then end them group by group; after a second signal, at once.
 
+    The signals are SIGTERM, SIGINT, and SIGHUP of a closed terminal, which counts once.
+
     Of `replicas`, which do the same, one is enough: all end when the last of them is lost.
 
     `announcement` makes the line to print once all are ready, of the addresses that they serve, in their order; none
@@ -48,8 +50,9 @@ async def supervise(
     """
     processes = [process for group in groups for process in group]
     events: asyncio.Queue[Event] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
     lose_replica = last_of(len(replicas), events.put_nowait)
     on_lost = [lose_replica if process in replicas else events.put_nowait for process in processes]
     starting = asyncio.create_task(_start(processes, on_lost, announcement, events, work))
@@ -68,7 +71,7 @@ async def supervise(
             failure = failure or event
             _give_up(processes, event)
             asyncio.get_running_loop().call_later(LOST_GRACE, _kill, processes)
-        else:
+        elif event != signal.SIGHUP:  # A terminal that is closed sends it, and the shell in it again.
             logger.warning("second signal to stop: ending at once")
             _kill(processes)
     ending.result()

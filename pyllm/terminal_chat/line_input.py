@@ -5,16 +5,17 @@ A thread reads, so that the event loop goes on meanwhile.
 
 import asyncio
 import contextlib
-import sys
 import threading
 from typing import TextIO
+
+from pyllm.terminal_chat.terminal_text import open_stdin, whole
 
 
 class LineInput:
     """Reads `stream` (stdin) within a running event loop."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stdin
+        self._stream = stream or open_stdin()
         self._lines: asyncio.Queue[str] = asyncio.Queue()
         self._thread: threading.Thread | None = None
 
@@ -44,5 +45,5 @@ class LineInput:
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         with contextlib.suppress(RuntimeError):  # The loop is closed: nobody reads any more.
             for line in iter(self._stream.readline, ""):
-                loop.call_soon_threadsafe(self._lines.put_nowait, line)
+                loop.call_soon_threadsafe(self._lines.put_nowait, whole(line))
             loop.call_soon_threadsafe(self._lines.put_nowait, "")

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httpx2
 import msgspec
 
+from pyllm.config.server_trust import DEFAULT_TRUST, ServerTrust, connection_advice
 from pyllm.errors import ConfigError, PyllmError, RequestError
 from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, Message, TokenUsage
 
@@ -71,7 +72,7 @@ class ServerSource:
     `model` is its first one where it is empty. `pause` waits so many seconds.
 
     Raises:
-        ConfigError: the address is none, or the key cannot be sent.
+        ConfigError: the address is none, the key cannot be sent, or CA certificates cannot be read.
     """
 
     def __init__(
@@ -80,13 +81,19 @@ class ServerSource:
         api_key: str = "",
         model: str = "",
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        *,
+        trust: ServerTrust = DEFAULT_TRUST,
     ) -> None:
         self._base = base_url(address)
         if not (api_key.isascii() and api_key.isprintable()):
             raise ConfigError("the API key has characters that no header can carry: was more than the key pasted?")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        url = urlsplit(self._base)
         self._client = httpx2.AsyncClient(
-            headers=headers, timeout=TIMEOUT, trust_env=urlsplit(self._base).hostname not in _LOOPBACK
+            headers=headers,
+            timeout=TIMEOUT,
+            verify=trust.verify(),
+            trust_env=url.hostname not in _LOOPBACK,
         )
         self._model = model
         self._pause = pause
@@ -256,4 +263,5 @@ def _error_text(content: bytes) -> str:
 
 
 def _unreachable(base: str, error: Exception) -> str:
-    return f"cannot reach {base}: {error or type(error).__name__}; is the server running?"
+    failure = str(error) or type(error).__name__
+    return f"cannot reach {base}: {failure}; {connection_advice(failure) or 'is the server running?'}"

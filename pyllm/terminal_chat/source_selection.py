@@ -6,6 +6,7 @@ from typing import Any
 import httpx2
 import msgspec
 
+from pyllm.config.server_trust import ServerTrust
 from pyllm.errors import ConfigError
 from pyllm.terminal_chat.answer_source import AnswerSource
 from pyllm.terminal_chat.server_source import ServerSource
@@ -19,13 +20,14 @@ _HUB_HOSTS = frozenset({"hf.co", "huggingface.co"})
 class SourceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for. `name` is a model, an address or empty; `options` are those of an engine inside.
 
-    `api_key` and `model_name` are for a server: the name of its model.
+    `api_key`, `trust` and `model_name` are for a server: the name of its model.
     """
 
     name: str = ""
     api_key: str = ""
     model_name: str = ""
     options: Mapping[str, Any] = {}
+    trust: ServerTrust = ServerTrust()
 
 
 def select_source(request: SourceRequest, local_server: str = LOCAL_SERVER) -> AnswerSource:
@@ -42,7 +44,9 @@ def select_source(request: SourceRequest, local_server: str = LOCAL_SERVER) -> A
             raise ConfigError(
                 f"{flags}: settings of an engine do nothing for the server {request.name}; leave them out"
             )
-        return ServerSource(request.name, request.api_key, request.model_name)
+        return ServerSource(request.name, request.api_key, request.model_name, trust=request.trust)
+    if request.trust.is_given:
+        raise ConfigError("--cacert and --insecure are for a server: give its address, such as https://127.0.0.1:8000")
     if request.model_name:
         raise ConfigError("--model-name is for a server: give its address, such as http://127.0.0.1:8000")
     if not request.name and not request.options and serves_models(local_server):

@@ -61,8 +61,17 @@ from .profiles import (
     RankProfile,
     RankTimes,
 )
-from .sockets import SocketFolder, bind_listener, bind_unix_listener, interface_of, is_core_address
-from .supervision_messages import MAX_ENDED, ChildMessage, CoreEntry, CoreList, Failed, Kept, Started
+from .sockets import (
+    SocketFolder,
+    bind_listener,
+    bind_unix_listener,
+    check_core_address,
+    claim_address,
+    interface_of,
+    is_core_address,
+    listen,
+)
+from .supervision_messages import MAX_ENDED, ChildMessage, CoreEntry, CoreList, Failed, Kept, ReloadAsked, Started
 
 __all__ = [
     "CLEARING_TOKENS",
@@ -126,6 +135,7 @@ __all__ = [
     "RankTimes",
     "Ready",
     "Rejected",
+    "ReloadAsked",
     "Reply",
     "Reserve",
     "Restarts",
@@ -143,9 +153,12 @@ __all__ = [
     "WorkerOutput",
     "bind_listener",
     "bind_unix_listener",
+    "check_core_address",
+    "claim_address",
     "client_keys",
     "interface_of",
     "is_core_address",
     "key_pairs",
+    "listen",
     "plan_offsets",
 ]

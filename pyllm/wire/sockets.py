@@ -4,7 +4,9 @@ Also which network interface has an address. Does not know who uses them.
 """
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -17,12 +19,17 @@ from pathlib import Path
 
 from pyllm.errors import ConfigError
 
+MAX_PATH_BYTES = 107  # of a Unix socket, beside the zero at its end
+# Of those bytes, what the folder's own name and the longest name in it may take: `/pyllm-12345678/worker-63-1023-999`.
+ROOM_FOR_NAMES = 38
+SHORT_FOLDER = Path("/tmp")  # noqa: S108  a folder with a random name is made in it
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR in Linux's sockios.h
 
 
 class SocketFolder:
     """A private folder (mode 0700) for `ipc://` sockets, held by a lock as long as this object lives.
 
+    It is below XDG_RUNTIME_DIR or TMPDIR, or below /tmp where the path would be too long for sockets.
     Folders whose lock nobody holds were left by processes that were killed; making a new one sweeps them.
 
     Raises:
@@ -31,7 +38,7 @@ class SocketFolder:
 
     def __init__(self) -> None:
         try:
-            parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+            parent = _short(Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()))
             _sweep(parent)
             self.path, self._lock = _make(parent)
         except OSError as error:
@@ -56,6 +63,23 @@ def is_core_address(text: str) -> bool:
     if (match := re.fullmatch(r"tcp://\S+:(\d{1,5}|\*)", text)) is not None:
         return match[1] == "*" or int(match[1]) <= 0xFFFF
     return text.startswith("ipc://") and text != "ipc://"
+
+
+def check_core_address(address: str) -> None:
+    """Refuse what no core can be reached at.
+
+    Raises:
+        ConfigError: it is neither ipc:// nor tcp:// with a port, or a path that is too long.
+    """
+    if not is_core_address(address) or address.endswith(("*", ":0")):
+        if address.startswith(("http://", "https://")):
+            hint = "that is the address of a server, for clients of OpenAI's API; a core is started by `pyllm core`, at"
+        else:
+            hint = f"did you mean ipc://{address}? A core is at" if "/" in address and "://" not in address else "give"
+        raise ConfigError(f"{address!r} is no address of a core: {hint} ipc://PATH or tcp://HOST:PORT")
+    size = len(os.fsencode(address)) - len("ipc://")
+    if address.startswith("ipc://") and size > MAX_PATH_BYTES:
+        raise ConfigError(f"the path of {address} has {size} bytes, and at most {MAX_PATH_BYTES} work")
 
 
 def interface_of(host: str) -> str:
@@ -83,6 +107,14 @@ def interface_of(host: str) -> str:
     raise ConfigError(
         f"no network interface has the address {host}: there are {', '.join(found)}; set GLOO_SOCKET_IFNAME"
     )
+
+
+def _short(parent: Path) -> Path:
+    """This folder, or /tmp where the paths of sockets in it would be longer than the kernel takes."""
+    fits = len(os.fsencode(parent)) + ROOM_FOR_NAMES <= MAX_PATH_BYTES
+    if fits or not parent.is_dir() or not os.access(SHORT_FOLDER, os.W_OK | os.X_OK):
+        return parent
+    return SHORT_FOLDER
 
 
 def _make(parent: Path) -> tuple[str, int]:
@@ -116,6 +148,46 @@ def _sweep(parent: Path) -> None:
                 lock = _lock(folder)
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
+
+
+def claim_address(address: str) -> socket.socket:
+    """Keeps others of ours from this address until it is closed: from before it listens, while its model loads.
+
+    Linux lets two sockets bind to one port until one of them listens, and a path whose server still loads looks stale.
+    The claim is a name that, as a port, belongs to the network namespace, and goes with the process.
+
+    Raises:
+        ConfigError: another process has claimed it.
+    """
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0pyllm {hashlib.sha256(address.encode()).hexdigest()}")
+    except OSError as error:
+        claim.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise ConfigError(
+            f"cannot listen on {address}: another pyllm that is starting, or that runs, has this address; "
+            "choose another, or end that one first"
+        ) from None
+    return claim
+
+
+def listen(listener: socket.socket, backlog: int) -> None:
+    """Listen on a socket that `bind_listener` or `bind_unix_listener` made; nothing changes where it does already.
+
+    Raises:
+        ConfigError: another process has begun to listen there since it was bound.
+    """
+    try:
+        listener.listen(backlog)
+    except OSError as error:
+        name = listener.getsockname()
+        address = name if isinstance(name, str) else f"{name[0]}:{name[1]}"
+        raise ConfigError(
+            f"cannot listen on {address}: {error.strerror}; another process has taken it while this one was starting: "
+            "choose another --host or --port, or end that one first"
+        ) from None
 
 
 def bind_listener(host: str, port: int) -> socket.socket:

@@ -24,6 +24,10 @@ class Started(Message, frozen=True):
     address: str = ""
 
 
+class ReloadAsked(Message, frozen=True):
+    """An API process was asked to read keys and certificates again: its parent is to tell the others."""
+
+
 class CoreEntry(Message, frozen=True):
     """A core that a server uses. One that is leaving has `leave_timeout` seconds to finish what it runs."""
 
@@ -65,4 +69,4 @@ class Kept(Message, frozen=True):
     cores: CoreList | None = None
 
 
-ChildMessage = Heartbeat | Started | Failed | Kept
+ChildMessage = Heartbeat | Started | Failed | Kept | ReloadAsked

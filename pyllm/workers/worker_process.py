@@ -138,7 +138,7 @@ def load(
     set_threads(
         engine,
         torch_computes=transformers is not None and transformers.torch_computes,
-        num_threads=config.num_threads,
+        num_threads=config.num_threads or engine.device.num_threads,
     )
     sum_in_float32()
     enter("joining ranks")

@@ -115,3 +115,22 @@ async def test_closing_aborts_over_the_wire(address: str) -> None:
 async def test_keys_that_cannot_be_read_are_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         await EngineClient.connect("tcp://127.0.0.1:1", keys=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("/tmp/core", r"did you mean ipc:///tmp/core\? A core is at ipc://PATH or tcp://HOST:PORT"),
+        ("http://127.0.0.1:8000", r"the address of a server, for clients of OpenAI's API; .* `pyllm core`"),
+        ("https://127.0.0.1:8000/v1", "the address of a server"),
+        ("127.0.0.1:5555", "'127.0.0.1:5555' is no address of a core: give ipc://PATH or tcp://HOST:PORT"),
+        ("tcp://127.0.0.1", "no address of a core"),
+        ("tcp://127.0.0.1:*", "no address of a core"),
+        ("ipc://", "no address of a core"),
+        ("", "no address of a core"),
+        (f"ipc:///{'x' * 107}", "has 108 bytes, and at most 107 work"),
+    ],
+)
+async def test_an_address_where_no_core_can_be_is_refused_at_once(address: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        await EngineClient.connect(["tcp://127.0.0.1:1", address])

@@ -101,7 +101,7 @@ async def test_there_are_no_more_than_the_most_that_a_server_may_have() -> None:
     cores = fakes(MAX_CORES)
     client = await connected(*cores)
     with pytest.raises(RequestError, match=f"there are {MAX_CORES} cores"):
-        await client.add_core("another")
+        await client.add_core("ipc://another")
     with pytest.raises(ConfigError, match=f"{MAX_CORES + 1} addresses"):
         await connected(*cores, FakeCore())
 

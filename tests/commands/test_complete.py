@@ -1,10 +1,12 @@
 import io
+import os
 import sys
 
 import pytest
 
 from pyllm.cli import main, read_options
 from pyllm.commands.complete import split_arguments
+from tests.answering_server import AnsweringServer
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,7 @@ def test_which_word_is_the_prompt(arguments: list[str], model: str | None, promp
 
 @pytest.mark.parametrize(
     ("content", "error"),
-    [(b"", "the prompt is empty"), (b"\n", "the prompt is empty"), (b"\xff\xfe", "no text in UTF-8")],
+    [(b"", "the prompt is empty"), (b"\n", "the prompt is empty")],
 )
 def test_a_prompt_on_stdin(
     content: bytes, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -44,3 +46,24 @@ def test_a_prompt_on_stdin(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
     assert main(["complete"]) == 2
     assert error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_bytes_of_a_prompt_that_are_not_utf8_are_replaced(
+    is_argument: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = "M\u00fcll: ".encode() + b"M\xfcll \xff\xfe"
+    given = [os.fsdecode(prompt)] if is_argument else []
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(prompt), encoding="utf-8"))
+    with AnsweringServer() as server:
+        assert main(["complete", server.address, *given]) == 0
+    assert [body["prompt"] for body in server.bodies] == ["M\u00fcll: M\ufffdll \ufffd\ufffd"]
+    assert capsys.readouterr().err == "pyllm: bytes of the prompt that are not UTF-8 were replaced by \ufffd\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["-q", os.fsdecode(b"M\xfcll")]])
+def test_so_are_those_of_a_chat(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"M\xfcll\n"), encoding="utf-8"))
+    with AnsweringServer() as server:
+        assert main(["chat", server.address, *arguments]) == 0
+    assert [body["messages"][-1]["content"] for body in server.bodies] == ["M\ufffdll"]

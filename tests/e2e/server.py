@@ -1,5 +1,6 @@
 """A real `pyllm serve` for tests: started on a free port, looked at from outside, ended without a trace."""
 
+import json
 import os
 import re
 import signal
@@ -37,6 +38,7 @@ class Server:
         warm_spares: bool = False,
         command: Sequence[str] = (sys.executable, "-m", "pyllm", "serve"),
         inherited: Mapping[str, str] = os.environ,
+        logs_json: bool = False,
     ) -> None:
         spares = "--warm-spares" if warm_spares else "--no-warm-spares"
         self.process = subprocess.Popen(
@@ -46,13 +48,14 @@ class Server:
             text=True,
             env={**inherited, **(environment or {})},
         )
+        self._logs_json = logs_json
         self.address = ""
         self.log = ""
         self.tree: list[psutil.Process] = []
 
     def __enter__(self) -> "Server":
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self._ready_record() if self._logs_json else self.process.stdout.readline()
         match = READY.match(line)
         if match is None:
             self.stop()
@@ -60,6 +63,14 @@ class Server:
         self.address = match.group(1)
         self.tree = self.processes()
         return self
+
+    def _ready_record(self) -> str:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line
+            if '"event": "ready"' in line:
+                return str(json.loads(line)["message"])
+        return ""
 
     def __exit__(self, *error: object) -> None:
         self.stop()

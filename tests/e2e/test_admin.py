@@ -1,9 +1,14 @@
 """What an admin sets and sees outlives the processes that it was set in: real ones, killed one after the other."""
 
+import contextlib
+import signal
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from pyllm.config.api_keys import new_key
 from tests.e2e.server import Server, until
 from tests.e2e.titles import API, CORE, WORKER
 
@@ -60,3 +65,43 @@ def test_what_was_set_and_what_ended_outlives_the_core_and_restarts_are_told() -
     assert "API process 1 was killed by SIGKILL" in later
     assert " INFO " not in later
     assert " WARNING " not in later
+
+
+@pytest.mark.parametrize("way", ["route", "signal"])
+def test_every_api_process_reads_keys_again_and_so_does_one_that_takes_anothers_place(way: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    admin, admin_entry = new_key("boss", "admin")
+    old, old_entry = new_key("old")
+    new, new_entry = new_key("new")
+
+    def write(*entries: str) -> None:
+        path.write_text(f'{{"keys": [{", ".join(entries)}]}}')
+        path.chmod(0o600)
+
+    def statuses(key: str) -> set[int]:
+        """Of several connections: of both processes, as far as chance wants it."""
+        headers = {"Authorization": f"Bearer {key}"}
+        return {httpx.get(f"{server.address}/v1/models", headers=headers).status_code for _ in range(12)}
+
+    write(admin_entry, old_entry)
+    with Server("--api-server-count", "2", "--api-key-file", str(path)) as server:
+        assert statuses(old) == {200}
+        write(admin_entry, new_entry)
+        if way == "route":
+            httpx.post(
+                f"{server.address}/admin/reload", headers={"Authorization": f"Bearer {admin}"}
+            ).raise_for_status()
+        else:
+            server.process.send_signal(signal.SIGUSR1)
+        until(lambda: statuses(old) == {401} and statuses(new) == {200}, "both processes to have read the keys")
+        server.titled("pyllm::api-0").kill()
+        server.titled("pyllm::api-1").kill()
+        until(lambda: is_up(f"{server.address}/health/live"), "another API process")
+        assert statuses(old) == {401}
+        server.tree = server.processes()
+
+
+def is_up(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(url).status_code == 200
+    return False

@@ -44,7 +44,7 @@ def test_keys_and_limits_by_the_openai_package_over_tls_and_a_unix_socket(tmp_pa
     flags += ("--trust-remote-code", "--ssl_cert_reqs", "0")
     trust = ssl.create_default_context(cafile=str(certificate))
     with (
-        Server(*flags, environment={"PYLLM_API_KEY": "from-the-environment"}) as server,
+        Server(*flags, environment={"PYLLM_API_KEY": "from-the-environment"}, logs_json=True) as server,
         httpx.Client(
             transport=httpx.HTTPTransport(uds=str(path), verify=trust), base_url="https://localhost", timeout=60
         ) as http,

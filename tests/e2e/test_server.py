@@ -1,15 +1,19 @@
 """The server as an operator and a client see it: real processes, real HTTP, the embedded model."""
 
+import contextlib
 import json
+import signal
 import socket
+from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.server import Server, until
+from tests.e2e.server import DEADLINE, Server, until
 
 FRANCE = "The capital of France is"
 
@@ -221,6 +225,45 @@ def stream(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str
     return [json.loads(line) for line in lines[:-1]]
 
 
+@pytest.mark.parametrize("is_path", [False, True])
+def test_a_second_start_on_an_address_whose_server_still_loads_ends_and_the_first_is_reached(
+    is_path: bool, tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = ("--uds", f"{tmp_path}/s") if is_path else ("--port", str(free.getsockname()[1]))
+    with contextlib.ExitStack() as ending:
+        first = Server(*address)
+        ending.callback(first.stop)
+        until(lambda: len(psutil.Process(first.process.pid).children()) > 0, "the first one to have bound")
+        second = Server(*address)
+        assert second.wait() == 2
+        assert f"cannot listen on {address[1] if is_path else f'127.0.0.1:{address[1]}'}: another pyllm" in second.log
+        transport = httpx.HTTPTransport(uds=address[1] if is_path else None)
+        with first, httpx.Client(transport=transport, base_url=first.address if not is_path else "http://u") as http:
+            assert http.get("/health").status_code == 200
+
+
 def test_api_process_has_neither_torch_nor_transformers(server: Server) -> None:
     mapped = {mapping.path for mapping in server.titled("pyllm::api-0").memory_maps()}
     assert not [path for path in mapped if "torch" in path or "transformers" in path]
+
+
+def test_with_a_json_log_all_that_is_written_is_json_and_a_record_says_ready(tmp_path: Path) -> None:
+    notified = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(notified)
+        manager.settimeout(DEADLINE)
+        server = Server("--log-format", "json", "--access-log", environment={"NOTIFY_SOCKET": notified})
+        try:
+            assert manager.recv(1000).startswith(b"READY=1")
+        finally:
+            assert server.stop(signal.SIGHUP) == 0
+        assert manager.recv(1000).startswith(b"STOPPING=1")
+    assert server.process.stdout is not None
+    records = [json.loads(line) for line in server.log.splitlines()]
+    (ready,) = [record for record in records if record.get("event") == "ready"]
+    assert ready["address"].startswith("http://127.0.0.1:")
+    failed = Server("--log-format", "json", "--max-model-len", "99999999")
+    assert failed.wait() == 2
+    assert [json.loads(line) for line in failed.log.splitlines()][-1]["event"] == "failed"

@@ -52,8 +52,18 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
         "--gpus all",
     ),
     ({"processor": processor(kernel_level="portable")}, "warning", "has no AVX2", "-cpu host"),
-    ({"processor": processor(quota=2.5)}, "warning", "time for 2.5 of 4 cores", "Start it on 2 of them: taskset"),
-    ({"processor": processor(quota=0.5)}, "warning", "time for 0.5 of 4 cores", "Start it on 1 of them"),
+    (
+        {"processor": processor(quota=2.5)},
+        "warning",
+        "time for 2.5 of 4 cores: all ranks together compute with 2 threads",
+        "--num-threads",
+    ),
+    (
+        {"processor": processor(quota=0.5)},
+        "warning",
+        "time for 0.5 of 4 cores: all ranks together compute with 1 thread",
+        "--num-threads",
+    ),
     (
         {"processor": processor(numa_nodes=(NumaNode(0, "0-1", GIB), NumaNode(1, "2-3", GIB)))},
         *("note", "on 2 NUMA nodes", "numactl --cpunodebind=0"),

@@ -59,6 +59,26 @@ async def test_groups_end_one_after_the_other_and_the_port_as_soon_as_nobody_new
     ]
 
 
+async def test_a_closed_terminal_drains_however_often_it_says_so() -> None:
+    events: list[str] = []
+
+    class Slow(FakeSupervisedProcess):
+        async def stop(self, grace: float) -> None:
+            os.kill(os.getpid(), signal.SIGHUP)
+            await super().stop(grace)
+
+        def kill(self) -> None:
+            events.append("killed")
+
+    def announce(addresses: list[str]) -> str:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return ""
+
+    await supervise(cast("list[list[SupervisedProcess]]", [[Slow("core", events)]]), announce, 30.0)
+    assert events[-1] == "core has ended"
+    assert "killed" not in events
+
+
 async def test_of_replicas_the_last_loss_ends_all() -> None:
     events: list[str] = []
     on_lost: list[Callable[[BaseException], None]] = []

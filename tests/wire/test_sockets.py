@@ -5,13 +5,21 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from pyllm.errors import ConfigError
-from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener, interface_of
+from pyllm.wire.sockets import (
+    SocketFolder,
+    bind_listener,
+    bind_unix_listener,
+    claim_address,
+    interface_of,
+    listen,
+)
 
 HOLD = """
 import signal
@@ -67,6 +75,21 @@ def test_folder_that_cannot_be_made_is_a_clear_error(monkeypatch: pytest.MonkeyP
         SocketFolder()
 
 
+@pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "TMPDIR"])
+def test_a_folder_whose_path_is_too_long_for_sockets_is_replaced_by_a_short_one(
+    variable: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    far = tmp_path / ("x" * 90)
+    far.mkdir()
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", None)  # which it keeps
+    monkeypatch.setenv(variable, str(far))
+    with SocketFolder() as path, bind_unix_listener(f"{path}/worker-63-1023-999"):
+        assert Path(path).parent == Path("/tmp")
+        assert Path(path).stat().st_mode & 0o077 == 0
+    assert not list(far.iterdir())
+
+
 def test_listener_takes_a_free_port_and_a_taken_one_is_named() -> None:
     with bind_listener("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
@@ -74,6 +97,25 @@ def test_listener_takes_a_free_port_and_a_taken_one_is_named() -> None:
         first.listen()
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
             bind_listener("127.0.0.1", port)
+
+
+def test_of_two_that_bound_one_port_only_one_can_listen() -> None:
+    with bind_listener("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with bind_listener("127.0.0.1", port) as second:
+            listen(second, 8)
+            listen(second, 8)  # As each API process does.
+            with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: .*another process has taken it"):
+                listen(first, 8)
+
+
+def test_an_address_is_claimed_by_one_and_free_when_that_ends() -> None:
+    address = f"127.0.0.1:{os.getpid()}"
+    with claim_address(address):
+        with pytest.raises(ConfigError, match=f"cannot listen on {address}: another pyllm"):
+            claim_address(address)
+        claim_address(f"{address}0").close()
+    claim_address(address).close()
 
 
 def test_descriptors_are_returned() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
-from litestar import Request, Response, Router, get, patch, route
+from litestar import Request, Response, Router, get, patch, post, route
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
@@ -14,7 +14,7 @@ from litestar.params import FromPath, QueryParameter
 from litestar.types import HTTPScope
 
 from pyllm.client.reports import BlockOwners, Decision, RequestReport, TenantReport
-from pyllm.errors import EngineDeadError
+from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.frontend.admin.core_routes import core_routes
 from pyllm.frontend.admin.profile_route import CoreIndex, profile_route
 from pyllm.frontend.http.failure import ForbiddenError, UnknownRequestError, decoding_error
@@ -72,6 +72,13 @@ class DecisionList(msgspec.Struct):
     """`GET /admin/decisions`: what the last steps decided, oldest first."""
 
     data: list[Decision]
+
+
+class Reloaded(msgspec.Struct):
+    """`POST /admin/reload`: how many API keys are taken from now on, and whether a certificate was read, too."""
+
+    num_keys: int
+    has_tls: bool
 
 
 def admin_routes(state: ServerState) -> Router:
@@ -142,6 +149,21 @@ def admin_routes(state: ServerState) -> Router:
             raise decoding_error(error) from None
         return await _in_time(client.reconfigure(**changes))
 
+    @post(
+        "/reload",
+        status_code=200,
+        sync_to_thread=False,
+        summary="Read the file of API keys and the certificate again, in all API processes",
+        responses=ERROR_RESPONSES,
+    )
+    def reload() -> Reloaded:
+        try:
+            state.credentials.reload()
+        except ConfigError as error:
+            raise RequestError(f"keys and certificates stay as they are: {error}") from None
+        state.ask_reload()
+        return Reloaded(num_keys=len(state.keys.entries), has_tls=state.credentials.tls is not None)
+
     def admins_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         del handler
         is_asked_for_methods = cast("HTTPScope", connection.scope)["method"] == "OPTIONS"
@@ -162,6 +184,7 @@ def admin_routes(state: ServerState) -> Router:
             _tell_methods,
             show_config,
             change_config,
+            reload,
             profile_route(state),
             *core_routes(state, _LOOKUP_ERRORS),
         ],

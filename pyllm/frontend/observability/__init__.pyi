@@ -1,4 +1,5 @@
 from .core_metrics import figures_of_cores
+from .http_counts import NO_ROUTE, HttpCounts
 from .measured_sink import MeasuredSink
 from .metrics import Metrics, RequestMetrics
 from .metrics_snapshot import Counter, Gauge, Metric, read_families
@@ -9,9 +10,11 @@ from .trace_context import TraceContext, parse_trace_context
 from .tracing import RequestTrace, Tracer
 
 __all__ = [
+    "NO_ROUTE",
     "STATS_INTERVAL",
     "Counter",
     "Gauge",
+    "HttpCounts",
     "MeasuredSink",
     "Metric",
     "Metrics",

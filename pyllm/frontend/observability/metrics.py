@@ -27,6 +27,7 @@ from pyllm.frontend.observability.histogram import (
     Histogram,
     token_bounds,
 )
+from pyllm.frontend.observability.http_counts import HttpCounts
 from pyllm.frontend.observability.metric_families import OURS, VLLM, Families, merged
 from pyllm.frontend.shared.messages import LIMIT_REASONS, QUEUE_REASONS, REASONS
 from pyllm.frontend.shared.totals import Row, decode_row, encode_row
@@ -74,6 +75,7 @@ class Metrics(Collector):
         self.rejected = dict.fromkeys(REASONS, 0)
         self.degradations = dict.fromkeys(DEGRADATIONS, 0)
         self.ignored_fields = IgnoredFields()
+        self.http = HttpCounts()
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS)
         self.inter_token = Histogram(INTER_TOKEN_BOUNDS)
         self.request_seconds = Histogram(REQUEST_BOUNDS)
@@ -104,7 +106,7 @@ class Metrics(Collector):
         row = array("d")
         for name in COUNTED:
             row.extend(_numbers(getattr(self, name)))
-        return encode_row(Row(row.tobytes(), self.ignored_fields.counts))
+        return encode_row(Row(row.tobytes(), self.ignored_fields.counts, self.http.groups))
 
     def expose(
         self,
@@ -138,6 +140,7 @@ class Metrics(Collector):
         shown = Metrics(self._labels["model_name"], self._model, self.clock)
         total = decode_row(totals)
         shown.ignored_fields.counts = total.named
+        shown.http.groups = total.grouped
         numbers = iter(array("d", total.numbers))
         for name in COUNTED:
             setattr(shown, name, _filled(getattr(shown, name), numbers))
@@ -194,6 +197,7 @@ class Metrics(Collector):
             "request_max_num_generation_tokens", "Tokens of a request's longest sample.", self.longest_sample_tokens
         )
         yield families.histogram("request_params_n", "Samples of a request.", self.request_num_samples)
+        yield from self.http.collect()
 
     def describe(self) -> Iterator[Metric]:
         """Nothing, so that registering does not collect."""

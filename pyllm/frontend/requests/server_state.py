@@ -19,6 +19,7 @@ from pyllm.frontend.http.keep_alive import KeepAlive
 from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.request_log import RequestLog
 from pyllm.frontend.observability.tracing import Tracer
+from pyllm.frontend.requests.credentials import Credentials
 from pyllm.frontend.requests.server_cores import ServerCores
 from pyllm.frontend.shared.local_state import LocalState
 from pyllm.frontend.shared.remote_state import Shared
@@ -33,7 +34,6 @@ Fail = Callable[[PyllmError], None]
 
 DEFAULT_SERVER = ServerConfig()
 NO_DEFAULTS = SamplingDefaults()
-NO_KEYS = KeyRing()
 
 
 class ServerState:
@@ -45,7 +45,7 @@ class ServerState:
     `keys` are those that it takes, and `shared` counts what all API processes let in: without it nothing is bounded.
     `cores` are those of `client`, as the API processes use them.
     `parent_silence` gives the seconds since the parent's last sign of life, `sampler` what the server's processes take;
-    records of crashes are in `crash_folder`.
+    records of crashes are in `crash_folder`. `ask_reload` has the other API processes read their `credentials` again.
     """
 
     def __init__(
@@ -58,18 +58,21 @@ class ServerState:
         model_aliases: Sequence[str] = (),
         server: ServerConfig = DEFAULT_SERVER,
         sampling: SamplingDefaults = NO_DEFAULTS,
-        keys: KeyRing = NO_KEYS,
+        keys: KeyRing | None = None,
         shared: Shared | None = None,
         cores: ServerCores | None = None,
         tracer: Tracer | None = None,
         parent_silence: Callable[[], float] = lambda: 0.0,
         sampler: ProcessSampler | None = None,
         crash_folder: str = "",
+        ask_reload: Callable[[], None] = lambda: None,
     ) -> None:
         self.client = client
         self.server = server
         self.sampling = sampling
-        self.keys = keys
+        self.credentials = Credentials(server, KeyRing() if keys is None else keys)
+        self.keys = self.credentials.keys
+        self.ask_reload = ask_reload
         self.shared = shared or LocalState(SharedState(SharedConfig()))
         self.cores = cores or ServerCores(client, self.shared, server)
         self.ticket_numbers = itertools.count(1)
@@ -102,6 +105,7 @@ class ServerState:
         *,
         parent_silence: Callable[[], float] = lambda: 0.0,
         sampler: ProcessSampler | None = None,
+        ask_reload: Callable[[], None] = lambda: None,
     ) -> Self:
         """The state of an API process or embedded application, made from its configuration."""
         model_name, *model_aliases = config.served_model_name
@@ -114,13 +118,14 @@ class ServerState:
             model_aliases=model_aliases,
             server=config.server,
             sampling=config.checkpoint.sampling,
-            keys=KeyRing(config.api_keys),
+            keys=KeyRing(config.api_keys, config.fixed_api_keys),
             shared=shared,
             cores=cores,
             tracer=Tracer.to_collector(endpoint, model_name) if endpoint else None,
             parent_silence=parent_silence,
             sampler=sampler,
             crash_folder=config.flight_recorder_dir,
+            ask_reload=ask_reload,
         )
 
     def condition(self) -> Condition:

@@ -6,10 +6,14 @@ import msgspec
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """What one process has counted: numbers in an order that all agree on, packed float64, and counts by name."""
+    """What one process has counted: numbers in an order that all agree on, packed float64, and counts by name.
+
+    `grouped` are several numbers by name.
+    """
 
     numbers: bytes = b""
     named: dict[str, int] = {}
+    grouped: dict[str, list[float]] = {}
 
 
 NOTHING = Row()
@@ -46,7 +50,11 @@ def _added(one: Row, other: Row) -> Row:
     named = dict(one.named)
     for name, count in other.named.items():
         named[name] = named.get(name, 0) + count
+    grouped = dict(one.grouped)
+    for name, some in other.grouped.items():
+        known = grouped.get(name)
+        grouped[name] = some if known is None else [left + right for left, right in zip(known, some, strict=True)]
     if not one.numbers or not other.numbers:
-        return Row(one.numbers or other.numbers, named)
+        return Row(one.numbers or other.numbers, named, grouped)
     numbers = zip(memoryview(one.numbers).cast("d"), memoryview(other.numbers).cast("d"), strict=True)
-    return Row(array("d", [left + right for left, right in numbers]).tobytes(), named)
+    return Row(array("d", [left + right for left, right in numbers]).tobytes(), named, grouped)

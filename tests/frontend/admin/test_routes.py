@@ -200,7 +200,19 @@ async def test_metrics_are_sums_over_all_users_and_names_that_requests_chose_are
     }
     # None of them tells tenants or requests apart. A label that does is for admins alone.
     configuration = {"block_size", "num_gpu_blocks", "num_cpu_blocks", "cache_dtype"}
-    sums = {"model_name", "engine", "le", "reason", "finished_reason", "kind", "tier", "process"}
+    sums = {
+        "model_name",
+        "engine",
+        "le",
+        "reason",
+        "finished_reason",
+        "kind",
+        "tier",
+        "process",
+        "method",
+        "status",
+        "handler",
+    }
     assert labels == {USER: sums | configuration, ADMIN: sums | configuration | {"field"}}
     names = {sample.labels["field"] for family in shown[ADMIN] for sample in family.samples if "field" in sample.labels}
     assert "my_secret_field" in names

@@ -1,0 +1,118 @@
+"""Counts every request and, with `--access-log`, logs it once its answer has ended, whatever came of it.
+
+The outermost application: it sees answers that no route has made. Knows neither keys nor bodies.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, cast
+
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
+
+from pyllm.frontend.edge.gateway import PROBES, below
+from pyllm.frontend.observability.http_counts import NO_ROUTE, HttpCounts
+
+REQUEST_ID = b"x-request-id"
+# As in vLLM's server: what watches is not counted, or it would be most of all.
+NOT_COUNTED = PROBES | {"/load", "/metrics", "/version", "/server_info"}
+# What nginx writes where the client has gone before there was an answer.
+CLIENT_GONE = 499
+FAILED = 500
+
+_PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
+
+logger = logging.getLogger(__name__)
+
+
+class RouteNames:
+    """The route that a path belongs to, by the routes' own paths, such as `/admin/requests/{name:str}`."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._exact = {path for path in paths if "{" not in path}
+        self._patterns = [(_pattern(path), _PARAMETER.sub(r"{\1}", path)) for path in paths if "{" in path]
+
+    def name(self, path: str) -> str:
+        """The route's path with the names of its parameters; `none` where there is no route."""
+        path = path.rstrip("/") or "/"
+        if path in self._exact:
+            return path
+        return next((name for pattern, name in self._patterns if pattern.fullmatch(path)), NO_ROUTE)
+
+
+class RequestRecord:
+    """An application whose requests are counted, and logged where that `is_logged`."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: RouteNames,
+        counts: HttpCounts,
+        *,
+        is_logged: bool = False,
+        root_path: str = "",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._app = app
+        self._routes = routes
+        self._counts = counts
+        self._is_logged = is_logged
+        self._root_path = root_path
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != ScopeType.HTTP:
+            await self._app(scope, receive, send)
+            return
+        path = below(scope, self._root_path)["path"] if self._root_path else scope["path"]
+        status, request_id, start = CLIENT_GONE, "", self._clock()
+
+        # Not a coroutine of its own: who pushes answers drives the server's one by hand.
+        def answer(message: Message) -> Awaitable[None]:
+            nonlocal status, request_id
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                request_id = next((value.decode() for name, value in message["headers"] if name == REQUEST_ID), "")
+            return send(message)
+
+        try:
+            await self._app(scope, receive, cast("Send", answer))
+        except Exception:
+            status = FAILED
+            raise
+        finally:
+            seconds = self._clock() - start
+            if path not in NOT_COUNTED:
+                self._counts.observe(scope["method"], self._routes.name(path), status, seconds)
+            if self._is_logged and path not in PROBES:
+                _log(scope, status, seconds, request_id)
+
+
+def _log(scope: HTTPScope, status: int, seconds: float, request_id: str) -> None:
+    """Without the query, which may have a secret; with the path as it came, in which no character ends a line."""
+    client, path = scope["client"], cast("dict[str, Any]", scope).get("raw_path", b"").decode("latin-1")
+    address = f"{client[0]}:{client[1]}" if client else "unix"
+    fields = {
+        "client": address,
+        "method": scope["method"],
+        "path": path,
+        "status": status,
+        "seconds": round(seconds, 6),
+    }
+    logger.info(
+        '%s "%s %s" %d %.3f s, request %s',
+        *(address, scope["method"], path, status, seconds, request_id or "-"),
+        extra={"request_id": request_id or None, "fields": fields},
+    )
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """Of a route's path; a parameter of type `path` may have slashes."""
+    parts, end = [], 0
+    for match in _PARAMETER.finditer(path):
+        parts += [re.escape(path[end : match.start()]), ".+" if match[2] == "path" else "[^/]+"]
+        end = match.end()
+    return re.compile("".join([*parts, re.escape(path[end:])]))

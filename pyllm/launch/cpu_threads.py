@@ -1,0 +1,32 @@
+"""How many threads each rank computes with on this machine. Starts none."""
+
+import logging
+import math
+import os
+from collections.abc import Set
+from pathlib import Path
+
+from pyllm.config.engine_settings import ParallelConfig
+from pyllm.config.rank_coordinates import num_ranks
+from pyllm.launch.control_groups import cpu_quota
+
+logger = logging.getLogger(__name__)
+
+
+def threads_of_each_rank(parallel: ParallelConfig, usable: Set[int] | None = None, root: Path = Path("/")) -> int:
+    """An equal share of the CPUs that this process may use; `usable` are those of its affinity mask.
+
+    Where a control group gives time for fewer of them, as `docker --cpus` and limits of Kubernetes do, so many are
+    shared, and the log says so: with more threads the kernel stops all of them for the rest of each period.
+    """
+    num_usable = len(os.sched_getaffinity(0) if usable is None else usable)
+    ranks = parallel.data_parallel_size * num_ranks(parallel)
+    quota = cpu_quota(root)
+    if quota is None or quota >= num_usable:
+        return max(1, num_usable // ranks)
+    threads = max(1, math.floor(quota) // ranks)
+    logger.info(
+        "the control group gives time for %g of %d CPUs: each rank computes with %d of them (--num-threads)",
+        *(quota, num_usable, threads),
+    )
+    return threads

@@ -1,0 +1,29 @@
+"""The process that an engine was made in, and that alone may use it. Knows no engine."""
+
+import os
+
+from pyllm.errors import EngineDeadError
+
+
+class OwningProcess:
+    """Remembers the process that makes it. `engine` is the name of its class, for people.
+
+    Sockets, threads and event loops are of no use in a fork: whoever waits for them there waits for ever.
+    """
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self._pid = os.getpid()
+
+    @property
+    def is_this(self) -> bool:
+        """Whether this process is the one, and no fork of it."""
+        return os.getpid() == self._pid
+
+    def check(self) -> None:
+        """Raises `EngineDeadError` in a forked process."""
+        if not self.is_this:
+            raise EngineDeadError(
+                f"this {self._engine} belongs to process {self._pid}, and this is process {os.getpid()}, a fork of it: "
+                f"make the {self._engine} after the fork, in the process that uses it"
+            )

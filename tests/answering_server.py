@@ -1,0 +1,61 @@
+"""A server in a thread that answers everything, for commands that run in this process."""
+
+import json
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any, Self
+
+MODELS = {"data": [{"id": "m"}]}
+CHOICE = {"index": 0, "text": "hi", "delta": {"content": "hi"}, "finish_reason": "stop"}
+ANSWER = {"choices": [CHOICE], "usage": {"prompt_tokens": 1}}
+
+
+class AnsweringServer:
+    """Gives each request the same answer; keeps the keys and bodies that it was sent. Over TLS with `files` for it."""
+
+    def __init__(self, files: tuple[str, str] | None = None) -> None:
+        self.keys: list[str | None] = []
+        self.bodies: list[Any] = []
+        keys, bodies = self.keys, self.bodies
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer(json.dumps(MODELS).encode())
+
+            def do_POST(self) -> None:
+                keys.append(self.headers.get("Authorization"))
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                answer = json.dumps(ANSWER).encode()
+                bodies.append(body)
+                if body.get("stream"):
+                    self._answer(b"data: " + answer + b"\n\ndata: [DONE]\n\n", "text/event-stream")
+                else:
+                    self._answer(answer)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+            def _answer(self, content: bytes, kind: str = "application/json") -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        if files is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*files)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.address = f"{'http' if files is None else 'https'}://localhost:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

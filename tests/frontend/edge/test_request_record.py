@@ -1,0 +1,95 @@
+"""Every answer is counted by method, route and status, and logged if wanted; those that no route makes, too."""
+
+import logging
+
+import httpx
+import pytest
+
+from pyllm.config.server_settings import ServerConfig
+from pyllm.frontend.edge.request_record import RouteNames
+from pyllm.frontend.text.tokenizer import Tokenizer
+from tests.frontend.serving import answering, behind_uvicorn
+
+BODY = {"prompt": "a", "max_tokens": 3}
+
+
+def counts(text: str) -> dict[str, float]:
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("http_requests_total{")]
+    return {name.removeprefix("http_requests_total"): float(value) for name, value in lines}
+
+
+async def test_every_answer_is_counted_but_those_of_probes(tokenizer: Tokenizer) -> None:
+    async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer) as frontend:
+        http = frontend.http
+        assert (await http.get("/metrics")).text.count("http_requests_total{") == 0
+        await http.post("/v1/completions", json=BODY)
+        async with http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as response:
+            _ = [line async for line in response.aiter_lines()]
+        await http.post("/v1/completions", content=b"{")
+        await http.get("/v1/completions")
+        await http.get("/nowhere/at/all")
+        await http.get("/v1/responses/resp_1")
+        await http.request("PROPFIND", "/v1/models")
+        for probe in ("/health", "/health/live", "/health/ready", "/version"):
+            await http.get(probe)
+        text = (await http.get("/metrics")).text
+    assert counts(text) == {
+        '{handler="/v1/completions",method="POST",status="2xx"}': 2,
+        '{handler="/v1/completions",method="POST",status="4xx"}': 1,
+        '{handler="/v1/completions",method="GET",status="4xx"}': 1,
+        '{handler="none",method="GET",status="4xx"}': 1,
+        '{handler="/v1/responses/{response_id}",method="GET",status="4xx"}': 1,
+        '{handler="/v1/models",method="other",status="4xx"}': 1,
+    }
+    assert 'http_request_duration_seconds_count{handler="/v1/completions",method="POST"} 3.0' in text
+
+
+async def test_a_refused_key_and_what_is_no_http_are_counted(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = ServerConfig(access_log=True)
+    async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer, server=server) as frontend:
+        async with httpx.AsyncClient(base_url=frontend.http.base_url) as other:
+            await other.get("/v1/models", headers={"host": "evil.example", "origin": "http://evil.example"})
+            await other.get("/v1/models", headers={"x-large": "x" * (80 << 10)})
+        text = (await frontend.http.get("/metrics")).text
+    assert counts(text) == {
+        '{handler="/v1/models",method="GET",status="4xx"}': 1,
+        '{handler="none",method="other",status="4xx"}': 1,
+    }
+
+
+async def test_the_access_log_has_each_request_with_its_id_and_no_probe(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = ServerConfig(access_log=True)
+    async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer, server=server) as frontend:
+        with caplog.at_level(logging.INFO, "pyllm.frontend.edge.request_record"):
+            await frontend.http.post("/v1/completions?key=secret", json=BODY, headers={"x-request-id": "mine"})
+            await frontend.http.get("/no%0Aline")
+            await frontend.http.get("/health")
+    lines = [record for record in caplog.records if record.name.endswith("request_record")]
+    assert [(record.request_id, record.fields["path"], record.fields["status"]) for record in lines] == [  # type: ignore[attr-defined]  # set by `extra`
+        ("mine", "/v1/completions", 200),
+        (lines[1].request_id, "/no%0Aline", 404),  # type: ignore[attr-defined]
+    ]
+    assert '"POST /v1/completions" 200 ' in lines[0].getMessage()
+    assert lines[0].getMessage().endswith(" s, request mine")
+    assert "secret" not in caplog.text
+
+
+async def test_there_is_no_access_log_unless_asked_for(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer) as frontend:
+        with caplog.at_level(logging.INFO):
+            await frontend.http.post("/v1/completions", json=BODY)
+    assert not [record for record in caplog.records if record.name.endswith("request_record")]
+
+
+def test_names_of_routes() -> None:
+    routes = RouteNames(["/", "/v1/models", "/v1/models/{name:path}", "/admin/requests/{name:str}", "/x/{a:int}/y"])
+    assert routes.name("/v1/models/") == "/v1/models"
+    assert routes.name("/v1/models/owner/model") == "/v1/models/{name}"
+    assert routes.name("/admin/requests/7") == "/admin/requests/{name}"
+    assert routes.name("/admin/requests/7/8") == "none"
+    assert routes.name("/x/1/y") == "/x/{a}/y"
+    assert routes.name("/") == "/"
