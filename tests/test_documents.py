@@ -1,6 +1,7 @@
 """The documents say what is there: files, flags and links exist, examples compile, and documents stay short."""
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pyllm import EngineClient
 from tests.frontend.chat.conversations import ADJUSTMENTS
 
 ROOT = Path(__file__).parent.parent
@@ -110,6 +112,32 @@ def test_flags_in_documents_exist(document: str) -> None:
     pages = [(ROOT / "docs" / name).read_text() for name in ("flags.md", "vllm-flags.md")]
     known = set(FLAG.findall("\n".join(pages))) | OTHERS
     assert set(FLAG.findall((ROOT / document).read_text())) - known == set()
+
+
+def test_the_calls_of_the_sdk_take_what_its_page_says() -> None:
+    rows = re.findall(r"^\| (`\w+\(.*?) \|", (ROOT / "docs/sdk.md").read_text(), re.MULTILINE)
+    calls = [call for row in rows for call in re.findall(r"`(\w+)\((.*?)\)`", row)]
+    assert len(calls) > 10
+    for name, arguments in calls:
+        known = inspect.signature(getattr(EngineClient, name)).parameters
+        names = [argument.strip(" =") for argument in arguments.split(",") if argument.strip(" .")]
+        assert [argument for argument in names if argument not in known] == [], name
+
+
+def test_the_ratios_of_the_readme_are_those_of_the_table() -> None:
+    text = (ROOT / "docs/performance.md").read_text().partition("with AVX2 only")[2].partition("\n\n\n")[0]
+    rates = {
+        row.split("|")[1]: [float(rate) for rate in re.findall(r"(\d+), [\d,]+ ms", row)]
+        for row in text.splitlines()[2:]
+    }
+    ours = [row for name, row in rates.items() if "pyllm" in name]
+    theirs = next(row for name, row in rates.items() if "Q8_0" in name)
+    ratios = [rate / other for row in ours for rate, other in zip(row, theirs, strict=True)]
+    assert len(ratios) == 6
+    assert (
+        f"{min(ratios):.2f} to {max(ratios):.1f} times as fast as llama.cpp with Q8_0"
+        in (ROOT / "README.md").read_text()
+    )
 
 
 def test_every_adjustment_of_messages_is_explained() -> None:
