@@ -1,12 +1,12 @@
 """The commands of a chat: lines that begin with a slash. Each is a function of the session and its argument."""
 
-import difflib
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from pyllm.errors import PyllmError
+from pyllm.nearest_name import nearest_name
 from pyllm.terminal_chat.chat_session import ChatSession
 from pyllm.terminal_chat.transcript import PARAMETER_NAMES, load_transcript
 
@@ -36,8 +36,8 @@ async def run_command(session: ChatSession, line: str) -> None:
     name, _, argument = line.partition(" ")
     command = SLASH_COMMANDS.get(name)
     if command is None:
-        near = difflib.get_close_matches(name, SLASH_COMMANDS, n=1)
-        hint = f": did you mean {near[0]}?" if near else "; /help lists them"
+        near = nearest_name(name, SLASH_COMMANDS)
+        hint = f": did you mean {near}?" if near else "; /help lists them"
         raise PyllmError(f"there is no command {name}{hint} (a message that begins with / needs a space before it)")
     await command.run(session, argument.strip())
 
