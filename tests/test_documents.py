@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import math
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pyllm import EngineClient
+from pyllm.cli import COMMANDS
 from tests.frontend.chat.conversations import ADJUSTMENTS
 
 ROOT = Path(__file__).parent.parent
@@ -138,6 +140,30 @@ def test_the_ratios_of_the_readme_are_those_of_the_table() -> None:
         f"{min(ratios):.2f} to {max(ratios):.1f} times as fast as llama.cpp with Q8_0"
         in (ROOT / "README.md").read_text()
     )
+
+
+def test_what_people_from_other_engines_are_told_to_use_exists() -> None:
+    text = (ROOT / "docs/coming-from.md").read_text()
+    pages = "\n".join((ROOT / "docs" / name).read_text() for name in ("flags.md", "vllm-flags.md", "chat.md"))
+    rows = [row.split("|")[2] for row in text.splitlines() if row.startswith("| ") and row.count("|") == 3]
+    assert len(rows) > 50
+    assert set(FLAG.findall("\n".join(rows))) - set(FLAG.findall(pages)) - {"--grammar", "--system-prompt"} == set()
+    commands = {name for row in rows for name in re.findall(r"`pyllm (\w+)", row)}
+    assert commands - set(COMMANDS) == set()
+
+
+def test_the_sizes_of_models_are_computed_as_the_page_says() -> None:
+    text = (ROOT / "docs/coming-from.md").read_text().partition("## Models that fit")[2]
+    rows = [[cell.strip() for cell in row.split("|")[2:-1]] for row in text.splitlines() if row.startswith("| `")]
+    assert len(rows) > 12
+    for parameters, shape, *cells in rows:
+        cache = 2 * math.prod(map(int, re.findall(r"\d+", shape))) * 2 * 8192 / 1e9
+        for bits, cell in zip((5, 8.5, 16), cells, strict=True):
+            needed, memory = cell.split(": ")
+            size = float(parameters) * bits / 8 + cache + 1
+            assert abs(float(needed) - size) < 0.06, cell
+            fits = next((total for total, left in ((8, 2), (16, 3), (32, 4)) if size <= total - left), "more")
+            assert memory == str(fits), cell
 
 
 def test_every_adjustment_of_messages_is_explained() -> None:
