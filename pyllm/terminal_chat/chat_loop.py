@@ -25,6 +25,7 @@ async def chat(source: AnswerSource, transcript: Transcript, question: str = "")
 
         display = TerminalDisplay(keyboard=sys.stdin.fileno() if sys.stdin.isatty() else None)
     try:
+        await source.check_chat()
         await source.start()
         session = ChatSession(source, display, transcript)
         display.notice(source.description)

@@ -194,3 +194,11 @@ async def test_one_question(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert (await chat_on(monkeypatch, "never read", whole("yes"), question="Hi"))[0] == 0
     assert (await chat_on(monkeypatch, "", [PyllmError("busy")], question="Hi"))[0] == 1
     assert capsys.readouterr().out == "yes\n"
+
+
+async def test_a_model_that_cannot_chat_is_not_loaded() -> None:
+    source = ScriptedSource()
+    source.has_chat_template = False
+    with pytest.raises(PyllmError, match="no chat template"):
+        await chat(source, Transcript())
+    assert (source.is_started, source.is_closed) == (False, True)

@@ -24,7 +24,12 @@ let keyDialog = null;
 async function server() {
   const [models, info] = await Promise.all([askJson("/v1/models"), askJson("/model_info")]);
   const [model] = models.data;
-  return { model: model.id, context: model.max_model_len, defaults: info.preferred_sampling_params || {} };
+  return {
+    model: model.id,
+    context: model.max_model_len,
+    defaults: info.preferred_sampling_params || {},
+    canChat: info.has_chat_template !== false,
+  };
 }
 
 // Shows the view that the address names; the rest of the address is the view's own.

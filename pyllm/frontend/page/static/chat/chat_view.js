@@ -24,7 +24,7 @@ export class ChatView {
   #savedAt = 0;
   #removed = new Set(); // ids: an answer that ends later must not bring its conversation back
 
-  // `server` has the model's name, its context in tokens, and the default parameters.
+  // `server` has the model's name, its context in tokens, the default parameters, and whether the model can chat.
   constructor(server) {
     this.server = server;
     this.conversation = newConversation(kept(SETTINGS) || newSettings());
@@ -45,7 +45,7 @@ export class ChatView {
       },
       showCode: (message) => this.#showCode(message.request),
       sendResults: (message, results) => this.#sendResults(message, results),
-    }, server.model);
+    }, server);
     this.composer = new Composer({ send: (text) => this.#send(text), stop: () => this.#stop() });
     this.settings = new SettingsView(server.defaults, () => this.#settingsChanged());
     this.panel = element(
