@@ -20,6 +20,10 @@ MARKDOWN = [
     ("- a\n\n- b", "<ul><li><p>a</p></li><li><p>b</p></li></ul>"),
     ("> quote\n> more", "<blockquote><p>quote\nmore</p></blockquote>"),
     ("one\\*two", "<p>one*two</p>"),
+    ("\\[ x and \\( y", "<p>\\[ x and \\( y</p>"),
+    ("a \\) b \\] c", "<p>a \\) b \\] c</p>"),
+    ("it costs $5 and $6, or US$7", "<p>it costs $5 and $6, or US$7</p>"),
+    ("`\\(x\\)` and `$x$`", "<p><code>\\(x\\)</code> and <code>$x$</code></p>"),
     ("one  \ntwo", "<p>one<br>two</p>"),
     ("---", "<hr>"),
     ("<b onclick=alert(1)>x</b>", "<p>&lt;b onclick=alert(1)&gt;x&lt;/b&gt;</p>"),
@@ -106,9 +110,64 @@ def test_blocks_are_spoken_once_when_they_have_ended(modules: Browser) -> None:
     assert spoken == ["A", "One.", "js code, 2 lines", "Last"]
 
 
-@pytest.mark.parametrize("sign", ["*a ", "_a ", "[", "`", "**a", "> " * 50 + "\n", "- " * 50 + "\n", "| ", "~~a"])
+@pytest.mark.parametrize(
+    "sign", ["*a ", "_a ", "[", "`", "**a", "> " * 50 + "\n", "- " * 50 + "\n", "| ", "~~a", "\\(a ", "$a ", "$$\n"]
+)
 def test_no_text_keeps_the_page_busy(modules: Browser, sign: str) -> None:
     modules.run(RENDER, [sign * (50_000 // len(sign))])  # Bounded by the time that a script gets.
+
+
+FORMULAS = [
+    ("so \\( \\frac{a}{b} \\) is", 1, False, "\\frac{a}{b}"),
+    ("so \\[ \\frac{a}{b} \\] is", 1, True, "\\frac{a}{b}"),
+    ("$$\na\n- b\n= c\n$$\n\nand $x_1$, $y$", 3, True, "a\n- b\n= c"),
+    ("where\n\\[\nx^2\n\\]\nis", 1, True, "x^2"),
+    ("- a\n\n  \\[ x \\]\n- \\(y\\)", 2, True, "x"),
+]
+
+
+@pytest.mark.parametrize(("text", "number", "is_display", "source"), FORMULAS)
+def test_formulas_are_drawn_and_keep_their_source(
+    modules: Browser, text: str, number: int, is_display: bool, source: str
+) -> None:
+    modules.run(
+        """
+        const { MarkdownView } = await import("/chat/markdown.js");
+        window.formulas = document.createElement("div");
+        document.body.replaceChildren(window.formulas);
+        const view = new MarkdownView(window.formulas);
+        for (let end = 1; end <= arguments[0].length; end += 1) view.update(arguments[0].slice(0, end));
+        view.update(arguments[0], true);
+    """,
+        text,
+    )
+    drawn = "return window.formulas.querySelectorAll('.math math').length;"
+    modules.until(lambda: modules.run(drawn) == number, "KaTeX draws the formulas")
+    first = modules.run("""
+        const node = window.formulas.querySelector(".math");
+        return [node.classList.contains("display"), node.querySelector("annotation").textContent.trim()];
+    """)
+    assert first == [is_display, source]
+    assert modules.run("return window.formulas.querySelectorAll('[style], a, script').length;") == 0
+
+
+def test_what_is_no_formula_stays_as_it_was_written(modules: Browser) -> None:
+    text = "\\( \\frac{a \\) and \\(\\href{javascript:alert(1)}{x}\\)"
+    modules.run(
+        """
+        const { MarkdownView } = await import("/chat/markdown.js");
+        const { mathNode } = await import("/chat/math.js");
+        window.formulas = document.createElement("div");
+        document.body.replaceChildren(window.formulas);
+        window.formulas.append(mathNode("x", "x"));
+        new MarkdownView(window.formulas).update(arguments[0], true);
+    """,
+        text,
+    )
+    drawn = "return window.formulas.querySelectorAll('.math math').length >= 1;"
+    modules.until(lambda: modules.run(drawn), "KaTeX has come")
+    assert "\\( \\frac{a \\)" in modules.run("return window.formulas.textContent;")
+    assert modules.run("return window.formulas.querySelectorAll('a').length;") == 0
 
 
 def test_events_are_the_same_however_the_stream_is_cut(modules: Browser) -> None:
