@@ -190,6 +190,138 @@ def test_events_are_the_same_however_the_stream_is_cut(modules: Browser) -> None
     assert found == [expected] * 5
 
 
+def test_conversations_go_through_a_file(modules: Browser) -> None:
+    found = modules.run("""
+        const { addMessage, asFile, choose, conversationsOf, newConversation, shownMessages } =
+            await import("/chat/conversation.js");
+        const one = newConversation({ system: "s" });
+        const user = addMessage(one, null, { role: "user", content: "# **Hi** there" });
+        addMessage(one, user.id, { role: "assistant", content: "a" });
+        addMessage(one, user.id, { role: "assistant", content: "b" });
+        const [read] = conversationsOf(asFile([one]), { system: "", stop: "" });
+        const request = { messages: [{ role: "system", content: "s" }, { role: "user", content: "x" }] };
+        const [saved] = conversationsOf(JSON.stringify(request), { system: "" });
+        return [
+            read.id !== one.id, read.title, read.settings, shownMessages(read).map(({ content }) => content),
+            saved.settings.system, shownMessages(saved).map(({ content }) => content),
+        ];
+    """)
+    settings = {"system": "s", "stop": ""}
+    assert found == [True, "**Hi** there", settings, ["# **Hi** there", "b"], "s", ["x"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "it is not JSON"),
+        ("null", "neither"),
+        ("[]", "neither"),
+        ('{"conversations": [{}]}', "its conversation 1 is damaged"),
+        (
+            '{"conversations": [{"created": 1, "updated": 1, "children": {}, "messages": {}, "chosen": {"a": "x"}}]}',
+            "1 is",
+        ),
+        ('{"messages": [{"role": "user", "content": []}]}', "no text"),
+        ('{"messages": [{"role": "robot", "content": ""}]}', "robot"),
+    ],
+)
+def test_a_file_that_has_no_conversations_is_refused(modules: Browser, text: str, reason: str) -> None:
+    script = """
+        const { conversationsOf } = await import("/chat/conversation.js");
+        try { conversationsOf(arguments[0], {}); return "taken"; } catch (error) { return error.message; }
+    """
+    assert reason in modules.run(script, text)
+
+
+def test_an_answer_without_a_token_is_not_sent_again(modules: Browser) -> None:
+    sent = modules.run("""
+        const { apiMessages } = await import("/chat/conversation.js");
+        const messages = [["user", "a"], ["assistant", ""], ["user", "b"]];
+        return apiMessages(messages.map(([role, content]) => ({ role, content })), "");
+    """)
+    assert sent == [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+
+
+def test_a_search_looks_into_titles_and_messages(modules: Browser) -> None:
+    found = modules.run("""
+        const { addMessage, newConversation } = await import("/chat/conversation.js");
+        const { remove, save, search } = await import("/chat/storage.js");
+        const made = ["The sea", "A wood"].map((content) => {
+            const conversation = newConversation({});
+            addMessage(conversation, null, { role: "user", content });
+            return conversation;
+        });
+        addMessage(made[1], null, { role: "user", content: "of oaks" });
+        for (const conversation of made) await save(conversation);
+        const results = [];
+        for (const text of ["SEA", "oak", "desert"]) {
+            const ids = await search(text);
+            results.push(made.map(({ id }) => ids.has(id)));
+        }
+        for (const { id } of made) await remove(id);
+        return results;
+    """)
+    assert found == [[True, False], [False, True], [False, False]]
+
+
+def test_a_text_file_becomes_a_block_and_another_file_is_refused(modules: Browser) -> None:
+    found = modules.run("""
+        const { asText, textOf } = await import("/chat/attachments.js");
+        const read = async (...parts) => textOf(new File(parts, "a")).catch((error) => error.message);
+        const bytes = new Uint8Array([0x25, 0x50, 0xff, 0xfe]);
+        return [
+            asText({ name: "a.md", text: "x\\n```\\ny\\n```\\n" }), await read("grün"), await read(bytes),
+            await read("a\\0b"), await read(new Uint8Array(2 ** 20 + 1)),
+        ];
+    """)
+    assert found[:2] == ["a.md:\n````\nx\n```\ny\n```\n````", "grün"]
+    assert [("no text in UTF-8" in text) for text in found[2:4]] == [True, True]
+    assert "1048577 bytes" in found[4]
+
+
+def test_a_break_counts_when_the_answer_goes_on(modules: Browser) -> None:
+    """Fifteen tries to connect are one break; of an answer that never goes on there is none."""
+    counts = modules.run("""
+        const { Answer } = await import("/chat/answer.js");
+        const data = (content) => JSON.stringify({ choices: [{ delta: { content } }] });
+        const event = (id, content) => `id: ${id}\\ndata: ${data(content)}\\n\\n`;
+        const original = window.fetch;
+        const results = [];
+        for (const isBack of [true, false]) {
+            let calls = 0;
+            const message = { content: "", request: {} };
+            const answer = new Answer(message, () => {});
+            window.fetch = async () => {
+                calls += 1;
+                if (calls === 1) return new Response(event("1", "a"));
+                if (calls < 4 || !isBack) {
+                    if (calls === 4) answer.stop();
+                    throw new TypeError("no network");
+                }
+                return new Response(event("2", "b") + "data: [DONE]\\n\\n");
+            };
+            await answer.run();
+            results.push([message.content, message.state, message.breaks || 0]);
+        }
+        window.fetch = original;
+        return results;
+    """)
+    assert counts == [["ab", "done", 1], ["a", "stopped", 0]]
+
+
+def test_all_of_the_page_says_the_same_of_the_server(modules: Browser) -> None:
+    said = modules.run("""
+        const { health, healthSignals, tellHealth } = await import("/health.js");
+        const said = [];
+        healthSignals.addEventListener("change", () => said.push(health()));
+        tellHealth({ status: "ready" });
+        tellHealth({ status: "not ready", reason: "a worker starts" });
+        tellHealth(null);
+        return said.map(({ state, text, reason }) => `${state} ${text} ${reason}`);
+    """)
+    assert said == ["ready ready ", "waiting not ready a worker starts", "down no answer "]
+
+
 def test_an_edit_is_a_branch_and_each_branch_keeps_its_own(modules: Browser) -> None:
     texts = modules.run("""
         const tree = await import("/chat/conversation.js");
