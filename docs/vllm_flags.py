@@ -4,8 +4,9 @@ from pyllm.config.vllm_flags import GROUPS, OTHERS, VllmFlag
 
 _HEAD = """# vLLM's flags
 
-Command lines of `vllm serve` run with `pyllm serve`: the names of the flags, their short forms (`-tp`, `-O3`),
-underscores for hyphens, `--no-X` for booleans, numbers such as 8k (8,000) and 8K (8,192), `--config FILE`, and nested
+`pyllm serve` reads a command line of `vllm serve`, and each flag on this page is ours, without an effect, or refused. A
+flag that is not here is unknown, and ends the command. It reads short forms (`-tp`, `-O3`), underscores for hyphens,
+`--no-X` for booleans, numbers such as 8k (8,000) and 8K (8,192), `--config FILE`, and nested
 settings as JSON (`--speculative-config '{"method": "ngram"}'`) or with dots (`--speculative-config.method ngram`).
 The command line wins over the file, which may name each flag once. No flag comes from the environment. `pyllm core`,
 `chat`, `complete`, `check`, `batch`, `bench throughput` and `bench latency` take the engine's flags in the same way.

@@ -121,6 +121,11 @@ class AsyncEngine:
         return ModelTokenizer(self.tokenizer, self._checkpoint.tokenizer)
 
     @property
+    def has_chat_template(self) -> bool:
+        """Whether the model can be sent messages; known before it is loaded."""
+        return self._chat_template is not None
+
+    @property
     def model_name(self) -> str:
         """The name of the model, as its files have it."""
         return self._checkpoint.name

@@ -41,6 +41,26 @@ COMMANDS: Mapping[str, Command] = {
     "apikey": Command("pyllm.commands.apikey", "make an API key, shown once, and its entry"),
     "replay": Command("pyllm.commands.replay", "repeat a recording of the scheduler"),
 }
+# Commands of Ollama, llama.cpp, vLLM and hf, and what does the same here.
+OTHERS_COMMANDS: Mapping[str, str] = {
+    "run": "`pyllm chat MODEL` talks to a model",
+    **dict.fromkeys(("list", "ls"), "`pyllm models` lists the models on this machine"),
+    "ps": "a server runs one model, which its /v1/models names; `pgrep -af pyllm::serve` lists the servers",
+    **dict.fromkeys(("show", "info"), "`pyllm check MODEL` says what a model is and needs"),
+    **dict.fromkeys(("stop", "kill", "down"), "Ctrl-C in its terminal, or SIGTERM, ends a server"),
+    **dict.fromkeys(("start", "up", "server", "llama-server"), "`pyllm serve MODEL` starts a server"),
+    "create": "what a Modelfile sets are flags of `pyllm serve`: --chat-template and --override-generation-config",
+    **dict.fromkeys(
+        ("cp", "push", "signin", "signout"), "models are those of the Hugging Face hub, or files: `hf` copies them"
+    ),
+    "download": "`pyllm pull MODEL` downloads a model",
+    **dict.fromkeys(("remove", "delete"), "`pyllm rm MODEL` deletes a downloaded model"),
+    **dict.fromkeys(("generate", "completion", "llama-cli"), "`pyllm complete` writes what follows a prompt"),
+    "run-batch": "`pyllm batch -i FILE -o FILE` answers a file of requests",
+    **dict.fromkeys(("collect-env", "env", "doctor"), "`pyllm check` says what this machine can do"),
+    "quantize": "llama.cpp's llama-quantize makes GGUF files; pyllm serve reads them",
+    **dict.fromkeys(("version", "help"), "write --version or --help"),
+}
 SHELLS = ("bash", "zsh")
 EXAMPLES = """examples:
   pyllm serve                                   the embedded model on http://127.0.0.1:8000
@@ -112,7 +132,9 @@ def _run(arguments: list[str]) -> int:
         top.error("name a command; pyllm --help lists them")
     name, *rest = arguments
     if name not in COMMANDS:
-        top.error(f"there is no command {name!r}{nearest(name, COMMANDS)} (pyllm --help lists all)")
+        instead = OTHERS_COMMANDS.get(name)
+        hint = f": {instead}" if instead else nearest(name, COMMANDS)
+        top.error(f"there is no command {name!r}{hint} (pyllm --help lists all)")
     code: int = importlib.import_module(COMMANDS[name].module).run(read_options(name, rest))
     return code
 

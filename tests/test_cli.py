@@ -48,6 +48,14 @@ def test_version_and_help() -> None:
 WRONG = {
     "serve": [
         ("--max-num-seq 3", "did you mean --max-num-seqs?"),
+        ("-m model.gguf", "-m: name the model without a flag"),
+        ("-c 4096", "-c: use --max-model-len"),
+        ("--ctx-size 4096", "--ctx-size: use --max-model-len"),
+        ("-ngl 99", "-ngl: a model is on its device whole: --device"),
+        ("--n-gpu-layers 99", "--n-gpu-layers: a model is on its device whole"),
+        ("-t 4", "-t: a rank takes all CPUs"),
+        ("-np 4", "-np: use --max-num-seqs"),
+        ("--foo-bar", "unknown flag --foo-bar (pyllm serve --help=all"),
         ("--max-num-seqs -1", "max_num_seqs is -1: expected int >= 0"),
         ("--max-num-seqs many", "'many' as a whole number"),
         ("--dtype int4", "there is no 'int4'"),
@@ -119,6 +127,7 @@ WRONG = {
         ("garbage", "garbage"),
         ("--block-size 17", "power of two"),
         ("--block-sise 16", "did you mean --block-size?"),
+        ("-c 4096", "-c: use --max-model-len"),
         ("--system-prompt", "expected one argument"),
         ("--enable-lora", "merge the adapter"),
         ("a b", "unexpected argument 'b'"),
@@ -353,6 +362,13 @@ WRONG = {
         ("Serve", "did you mean serve?"),
         ("--help=something", "no help on 'something'"),
         ("--verison", "did you mean"),
+        ("run llama3", "'run': `pyllm chat MODEL` talks"),
+        ("list", "`pyllm models` lists"),
+        ("ls", "`pyllm models` lists"),
+        ("ps", "`pgrep -af pyllm::serve`"),
+        ("show llama3", "`pyllm check MODEL`"),
+        ("stop", "SIGTERM"),
+        ("create mine -f Modelfile", "--override-generation-config"),
     ],
 }
 

@@ -1,6 +1,8 @@
 """The documents say what is there: files, flags and links exist, examples compile, and documents stay short."""
 
 import ast
+import inspect
+import math
 import re
 import subprocess
 import sys
@@ -9,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pyllm import EngineClient
+from pyllm.cli import COMMANDS
 from tests.frontend.chat.conversations import ADJUSTMENTS
 
 ROOT = Path(__file__).parent.parent
@@ -110,6 +114,56 @@ def test_flags_in_documents_exist(document: str) -> None:
     pages = [(ROOT / "docs" / name).read_text() for name in ("flags.md", "vllm-flags.md")]
     known = set(FLAG.findall("\n".join(pages))) | OTHERS
     assert set(FLAG.findall((ROOT / document).read_text())) - known == set()
+
+
+def test_the_calls_of_the_sdk_take_what_its_page_says() -> None:
+    rows = re.findall(r"^\| (`\w+\(.*?) \|", (ROOT / "docs/sdk.md").read_text(), re.MULTILINE)
+    calls = [call for row in rows for call in re.findall(r"`(\w+)\((.*?)\)`", row)]
+    assert len(calls) > 10
+    for name, arguments in calls:
+        known = inspect.signature(getattr(EngineClient, name)).parameters
+        names = [argument.strip(" =") for argument in arguments.split(",") if argument.strip(" .")]
+        assert [argument for argument in names if argument not in known] == [], name
+
+
+def test_the_ratios_of_the_readme_are_those_of_the_table() -> None:
+    text = (ROOT / "docs/performance.md").read_text().partition("with AVX2 only")[2].partition("\n\n\n")[0]
+    rates = {
+        row.split("|")[1]: [float(rate) for rate in re.findall(r"(\d+), [\d,]+ ms", row)]
+        for row in text.splitlines()[2:]
+    }
+    ours = [row for name, row in rates.items() if "pyllm" in name]
+    theirs = next(row for name, row in rates.items() if "Q8_0" in name)
+    ratios = [rate / other for row in ours for rate, other in zip(row, theirs, strict=True)]
+    assert len(ratios) == 6
+    assert (
+        f"{min(ratios):.2f} to {max(ratios):.1f} times as fast as llama.cpp with Q8_0"
+        in (ROOT / "README.md").read_text()
+    )
+
+
+def test_what_people_from_other_engines_are_told_to_use_exists() -> None:
+    text = (ROOT / "docs/coming-from.md").read_text()
+    pages = "\n".join((ROOT / "docs" / name).read_text() for name in ("flags.md", "vllm-flags.md", "chat.md"))
+    rows = [row.split("|")[2] for row in text.splitlines() if row.startswith("| ") and row.count("|") == 3]
+    assert len(rows) > 50
+    assert set(FLAG.findall("\n".join(rows))) - set(FLAG.findall(pages)) - {"--grammar", "--system-prompt"} == set()
+    commands = {name for row in rows for name in re.findall(r"`pyllm (\w+)", row)}
+    assert commands - set(COMMANDS) == set()
+
+
+def test_the_sizes_of_models_are_computed_as_the_page_says() -> None:
+    text = (ROOT / "docs/coming-from.md").read_text().partition("## Models that fit")[2]
+    rows = [[cell.strip() for cell in row.split("|")[2:-1]] for row in text.splitlines() if row.startswith("| `")]
+    assert len(rows) > 12
+    for parameters, shape, *cells in rows:
+        cache = 2 * math.prod(map(int, re.findall(r"\d+", shape))) * 2 * 8192 / 1e9
+        for bits, cell in zip((5, 8.5, 16), cells, strict=True):
+            needed, memory = cell.split(": ")
+            size = float(parameters) * bits / 8 + cache + 1
+            assert abs(float(needed) - size) < 0.06, cell
+            fits = next((total for total, left in ((8, 2), (16, 3), (32, 4)) if size <= total - left), "more")
+            assert memory == str(fits), cell
 
 
 def test_every_adjustment_of_messages_is_explained() -> None:

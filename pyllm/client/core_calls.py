@@ -158,13 +158,13 @@ class CoreCalls:
         """Forget all cached prefixes, on the device and the host; what runs keeps its blocks."""
         await self._ask_all(None, "reset_prefix_cache")
 
-    async def pin(self, name: int, prompt: Prompt, *, tenant: str = "", cache_salt: str = "", adapter: str = "") -> int:
+    async def pin(self, name: int, prompt: Prompt, *, tenant: str = "", cache_salt: str = "") -> int:
         """Keep the full blocks of a prefix from eviction, now and once they are computed; gives their number in a core.
 
-        `name` is the caller's to choose, for `unpin`; the prefix is found by requests that have the other three equal.
+        `name` is the caller's to choose, for `unpin`; the prefix is found by requests of this tenant and salt.
         """
         tokens = pack_tokens(prompt).tobytes()
-        return max((await self._ask_all(int, "pin", name, tokens, tenant, cache_salt, adapter)).values())
+        return max((await self._ask_all(int, "pin", name, tokens, tenant, cache_salt)).values())
 
     async def unpin(self, name: int) -> bool:
         """Let a pinned prefix be evicted. False: there is no such pin."""

@@ -20,6 +20,7 @@ from .model_settings import Dtype, ModelConfig, Quantization
 from .option_fields import ConfigPart, Option, TextForm, options_of
 from .option_reading import SECRETS, config_part, engine_config, option_names
 from .option_texts import parse_count, parse_size
+from .peer_flags import explain_peer_flag
 from .process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfig, StateConfig, WorkerConfig
 from .rank_coordinates import RankCoordinates, coordinates_of, num_ranks, ranks_of_stage, sampling_rank
 from .server_settings import RESERVED_TEMPLATE_VARIABLES, HeadlessConfig, ServerConfig, UnknownFields
@@ -75,6 +76,7 @@ __all__ = [
     "coordinates_of",
     "engine_config",
     "explain_flag",
+    "explain_peer_flag",
     "flag_keys",
     "is_rust",
     "load_certificates",

@@ -1,6 +1,5 @@
 """Settings from keywords and flags: flat names into the structs, checked. Opens no file, fills in no `auto`."""
 
-import difflib
 import re
 from typing import Any, TypeVar
 
@@ -10,6 +9,7 @@ from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_fields import ConfigPart, options_of, read_value
 from pyllm.config.server_settings import HeadlessConfig, ServerConfig
 from pyllm.errors import ConfigError
+from pyllm.nearest_name import nearest_name
 
 Part = TypeVar("Part", bound=ConfigPart)
 
@@ -65,5 +65,5 @@ def _explain(text: str, options: dict[str, Any]) -> str:
 
 
 def _unknown_option(name: str) -> str:
-    near = difflib.get_close_matches(name, option_names(), n=1)
-    return f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    near = nearest_name(name, option_names())
+    return f"unknown option {name!r}" + (f"; did you mean {near!r}?" if near else "")

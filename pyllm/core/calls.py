@@ -18,6 +18,7 @@ from pyllm.core.executors.host_inventory import HostInventory
 from pyllm.core.kept_state import KeptState
 from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
 from pyllm.core.profiling import Profiling
+from pyllm.core.validation import check_adapter
 from pyllm.errors import RequestError
 from pyllm.supervision.log_level import LOG_LEVELS, current_log_level
 from pyllm.wire.ipc import MAX_MESSAGE_BYTES
@@ -212,7 +213,8 @@ class Calls:
         The name is the core's, not the client's, and the pin stays when the client goes.
         """
         del client
-        return self._scheduler.pin(name, prompt, tenant=tenant, cache_salt=cache_salt, adapter=adapter)
+        check_adapter(adapter)
+        return self._scheduler.pin(name, prompt, tenant=tenant, cache_salt=cache_salt)
 
     def _unpin(self, client: int, name: int) -> bool:
         """Let a pinned prefix be evicted. False: there is no such pin."""

@@ -5,10 +5,11 @@ Help is written by rich-argparse, which is imported only then.
 
 import argparse
 import copy
-import difflib
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
+
+from pyllm.nearest_name import nearest_name
 
 # What `metavar`s stand for, where a shell can complete it.
 PATHS = frozenset({"FILE", "FOLDER", "MODEL"})
@@ -17,10 +18,10 @@ USAGE_ERROR = 2
 _ARGUMENT = "argument "
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """`: did you mean X?` for a name that is close to a known one, by `difflib`'s ratio from `cutoff`; else nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return f": did you mean {near[0]}?" if near else ""
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`: did you mean X?` for a name that is close to a known one; else nothing."""
+    near = nearest_name(name, known)
+    return f": did you mean {near}?" if near else ""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -70,7 +71,7 @@ class CommandParser(argparse.ArgumentParser):
             return f"unexpected argument {first!r}; {self.prog} --help says what it takes"
         reason = self.explain_unknown(name)
         # Who does not find a flag in the help rarely means one that is not in it.
-        near = nearest(name, self.flags(is_shown=True)) or nearest(name, self.flags(), cutoff=0.8)
+        near = nearest(name, self.flags(is_shown=True)) or nearest(name, self.flags())
         return reason or f"unknown flag {name}{near} ({self.prog} --help=all lists all flags)"
 
     def explain_unknown(self, flag: str) -> str:

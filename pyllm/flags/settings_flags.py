@@ -14,6 +14,7 @@ from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_fields import ConfigPart, Option, options_of
 from pyllm.config.option_reading import option_names
 from pyllm.config.option_texts import parse_count
+from pyllm.config.peer_flags import explain_peer_flag
 from pyllm.config.vllm_flags import VLLM_FLAGS, VllmFlag, explain_flag
 from pyllm.errors import ConfigError
 from pyllm.flags.command_parser import CommandParser
@@ -28,9 +29,9 @@ class SettingsParser(CommandParser):
     """The parser of a command that takes settings: it knows vLLM's flags."""
 
     def explain_unknown(self, flag: str) -> str:
-        """What vLLM's flag of this name is here."""
+        """What the flag of this name is here that vLLM, llama.cpp or Ollama has."""
         name = flag.lstrip("-")
-        text = explain_flag(name) or explain_flag(name.removeprefix("no-"))
+        text = explain_flag(name) or explain_flag(name.removeprefix("no-")) or explain_peer_flag(flag)
         return f"{flag}: {text}" if text else ""
 
     def text_of_hidden(self, flag: str) -> str:

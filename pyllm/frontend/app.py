@@ -7,7 +7,9 @@ from typing import Any, cast
 import msgspec
 from litestar import Litestar, MediaType, Request, Response, get
 from litestar.datastructures import State
+from litestar.exceptions import MethodNotAllowedException, NotFoundException
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp
 
 from pyllm import __version__
@@ -25,6 +27,7 @@ from pyllm.frontend.http.body_shape import find_ignored
 from pyllm.frontend.http.failure import MediaTypeError, decoding_error, describe
 from pyllm.frontend.http.ignored_fields import RequestFields
 from pyllm.frontend.http.openapi import openapi_document
+from pyllm.frontend.http.unknown_routes import explain_method, explain_unknown_route
 from pyllm.frontend.observability import metrics
 from pyllm.frontend.observability.core_metrics import figures_of_cores
 from pyllm.frontend.openai.chat_completions import chat_route
@@ -143,7 +146,13 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
     context = context_in(request.scope)
     context.say_field(error)
     failure = describe(error)
-    headers, body = render_error(request.scope["path"], failure, context.request_id)
+    method, path = request.scope["method"], request.scope["path"]
+    if isinstance(error, MethodNotAllowedException):
+        failure = msgspec.structs.replace(failure, text=explain_method(method, path, failure.allow))
+    elif isinstance(error, NotFoundException):
+        known = [route.path_format for route in request.app.routes if isinstance(route, HTTPRoute)]
+        failure = msgspec.structs.replace(failure, text=explain_unknown_route(method, path, known))
+    headers, body = render_error(path, failure, context.request_id)
     texts = {name.decode(): value.decode() for name, value in headers}
     return Response(body, status_code=failure.status, media_type=MediaType.JSON, headers=texts)
 

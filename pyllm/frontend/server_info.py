@@ -47,6 +47,7 @@ class ServerInfo(Struct, kw_only=True):
 class ModelDescription(Struct, kw_only=True):
     """`GET /model_info`. It generates text, and reads nothing else.
 
+    Without `has_chat_template` the routes for conversations answer 400, unless a request brings a template.
     `preferred_sampling_params` are what a request gets for the parameters that it leaves out; without `max_tokens` an
     answer may fill the context.
     """
@@ -56,6 +57,7 @@ class ModelDescription(Struct, kw_only=True):
     served_model_name: str
     max_model_len: int
     vocab_size: int
+    has_chat_template: bool
     is_generation: bool = True
     has_image_understanding: bool = False
     has_audio_understanding: bool = False
@@ -130,6 +132,7 @@ def _model_info(state: ServerState) -> ModelDescription:
         served_model_name=state.model_name,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
+        has_chat_template=state.chat_template is not None,
         preferred_sampling_params=_sampling_defaults(state),
     )
 

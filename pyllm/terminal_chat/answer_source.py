@@ -72,6 +72,13 @@ class AnswerSource(Protocol):
     def description(self) -> str:
         """The model and where it is, for people."""
 
+    async def check_chat(self) -> None:
+        """Before `start`: refuse a model that is known to take no messages.
+
+        Raises:
+            PyllmError: it has no chat template.
+        """
+
     async def start(self) -> None:
         """Connect, or load the model.
 

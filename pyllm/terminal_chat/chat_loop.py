@@ -1,5 +1,6 @@
 """A chat from its beginning to its end: on a terminal with an editor and Markdown, elsewhere as plain lines."""
 
+import os
 import sys
 
 from pyllm.errors import PyllmError
@@ -10,6 +11,9 @@ from pyllm.terminal_chat.line_input import LineInput
 from pyllm.terminal_chat.slash_commands import SLASH_COMMANDS, QuitChat, run_command
 from pyllm.terminal_chat.transcript import Transcript
 
+# They cannot move the cursor: Emacs' shell, consoles of editors, CI.
+DUMB_TERMINALS = frozenset({"dumb", "unknown"})
+
 
 async def chat(source: AnswerSource, transcript: Transcript, question: str = "") -> int:
     """Chat until the user ends it, or ask the one question; gives the exit code.
@@ -18,13 +22,15 @@ async def chat(source: AnswerSource, transcript: Transcript, question: str = "")
         PyllmError: the source does not start.
     """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    display: Display = PlainDisplay()
+    is_dumb = os.environ.get("TERM", "") in DUMB_TERMINALS
+    display: Display = PlainDisplay(is_terminal=sys.stdout.isatty())
     read: ReadMessage = LineInput().read
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and not is_dumb:
         from pyllm.terminal_chat.terminal_display import TerminalDisplay
 
         display = TerminalDisplay(keyboard=sys.stdin.fileno() if sys.stdin.isatty() else None)
     try:
+        await source.check_chat()
         await source.start()
         session = ChatSession(source, display, transcript)
         display.notice(source.description)

@@ -25,6 +25,8 @@ async def print_completion(
     texts: dict[int, list[str]] = {}
     reasons: dict[int, str] = {}
     try:
+        if as_chat:
+            await source.check_chat()
         await source.start()
         messages = [{"role": "user", "content": prompt}]
         stream = source.chat(messages, parameters) if as_chat else source.complete(prompt, parameters)

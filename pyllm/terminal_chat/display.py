@@ -4,6 +4,7 @@ import sys
 from typing import Protocol, TextIO
 
 from pyllm.terminal_chat.answer_source import AnswerPiece
+from pyllm.terminal_chat.terminal_text import plain
 
 
 class Display(Protocol):
@@ -26,35 +27,53 @@ class Display(Protocol):
 
 
 class PlainDisplay:
-    """Answers to `output` as they are, everything else to `notices`; reasoning is left out."""
+    """Answers to `output` as they are, everything else to `notices`; reasoning and figures are left out.
 
-    def __init__(self, output: TextIO | None = None, notices: TextIO | None = None) -> None:
+    With `is_terminal` a person reads at a terminal that cannot be drawn on (`TERM=dumb`): text is only ever appended,
+    without control characters, and reasoning and figures are shown.
+    """
+
+    def __init__(self, output: TextIO | None = None, notices: TextIO | None = None, is_terminal: bool = False) -> None:
         self._output = output or sys.stdout
         self._notices = notices or sys.stderr
-        self._is_line_open = False
+        self._is_terminal = is_terminal
+        self._is_line_open = self._is_reasoning = False
 
     def notice(self, text: str) -> None:
         """A line."""
-        print(text, file=self._notices, flush=True)
+        print(plain(text) if self._is_terminal else text, file=self._notices, flush=True)
 
     def error(self, text: str) -> None:
         """A line."""
-        print(f"pyllm: {text}", file=self._notices, flush=True)
+        self.notice(f"pyllm: {text}")
 
     def begin_answer(self) -> None:
         """Nothing is shown of that."""
 
     def add(self, piece: AnswerPiece) -> None:
         """Its text, at once."""
+        if piece.reasoning and self._is_terminal:
+            self._write(piece.reasoning)
+            self._is_reasoning = True
         if piece.content:
-            self._output.write(piece.content)
-            self._output.flush()
-            self._is_line_open = not piece.content.endswith("\n")
+            if self._is_reasoning:
+                self._end_line()
+                self._write("\n")
+                self._is_reasoning = False
+            self._write(piece.content)
 
     def end_answer(self, summary: str) -> None:
-        """End the line. The figures are left out."""
-        del summary
+        """End the line."""
+        self._end_line()
+        self._is_reasoning = False
+        if summary and self._is_terminal:
+            self.notice(summary)
+
+    def _write(self, text: str) -> None:
+        self._output.write(plain(text) if self._is_terminal else text)
+        self._output.flush()
+        self._is_line_open = not text.endswith("\n")
+
+    def _end_line(self) -> None:
         if self._is_line_open:
-            self._output.write("\n")
-            self._output.flush()
-            self._is_line_open = False
+            self._write("\n")

@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from pyllm.async_engine import AsyncEngine
+from pyllm.errors import ConfigError
 from pyllm.frontend.chat import Conversation
 from pyllm.frontend.chat.parsers import Content, Reasoning, SampleParser
-from pyllm.frontend.text import RequestOutput, TextDelta
+from pyllm.frontend.text import NO_CHAT_TEMPLATE, RequestOutput, TextDelta
 from pyllm.prompts import Prompt
 from pyllm.sampling_params import SamplingParams
 from pyllm.structured_outputs_params import StructuredOutputsParams
@@ -44,6 +45,10 @@ class EngineSource:
         """The model, and that it runs here."""
         return f"{self.model}, computed by this program"
 
+    async def check_chat(self) -> None:
+        """The model's files say whether it has a chat template."""
+        _check_template(self._engine)
+
     async def start(self) -> None:
         """Load the model, with a bar on stderr."""
         await self._engine.start()
@@ -56,6 +61,7 @@ class EngineSource:
         """Load another model with the same options, in place of this one."""
         # To read it may take a download.
         engine = await asyncio.to_thread(self._make_engine, name, **self._options)
+        _check_template(engine)
         await self._engine.close()
         self._engine = engine
         await engine.start()
@@ -108,6 +114,11 @@ class EngineSource:
             **self._engine.sampling_defaults.merged(given, limit),
             structured_outputs=None if schema is None else StructuredOutputsParams(json=schema),
         )
+
+
+def _check_template(engine: AsyncEngine) -> None:
+    if not engine.has_chat_template:
+        raise ConfigError(f"{engine.model_name}: {NO_CHAT_TEMPLATE}")
 
 
 def _log_ignored(field: str, text: str) -> None:

@@ -62,6 +62,10 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
+class _ModelDescription(msgspec.Struct):
+    has_chat_template: bool = True
+
+
 class _UnavailableError(PyllmError):
     """The server answered with a 5xx."""
 
@@ -107,6 +111,17 @@ class ServerSource:
     def description(self) -> str:
         """The model and the server's address."""
         return f"{self._model} at {self._base.removesuffix('/v1')}"
+
+    async def check_chat(self) -> None:
+        """Ask a pyllm server whether its model has a chat template; others do not say."""
+        try:
+            response = await self._client.get(f"{self._base.removesuffix('/v1')}/model_info")
+            description = msgspec.json.decode(response.content, type=_ModelDescription)
+        except (httpx2.TransportError, httpx2.InvalidURL, msgspec.DecodeError):
+            return  # What is wrong, if anything is, the start says.
+        if not description.has_chat_template:
+            text = f"the model at {self._base} has no chat template: its server needs --chat-template FILE, or ask "
+            raise PyllmError(f"{text}`pyllm complete {self._base.removesuffix('/v1')}` to continue a text")
 
     async def start(self) -> None:
         """Ask the server for its models; the first one answers unless another was named.

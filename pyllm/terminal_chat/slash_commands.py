@@ -1,17 +1,22 @@
 """The commands of a chat: lines that begin with a slash. Each is a function of the session and its argument."""
 
-import difflib
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from pyllm.errors import PyllmError
+from pyllm.nearest_name import nearest_name
 from pyllm.terminal_chat.chat_session import ChatSession
 from pyllm.terminal_chat.transcript import PARAMETER_NAMES, load_transcript
 
 KEYS = """Enter sends. Alt-Enter, or a backslash at the end of the line, makes a new line.
 Ctrl-C stops an answer; at an empty prompt twice, or Ctrl-D, it ends the chat."""
+
+
+# Ollama's names of parameters, and what only the start of a model can change.
+_OLLAMA_NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+_AT_THE_START = {"num_ctx": "--max-model-len", "num_gpu": "--device", "num_thread": "`taskset -c 0-3`"}
 
 
 class QuitChat(Exception):  # noqa: N818 - it is no error
@@ -36,8 +41,8 @@ async def run_command(session: ChatSession, line: str) -> None:
     name, _, argument = line.partition(" ")
     command = SLASH_COMMANDS.get(name)
     if command is None:
-        near = difflib.get_close_matches(name, SLASH_COMMANDS, n=1)
-        hint = f": did you mean {near[0]}?" if near else "; /help lists them"
+        near = nearest_name(name, SLASH_COMMANDS)
+        hint = f": did you mean {near}?" if near else "; /help lists them"
         raise PyllmError(f"there is no command {name}{hint} (a message that begins with / needs a space before it)")
     await command.run(session, argument.strip())
 
@@ -90,6 +95,31 @@ async def _params(session: ChatSession, argument: str) -> None:
     session.display.notice("\n".join(f"{name:20}{value}" for name, value in shown.items()))
 
 
+async def _set(session: ChatSession, argument: str) -> None:
+    """Ollama's: `system TEXT`, `parameter NAME VALUE`; `parameter` may be left out."""
+    what, _, value = argument.partition(" ")
+    if what == "system":
+        await _system(session, value.strip().strip('"'))
+        return
+    name, _, value = (value.strip() if what == "parameter" else argument).partition(" ")
+    name = _OLLAMA_NAMES.get(name, name)
+    if name in _AT_THE_START:
+        raise PyllmError(f"{name} cannot be changed in a chat: start it with {_AT_THE_START[name]}")
+    if name not in PARAMETER_NAMES:
+        raise PyllmError(f"there is no /set {argument}: it takes `system TEXT` or `parameter NAME VALUE`")
+    await _params(session, f"{name} {value}")
+
+
+async def _show(session: ChatSession, argument: str) -> None:
+    """Ollama's: all of it, or what the argument names."""
+    shown = {"info": _model, "system": _system, "parameters": _params}
+    if argument and argument not in shown:
+        raise PyllmError(f"there is no /show {argument}: it shows {', '.join(shown)}")
+    for name, show in shown.items():
+        if argument in ("", name):
+            await show(session, "")
+
+
 async def _clear(session: ChatSession, argument: str) -> None:
     del argument
     session.transcript.messages.clear()
@@ -128,5 +158,9 @@ SLASH_COMMANDS: Mapping[str, SlashCommand] = {
     "/load": SlashCommand("FILE", "go on with a saved conversation", _load),
     "/clear": SlashCommand("", "forget the messages", _clear),
     "/model": SlashCommand("[NAME]", "show the model, or take another one", _model),
+    "/set": SlashCommand("WHAT ...", "Ollama's: system TEXT, or parameter NAME VALUE", _set),
+    "/show": SlashCommand("[WHAT]", "Ollama's: info, system, parameters, or all of them", _show),
     "/quit": SlashCommand("", "end the chat", _quit),
+    "/bye": SlashCommand("", "the same as /quit", _quit),
+    "/?": SlashCommand("", "the same as /help", _help),
 }

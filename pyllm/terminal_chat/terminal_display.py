@@ -42,7 +42,7 @@ class TerminalDisplay:
         self._echo: list[Any] | None = None  # the terminal's attributes before
         self._blocks = MarkdownBlocks()
         self._is_reasoning = False
-        self._height = 0  # lines of the last block that are drawn; the cursor is below them
+        self._drawn: list[int] = []  # widths of the last block's lines that are drawn; the cursor is below them
         self._next_frame = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -101,16 +101,18 @@ class TerminalDisplay:
     def _replace(self, finished: list[RenderableType | None], growing: RenderableType | None = None) -> None:
         """Print these in place of the lines that are drawn, and draw the last lines of what grows below."""
         erase = (ControlType.ERASE_IN_LINE, 2)
+        # A terminal that was made narrower has wrapped what was drawn.
+        height = sum(max(1, -(-width // self._console.width)) for width in self._drawn)
         with self._console:  # It writes all of it at once.
             self._console.control(
-                Control(ControlType.CARRIAGE_RETURN, erase, *[(ControlType.CURSOR_UP, 1), erase] * self._height)
+                Control(ControlType.CARRIAGE_RETURN, erase, *[(ControlType.CURSOR_UP, 1), erase] * height)
             )
             for block in finished:
                 if block is not None:
                     self._write([*self._lines(block), []])
             lines = [] if growing is None else self._lines(growing)[-max(1, self._console.height - 2) :]
             self._write(lines)
-            self._height = len(lines)
+            self._drawn = [Segment.get_line_length(line) for line in lines]
 
     def _lines(self, block: RenderableType) -> list[list[Segment]]:
         """The lines of a block, without the blank ones around it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import WordCompleter
-from prompt_toolkit.filters import Condition
+from prompt_toolkit.filters import Condition, is_searching
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input import Input
@@ -44,7 +44,7 @@ class TerminalInput:
             EOFError: Ctrl-D at an empty prompt.
             KeyboardInterrupt: Ctrl-C at an empty prompt; elsewhere it empties the prompt.
         """
-        return await self._session.prompt_async(PROMPT, placeholder=PLACEHOLDER)
+        return await self._session.prompt_async(PROMPT, placeholder=_placeholder)
 
 
 def state_folder(environment: Mapping[str, str] = os.environ, home: Callable[[], Path] = Path.home) -> Path | None:
@@ -69,6 +69,11 @@ def open_history(folder: Path | None) -> History:
     return FileHistory(path)
 
 
+def _placeholder() -> FormattedText:
+    """Not behind a message that a search has found: the buffer is still empty then."""
+    return FormattedText() if is_searching() else PLACEHOLDER
+
+
 def _bindings() -> KeyBindings:
     bindings = KeyBindings()
 
@@ -85,7 +90,8 @@ def _bindings() -> KeyBindings:
     def new_line(event: KeyPressEvent) -> None:
         event.current_buffer.newline(copy_margin=False)
 
-    @bindings.add("c-c")
+    # In a search it is prompt_toolkit's own, which leaves the search.
+    @bindings.add("c-c", filter=~is_searching)
     def interrupt(event: KeyPressEvent) -> None:
         if event.current_buffer.text:
             event.current_buffer.reset()

@@ -248,6 +248,7 @@ async def test_events_that_are_not_kept_are_an_error(method: str) -> None:
         ("pin", (1, int32(-1)), "prompt has token -1"),
         ("pin", (2**63, b"", 3), "tenant"),
         ("pin", (-1, b""), "name is -1"),
+        ("pin", (1, int32(1), "", "", "lora"), "adapter 'lora': adapters are not supported"),
         ("unpin", (1.5,), "name"),
         ("stats", ({"a": [1]},), "too many positional arguments"),
         ("__init__", (), "unknown method"),

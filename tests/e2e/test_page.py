@@ -1,6 +1,7 @@
 """The page in a browser, over a real server: a conversation, stops and kills, both widths and themes, accessibility."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +101,38 @@ def test_a_conversation_is_kept_with_its_branches(browser: Browser, server: Serv
     browser.until(lambda: len(browser.all(".message")) == 4, "the conversation being there again")
     browser.find(".message:last-child [aria-label='Previous branch']").click()
     assert browser.text(".message:last-child .branches") == "1/2"
+
+
+def test_conversations_are_renamed_found_and_imported(browser: Browser, server: Server, tmp_path: Path) -> None:
+    begin(browser, server, **LENGTH)
+    ask(browser, "A question about herons")
+    browser.until(lambda: has_ended(browser), "the answer ends")
+    browser.find(".conversations [aria-current] ~ [aria-label^='Rename']").click()
+    field = browser.find("dialog input")
+    field.clear()
+    field.send_keys("Birds", Keys.ENTER)
+    browser.until(lambda: browser.text(".chat-title") == "Birds", "it has its name")
+    file = tmp_path / "saved.json"
+    file.write_text('{"messages": [{"role": "user", "content": "Old owls"}]}')
+    browser.driver.find_element("css selector", ".conversations input[type=file]").send_keys(str(file))
+    browser.until(lambda: browser.text(".chat-title") == "Old owls", "it is imported")
+    browser.find(".search").send_keys("herons")
+    titles = lambda: [each.text for each in browser.all(".conversation")]  # noqa: E731 - it is asked again and again
+    browser.until(lambda: titles() == ["Birds"], "it is found by its message")
+
+
+def test_a_text_file_is_attached(browser: Browser, server: Server, tmp_path: Path) -> None:
+    begin(browser, server, **LENGTH)
+    (tmp_path / "note.txt").write_text("The heron is grey.")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff")
+    field = browser.driver.find_element("css selector", ".composer input[type=file]")
+    field.send_keys(f"{tmp_path / 'note.txt'}\n{tmp_path / 'picture.png'}")
+    browser.until(lambda: browser.text(".attachments") == "note.txt", "it is attached")
+    browser.until(lambda: "picture.png: it is no text" in browser.text(".error"), "the other is refused")
+    ask(browser, "What colour?")
+    browser.until(lambda: has_ended(browser), "the answer ends")
+    assert "The heron is grey." in browser.text(".message.user")
+    assert browser.text(".attachments") == ""
 
 
 def test_log_probabilities_are_shown_by_keyboard(browser: Browser, server: Server) -> None:

@@ -84,6 +84,54 @@ async def test_the_openapi_document_describes_the_routes(tokenizer: Tokenizer) -
     assert {"200", "400", "404", "413", "415", "503"} <= set(chat["responses"])
 
 
+async def test_the_openapi_document_describes_every_field_of_a_request(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        document = (await frontend.http.get("/openapi.json")).json()
+    schemas = document["components"]["schemas"]
+    bodies = {
+        operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        for path, methods in document["paths"].items()
+        for operation in methods.values()
+        if "requestBody" in operation and not path.startswith("/admin")
+    }
+    assert len(bodies) > 5
+    bare = {
+        f"{body}.{name}"
+        for body in bodies
+        for name, field in schemas[body]["properties"].items()
+        if not field.get("description")
+    }
+    assert bare == set()
+    chat = schemas["ChatRequest"]
+    assert chat["required"] == ["messages"]
+    assert chat["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 100}
+    assert "refused" in chat["properties"]["best_of"]["description"]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("temperature", 100.5, 100),
+        ("top_p", 0, 1),
+        ("min_p", -0.1, 1),
+        ("presence_penalty", 2.1, -2),
+        ("seed", 2**64, 0),
+    ],
+)
+async def test_the_ranges_in_the_document_are_those_that_are_checked(
+    tokenizer: Tokenizer, name: str, wrong: float, right: float
+) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        document = (await frontend.http.get("/openapi.json")).json()
+        bounds = document["components"]["schemas"]["CompletionRequest"]["properties"][name]["anyOf"][0]
+        least = bounds.get("minimum", bounds.get("exclusiveMinimum"))
+        is_inside = least < wrong <= bounds["maximum"] or wrong == bounds.get("minimum")
+        assert not is_inside
+        body = {"prompt": "x", "max_tokens": 1}
+        assert (await frontend.http.post("/v1/completions", json={**body, name: wrong})).status_code == 400
+        assert (await frontend.http.post("/v1/completions", json={**body, name: right})).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "status", "text"),
     [

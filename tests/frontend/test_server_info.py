@@ -24,6 +24,17 @@ async def test_the_server_and_its_model_are_described(tokenizer: Tokenizer) -> N
         assert (await frontend.http.get("/get_model_info")).json() == model
 
 
+@pytest.mark.parametrize("template", [None, "{{ messages }}"])
+async def test_whether_the_model_can_chat_is_told(tokenizer: Tokenizer, template: str | None) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer, template) as frontend:
+        assert (await frontend.http.get("/model_info")).json()["has_chat_template"] is (template is not None)
+        refused = await frontend.http.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}
+        )
+    if template is None:
+        assert "give one by --chat-template FILE" in refused.json()["error"]["message"]
+
+
 async def test_the_load_is_what_runs_and_waits(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         frontend.core.stats |= {"num_waiting": 2, "num_held": 1, "num_loading": 3}

@@ -30,6 +30,7 @@ class ScriptedServer:
     scripts: list[Script] = field(default_factory=list)
     models: Sequence[str] = ("first", "second")
     key: str = ""
+    has_chat_template: bool = True
     requests: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)  # path, headers, body
 
     async def __aenter__(self) -> Self:
@@ -50,6 +51,8 @@ class ScriptedServer:
         self.requests.append((path, headers, body))
         if self.key and headers.get("authorization") != f"Bearer {self.key}":
             _write(writer, 401, "application/json", b'{"error": {"message": "no such key"}}')
+        elif path == "/model_info":
+            _write(writer, 200, "application/json", _json({"has_chat_template": self.has_chat_template}))
         elif method == "GET":
             _write(writer, 200, "application/json", _json({"data": [{"id": name} for name in self.models]}))
         else:

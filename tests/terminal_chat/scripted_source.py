@@ -17,6 +17,7 @@ class ScriptedSource:
         self.answers = list(answers)
         self.asked: list[tuple[list[Message], AnswerParameters]] = []
         self.model = "scripted"
+        self.has_chat_template = True
         self.is_started = self.is_closed = False
         self.num_left = 0  # answers that were left before their end
         self.is_silent = asyncio.Event()  # an answer has come to where it goes on for ever
@@ -24,6 +25,10 @@ class ScriptedSource:
     @property
     def description(self) -> str:
         return f"{self.model} of a test"
+
+    async def check_chat(self) -> None:
+        if not self.has_chat_template:
+            raise PyllmError("no chat template")
 
     async def start(self) -> None:
         self.is_started = True

@@ -123,6 +123,19 @@ async def test_a_model_is_shown_and_selected() -> None:
     assert source.model == "other"
 
 
+async def test_ollamas_commands() -> None:
+    lines = ['/set system "Be brief."', "/set parameter num_predict 5", "/set temperature 0.5", "/show system", "/show"]
+    session, source, display, _ = await run([*lines, "Hi", "/bye"], whole("Hello"))
+    assert session.transcript.system == "Be brief."
+    assert (source.asked[0][1].max_tokens, source.asked[0][1].temperature) == (5, 0.5)
+    assert display.notices[6] == display.notices[3] == "system prompt: Be brief."
+    _, _, display, _ = await run(["/set parameter num_ctx 4096", "/set verbose", "/show license", "/?"])
+    assert "--max-model-len" in display.errors[0]
+    assert "there is no /set verbose" in display.errors[1]
+    assert "there is no /show license" in display.errors[2]
+    assert "/help" in display.notices[0]
+
+
 async def test_quit_ends_the_chat() -> None:
     with pytest.raises(AssertionError, match="ended early"):
         await run(["/quit", "Hi"], whole("never"))
@@ -194,3 +207,11 @@ async def test_one_question(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert (await chat_on(monkeypatch, "never read", whole("yes"), question="Hi"))[0] == 0
     assert (await chat_on(monkeypatch, "", [PyllmError("busy")], question="Hi"))[0] == 1
     assert capsys.readouterr().out == "yes\n"
+
+
+async def test_a_model_that_cannot_chat_is_not_loaded() -> None:
+    source = ScriptedSource()
+    source.has_chat_template = False
+    with pytest.raises(PyllmError, match="no chat template"):
+        await chat(source, Transcript())
+    assert (source.is_started, source.is_closed) == (False, True)

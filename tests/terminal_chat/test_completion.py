@@ -59,3 +59,12 @@ async def test_a_failure_closes_the_source() -> None:
         await print_completion(source, "x", PLAIN, output=output)
     assert output.getvalue() == "half"
     assert source.is_closed
+
+
+async def test_a_model_that_cannot_chat_continues_texts() -> None:
+    source = ScriptedSource(whole(" Paris"))
+    source.has_chat_template = False
+    with pytest.raises(PyllmError, match="no chat template"):
+        await print_completion(source, "Capital?", PLAIN, as_chat=True, output=io.StringIO())
+    assert not source.is_started
+    await print_completion(source, "France", PLAIN, output=io.StringIO())

@@ -8,7 +8,7 @@ import pytest
 from pyllm import CompletionOutput
 from pyllm.async_engine import AsyncEngine
 from pyllm.checkpoint import SamplingDefaults
-from pyllm.errors import StartError
+from pyllm.errors import ConfigError, StartError
 from pyllm.frontend.chat import Conversation, Prepared
 from pyllm.frontend.chat.parsers import SampleParser
 from pyllm.frontend.text import RequestOutput
@@ -36,6 +36,10 @@ class ScriptedEngine:
         self.asked: list[tuple[Any, SamplingParams]] = []
         self.conversations: list[Conversation] = []
         self.log: list[str] = []
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.model_name != "base"
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
@@ -154,3 +158,15 @@ async def test_another_model_takes_the_memory_of_the_first() -> None:
     await source.select("three")
     await asyncio.sleep(0)
     assert made[-1].log == ["start"]
+
+
+async def test_a_model_without_chat_template_is_refused_before_it_is_loaded() -> None:
+    source, (engine,) = source_of("base")
+    with pytest.raises(ConfigError, match=r"base: this model has no chat template: give one by --chat-template FILE"):
+        await source.check_chat()
+    assert engine.log == []
+    chats, made = source_of("one")
+    await chats.check_chat()
+    with pytest.raises(ConfigError, match="base: this model"):
+        await chats.select("base")
+    assert (chats.model, made[0].log) == ("one", [])

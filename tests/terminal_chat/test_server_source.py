@@ -191,3 +191,21 @@ def test_addresses(address: str, base: str) -> None:
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ConfigError, match="no address of a server"):
         base_url(address)
+
+
+async def test_a_server_whose_model_cannot_chat_is_not_asked_to() -> None:
+    async with ScriptedServer(has_chat_template=False) as server:
+        source = ServerSource(f"{server.address}/v1")
+        with pytest.raises(PyllmError, match=f"needs --chat-template FILE, or ask `pyllm complete {server.address}`"):
+            await source.check_chat()
+        await source.close()
+    async with ScriptedServer() as server:
+        source = ServerSource(server.address)
+        await source.check_chat()
+        await source.close()
+
+
+async def test_whether_a_server_that_is_not_there_can_chat_the_start_says() -> None:
+    source = ServerSource("http://127.0.0.1:9")
+    await source.check_chat()
+    await source.close()

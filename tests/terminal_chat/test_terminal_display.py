@@ -37,6 +37,14 @@ class Screen:
             position = match.end()
             self._apply(match[0], match[1])
 
+    def wrap(self, width: int) -> None:
+        """Become narrower, as terminals do: lines that are longer go on in the next one."""
+        assert self.row == len(self.lines) - 1
+        self.lines = [
+            line[start : start + width] for line in self.lines for start in range(0, max(1, len(line)), width)
+        ]
+        self.row = len(self.lines) - 1
+
     def _apply(self, text: str, code: str | None) -> None:
         if text == "\n":
             self.row += 1
@@ -143,6 +151,26 @@ async def test_a_model_cannot_command_the_terminal() -> None:
     display.notice(attack)
     assert "\x1b[2J" not in output.getvalue()
     assert plain("a\tb\r\nc\x00\x7f") == "a\tb\nc"
+
+
+async def test_a_terminal_that_is_made_narrower_shows_nothing_twice() -> None:
+    output = io.StringIO()
+    console = console_of(output)
+    display = TerminalDisplay(console)
+    display.begin_answer()
+    text = "A paragraph that is long enough for two lines of forty columns, and more words"
+    display.add(AnswerPiece(text))
+    display.draw()
+    screen = Screen()
+    screen.write(output.getvalue())
+    screen.wrap(15)
+    start = output.tell()
+    console.width = 15
+    display.add(AnswerPiece(" at its end."))
+    display.draw()
+    display.end_answer("")
+    screen.write(output.getvalue()[start:])
+    assert " ".join(" ".join(line.strip() for line in screen.lines).split()) == f"{text} at its end."
 
 
 async def test_what_is_typed_during_an_answer_is_hidden() -> None:

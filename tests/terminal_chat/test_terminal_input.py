@@ -27,6 +27,7 @@ async def typed(*keys: str) -> str:
         (["\x1b[200~pasted\nlines\x1b[201~", ENTER], "pasted\nlines"),
         (["wrong", CTRL_C, "right", ENTER], "right"),
         (["c:\\ is one", HOME, ENTER], "c:\\ is one"),
+        (["\x12wrong", CTRL_C, "right", ENTER], "right"),
     ],
 )
 async def test_keys(keys: list[str], message: str) -> None:

@@ -21,6 +21,7 @@ from pyllm.frontend.edge.rate_limit_headers import budget_headers
 from pyllm.frontend.edge.request_headers import RequestHeaders
 from pyllm.frontend.http.failure import AuthenticationError, MediaTypeError, describe
 from pyllm.frontend.http.ignored_fields import RequestFields
+from pyllm.frontend.http.unknown_routes import with_version
 from pyllm.frontend.page.page_files import is_public
 from pyllm.frontend.requests.request_context import CONTEXT, RequestContext
 from pyllm.frontend.requests.scheduling import least_timeout
@@ -67,6 +68,8 @@ class Gateway:
             return
         if self._root_path:
             scope = below(scope, self._root_path)
+        if (path := with_version(scope["path"])) != scope["path"]:
+            scope = cast("HTTPScope", {**scope, "path": path})
         head = RequestHeaders(cast("list[tuple[bytes, bytes]]", scope["headers"]))
         body = BoundedBody(receive, self._max_body_bytes, self._body_patience)
         name = head.request_id or uuid.uuid4().hex

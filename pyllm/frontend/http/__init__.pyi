@@ -32,6 +32,7 @@ from .ignored_fields import (
 from .keep_alive import COMMENT, SILENT_SWEEPS, KeepAlive
 from .openapi import openapi_document
 from .pushed_response import CONNECTION, READER_PATIENCE, Answer, Channel, Connection, PushedResponse
+from .unknown_routes import explain_method, explain_unknown_route, with_version
 from .unsupported import Unsupported, refuse_unsupported, unsupported_field
 from .write_batcher import WriteBatcher
 
@@ -76,6 +77,8 @@ __all__ = [
     "decode_body",
     "decoding_error",
     "describe",
+    "explain_method",
+    "explain_unknown_route",
     "failure_headers",
     "find_ignored",
     "ignore_server_tool",
@@ -83,4 +86,5 @@ __all__ = [
     "openapi_document",
     "refuse_unsupported",
     "unsupported_field",
+    "with_version",
 ]

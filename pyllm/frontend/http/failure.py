@@ -133,8 +133,7 @@ def describe(error: Exception) -> Failure:
     if isinstance(error, ValidationException):  # Litestar's own: of the query, or that there is no body.
         return _describe_validation(error)
     if isinstance(error, HTTPException) and error.status_code < 500:
-        allow = (error.headers or {}).get("allow", "")
-        return Failure(error.status_code, _HTTP_TEXTS.get(error.status_code, error.detail), allow=allow)
+        return Failure(error.status_code, error.detail, allow=(error.headers or {}).get("allow", ""))
     logger.error("unexpected error while answering a request", exc_info=error)
     return Failure(500, "The server failed on this request; its log says why.")
 
@@ -200,8 +199,3 @@ _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (EngineDeadError, 503, "engine_unavailable"),
     (PyllmError, 500, None),
 )
-
-_HTTP_TEXTS = {
-    404: "There is no such route; GET /openapi.json lists them.",
-    405: "This route does not take this method.",
-}

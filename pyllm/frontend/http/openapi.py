@@ -12,6 +12,8 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.routes import HTTPRoute
 from msgspec import Struct
 
+from pyllm.frontend.http.field_descriptions import describe_fields
+
 _COMPONENT = "#/components/schemas/{name}"
 
 Json = dict[str, Any]
@@ -29,6 +31,10 @@ def openapi_document(routes: Iterable[object], version: str, root_path: str = ""
     bodies = [body for _, handler in operations for body in _bodies(handler)]
     schemas, components = msgspec.json.schema_components(bodies, ref_template=_COMPONENT)
     references = dict(zip(bodies, schemas, strict=True))
+    for _, handler in operations:
+        if handler.parsed_data_field is not None:
+            name = references[handler.parsed_data_field.annotation].get("$ref", "").rpartition("/")[2]
+            describe_fields(handler.parsed_data_field.annotation.__name__, components.get(name, {}))
     paths: dict[str, Json] = {}
     for route, handler in operations:
         for method in sorted(handler.http_methods):

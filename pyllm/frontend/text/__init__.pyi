@@ -9,13 +9,14 @@ from .outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from .prompt_encoder import PromptEncoder, RefusePrompt
 from .sampling_texts import resolve_texts, resolve_texts_aside
 from .structured_outputs import JSON_STYLE, grammar_text, resolve_constraint
-from .templates import ChatTemplate, Message
+from .templates import NO_CHAT_TEMPLATE, ChatTemplate, Message
 from .text_decoder import TextDecoder
 from .tokenizer import Tokenizer
 from .truncation import Truncation, truncation_from
 
 __all__ = [
     "JSON_STYLE",
+    "NO_CHAT_TEMPLATE",
     "BeamSearchOutput",
     "BeamSearchParams",
     "ChatTemplate",

@@ -23,6 +23,11 @@ from pyllm.errors import ConfigError, RequestError, TemplateRefusalError
 MAX_CHARACTERS = 16 << 20
 # Of a template that comes with a request: the longest that models have are below 40,000.
 MAX_SOURCE_CHARACTERS = 1 << 17
+# For whoever sends messages to a model that has none.
+NO_CHAT_TEMPLATE = (
+    "this model has no chat template: give one by --chat-template FILE, or have a text continued instead, by "
+    "`pyllm complete`, /v1/completions or generate()"
+)
 # Templates of requests that are remembered.
 _MAX_TEMPLATES = 64
 

@@ -20,6 +20,10 @@ MARKDOWN = [
     ("- a\n\n- b", "<ul><li><p>a</p></li><li><p>b</p></li></ul>"),
     ("> quote\n> more", "<blockquote><p>quote\nmore</p></blockquote>"),
     ("one\\*two", "<p>one*two</p>"),
+    ("\\[ x and \\( y", "<p>\\[ x and \\( y</p>"),
+    ("a \\) b \\] c", "<p>a \\) b \\] c</p>"),
+    ("it costs $5 and $6, or US$7", "<p>it costs $5 and $6, or US$7</p>"),
+    ("`\\(x\\)` and `$x$`", "<p><code>\\(x\\)</code> and <code>$x$</code></p>"),
     ("one  \ntwo", "<p>one<br>two</p>"),
     ("---", "<hr>"),
     ("<b onclick=alert(1)>x</b>", "<p>&lt;b onclick=alert(1)&gt;x&lt;/b&gt;</p>"),
@@ -106,9 +110,64 @@ def test_blocks_are_spoken_once_when_they_have_ended(modules: Browser) -> None:
     assert spoken == ["A", "One.", "js code, 2 lines", "Last"]
 
 
-@pytest.mark.parametrize("sign", ["*a ", "_a ", "[", "`", "**a", "> " * 50 + "\n", "- " * 50 + "\n", "| ", "~~a"])
+@pytest.mark.parametrize(
+    "sign", ["*a ", "_a ", "[", "`", "**a", "> " * 50 + "\n", "- " * 50 + "\n", "| ", "~~a", "\\(a ", "$a ", "$$\n"]
+)
 def test_no_text_keeps_the_page_busy(modules: Browser, sign: str) -> None:
     modules.run(RENDER, [sign * (50_000 // len(sign))])  # Bounded by the time that a script gets.
+
+
+FORMULAS = [
+    ("so \\( \\frac{a}{b} \\) is", 1, False, "\\frac{a}{b}"),
+    ("so \\[ \\frac{a}{b} \\] is", 1, True, "\\frac{a}{b}"),
+    ("$$\na\n- b\n= c\n$$\n\nand $x_1$, $y$", 3, True, "a\n- b\n= c"),
+    ("where\n\\[\nx^2\n\\]\nis", 1, True, "x^2"),
+    ("- a\n\n  \\[ x \\]\n- \\(y\\)", 2, True, "x"),
+]
+
+
+@pytest.mark.parametrize(("text", "number", "is_display", "source"), FORMULAS)
+def test_formulas_are_drawn_and_keep_their_source(
+    modules: Browser, text: str, number: int, is_display: bool, source: str
+) -> None:
+    modules.run(
+        """
+        const { MarkdownView } = await import("/chat/markdown.js");
+        window.formulas = document.createElement("div");
+        document.body.replaceChildren(window.formulas);
+        const view = new MarkdownView(window.formulas);
+        for (let end = 1; end <= arguments[0].length; end += 1) view.update(arguments[0].slice(0, end));
+        view.update(arguments[0], true);
+    """,
+        text,
+    )
+    drawn = "return window.formulas.querySelectorAll('.math math').length;"
+    modules.until(lambda: modules.run(drawn) == number, "KaTeX draws the formulas")
+    first = modules.run("""
+        const node = window.formulas.querySelector(".math");
+        return [node.classList.contains("display"), node.querySelector("annotation").textContent.trim()];
+    """)
+    assert first == [is_display, source]
+    assert modules.run("return window.formulas.querySelectorAll('[style], a, script').length;") == 0
+
+
+def test_what_is_no_formula_stays_as_it_was_written(modules: Browser) -> None:
+    text = "\\( \\frac{a \\) and \\(\\href{javascript:alert(1)}{x}\\)"
+    modules.run(
+        """
+        const { MarkdownView } = await import("/chat/markdown.js");
+        const { mathNode } = await import("/chat/math.js");
+        window.formulas = document.createElement("div");
+        document.body.replaceChildren(window.formulas);
+        window.formulas.append(mathNode("x", "x"));
+        new MarkdownView(window.formulas).update(arguments[0], true);
+    """,
+        text,
+    )
+    drawn = "return window.formulas.querySelectorAll('.math math').length >= 1;"
+    modules.until(lambda: modules.run(drawn), "KaTeX has come")
+    assert "\\( \\frac{a \\)" in modules.run("return window.formulas.textContent;")
+    assert modules.run("return window.formulas.querySelectorAll('a').length;") == 0
 
 
 def test_events_are_the_same_however_the_stream_is_cut(modules: Browser) -> None:
@@ -129,6 +188,138 @@ def test_events_are_the_same_however_the_stream_is_cut(modules: Browser) -> None
     )
     expected = [{"id": "a", "data": "1"}, {"id": "a", "data": "x\ny"}, {"id": "", "data": " z"}]
     assert found == [expected] * 5
+
+
+def test_conversations_go_through_a_file(modules: Browser) -> None:
+    found = modules.run("""
+        const { addMessage, asFile, choose, conversationsOf, newConversation, shownMessages } =
+            await import("/chat/conversation.js");
+        const one = newConversation({ system: "s" });
+        const user = addMessage(one, null, { role: "user", content: "# **Hi** there" });
+        addMessage(one, user.id, { role: "assistant", content: "a" });
+        addMessage(one, user.id, { role: "assistant", content: "b" });
+        const [read] = conversationsOf(asFile([one]), { system: "", stop: "" });
+        const request = { messages: [{ role: "system", content: "s" }, { role: "user", content: "x" }] };
+        const [saved] = conversationsOf(JSON.stringify(request), { system: "" });
+        return [
+            read.id !== one.id, read.title, read.settings, shownMessages(read).map(({ content }) => content),
+            saved.settings.system, shownMessages(saved).map(({ content }) => content),
+        ];
+    """)
+    settings = {"system": "s", "stop": ""}
+    assert found == [True, "**Hi** there", settings, ["# **Hi** there", "b"], "s", ["x"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "it is not JSON"),
+        ("null", "neither"),
+        ("[]", "neither"),
+        ('{"conversations": [{}]}', "its conversation 1 is damaged"),
+        (
+            '{"conversations": [{"created": 1, "updated": 1, "children": {}, "messages": {}, "chosen": {"a": "x"}}]}',
+            "1 is",
+        ),
+        ('{"messages": [{"role": "user", "content": []}]}', "no text"),
+        ('{"messages": [{"role": "robot", "content": ""}]}', "robot"),
+    ],
+)
+def test_a_file_that_has_no_conversations_is_refused(modules: Browser, text: str, reason: str) -> None:
+    script = """
+        const { conversationsOf } = await import("/chat/conversation.js");
+        try { conversationsOf(arguments[0], {}); return "taken"; } catch (error) { return error.message; }
+    """
+    assert reason in modules.run(script, text)
+
+
+def test_an_answer_without_a_token_is_not_sent_again(modules: Browser) -> None:
+    sent = modules.run("""
+        const { apiMessages } = await import("/chat/conversation.js");
+        const messages = [["user", "a"], ["assistant", ""], ["user", "b"]];
+        return apiMessages(messages.map(([role, content]) => ({ role, content })), "");
+    """)
+    assert sent == [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+
+
+def test_a_search_looks_into_titles_and_messages(modules: Browser) -> None:
+    found = modules.run("""
+        const { addMessage, newConversation } = await import("/chat/conversation.js");
+        const { remove, save, search } = await import("/chat/storage.js");
+        const made = ["The sea", "A wood"].map((content) => {
+            const conversation = newConversation({});
+            addMessage(conversation, null, { role: "user", content });
+            return conversation;
+        });
+        addMessage(made[1], null, { role: "user", content: "of oaks" });
+        for (const conversation of made) await save(conversation);
+        const results = [];
+        for (const text of ["SEA", "oak", "desert"]) {
+            const ids = await search(text);
+            results.push(made.map(({ id }) => ids.has(id)));
+        }
+        for (const { id } of made) await remove(id);
+        return results;
+    """)
+    assert found == [[True, False], [False, True], [False, False]]
+
+
+def test_a_text_file_becomes_a_block_and_another_file_is_refused(modules: Browser) -> None:
+    found = modules.run("""
+        const { asText, textOf } = await import("/chat/attachments.js");
+        const read = async (...parts) => textOf(new File(parts, "a")).catch((error) => error.message);
+        const bytes = new Uint8Array([0x25, 0x50, 0xff, 0xfe]);
+        return [
+            asText({ name: "a.md", text: "x\\n```\\ny\\n```\\n" }), await read("grün"), await read(bytes),
+            await read("a\\0b"), await read(new Uint8Array(2 ** 20 + 1)),
+        ];
+    """)
+    assert found[:2] == ["a.md:\n````\nx\n```\ny\n```\n````", "grün"]
+    assert [("no text in UTF-8" in text) for text in found[2:4]] == [True, True]
+    assert "1048577 bytes" in found[4]
+
+
+def test_a_break_counts_when_the_answer_goes_on(modules: Browser) -> None:
+    """Fifteen tries to connect are one break; of an answer that never goes on there is none."""
+    counts = modules.run("""
+        const { Answer } = await import("/chat/answer.js");
+        const data = (content) => JSON.stringify({ choices: [{ delta: { content } }] });
+        const event = (id, content) => `id: ${id}\\ndata: ${data(content)}\\n\\n`;
+        const original = window.fetch;
+        const results = [];
+        for (const isBack of [true, false]) {
+            let calls = 0;
+            const message = { content: "", request: {} };
+            const answer = new Answer(message, () => {});
+            window.fetch = async () => {
+                calls += 1;
+                if (calls === 1) return new Response(event("1", "a"));
+                if (calls < 4 || !isBack) {
+                    if (calls === 4) answer.stop();
+                    throw new TypeError("no network");
+                }
+                return new Response(event("2", "b") + "data: [DONE]\\n\\n");
+            };
+            await answer.run();
+            results.push([message.content, message.state, message.breaks || 0]);
+        }
+        window.fetch = original;
+        return results;
+    """)
+    assert counts == [["ab", "done", 1], ["a", "stopped", 0]]
+
+
+def test_all_of_the_page_says_the_same_of_the_server(modules: Browser) -> None:
+    said = modules.run("""
+        const { health, healthSignals, tellHealth } = await import("/health.js");
+        const said = [];
+        healthSignals.addEventListener("change", () => said.push(health()));
+        tellHealth({ status: "ready" });
+        tellHealth({ status: "not ready", reason: "a worker starts" });
+        tellHealth(null);
+        return said.map(({ state, text, reason }) => `${state} ${text} ${reason}`);
+    """)
+    assert said == ["ready ready ", "waiting not ready a worker starts", "down no answer "]
 
 
 def test_an_edit_is_a_branch_and_each_branch_keeps_its_own(modules: Browser) -> None:

@@ -5,7 +5,8 @@ import { ChatView } from "./chat/chat_view.js";
 import { showDialog } from "./dialog.js";
 import { element, icon, iconButton } from "./dom.js";
 import { EngineView } from "./engine/engine_view.js";
-import { apiKey, ask, askJson, keepKey, ServerError, signals } from "./server.js";
+import { health, healthSignals, lookHealth } from "./health.js";
+import { apiKey, askJson, keepKey, ServerError, signals } from "./server.js";
 
 const THEME = "pyllm.theme";
 const HEALTH_EVERY = 10_000; // ms
@@ -24,7 +25,12 @@ let keyDialog = null;
 async function server() {
   const [models, info] = await Promise.all([askJson("/v1/models"), askJson("/model_info")]);
   const [model] = models.data;
-  return { model: model.id, context: model.max_model_len, defaults: info.preferred_sampling_params || {} };
+  return {
+    model: model.id,
+    context: model.max_model_len,
+    defaults: info.preferred_sampling_params || {},
+    canChat: info.has_chat_template !== false,
+  };
 }
 
 // Shows the view that the address names; the rest of the address is the view's own.
@@ -81,7 +87,7 @@ function askForKey() {
       delete made[name];
     }
     showView();
-    watchHealth();
+    lookHealth();
   };
   keyDialog = showDialog(
     "API key",
@@ -129,25 +135,18 @@ function setTheme(theme) {
   }
 }
 
-const health = element(
+const badge = element(
   "span",
   { class: "health", role: "status" },
   element("span", { class: "dot", "aria-hidden": "true" }),
   element("span", { class: "health-text" }),
 );
 
-// The probe needs no key, and its answer is one line.
-async function watchHealth() {
-  let state = "ready";
-  let text = "ready";
-  try {
-    await ask("/health/ready");
-  } catch (error) {
-    state = error instanceof ServerError ? "waiting" : "down";
-    text = error instanceof ServerError ? "not ready" : "no answer";
-  }
-  health.dataset.state = state;
-  if (health.lastChild.textContent !== text) health.lastChild.textContent = text;
+function showHealth() {
+  const { state, text, reason } = health();
+  badge.dataset.state = state;
+  badge.title = reason;
+  if (badge.lastChild.textContent !== text) badge.lastChild.textContent = text;
 }
 
 function bar() {
@@ -162,7 +161,7 @@ function bar() {
       element("span", {}, "pyllm"),
     ),
     element("nav", { class: "views", "aria-label": "Views" }, ...links),
-    health,
+    badge,
     element("div", { class: "tools" }, iconButton("key", "API key", askForKey), themeButton()),
   ];
 }
@@ -177,10 +176,11 @@ document.getElementById("bar").append(...bar());
 signals.addEventListener("key", askForKey);
 addEventListener("hashchange", showView);
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) watchHealth();
+  if (!document.hidden) lookHealth();
 });
 setInterval(() => {
-  if (!document.hidden) watchHealth();
+  if (!document.hidden) lookHealth();
 }, HEALTH_EVERY);
-watchHealth();
+healthSignals.addEventListener("change", showHealth);
+lookHealth();
 showView();

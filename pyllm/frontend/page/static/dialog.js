@@ -45,6 +45,26 @@ export function confirmed(title, text, action) {
   buttons.firstChild.focus();
 }
 
+// Asks for a text, which is not empty.
+export function asked(title, value, action) {
+  const field = element("input", { type: "text", value, "aria-label": title });
+  const keep = (event) => {
+    event.preventDefault();
+    dialog.close();
+    if (field.value.trim()) action(field.value.trim());
+  };
+  const dialog = showDialog(
+    title,
+    element(
+      "form",
+      { submit: keep },
+      field,
+      element("div", { class: "row end" }, element("button", { class: "primary" }, "Save")),
+    ),
+  );
+  field.select();
+}
+
 // Shows texts behind tabs, each with a button that copies it. `texts` maps a tab's name to its text.
 export function showTexts(title, texts) {
   const names = Object.keys(texts);

@@ -44,6 +44,7 @@ const ICONS = {
     "M17 17l1.4 1.4M5.6 18.4L7 17M17 7l1.4-1.4",
   moon: "M19 14.5A7.5 7.5 0 0 1 9.5 5a7.5 7.5 0 1 0 9.5 9.5z",
   play: "M8 5.5v13l10.5-6.5z",
+  attach: "M8 12.5l5.5-5.5a2.8 2.8 0 0 1 4 4l-7.5 7.5a4.6 4.6 0 0 1-6.5-6.5l7-7",
 };
 
 export function icon(name) {
@@ -100,6 +101,13 @@ export function announce(text) {
   const log = document.getElementById("announcements");
   log.append(element("p", {}, text));
   while (log.children.length > MAX_ANNOUNCEMENTS) log.firstChild.remove();
+}
+
+// Has the browser save a text as a file.
+export function saveFile(name, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  element("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
 
 // Calls `action` once per frame however often it is asked to; the page's hidden tabs do it by a timer.

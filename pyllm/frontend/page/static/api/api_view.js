@@ -100,6 +100,7 @@ export class ApiView {
   }
 
   #fill(body, path, method, operation) {
+    body.append(...trial(path, method, operation));
     if (operation.requestBody) {
       const [, schema] = this.#referred(operation.requestBody.content["application/json"].schema);
       body.append(
@@ -121,7 +122,6 @@ export class ApiView {
     body.append(
       element("h3", {}, "Answers"),
       element("table", {}, element("tbody", {}, ...rows)),
-      ...trial(path, method, operation),
     );
   }
 
@@ -155,7 +155,11 @@ export class ApiView {
 
   #fields(schema, depth) {
     const required = new Set(schema.required || []);
-    const rows = Object.entries(schema.properties).map(([name, field]) => {
+    // What must be there comes first, what has no effect or is refused last.
+    const rank = ([name, { description = "" }]) =>
+      required.has(name) ? 0 : /^(Not supported|Accepted without effect)/.test(description) ? 2 : 1;
+    const sorted = Object.entries(schema.properties).sort((one, other) => rank(one) - rank(other));
+    const rows = sorted.map(([name, field]) => {
       const note = field.description || "";
       const label = element(
         "td",
@@ -163,7 +167,7 @@ export class ApiView {
         element("code", {}, name),
         required.has(name) ? element("span", { class: "required" }, " required") : null,
       );
-      const text = element("td", {}, ...this.#described(field, depth));
+      const text = element("td", {}, ...this.#described(field, depth), range(field));
       if (field.default !== undefined && field.default !== null) text.append(` = ${JSON.stringify(field.default)}`);
       if (note) text.append(element("p", { class: "note" }, ...inlineNodes(note)));
       return element("tr", {}, label, text);
@@ -173,6 +177,14 @@ export class ApiView {
       element("table", {}, element("tbody", {}, ...rows)),
     ];
   }
+}
+
+// The range of a number, as text; empty without one.
+function range(field) {
+  const bounds = (field.anyOf || [field]).find((each) => "minimum" in each || "exclusiveMinimum" in each);
+  if (!bounds) return "";
+  const least = "minimum" in bounds ? `from ${bounds.minimum}` : `above ${bounds.exclusiveMinimum}`;
+  return "maximum" in bounds ? ` ${least} to ${bounds.maximum}` : ` ${least}`;
 }
 
 function trial(path, method, operation) {

@@ -56,13 +56,14 @@ export class Answer {
 
   #pause(reason) {
     this.isPaused = true;
-    this.message.breaks = (this.message.breaks || 0) + 1;
     this.reason = reason.message;
     this.onChange();
   }
 
+  // Counted now and not at the break: it may be tried many times, or never go on.
   #return() {
     this.isPaused = false;
+    this.message.breaks = (this.message.breaks || 0) + 1;
     this.onChange();
   }
 

@@ -1,15 +1,24 @@
 // The chat: conversations, the thread, the composer and the settings, and what happens between them.
 
-import { announce, element, iconButton, oncePerFrame } from "../dom.js";
-import { confirmed, showTexts } from "../dialog.js";
+import { announce, element, iconButton, oncePerFrame, saveFile } from "../dom.js";
+import { asked, confirmed, showTexts } from "../dialog.js";
 import { address, apiKey } from "../server.js";
 import { Answer } from "./answer.js";
 import { Composer } from "./composer.js";
-import { addMessage, choose, messagesUpTo, newConversation, parentOf, shownMessages } from "./conversation.js";
+import {
+  addMessage,
+  asFile,
+  choose,
+  conversationsOf,
+  messagesUpTo,
+  newConversation,
+  parentOf,
+  shownMessages,
+} from "./conversation.js";
 import { ConversationList } from "./conversation_list.js";
 import { asCurl, asPython, CHAT_PATH, newSettings, requestBody } from "./request.js";
 import { SettingsView } from "./settings_view.js";
-import { load, remove, save, summaries } from "./storage.js";
+import { all, load, remove, save, search, summaries } from "./storage.js";
 import { Thread } from "./thread.js";
 
 const SETTINGS = "pyllm.settings";
@@ -24,14 +33,18 @@ export class ChatView {
   #savedAt = 0;
   #removed = new Set(); // ids: an answer that ends later must not bring its conversation back
 
-  // `server` has the model's name, its context in tokens, and the default parameters.
+  // `server` has the model's name, its context in tokens, the default parameters, and whether the model can chat.
   constructor(server) {
     this.server = server;
     this.conversation = newConversation(kept(SETTINGS) || newSettings());
     this.list = new ConversationList({
       choose: (id) => this.#open(id),
+      rename: (id, title) => asked("Rename this conversation", title, (name) => this.#rename(id, name)),
       remove: (id, title) => this.#remove(id, title),
       begin: () => this.#begin(),
+      search,
+      exportAll: async () => saveFile("pyllm-conversations.json", asFile(await all())),
+      importFile: (file) => this.#takeIn(file),
     });
     this.thread = new Thread({
       send: (text) => this.#send(text),
@@ -45,8 +58,12 @@ export class ChatView {
       },
       showCode: (message) => this.#showCode(message.request),
       sendResults: (message, results) => this.#sendResults(message, results),
-    }, server.model);
-    this.composer = new Composer({ send: (text) => this.#send(text), stop: () => this.#stop() });
+    }, server);
+    this.composer = new Composer({
+      send: (text) => this.#send(text),
+      stop: () => this.#stop(),
+      complain: (text) => this.#complain(text),
+    });
     this.settings = new SettingsView(server.defaults, () => this.#settingsChanged());
     this.panel = element(
       "aside",
@@ -134,6 +151,30 @@ export class ChatView {
     this.focus();
   }
 
+  async #rename(id, title) {
+    const running = [...this.#answers.values()].find(({ conversation }) => conversation.id === id);
+    const isShown = id === this.conversation.id;
+    const conversation = running?.conversation || (isShown ? this.conversation : await load(id));
+    if (!conversation) return;
+    conversation.title = title;
+    if (isShown) this.title.textContent = title;
+    await this.#save(conversation);
+    this.#list();
+  }
+
+  async #takeIn(file) {
+    try {
+      const conversations = conversationsOf(await file.text(), newSettings());
+      for (const conversation of conversations) await save(conversation);
+      announce(`${conversations.length} conversations imported`);
+      this.#complain("");
+      if (conversations.length) await this.#open(conversations.at(-1).id);
+    } catch (error) {
+      this.#complain(`${file.name} cannot be imported: ${error.message}`);
+    }
+    this.#list();
+  }
+
   #remove(id, title) {
     confirmed(
       "Delete this conversation?",
@@ -191,6 +232,7 @@ export class ChatView {
     this.#show();
     keep(CURRENT, conversation.id);
     announce("The answer begins.");
+    this.#save(conversation).then(() => this.#list());
     await answer.run();
     this.#answers.delete(message.id);
     this.#show();

@@ -1,11 +1,14 @@
 // The field for the next message, with the button that sends or stops.
 
 import { element, icon } from "../dom.js";
+import { Attachments } from "./attachments.js";
 
 const MAX_HEIGHT = 240; // px
 
 export class Composer {
-  constructor({ send, stop }) {
+  // `complain` shows what is wrong with a file, or nothing.
+  constructor({ send, stop, complain }) {
+    this.attachments = new Attachments(complain);
     this.area = element("textarea", {
       rows: "1",
       id: "composer",
@@ -33,7 +36,15 @@ export class Composer {
           else this.#send();
         },
       },
-      element("div", { class: "composer-box" }, this.area, this.button),
+      this.attachments.list,
+      element(
+        "div",
+        { class: "composer-box" },
+        this.attachments.button,
+        this.attachments.field,
+        this.area,
+        this.button,
+      ),
       this.note,
     );
   }
@@ -53,10 +64,10 @@ export class Composer {
 
   #send() {
     const text = this.area.value;
-    if (!text.trim() || this.isRunning) return;
+    if ((!text.trim() && this.attachments.isEmpty) || this.isRunning) return;
     this.area.value = "";
     this.#fit();
-    this.actions.send(text);
+    this.actions.send(this.attachments.isEmpty ? text : this.attachments.addTo(text));
   }
 
   #fit() {

@@ -53,7 +53,12 @@ export function parentOf(message) {
 // The messages as the API takes them.
 export function apiMessages(messages, system) {
   const first = system.trim() ? [{ role: "system", content: system }] : [];
-  return [...first, ...messages.map(apiMessage)];
+  return [...first, ...messages.filter(hasSomething).map(apiMessage)];
+}
+
+// An answer that was stopped before its first token says nothing.
+function hasSomething({ role, content, reasoning, toolCalls }) {
+  return role !== "assistant" || Boolean(content || reasoning || toolCalls?.length);
 }
 
 function apiMessage(message) {
@@ -72,8 +77,60 @@ function apiMessage(message) {
   return made;
 }
 
+// A file of all conversations, as `conversationsOf` reads it.
+export function asFile(conversations) {
+  return JSON.stringify({ pyllm_conversations: 1, conversations }, null, 1);
+}
+
+// The conversations of a file: those of `asFile`, or the one of `pyllm chat`'s /save, which is a request. Their ids are
+// new, so that nothing that is there is written over. Throws an Error that says what is wrong.
+export function conversationsOf(text, settings) {
+  let file;
+  try {
+    file = JSON.parse(text);
+  } catch {
+    throw new Error("it is not JSON");
+  }
+  if (Array.isArray(file?.messages)) return [ofMessages(file.messages, settings)];
+  if (!Array.isArray(file?.conversations)) throw new Error("it has neither `conversations` nor `messages`");
+  return file.conversations.map((each, index) => {
+    if (!isConversation(each)) throw new Error(`its conversation ${index + 1} is damaged`);
+    const { title, created, updated, messages, children, chosen } = each;
+    const own = { ...settings, ...each.settings };
+    return { id: newId(), title: String(title || ""), created, updated, settings: own, messages, children, chosen };
+  });
+}
+
+function ofMessages(messages, settings) {
+  const conversation = newConversation({ ...settings });
+  let parent = null;
+  for (const { role, content } of messages) {
+    if (typeof content !== "string") throw new Error("a message's content is no text");
+    if (role === "system") conversation.settings.system = content;
+    else if (role === "user" || role === "assistant") {
+      parent = addMessage(conversation, parent, { role, content, state: "done" }).id;
+    } else throw new Error(`a message has the role ${JSON.stringify(role)}`);
+  }
+  return conversation;
+}
+
+function isConversation(each) {
+  const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+  if (!["messages", "children", "chosen"].every((name) => isObject(each?.[name]))) return false;
+  const { messages, children, chosen } = each;
+  const isThere = (id) => Object.hasOwn(messages, id);
+  return Number.isFinite(each.created) && Number.isFinite(each.updated) &&
+    Object.entries(messages).every(([id, message]) =>
+      message?.id === id && ["user", "assistant", "tool"].includes(message.role) &&
+      typeof message.content === "string" && (message.parent === ROOT || isThere(message.parent)) &&
+      children[message.parent]?.includes(id)
+    ) &&
+    Object.values(children).every((ids) => Array.isArray(ids) && ids.every(isThere)) &&
+    Object.entries(chosen).every(([parent, id]) => isThere(id) && messages[id].parent === parent);
+}
+
 function titleOf(text) {
-  const line = text.trim().split("\n")[0];
+  const line = text.trim().replace(/^(?:[#>*-]+\s+)+/, "").split("\n")[0].trim();
   return line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH - 1)}…` : line || "Conversation";
 }
 

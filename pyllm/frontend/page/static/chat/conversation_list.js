@@ -1,36 +1,87 @@
-// The list of conversations that the browser keeps. What is chosen or removed is the chat's to do.
+// The list of conversations that the browser keeps. What is done with one is the chat's to do.
 
 import { element, icon, iconButton } from "../dom.js";
 
+const PAUSE = 150; // ms after a key, before a search
+
 export class ConversationList {
-  constructor({ choose, remove, begin }) {
-    this.choose = choose;
-    this.remove = remove;
+  #shown = [[], null];
+  #found = null; // ids, while something is searched for
+  #timer = null;
+
+  // `search` gives the ids of those that have a text.
+  constructor({ choose, rename, remove, begin, search, exportAll, importFile }) {
+    this.actions = { choose, rename, remove, search };
     this.list = element("ul", {});
+    this.field = element("input", {
+      type: "search",
+      class: "search",
+      placeholder: "Search",
+      "aria-label": "Search the conversations",
+      input: () => {
+        clearTimeout(this.#timer);
+        this.#timer = setTimeout(() => this.#search(), PAUSE);
+      },
+    });
+    const file = element("input", {
+      type: "file",
+      accept: ".json,application/json",
+      hidden: true,
+      change: () => {
+        if (file.files[0]) importFile(file.files[0]);
+        file.value = "";
+      },
+    });
     this.root = element(
       "nav",
       { class: "conversations", "aria-label": "Conversations" },
       element("button", { type: "button", class: "new", click: begin }, icon("plus"), "New conversation"),
+      this.field,
       this.list,
       element("p", { class: "note" }, "Kept in this browser only."),
+      element(
+        "div",
+        { class: "row" },
+        element("button", { type: "button", class: "quiet", click: exportAll }, "Export"),
+        element("button", { type: "button", class: "quiet", click: () => file.click() }, "Import"),
+        file,
+      ),
     );
   }
 
-  show(summaries, currentId) {
-    this.list.replaceChildren(...summaries.map(({ id, title, updated }) => {
-      const isCurrent = id === currentId;
-      return element(
+  async show(summaries, currentId) {
+    this.#shown = [summaries, currentId];
+    await this.#search();
+  }
+
+  async #search() {
+    const text = this.field.value.trim();
+    const found = text ? await this.actions.search(text) : null;
+    if (text !== this.field.value.trim()) return; // A later search has begun.
+    this.#found = found;
+    this.#draw();
+  }
+
+  #draw() {
+    const [summaries, currentId] = this.#shown;
+    const { choose, rename, remove } = this.actions;
+    const wanted = summaries.filter(({ id }) => !this.#found || this.#found.has(id));
+    const items = wanted.map(({ id, title, updated }) =>
+      element(
         "li",
         {},
         element("button", {
           type: "button",
           class: "conversation",
-          "aria-current": isCurrent ? "true" : null,
+          "aria-current": id === currentId ? "true" : null,
           title: new Date(updated).toLocaleString(),
-          click: () => this.choose(id),
+          click: () => choose(id),
         }, title || "Conversation"),
-        iconButton("trash", `Delete "${title}"`, () => this.remove(id, title)),
-      );
-    }));
+        iconButton("edit", `Rename "${title}"`, () => rename(id, title)),
+        iconButton("trash", `Delete "${title}"`, () => remove(id, title)),
+      )
+    );
+    const none = this.#found && !items.length ? [element("li", { class: "note" }, "Nothing found.")] : [];
+    this.list.replaceChildren(...items, ...none);
   }
 }

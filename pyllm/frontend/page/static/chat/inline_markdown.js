@@ -1,13 +1,21 @@
-// Markdown within a line: emphasis, code, links. Makes nodes; an address is followed only by the schemes named here.
+// Markdown within a line: emphasis, code, links, formulas. Makes nodes; an address is followed only by the schemes
+// named here.
 
 import { element } from "../dom.js";
+import { mathNode } from "./math.js";
 
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 const LABEL = String.raw`(?<image>!?)\[(?<label>(?:[^[\]\\]|\\.|\[[^[\]]*\])*)\]`;
 const TARGET = String.raw`\(\s*<?(?<target>[^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+["'][^\n"']*["'])?\s*\)`;
 const TOKEN = new RegExp(
   [
-    "\\\\(?<escaped>[!-\\/:-@[-`{-~])",
+    String.raw`\\\((?<round>(?:[^\\]|\\(?!\)))+?)\\\)`,
+    String.raw`\\\[(?<square>(?:[^\\]|\\(?!\]))+?)\\\]`,
+    String.raw`\$\$(?<dollars>(?:[^$\\]|\\[^])+?)\$\$`,
+    // An amount of money is no formula: `$5 and $6`.
+    String.raw`(?<![\w$\\])\$(?=[^\s$])(?<dollar>(?:[^$\\\n]|\\.)*?[^\s$\\])\$(?![\w$])`,
+    // Not brackets: of a formula that is not complete yet, or was never closed, the beginning stays.
+    "\\\\(?<escaped>[!-'*-\\/:-@\\\\^-`{-~])",
     "(?<ticks>`+)(?<code>(?:.|\\n)*?[^`])\\k<ticks>(?!`)",
     LABEL + TARGET,
     String.raw`<?(?<address>https?:\/\/[^\s<>()]*[^\s<>().,;:!?'"*_\]])>?`,
@@ -36,7 +44,12 @@ export function inlineNodes(text, depth = 0) {
   return nodes;
 }
 
-function nodeOf(whole, { escaped, code, image, label, target, address, strong, emphasis, struck, end }, depth) {
+function nodeOf(whole, groups, depth) {
+  const { escaped, code, image, label, target, address, strong, emphasis, struck, end } = groups;
+  const display = groups.square || groups.dollars;
+  if (display) return mathNode(display, whole, "inline");
+  const formula = groups.round || groups.dollar;
+  if (formula) return mathNode(formula, whole);
   if (escaped) return escaped;
   if (code) return element("code", {}, code.replace(/\n/g, " ").replace(/^ (.*\S.*) $/, "$1"));
   if (label !== undefined) return link(target, image ? [label || target] : inlineNodes(label, depth), whole);

@@ -3,6 +3,7 @@
 import { copyButton, element } from "../dom.js";
 import { highlighted } from "./highlight.js";
 import { inlineNodes } from "./inline_markdown.js";
+import { mathNode } from "./math.js";
 
 const FENCE = /^( {0,3})(`{3,}|~{3,})\s*([^`\n]*)$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
@@ -10,7 +11,9 @@ const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])(\s+|$)/;
 const TABLE_RULE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const MATH = /^ {0,3}(\\\[|\$\$)/;
 const MAX_DEPTH = 6;
+const MAX_MATH_LINES = 60; // of what begins like a formula and does not end
 
 // Shows a text that grows at its end. `onBlock` gets the text of each block that will not change any more.
 export class MarkdownView {
@@ -80,6 +83,8 @@ function read(lines, start) {
   const heading = HEADING.exec(line);
   if (heading) return { kind: "heading", level: heading[1].length, text: heading[2], end: start + 1 };
   if (RULE.test(line)) return { kind: "rule", end: start + 1 };
+  const math = MATH.exec(line) && readMath(lines, start);
+  if (math) return math;
   if (QUOTE.test(line)) {
     const end = endOf(lines, start, (each) => each.trim() && !startsBlock(each, QUOTE));
     return { kind: "quote", lines: lines.slice(start, end).map((each) => each.replace(QUOTE, "")), end };
@@ -99,7 +104,7 @@ function endOf(lines, start, continues) {
 }
 
 function startsBlock(line, except) {
-  return [FENCE, HEADING, RULE, QUOTE, ITEM].some((pattern) => pattern !== except && pattern.test(line));
+  return [FENCE, HEADING, RULE, QUOTE, ITEM, MATH].some((pattern) => pattern !== except && pattern.test(line));
 }
 
 function startsTable(lines, index) {
@@ -113,6 +118,20 @@ function readFence(lines, start, [, indent, mark, language]) {
   const margin = new RegExp(`^ {0,${indent.length}}`);
   const code = lines.slice(start + 1, end).map((line) => line.replace(margin, "")).join("\n");
   return { kind: "code", language: language.trim().split(/\s/)[0], code, end: Math.min(end + 1, lines.length) };
+}
+
+// A formula on lines of its own, which would be lists and rules otherwise; until it ends, what is there of it.
+function readMath(lines, start) {
+  const close = lines[start].trim().startsWith("$$") ? "$$" : "\\]";
+  const most = Math.min(lines.length, start + MAX_MATH_LINES);
+  for (let end = start + 1; end <= most; end += 1) {
+    const at = lines[end - 1].indexOf(close, end === start + 1 ? lines[start].search(/\S/) + 2 : 0);
+    if (at < 0) continue;
+    const text = lines.slice(start, end).join("\n").trim();
+    // Where a sentence goes on behind it, it is part of a paragraph.
+    return text.endsWith(close) ? { kind: "math", text, end } : null;
+  }
+  return most < lines.length ? null : { kind: "paragraph", text: lines.slice(start).join("\n"), end: lines.length };
 }
 
 function readList(lines, start) {
@@ -168,6 +187,8 @@ function nodeOf(block, depth) {
       return element(`h${Math.min(block.level + 2, 6)}`, {}, ...inlineNodes(block.text));
     case "rule":
       return element("hr");
+    case "math":
+      return mathNode(block.text.slice(2, -2), block.text, "block");
     case "quote":
       return element("blockquote", {}, ...inner(block.lines, depth));
     case "list":

@@ -24,6 +24,21 @@ export function load(id) {
   return inStores("readonly", ({ conversations }) => conversations.get(id), () => unkept.get(id));
 }
 
+// All of them, whole.
+export function all() {
+  return inStores("readonly", ({ conversations }) => conversations.getAll(), () => [...unkept.values()]);
+}
+
+// The ids of those that have a text in their title or in a message, in upper or lower case.
+export async function search(text) {
+  const wanted = text.toLowerCase();
+  const has = (each) => each.toLowerCase().includes(wanted);
+  const found = (await all()).filter(({ title, messages }) =>
+    has(title) || Object.values(messages).some(({ content }) => has(content))
+  );
+  return new Set(found.map(({ id }) => id));
+}
+
 export async function save(conversation) {
   const text = JSON.stringify(conversation);
   const copy = JSON.parse(text);

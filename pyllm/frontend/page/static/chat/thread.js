@@ -17,19 +17,13 @@ export class Thread {
   #follows = true;
 
   // `actions` are those of MessageView, and `send` for a suggestion.
-  constructor(actions, modelName) {
+  constructor(actions, { model, canChat }) {
     this.actions = actions;
     this.list = element("div", { class: "messages" });
     this.welcome = element(
       "div",
       { class: "welcome" },
-      element("h2", {}, "What would you like to know?"),
-      element("p", { class: "note" }, modelName, " answers on this server. Nothing leaves it."),
-      element(
-        "div",
-        { class: "suggestions" },
-        ...SUGGESTIONS.map((text) => element("button", { type: "button", click: () => actions.send(text) }, text)),
-      ),
+      ...(canChat ? invitation(model, actions) : noChat(model)),
     );
     this.toEnd = element("button", {
       type: "button",
@@ -104,4 +98,32 @@ export class Thread {
     this.#follows = scrollHeight - scrollTop - clientHeight < NEAR_END;
     this.toEnd.hidden = this.#follows;
   }
+}
+
+function invitation(model, actions) {
+  return [
+    element("h2", {}, "What would you like to know?"),
+    element("p", { class: "note" }, model, " answers on this server. Nothing leaves it."),
+    element(
+      "div",
+      { class: "suggestions" },
+      ...SUGGESTIONS.map((text) => element("button", { type: "button", click: () => actions.send(text) }, text)),
+    ),
+  ];
+}
+
+function noChat(model) {
+  return [
+    element("h2", {}, "This model cannot chat"),
+    element(
+      "p",
+      { class: "note" },
+      model,
+      " has no chat template. Start the server with ",
+      element("code", {}, "--chat-template FILE"),
+      ", or have a text continued: ",
+      element("a", { href: "#/api/post/v1/completions" }, "POST /v1/completions"),
+      ".",
+    ),
+  ];
 }

@@ -1,6 +1,7 @@
 // The engine as it runs: figures, charts, and panels of what each source has.
 
 import { element, write } from "../dom.js";
+import { health, healthSignals, tellHealth } from "../health.js";
 import { Chart } from "./chart.js";
 import { EngineData, POLL_EVERY, waitingReasons } from "./engine_data.js";
 import { compact, duration, grouped, share } from "./figures.js";
@@ -68,6 +69,7 @@ export class EngineView {
     );
     this.refusal = element("p", { class: "note", hidden: true });
     this.panels = PANELS.map((Panel) => new Panel());
+    healthSignals.addEventListener("change", () => this.#drawHealth());
     this.root = element(
       "div",
       { class: "engine" },
@@ -113,9 +115,17 @@ export class EngineView {
   async #next() {
     if (!document.hidden) {
       await this.data.poll();
+      tellHealth(this.data.snapshot.health);
       this.draw();
     }
     if (this.#isShown) this.#timer = setTimeout(() => this.#next(), POLL_EVERY);
+  }
+
+  // What the header says, too, with the reason.
+  #drawHealth() {
+    const { state, text, reason } = health();
+    write(this.status, this.data.problem || (reason ? `${text}: ${reason}` : text));
+    this.status.classList.toggle("bad", Boolean(this.data.problem) || !["ready", ""].includes(state));
   }
 
   // Shows the data as it is now.
@@ -123,8 +133,7 @@ export class EngineView {
     const { data } = this;
     write(this.refusal, data.refusal && `Not all is shown. ${data.refusal}`);
     this.refusal.hidden = !data.refusal;
-    write(this.status, data.problem || data.state || "");
-    this.status.classList.toggle("bad", Boolean(data.problem) || !["ready", ""].includes(data.state || ""));
+    this.#drawHealth();
     this.body.hidden = !data.current;
     if (!data.current) return;
     FIGURES.forEach(([, value, note], index) => {

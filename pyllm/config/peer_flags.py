@@ -1,0 +1,96 @@
+"""Flags of llama.cpp and Ollama, and what to use instead. Their names are not taken: some mean other things here.
+
+Sources: `llama-server --help` and `ollama run --help`. Reads no command line.
+"""
+
+from collections.abc import Mapping
+
+_ONE_DEVICE = "a model is on its device whole: --device cpu or --device cuda chooses it"
+_KV_TYPE = "use --kv-cache-dtype, which is for keys and values alike"
+_LENGTH = "use --max-model-len: prompt and output of one sequence; sequences share the KV cache, and none has a slot"
+_STEP = "use --max-num-batched-tokens, the tokens of a step"
+_THREADS = "a rank takes all CPUs that the process may use: start it below `taskset -c 0-3` for four of them"
+_MAPPED = "weights are mapped from the file and packed: it needs no flag"
+_SAMPLING = "requests say it; --override-generation-config '{\"%s\": ...}' is for those that do not"
+_ONE_MODEL = "a server has one model: start one `pyllm serve` for each"
+_CHAT = 'use `pyllm chat MODEL`, or `pyllm complete MODEL "..."` for one answer'
+_NO_ADAPTERS = "LoRA adapters are not served yet: merge the adapter into the model and serve that"
+_TEXT_ONLY = "only text is served"
+_NO_DRAFT_MODEL = "there is no draft model: --num-speculative-tokens drafts from the stream's own text"
+_SPLIT = "use --tensor-parallel-size or --pipeline-parallel-size, which split a model evenly"
+_ROPE = "use --hf-overrides, of a Hugging Face folder; a GGUF file's own values are taken"
+_BUILT_IN = "it is always so here: leave it out"
+
+# By the sentence, as there are many spellings.
+_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "name the model without a flag, as in `pyllm serve model.gguf`, or by --model": ("-m",),
+    "name the model without a flag, as in `pyllm serve owner/repo:Q4_K_M`": (
+        *("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url", "-dr", "--docker-repo"),
+    ),
+    "use --served-model-name": ("-a", "--alias"),
+    _LENGTH: ("-c", "--ctx-size", "--num-ctx", "--num_ctx", "--n-ctx", "--context-length"),
+    _ONE_DEVICE: (
+        *("-ngl", "--gpu-layers", "--n-gpu-layers", "--num-gpu", "-mg", "--main-gpu", "-dev", "-ncmoe", "--n-cpu-moe"),
+        *("-cmoe", "--cpu-moe", "-ot", "--override-tensor", "-nkvo", "--no-kv-offload", "-fit", "--fit"),
+    ),
+    _THREADS: ("-t", "--threads", "-tb", "--threads-batch", "-C", "--cpu-mask", "-Cr", "--cpu-range", "--num-thread"),
+    "start it below `numactl`": ("--numa",),
+    "use --max-num-seqs, the sequences that run at once": ("-np", "--parallel", "--num-parallel"),
+    _STEP: ("-b", "--batch-size", "-ub", "--num-batch"),
+    _MAPPED: ("--mlock", "--mmap", "--no-mmap", "-dio", "--direct-io", "--no-repack", "--repack"),
+    _KV_TYPE: ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"),
+    _BUILT_IN: (
+        *("-fa", "--flash-attn", "-cb", "--cont-batching", "--jinja", "--metrics", "--embedding", "--embeddings"),
+        *("--cache-prompt", "--cache-reuse", "--webui", "--ui", "-kvu", "--kv-unified", "--warmup", "--no-warmup"),
+        "--no-context-shift",
+    ),
+    "a sequence ends at --max-model-len: nothing is shifted out": ("--context-shift", "--keep"),
+    "layers with a window keep what the window needs": ("--swa-full",),
+    "there are no slots: /metrics and the routes below /admin show what runs": ("--slots", "--props"),
+    "use --chat-template FILE": ("--chat-template-file",),
+    "use --default-chat-template-kwargs": ("--chat-template-kwargs",),
+    "use --reasoning-parser": ("--reasoning-format", "-rea", "--reasoning"),
+    "use --kv-offloading-size": ("-cram", "--cache-ram"),
+    "use --kv-cache-dir, which keeps the prefix cache on disk": ("--slot-save-path", "--prompt-cache"),
+    "use --api-server-count, the processes that speak HTTP": ("--threads-http",),
+    "use --request-timeout": ("-to", "--timeout"),
+    "use --root-path": ("--api-prefix",),
+    "use --ssl-keyfile": ("--ssl-key-file",),
+    "use --ssl-certfile": ("--ssl-cert-file",),
+    "use --disable-fastapi-docs, which leaves /docs out": ("--no-webui", "--no-ui"),
+    _SAMPLING % "temperature": ("--temp", "--temperature"),
+    _SAMPLING % "top_p": ("--top-p",),
+    _SAMPLING % "top_k": ("--top-k",),
+    _SAMPLING % "min_p": ("--min-p",),
+    _SAMPLING % "repetition_penalty": ("--repeat-penalty",),
+    _SAMPLING % "presence_penalty": ("--presence-penalty",),
+    _SAMPLING % "frequency_penalty": ("--frequency-penalty",),
+    "requests say it, as max_tokens": ("--predict", "--n-predict", "--num-predict"),
+    "requests say it, as response_format or structured_outputs": ("--grammar", "--grammar-file", "--format", "-j"),
+    "it is short for nothing here: use --seed": ("-s",),
+    _CHAT: ("-p", "--prompt", "-cnv", "--conversation", "-i", "--interactive", "-f", "--file", "-sys"),
+    "use `pyllm chat --system-prompt TEXT`; a server's clients send their own": ("--system-prompt", "--system"),
+    _NO_ADAPTERS: ("--lora", "--lora-scaled", "--lora-init-without-apply", "--control-vector"),
+    _TEXT_ONLY: ("-mm", "--mmproj", "-mmu", "--mmproj-url", "--image", "--audio"),
+    _NO_DRAFT_MODEL: (
+        *("-md", "--model-draft", "-hfd", "--hf-repo-draft", "-ngld", "-devd", "-cd", "--ctx-size-draft"),
+        *("--draft", "--draft-max", "--draft-n", "--draft-min", "--draft-p-min", "--spec-type"),
+    ),
+    _SPLIT: ("-sm", "--split-mode", "-ts", "--tensor-split", "--rpc"),
+    _ROPE: ("--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"),
+    "use --hf-overrides, of a Hugging Face folder; nothing replaces a GGUF file's metadata": ("--override-kv",),
+    _ONE_MODEL: ("--models-dir", "--models-max", "--models-preset"),
+    "a model stays loaded until the server ends": ("--keepalive", "--keep-alive", "--sleep-idle-seconds"),
+    "no flag limits reasoning": ("--reasoning-budget",),
+    "there are no routes for reranking": ("--rerank", "--reranking"),
+    "the model's files say how embeddings pool": ("--pooling",),
+    "use --enable-log-requests, or PYLLM_LOG_LEVEL=DEBUG": ("-v", "-lv", "--verbose", "--log-verbosity"),
+    "set PYLLM_LOG_LEVEL=WARNING": ("--log-disable",),
+    "stderr has the log: redirect it, or use --log-config-file": ("--log-file",),
+}
+PEER_FLAGS: Mapping[str, str] = {flag: text for text, flags in _FLAGS.items() for flag in flags}
+
+
+def explain_peer_flag(flag: str) -> str:
+    """What to use here in place of a flag of llama.cpp's or Ollama's, as it was written; empty for others."""
+    return PEER_FLAGS.get(flag, "")

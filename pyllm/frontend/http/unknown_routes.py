@@ -1,0 +1,84 @@
+"""The path of a request: OpenAI's routes without `/v1`, and what a path was meant to be that is none.
+
+Knows the routes of other servers by their documents: Ollama, llama.cpp, vLLM, SGLang, TGI, OpenAI.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+VERSION_PREFIX = "/v1"
+# The first words of the routes below /v1 that also work without it, as on llama.cpp.
+_VERSIONED = frozenset({"completions", "chat", "embeddings", "models", "responses", "messages"})
+_CLOSE = 0.85
+
+_OLLAMA = "it is of Ollama's own API; its OpenAI-compatible one has the same routes as this server: {}"
+_LLAMA = "it is of llama.cpp's own API; here it is {}"
+_NO_RERANK = "models generate or embed here, and none ranks: compare embeddings of POST /v1/embeddings"
+_TEXT_ONLY = "only text is served"
+_NO_ADAPTERS = "adapters are not served yet"
+# By the path's beginning; the longest that fits counts.
+_MEANT: Mapping[str, str] = {
+    "/api": _OLLAMA.format("POST /v1/chat/completions, /v1/completions, /v1/embeddings, GET /v1/models"),
+    "/api/chat": _OLLAMA.format("POST /v1/chat/completions"),
+    "/api/generate": _OLLAMA.format("POST /v1/completions"),
+    **dict.fromkeys(("/api/embed", "/api/embeddings"), _OLLAMA.format("POST /v1/embeddings")),
+    **dict.fromkeys(("/api/tags", "/api/show", "/api/ps"), _OLLAMA.format("GET /v1/models")),
+    "/api/version": "it is Ollama's; here it is GET /version",
+    **dict.fromkeys(("/api/pull", "/api/create", "/api/delete", "/api/copy"), "a server has one model, from its start"),
+    "/completion": _LLAMA.format("POST /v1/completions"),
+    "/embedding": _LLAMA.format("POST /v1/embeddings"),
+    "/props": _LLAMA.format("GET /server_info"),
+    "/slots": _LLAMA.format("GET /admin/requests, for admins"),
+    "/apply-template": _LLAMA.format("POST /tokenize with messages, which gives their tokens"),
+    "/infill": "it is llama.cpp's; models are not asked to fill in the middle here",
+    "/lora-adapters": _NO_ADAPTERS,
+    **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_ADAPTERS),
+    **dict.fromkeys(("/generate", "/generate_stream"), "it is TGI's and SGLang's; here it is POST /v1/completions"),
+    "/info": "it is TGI's; here it is GET /server_info",
+    "/inference": "it is vLLM's; here it is POST /v1/completions with token ids",
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank"), _NO_RERANK),
+    **dict.fromkeys(("/score", "/v1/score", "/classify", "/v1/classify", "/pooling"), _NO_RERANK),
+    **dict.fromkeys(("/v2/embed", "/v1/embed", "/embed"), "it is Cohere's and TEI's; here it is POST /v1/embeddings"),
+    **dict.fromkeys(("/v1/audio", "/v1/images", "/v1/videos", "/v1/realtime"), _TEXT_ONLY),
+    **dict.fromkeys(("/v1/batches", "/v1/files"), "`pyllm batch` answers a file of requests"),
+    **dict.fromkeys(("/v1/assistants", "/v1/threads", "/v1/conversations"), "POST /v1/responses keeps answers"),
+    "/v1/complete": "it was Anthropic's; here it is POST /v1/messages",
+    "/v1/moderations": "no model here moderates",
+    **dict.fromkeys(("/v1/tokenize", "/v1/detokenize"), "vLLM's /tokenize and /detokenize are not below /v1"),
+    **dict.fromkeys(("/healthz", "/livez", "/readyz", "/readiness", "/ping", "/v1/health"), "here it is GET /health"),
+    "/v1/metrics": "here it is GET /metrics",
+    "/redoc": "GET /docs shows the routes",
+    "/sleep": "a server has no sleep mode: end it",
+    "/wake_up": "a server has no sleep mode: start it",
+}
+
+
+def with_version(path: str) -> str:
+    """The path below /v1 for `/chat/completions` and its like, else as it is."""
+    return f"{VERSION_PREFIX}{path}" if path[1:].partition("/")[0] in _VERSIONED else path
+
+
+def explain_unknown_route(method: str, path: str, known: Iterable[str]) -> str:
+    """The error of a path that is no route. `known` are the paths that are."""
+    meant = _meant(path.rstrip("/") or "/", [other for other in known if other != path])
+    hint = meant or "GET /openapi.json lists the routes, and OpenAI's are below /v1"
+    return f"There is no route {method} {path[:200]}: {hint}."
+
+
+def explain_method(method: str, path: str, allow: str) -> str:
+    """The error of a method that a route does not take; `allow` has those that it does, separated by commas."""
+    taken = [name for name in allow.replace(" ", "").split(",") if name not in ("", "OPTIONS")]
+    return f"{path[:200]} does not take {method}" + (f", but {' and '.join(sorted(taken))}." if taken else ".")
+
+
+def _meant(path: str, known: list[str]) -> str:
+    if exact := _MEANT.get(path):
+        return exact
+    # An address of a client that has too much: `/v1/v1/messages`, `/v1/completions/chat/completions`.
+    ends = [other for other in known if other.startswith(VERSION_PREFIX) and path.endswith((other, other[3:]))]
+    if ends and "{" not in (longest := max(ends, key=len)):
+        return f"did you mean {longest}? Clients add the end of the path to their base URL themselves"
+    if near := difflib.get_close_matches(path.lower(), known, n=1, cutoff=_CLOSE):
+        return f"did you mean {near[0]}?"
+    beginnings = [beginning for beginning in _MEANT if path.startswith(f"{beginning}/")]
+    return _MEANT[max(beginnings, key=len)] if beginnings else ""

@@ -1,0 +1,25 @@
+import re
+
+import pytest
+
+from pyllm.cli import make_parser
+from pyllm.config.peer_flags import PEER_FLAGS, explain_peer_flag
+from pyllm.config.vllm_flags import explain_flag
+
+
+def test_what_the_sentences_name_exists() -> None:
+    flags = {*make_parser("serve").flags(), *make_parser("chat").flags()}
+    for flag, text in PEER_FLAGS.items():
+        assert set(re.findall(r"--[a-z][a-z-]+", text)) - flags == set(), flag
+
+
+@pytest.mark.parametrize("command", ["serve", "core", "chat", "check"])
+def test_a_flag_that_has_a_sentence_is_none_of_ours(command: str) -> None:
+    """Else the sentence would never be seen; `chat` has a few of them itself."""
+    ours = {name for action in make_parser(command)._actions for name in action.option_strings}
+    assert (set(PEER_FLAGS) & ours) - {"--system-prompt"} == set()
+
+
+def test_vllm_has_none_of_them() -> None:
+    assert [flag for flag in PEER_FLAGS if flag.startswith("--") and explain_flag(flag.removeprefix("--"))] == []
+    assert explain_peer_flag("--port") == ""

@@ -1,0 +1,89 @@
+import pytest
+
+from pyllm.frontend.http.unknown_routes import explain_unknown_route, with_version
+from pyllm.frontend.text.tokenizer import Tokenizer
+from tests.frontend.serving import answering, in_process
+
+CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "said"),
+    [
+        ("POST", "/v1/chat/completion", "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/v1/messages", "did you mean /v1/messages?"),
+        ("POST", "/v1/chat/completions/chat/completions", "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/completions/responses", "did you mean /v1/responses?"),
+        ("POST", "/v2/chat/completions", "did you mean /v1/chat/completions?"),
+        ("GET", "/v1/metrics", "GET /metrics"),
+        ("POST", "/v1/tokenize", "not below /v1"),
+        ("POST", "/api/chat", "POST /v1/chat/completions"),
+        ("GET", "/api/tags", "GET /v1/models"),
+        ("GET", "/api/blobs/sha256:1", "Ollama's own API"),
+        ("POST", "/completion", "POST /v1/completions"),
+        ("GET", "/props", "GET /server_info"),
+        ("GET", "/slots/0", "GET /admin/requests"),
+        ("POST", "/v1/rerank", "none ranks"),
+        ("POST", "/rerank", "none ranks"),
+        ("POST", "/v1/audio/transcriptions", "only text"),
+        ("POST", "/v1/files", "pyllm batch"),
+        ("POST", "/generate", "POST /v1/completions"),
+        ("GET", "/page/nothing.js", "GET /openapi.json"),
+        ("GET", "/", "below /v1"),
+        ("GET", "/nope", "GET /openapi.json"),
+    ],
+)
+async def test_a_404_says_the_path_and_what_was_meant(method: str, path: str, said: str, tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        response = await frontend.http.request(method, path, json={} if method == "POST" else None)
+    assert response.status_code == 404
+    text = response.json()["error"]["message"]
+    assert text.startswith(f"There is no route {method} {path}: ")
+    assert said in text
+
+
+async def test_a_405_says_what_the_route_takes(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        response = await frontend.http.get("/v1/completions")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST, OPTIONS")
+    assert response.json()["error"]["message"] == "/v1/completions does not take GET, but POST."
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/chat/completions", CHAT),
+        ("/completions", {"prompt": "Hello"}),
+        ("/responses", {"input": "Hello"}),
+        ("/messages", CHAT),
+        ("/messages/count_tokens", {"messages": CHAT["messages"]}),
+        ("/embeddings", {"input": "Hello"}),
+        ("/models", None),
+        ("/models/tiny", None),
+    ],
+)
+async def test_routes_work_without_v1(path: str, body: object, tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        method = "GET" if body is None else "POST"
+        plain, versioned = [await frontend.http.request(method, root + path, json=body) for root in ("", "/v1")]
+    assert plain.status_code == versioned.status_code != 404
+    assert plain.json().keys() == versioned.json().keys()
+
+
+async def test_an_answer_is_kept_under_an_idempotency_key_without_v1_too(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        headers = {"Idempotency-Key": "one"}
+        first = await frontend.http.post("/chat/completions", json=CHAT, headers=headers)
+        again = await frontend.http.post("/v1/chat/completions", json=CHAT, headers=headers)
+    assert first.status_code == 200
+    assert first.content == again.content
+
+
+def test_only_openais_routes_get_a_version() -> None:
+    assert with_version("/chat/completions") == "/v1/chat/completions"
+    for path in ("/v1/models", "/health", "/chatter", "/", "", "/page/chat/x.js"):
+        assert with_version(path) == path
+
+
+def test_a_long_path_is_cut() -> None:
+    assert len(explain_unknown_route("GET", "/" + "x" * 10_000, ["/v1/models"])) < 400
