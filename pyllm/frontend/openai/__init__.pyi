@@ -1,5 +1,5 @@
 from .chat_completions import chat_route
-from .common_fields import EngineRequest, UseStructuredOutputs
+from .common_fields import EngineRequest
 from .completions import completions_route
 from .embeddings import embeddings_route
 from .error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES, error_response
@@ -21,7 +21,6 @@ __all__ = [
     "LOOKUP_ERROR_RESPONSES",
     "ChatLogprob",
     "EngineRequest",
-    "UseStructuredOutputs",
     "chat_logprobs",
     "chat_route",
     "completions_route",

@@ -241,7 +241,7 @@ def _ends(request: EngineRequest) -> dict[str, Any]:
     return {
         "stop": tuple(stop),
         "stop_token_ids": tuple(request.stop_token_ids or ()),
-        "include_stop_str_in_output": request.include_stop_str_in_output is True or request.no_stop_trim is True,
+        "include_stop_str_in_output": request.include_stop_str_in_output is True,
     }
 
 

@@ -71,7 +71,7 @@ def responses_routes(state: ServerState) -> Router:
         context.name_tenant(data.user)
         context.name_session(data.prompt_cache_key, data.user)
         _check(data, context)
-        context.field_names = _field_names(data)
+        context.name_fields(_field_names(data))
         stores = await _stores(store, data, context, owner)
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context, state.client.model)

@@ -168,13 +168,6 @@ def test_an_older_schema_may_be_a_text_or_equal_to_the_response_format() -> None
         params_of(decode(ChatRequest, CHAT | {"guided_json": "{", "structured_outputs": {"json": schema}}), 9)
 
 
-def test_no_stop_trim_keeps_the_stop_string() -> None:
-    assert params_of(decode(ChatRequest, CHAT | {"no_stop_trim": True}), 9).include_stop_str_in_output
-    assert not params_of(decode(ChatRequest, CHAT | {"no_stop_trim": False}), 9).include_stop_str_in_output
-    given = {"no_stop_trim": False, "include_stop_str_in_output": True}
-    assert params_of(decode(ChatRequest, CHAT | given), 9).include_stop_str_in_output
-
-
 def test_scheduling_fields_reach_the_parameters_but_the_tenant_does_not() -> None:
     fields = {"priority": -3, "timeout": 2, "ttft_target": 0.5, "tpot_target": 0.05}
     request = decode(ChatRequest, CHAT | fields)

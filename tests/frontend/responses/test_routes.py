@@ -402,7 +402,8 @@ async def test_a_server_that_stores_nothing_says_so(tokenizer: Tokenizer) -> Non
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_json": {}}, "guided_json"),
         ({"prompt": {"id": "x"}}, "prompt"),
-        ({"best_of": 2, "max_completion_tokens": 2}, "max_completion_tokens"),
+        ({"best_of": 2}, "best_of"),
+        ({"max_completion_tokens": 2}, "max_completion_tokens"),
     ],
 )
 async def test_what_is_not_honoured_is_refused_by_name(
