@@ -14,6 +14,7 @@ from pyllm.errors import RequestError
 from pyllm.sampling_params import (
     LEAST_POSITIVE,
     MAX_BAD_WORDS_TOKEN_IDS,
+    MAX_BAD_WORDS_TOKENS,
     MAX_EXTRA_ARGS_BYTES,
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIASES,
@@ -25,7 +26,6 @@ from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
 from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
 
 MAX_AGE = 1e9  # seconds that a request may have waited already
-MAX_BAD_WORDS_TOKENS = 1 << 14  # of all of them together
 MAX_EXTRA_ARGS_DEPTH = 32  # A worker must be able to decode them, at any depth of its call stack.
 
 

@@ -5,9 +5,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyllm.core.validation import MAX_BAD_WORDS_TOKENS, MAX_EXTRA_ARGS_DEPTH, check_submit
+from pyllm.core.validation import MAX_EXTRA_ARGS_DEPTH, check_submit
 from pyllm.errors import RequestError
-from pyllm.sampling_params import LEAST_POSITIVE, MAX_BAD_WORDS_TOKEN_IDS, MAX_EXTRA_ARGS_BYTES, MAX_LOGIT_BIASES
+from pyllm.sampling_params import (
+    LEAST_POSITIVE,
+    MAX_BAD_WORDS_TOKEN_IDS,
+    MAX_BAD_WORDS_TOKENS,
+    MAX_EXTRA_ARGS_BYTES,
+    MAX_LOGIT_BIASES,
+)
 from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
 from pyllm.wire.messages import ModelInfo, Sampling, Submit
 from tests.core.raw_engine import EPOCH, MODEL
