@@ -23,7 +23,7 @@ from pyllm.client.prompt_tokens import Prompt
 from pyllm.client.reports import SampleReport
 from pyllm.client.running_requests import RunningRequests
 from pyllm.client.streams import OutputSink
-from pyllm.client.submission import prepare, prepare_embedding, random_seed
+from pyllm.client.submission import prepare, prepare_embedding, random_seed, refuse_text_parameters
 from pyllm.client.token_reader import TokenDelta, TokenReader
 from pyllm.config.engine_settings import MAX_CORES
 from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
@@ -300,9 +300,12 @@ class EngineClient(CoreCalls):
     ) -> AsyncGenerator[TokenDelta, None]:
         """The request's deltas. Leaving the iterator early aborts the request; so does not reading it for 60 s.
 
+        Parameters that need a tokenizer, such as `stop`, are refused by name. `submit` leaves those to its caller.
+
         Raises:
             RequestError, RequestTooLargeError, EngineDeadError: as for `submit`, or later from the core.
         """
+        refuse_text_parameters(params)
         reader = TokenReader(params.n)
         request = self.submit(prompt, params, reader, scheduling)
         self._readers[request] = reader

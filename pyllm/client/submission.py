@@ -9,10 +9,28 @@ import msgspec
 
 from pyllm.client.prompt_tokens import Prompt, known_tokens
 from pyllm.errors import RequestError, RequestTooLargeError
-from pyllm.sampling_params import LEAST_POSITIVE, MAX_EXTRA_ARGS_BYTES, MAX_LOGIT_BIAS, SamplingParams
+from pyllm.sampling_params import (
+    LEAST_POSITIVE,
+    MAX_EXTRA_ARGS_BYTES,
+    MAX_LOGIT_BIAS,
+    RequestOutputKind,
+    SamplingParams,
+)
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
 from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
+
+# Parameters that are about text, or about outputs put together: neutral values, and what to do instead.
+_OF_TEXT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("stop", ((), [], "", None), "give stop_token_ids, or end the request where you see the text"),
+    ("include_stop_str_in_output", (False,), "it is about stop strings, so leave it out"),
+    ("bad_words", ((), [], None), "give bad_words_token_ids"),
+    ("skip_special_tokens", (True,), "deltas are all token ids, special ones too, so leave it out"),
+    ("spaces_between_special_tokens", (True,), "deltas are token ids, so leave it out"),
+    ("truncate_prompt_tokens", (None,), "give as many token ids as you want"),
+    ("output_kind", (RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA), "outputs are deltas, so leave it out"),
+    ("stream_interval", (None, 1), "deltas come with each step, so leave it out"),
+)
 
 
 def random_seed() -> int:
@@ -71,6 +89,17 @@ def prepare(
         length_penalty=params.length_penalty,
     )
     return _scheduled(submit, scheduling)
+
+
+def refuse_text_parameters(params: SamplingParams) -> None:
+    """Refuse what only a caller with a tokenizer can honour, or one that puts deltas together.
+
+    Raises:
+        RequestError: names the first such parameter.
+    """
+    for name, neutral, reason in _OF_TEXT:
+        if getattr(params, name) not in neutral:
+            raise RequestError(f"{name}: there is no tokenizer here; {reason}", name)
 
 
 def prepare_embedding(
