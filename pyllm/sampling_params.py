@@ -102,7 +102,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, r
     before `min_tokens`. There are at most 1,024 of them, of at most 1,024 characters each and 65,536 together.
     `bad_words` are texts, which take a tokenizer; `bad_words_token_ids` are the same for who has none. `logit_bias` has
     at most 1,024 tokens, each by at most 100 up or down; what is beyond 100 is taken for it.
-    `extra_args` are the arguments of logits processors, by the names of their entry points.
+    `extra_args` are the arguments of logits processors and samplers, by the names of their entry points. Plain values
+    below other names go to the only one that is installed.
 
     `logprobs` and `prompt_logprobs` count the likeliest tokens whose log-probabilities come beside the token's own.
     They are those of the model: neither temperature nor anything else here changes them.
@@ -146,7 +147,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, r
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
-    extra_args: dict[str, dict[str, Any]] | None = None
+    extra_args: dict[str, Any] | None = None
     beam_width: int = 0
     length_penalty: float = 1.0
     truncate_prompt_tokens: int | None = None
@@ -215,8 +216,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, r
         self._read_lists()
         if self.structured_outputs is not None:
             instance("structured_outputs", self.structured_outputs, StructuredOutputsParams)
-        for name, value in [] if self.extra_args is None else mapping("extra_args", self.extra_args).items():
-            mapping(f"extra_args.{text('extra_args', name)}", value)
+        for name in () if self.extra_args is None else mapping("extra_args", self.extra_args):
+            text("extra_args", name)
         instance("output_kind", self.output_kind, RequestOutputKind)
         if not all(map(is_, _FIXED_OF(self), _FIXED_DEFAULTS)):
             vllm_parameters.refuse_other_values(_FIXED, dict(zip(_FIXED, _FIXED_OF(self), strict=True)))

@@ -195,7 +195,7 @@ WRONG_TYPES = {
     "bad_words": ("word", [5]),
     "logit_bias": ([1], {"5": 1.0}, {5: "1"}, {5: None}),
     "structured_outputs": ({"json": {}}, "a"),
-    "extra_args": ([1], {"mine": 5}),
+    "extra_args": ([1], {5: "mine"}),
     "output_kind": (1, "DELTA"),
     "stream_interval": (0, -1, "2"),
     "truncate_prompt_tokens": (0, -2, "5"),

@@ -256,15 +256,15 @@ def _logit_bias(bias: dict[int, float], model: ModelInfo) -> dict[int, float]:
     return {token: min(max(value, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS) for token, value in bias.items() if value}
 
 
-def _extra_args(arguments: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _extra_args(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments as the other side decodes them, so that one process and several are the same."""
     if not arguments:
         return {}
     try:
         frame = msgspec.msgpack.encode(arguments)
-        decoded = msgspec.msgpack.decode(frame, type=dict[str, dict[str, Any]])
+        decoded = msgspec.msgpack.decode(frame, type=dict[str, Any])
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        text = f"extra_args must have a dict of plain values for each logits processor: {error}"
+        text = f"extra_args must be a dict of plain values: {error}"
         raise RequestError(text, "extra_args") from None
     if len(frame) > MAX_EXTRA_ARGS_BYTES:
         text = f"extra_args must have at most {MAX_EXTRA_ARGS_BYTES} bytes, got {len(frame)}"

@@ -11,6 +11,7 @@ import msgspec
 
 from pyllm.arguments import check
 from pyllm.errors import RequestError
+from pyllm.plugins import arguments_by_plugin
 from pyllm.sampling_params import (
     LEAST_POSITIVE,
     MAX_BAD_WORDS_TOKEN_IDS,
@@ -116,10 +117,7 @@ def _check_logit_bias(logit_bias: dict[int, float], model: ModelInfo) -> None:
 def _check_extra_args(arguments: dict[str, Any], sampling_plugins: Collection[str]) -> None:
     if not arguments:
         return
-    for name in arguments:
-        if name not in sampling_plugins:
-            known = ", ".join(sorted(sampling_plugins)) or "none"
-            raise RequestError(f"there is no logits processor or sampler {name!r}; installed are {known}", "extra_args")
+    arguments_by_plugin(arguments, sampling_plugins)
     if _is_nested_deeper(arguments, MAX_EXTRA_ARGS_DEPTH):
         raise RequestError(f"extra_args are nested more than {MAX_EXTRA_ARGS_DEPTH} deep", "extra_args")
     size = len(msgspec.msgpack.encode(arguments))

@@ -59,6 +59,8 @@ def refusal(request: Submit, model: ModelInfo = MODEL) -> RequestError:
         {"logprobs": 0, "prompt_logprobs": MODEL.max_logprobs},
         {"grammar": "x" * MAX_GRAMMAR_BYTES},
         {"extra_args": {"even": {"hard": True}}},
+        {"extra_args": {"even": 5}},
+        {"extra_args": {"target_token": 67, "strength": None}},
         {"extra_args": {"even": {"x": "y" * (MAX_EXTRA_ARGS_BYTES - 12)}}},
         {"extra_args": {"even": nested(MAX_EXTRA_ARGS_DEPTH - 1)}},
     ],
