@@ -105,7 +105,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, r
     `extra_args` are the arguments of logits processors and samplers, by the names of their entry points. Plain values
     below other names go to the only one that is installed.
 
-    `logprobs` and `prompt_logprobs` count the likeliest tokens whose log-probabilities come beside the token's own.
+    `logprobs` and `prompt_logprobs` count the likeliest tokens whose log-probabilities come beside the token's own; -1
+    is the whole vocabulary.
     They are those of the model: neither temperature nor anything else here changes them.
 
     `truncate_prompt_tokens` keeps the last so many tokens of the prompt; -1 keeps what fits the context beside
@@ -188,7 +189,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, r
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None:
-                check(name, count, count >= 0, "0 or more, or left out")
+                check(name, count, count >= -1, "0 or more, -1 for the whole vocabulary, or left out")
         if self.structured_outputs is not None:
             self._exclude("structured_outputs", ("ignore_eos", "min_tokens"))
         self._check_outputs()

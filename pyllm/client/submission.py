@@ -91,6 +91,21 @@ def prepare(
     return _scheduled(submit, scheduling)
 
 
+def num_logprobs(name: str, count: int | None, model: ModelInfo) -> int | None:
+    """How many likely tokens are asked for, by a parameter of this name; -1 is the whole vocabulary.
+
+    Raises:
+        RequestError: they are more than the model's engine gives.
+    """
+    if count is None:
+        return None
+    if count == -1 and model.max_logprobs < model.vocab_size:
+        text = f"{name} -1 is all {model.vocab_size} tokens of the vocabulary, and at most {model.max_logprobs} come"
+        raise RequestError(f"{text}: start the engine with --max-logprobs -1", name)
+    _check_logprobs(name, count, name, model)
+    return model.vocab_size if count == -1 else count
+
+
 def refuse_text_parameters(params: SamplingParams) -> None:
     """Refuse what only a caller with a tokenizer can honour, or one that puts deltas together.
 
@@ -210,8 +225,8 @@ def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, mo
         # Each beam's candidates are this many; what is sampled beside them has no effect.
         _check_logprobs("n", 2 * params.n, "the candidates of each beam, twice n,", model)
         return Sampling(temperature=0.0, logprobs=2 * params.beam_width)
-    _check_logprobs("logprobs", params.logprobs or 0, "logprobs", model)
-    _check_logprobs("prompt_logprobs", params.prompt_logprobs or 0, "prompt_logprobs", model)
+    logprobs = num_logprobs("logprobs", params.logprobs, model)
+    prompt_logprobs = num_logprobs("prompt_logprobs", params.prompt_logprobs, model)
     if params.bad_words:
         text = "bad_words are texts, and there is no tokenizer here; give bad_words_token_ids"
         raise RequestError(text, "bad_words")
@@ -228,8 +243,8 @@ def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, mo
         bad_words=tuple(_pack(tokens, "bad_words_token_ids", model) for tokens in params.bad_words_token_ids),
         min_tokens=min_tokens,
         stop_token_ids=stop_token_ids if min_tokens else b"",
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         grammar=_grammar(params.structured_outputs),
         extra_args=_extra_args(params.extra_args or {}),
     )

@@ -208,6 +208,16 @@ def test_a_token_outside_the_vocabulary_is_refused_by_the_name_of_its_field(name
     assert refused.value.parameter == name
 
 
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_the_whole_vocabulary_may_be_asked_for_where_the_engine_gives_it(name: str) -> None:
+    with pytest.raises(RequestError, match=rf"^{name} -1 is all 600 .* at most 20 .*--max-logprobs -1") as refused:
+        sampling(**{name: -1})
+    assert refused.value.parameter == name
+    all_of_them = msgspec.structs.replace(MODEL, max_logprobs=MODEL.vocab_size)
+    submit = prepare([1], SamplingParams(**{name: -1}), all_of_them)  # type: ignore[arg-type]
+    assert getattr(submit.sampling, name) == MODEL.vocab_size
+
+
 def test_bad_words_take_a_tokenizer() -> None:
     with pytest.raises(RequestError, match="no tokenizer here; give bad_words_token_ids") as refused:
         sampling(bad_words=["x"])

@@ -7,6 +7,7 @@ from .logprobs import chat_logprobs
 from .model_list import models_routes
 from .parameters import (
     constraint_names,
+    num_top_logprobs,
     output_limit,
     own_constraint,
     sample_params,
@@ -29,6 +30,7 @@ __all__ = [
     "embeddings_route",
     "error_response",
     "models_routes",
+    "num_top_logprobs",
     "output_limit",
     "own_constraint",
     "sample_params",

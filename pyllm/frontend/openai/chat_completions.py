@@ -70,7 +70,7 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         names = constraint_names(format_field(data), has_tools)
         context.name_fields(_FIELD_NAMES | names)
         limit = output_limit(data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens)
-        num_logprobs = num_chat_logprobs(data, state.client.model.max_logprobs)
+        num_logprobs = num_chat_logprobs(data, state.client.model)
         params = sampling_params(data, state.sampling, limit, num_logprobs)
         scheduling = scheduling_params(data, context, state.client.model)
         chunks = ChatChunks(state, context, data, params)

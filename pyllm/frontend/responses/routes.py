@@ -6,7 +6,6 @@ from litestar import Request, Response, Router, delete, get, post, route
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from pyllm.arguments import check
 from pyllm.errors import RequestError
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Conversation, Prepared
@@ -14,6 +13,7 @@ from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RES
 from pyllm.frontend.openai.logprobs import chat_logprobs
 from pyllm.frontend.openai.parameters import (
     constraint_names,
+    num_top_logprobs,
     output_limit,
     own_constraint,
     sample_params,
@@ -217,9 +217,7 @@ def _conversation(request: ResponsesRequest, items: list[Item], tools: list[Tool
 
 
 def _sampling_params(state: ServerState, request: ResponsesRequest) -> SamplingParams:
-    max_logprobs = state.client.model.max_logprobs
-    num_top = request.top_logprobs or 0
-    check("top_logprobs", num_top, 0 <= num_top <= max_logprobs, f"from 0 to {max_logprobs} (--max-logprobs)")
+    num_top = num_top_logprobs(request.top_logprobs, state.client.model)
     has_logprobs = _LOGPROBS in (request.include or ())
     if num_top and not has_logprobs:
         raise RequestError('top_logprobs requires include: ["message.output_text.logprobs"]', "top_logprobs")
