@@ -4,6 +4,7 @@ PyllmError
 ├── ConfigError            a flag, keyword or model that cannot work
 ├── RequestError           the caller's request, and nothing else, is at fault
 │   ├── RequestTooLargeError   it can never fit the context or the KV cache
+│   ├── UnknownParameterError  a keyword that parameters do not have; a TypeError, too
 │   └── TemplateRefusalError   the chat template cannot render its messages
 ├── ProfileRunningError    a profile is asked for while another one runs
 ├── DeadlineError          its timeout passed before there was anything to give
@@ -37,6 +38,10 @@ class RequestError(PyllmError, ValueError):
     def __init__(self, message: str, parameter: str | None = None) -> None:
         super().__init__(message)
         self.parameter = parameter
+
+
+class UnknownParameterError(RequestError, TypeError):
+    """A keyword that `SamplingParams`, or other parameters, do not have."""
 
 
 class RequestTooLargeError(RequestError):

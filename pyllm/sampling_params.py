@@ -10,6 +10,7 @@ import msgspec
 
 from pyllm import vllm_parameters
 from pyllm.arguments import (
+    NamedParameters,
     as_list,
     check,
     flag,
@@ -93,7 +94,9 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, repr_omit_defaults=True):
+class SamplingParams(
+    msgspec.Struct, metaclass=NamedParameters, kw_only=True, forbid_unknown_fields=True, repr_omit_defaults=True
+):
     """Names, meanings and defaults are vLLM's, `max_tokens` included: 16, of which a chat needs more.
 
     `temperature` 0 is greedy, and then `top_k`, `top_p` and `min_p` have no effect. `top_k` 0 or -1 is off.

@@ -39,9 +39,24 @@ def test_values_out_of_range_are_refused_by_name(name: str, value: object) -> No
     assert refused.value.parameter == name
 
 
-def test_misspelt_name_fails() -> None:
-    with pytest.raises(TypeError, match="max_token"):
-        SamplingParams(max_token=3)  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("keywords", "text"),
+    [
+        ({"max_token": 3}, "SamplingParams has no 'max_token': did you mean 'max_tokens'?"),
+        ({"temprature": 1}, "SamplingParams has no 'temprature': did you mean 'temperature'?"),
+        ({"max_new_tokens": 1, "zzz": 1}, "no 'max_new_tokens': it is max_tokens here; SamplingParams has no 'zzz'"),
+        ({"num_predict": 1}, "it is max_tokens here"),
+        ({"do_sample": False}, "it is temperature, where 0 is greedy here"),
+        ({"repeat_penalty": 1.1}, "it is repetition_penalty here"),
+    ],
+)
+def test_a_name_that_there_is_not_is_told_what_was_meant(keywords: dict[str, Any], text: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(text)) as refused:
+        SamplingParams(**keywords)
+    assert refused.value.parameter == next(iter(keywords))
+    assert isinstance(refused.value, TypeError)  # as Python has it
+    with pytest.raises(TypeError, match="positional"):
+        SamplingParams(1)  # type: ignore[misc]
 
 
 def test_stop_is_a_string_or_several() -> None:
