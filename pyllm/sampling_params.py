@@ -100,9 +100,10 @@ class SamplingParams(
     """Names, meanings and defaults are vLLM's, `max_tokens` included: 16, of which a chat needs more.
 
     `temperature` 0 is greedy, and then `top_k`, `top_p` and `min_p` have no effect. `top_k` 0 or -1 is off.
-    `max_tokens` None is all that is left of the context. `seed` None lets the client draw one. `stop` strings end the
-    text before the match, or after it where `include_stop_str_in_output` is set; neither they nor stop tokens end it
-    before `min_tokens`. There are at most 1,024 of them, of at most 1,024 characters each and 65,536 together.
+    `max_tokens` None is all that is left of the context; with `prompt_logprobs` it may be 0: the prompt alone. `seed`
+    None lets the client draw one. `stop` strings end the text before the match, or after it where
+    `include_stop_str_in_output` is set; neither they nor stop tokens end it before `min_tokens`. There are at most
+    1,024 of them, of at most 1,024 characters each and 65,536 together.
     `bad_words` are texts, which take a tokenizer; `bad_words_token_ids` are the same for who has none. `logit_bias` has
     at most 1,024 tokens, each by at most 100 up or down; what is beyond 100 is taken for it.
     `extra_args` are the arguments of logits processors and samplers, by the names of their entry points. Plain values
@@ -276,7 +277,8 @@ class SamplingParams(
 
     def _check_ends(self) -> None:
         if self.max_tokens is not None:
-            check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+            least = 1 if self.prompt_logprobs is None else 0
+            check("max_tokens", self.max_tokens, self.max_tokens >= least, "at least 1, or 0 with prompt_logprobs")
         check("min_tokens", self.min_tokens, 0 <= self.min_tokens < 2**31, "0 or more")
         if self.max_tokens is not None:
             allowed = f"at most max_tokens, {self.max_tokens}"

@@ -59,6 +59,12 @@ def test_a_name_that_there_is_not_is_told_what_was_meant(keywords: dict[str, Any
         SamplingParams(1)  # type: ignore[misc]
 
 
+def test_no_tokens_may_be_asked_for_where_the_prompt_is_scored() -> None:
+    assert SamplingParams(max_tokens=0, prompt_logprobs=0).max_tokens == 0
+    with pytest.raises(RequestError, match="max_tokens must be at least 1, or 0 with prompt_logprobs, got 0"):
+        SamplingParams(max_tokens=0)
+
+
 def test_stop_is_a_string_or_several() -> None:
     assert SamplingParams(stop="end").stop_strings == ("end",)
     assert SamplingParams(stop=["a", "b"], stop_token_ids=[2]).stop_strings == ("a", "b")

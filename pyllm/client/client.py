@@ -22,7 +22,7 @@ from pyllm.client.placers import PlacementKind, PrefixPlacer, RoundRobin
 from pyllm.client.prompt_tokens import Prompt
 from pyllm.client.reports import SampleReport
 from pyllm.client.running_requests import RunningRequests
-from pyllm.client.streams import OutputSink
+from pyllm.client.streams import OutputSink, PromptSink
 from pyllm.client.submission import prepare, prepare_embedding, random_seed, refuse_text_parameters
 from pyllm.client.token_reader import TokenDelta, TokenReader
 from pyllm.config.engine_settings import MAX_CORES
@@ -271,6 +271,8 @@ class EngineClient(CoreCalls):
         """
         self._check_alive()
         submit = prepare(prompt, params, self.model, scheduling, self.draw_seed)
+        if params.max_tokens == 0:
+            sink = PromptSink(sink)
         wanted = self._wanted_core(scheduling)
         return self._requests.start(submit, sink, session=scheduling.session, wanted_core=wanted)
 

@@ -67,7 +67,7 @@ def prepare(
     num_tokens = _num_tokens(prompt)
     if not num_tokens:
         raise RequestError("the prompt is empty; give at least one token", "prompt")
-    max_tokens = _max_tokens(num_tokens, params.max_tokens, model)
+    max_tokens = _max_tokens(num_tokens, 1 if params.max_tokens == 0 else params.max_tokens, model)
     tokens = known_tokens(prompt, model.vocab_size)
     stop = set(params.stop_token_ids or ())
     if not params.ignore_eos:

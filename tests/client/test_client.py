@@ -354,6 +354,18 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_anything_is_sent() -> 
     assert client.num_requests == 0
 
 
+async def test_a_prompt_alone_may_be_scored() -> None:
+    core = ScriptedCore(lambda prompt, sample: [7, 8, 9])
+    client = await connected(core)
+    params = SamplingParams(max_tokens=0, prompt_logprobs=1, logprobs=1)
+    deltas = [delta async for delta in client.generate([5, 6, 7], params)]
+    assert [delta.tokens for delta in deltas] == [[] for _ in deltas]
+    assert [delta.finish for delta in deltas][-1] == FinishCode.LENGTH
+    assert sum(len(delta.prompt_logprobs or ()) for delta in deltas) == 2
+    assert all(delta.logprobs is None for delta in deltas)
+    assert core.sent(Submit)[0].max_tokens == 1
+
+
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
