@@ -16,12 +16,18 @@ PyllmError
     └── GivenUpError       it died more often than it may be started anew
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 # How a worker came to its end: by a signal from elsewhere (SIGKILL, SIGTERM), by its own fault (an exception, SIGSEGV,
 # any other exit), because its device had no memory left, because it gave no sign of life, or did not end its step.
 # "orphaned": with the process that it was forked from.
 Cause = Literal["killed", "crashed", "out_of_memory", "silent", "stalled", "orphaned"]
+
+
+# Parameters whose errors are about one prompt of several.
+_PROMPTS = ("prompt", "prompts", "prompt_token_ids", "input", "messages", "cache_salt")
 
 
 class PyllmError(Exception):
@@ -38,6 +44,17 @@ class RequestError(PyllmError, ValueError):
     def __init__(self, message: str, parameter: str | None = None) -> None:
         super().__init__(message)
         self.parameter = parameter
+
+    @classmethod
+    @contextmanager
+    def of_item(cls, index: int, number: int, name: str = "") -> Iterator[None]:
+        """Errors in here about a prompt say which of so many is at fault, in the list of this name or the parameter."""
+        try:
+            yield
+        except cls as error:
+            if number > 1 and error.parameter in _PROMPTS:
+                error.args = (f"{name or error.parameter}[{index}]: {error}",)
+            raise
 
 
 class UnknownParameterError(RequestError, TypeError):
