@@ -354,6 +354,13 @@ class DeletedResponse(Struct):
     deleted: bool = True
 
 
+class InputTokens(Struct):
+    """How many tokens the prompt of a request would have."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class ItemList(Struct):
     """The items that a response is an answer to, page by page."""
 
