@@ -3,6 +3,7 @@
 Numbers of numpy become Python's. A bool is no number here.
 """
 
+import difflib
 import math
 import numbers
 import reprlib
@@ -11,11 +12,31 @@ from collections.abc import Mapping, Sequence, Set
 from enum import Enum
 from typing import Any, NoReturn, TypeVar
 
-from pyllm.errors import RequestError
+import msgspec
+
+from pyllm.errors import RequestError, UnknownParameterError
 
 Kind = TypeVar("Kind")
 
 MAX_SHOWN_BITS = 256
+# What transformers, Ollama, llama.cpp and OpenAI call parameters of ours.
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("max_new_tokens", "max_length", "max_completion_tokens", "num_predict", "n_predict"), "max_tokens"
+    ),
+    **dict.fromkeys(("min_new_tokens", "min_length"), "min_tokens"),
+    **dict.fromkeys(("stop_strings", "stop_sequences"), "stop"),
+    "repeat_penalty": "repetition_penalty",
+    "do_sample": "temperature, where 0 is greedy",
+    "num_return_sequences": "n",
+    "num_beams": "beam_width",
+    "bad_words_ids": "bad_words_token_ids",
+    "eos_token_id": "stop_token_ids",
+    "top_logprobs": "logprobs",
+    "response_format": "structured_outputs",
+    "guided_json": "structured_outputs",
+}
+_UNEXPECTED = "Unexpected keyword argument "
 
 _NUMPY_BOOLS = {("numpy", "bool"), ("numpy", "bool_")}
 
@@ -30,6 +51,26 @@ class _Shown(reprlib.Repr):
 
 _SHOWN = _Shown()
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 80
+
+
+class NamedParameters(msgspec.StructMeta):
+    """The type of parameters whose constructor says which name was meant by one that it does not know."""
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """The parameters.
+
+        Raises:
+            UnknownParameterError: there is no parameter of that name.
+        """
+        try:
+            return super().__call__(*args, **keywords)
+        except TypeError as error:
+            if not str(error).startswith(_UNEXPECTED):
+                raise
+            known = self.__struct_fields__
+            unknown = [name for name in keywords if name not in known]
+        texts = [f"{self.__name__} has no {name!r}{_meant(name, known)}" for name in unknown]
+        raise UnknownParameterError("; ".join(texts), unknown[0])
 
 
 def check(name: str, value: object, holds: bool, allowed: str) -> None:
@@ -144,6 +185,13 @@ def as_list(value: Any) -> Any:
     if isinstance(value, array) or (getattr(value, "ndim", None) and hasattr(value, "tolist")):
         return value.tolist()
     return value
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    if _OTHER_NAMES.get(name, "").partition(",")[0] in known:
+        return f": it is {_OTHER_NAMES[name]} here"
+    near = difflib.get_close_matches(name, known, n=1)
+    return f": did you mean {near[0]!r}?" if near else ""
 
 
 def _parameter(name: str) -> str:

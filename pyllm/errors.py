@@ -4,6 +4,7 @@ PyllmError
 ├── ConfigError            a flag, keyword or model that cannot work
 ├── RequestError           the caller's request, and nothing else, is at fault
 │   ├── RequestTooLargeError   it can never fit the context or the KV cache
+│   ├── UnknownParameterError  a keyword that parameters do not have; a TypeError, too
 │   └── TemplateRefusalError   the chat template cannot render its messages
 ├── ProfileRunningError    a profile is asked for while another one runs
 ├── DeadlineError          its timeout passed before there was anything to give
@@ -15,12 +16,18 @@ PyllmError
     └── GivenUpError       it died more often than it may be started anew
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 # How a worker came to its end: by a signal from elsewhere (SIGKILL, SIGTERM), by its own fault (an exception, SIGSEGV,
 # any other exit), because its device had no memory left, because it gave no sign of life, or did not end its step.
 # "orphaned": with the process that it was forked from.
 Cause = Literal["killed", "crashed", "out_of_memory", "silent", "stalled", "orphaned"]
+
+
+# Parameters whose errors are about one prompt of several.
+_PROMPTS = ("prompt", "prompts", "prompt_token_ids", "input", "messages", "cache_salt")
 
 
 class PyllmError(Exception):
@@ -37,6 +44,21 @@ class RequestError(PyllmError, ValueError):
     def __init__(self, message: str, parameter: str | None = None) -> None:
         super().__init__(message)
         self.parameter = parameter
+
+    @classmethod
+    @contextmanager
+    def of_item(cls, index: int, number: int, name: str = "") -> Iterator[None]:
+        """Errors in here about a prompt say which of so many is at fault, in the list of this name or the parameter."""
+        try:
+            yield
+        except cls as error:
+            if number > 1 and error.parameter in _PROMPTS:
+                error.args = (f"{name or error.parameter}[{index}]: {error}",)
+            raise
+
+
+class UnknownParameterError(RequestError, TypeError):
+    """A keyword that `SamplingParams`, or other parameters, do not have."""
 
 
 class RequestTooLargeError(RequestError):

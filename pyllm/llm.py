@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from os import PathLike
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -231,13 +232,14 @@ class LLM:
     async def _complete(
         self, prompts: Sequence[Prompt], requests: Sequence[_Request], progress: PromptProgress
     ) -> list[RequestOutput]:
-        async def complete(prompt: Prompt, request: _Request) -> RequestOutput:
+        async def complete(index: int, prompt: Prompt, request: _Request) -> RequestOutput:
             params, scheduling = request
-            output = await self._engine.complete(prompt, params, scheduling=scheduling)
+            with RequestError.of_item(index, len(prompts), "prompts"):
+                output = await self._engine.complete(prompt, params, scheduling=scheduling)
             progress.add(len(output.prompt_token_ids), sum(len(one.token_ids) for one in output.outputs))
             return output
 
-        return await _together(map(complete, prompts, requests))
+        return await _together(map(complete, count(), prompts, requests))
 
     async def _embed(
         self,
@@ -246,12 +248,13 @@ class LLM:
         dimensions: int | None,
         progress: PromptProgress,
     ) -> list[EmbeddingRequestOutput]:
-        async def embed(prompt: Prompt, request: _Request) -> EmbeddingRequestOutput:
-            output = await self._engine.embed(prompt, scheduling=request[1], dimensions=dimensions)
+        async def embed(index: int, prompt: Prompt, request: _Request) -> EmbeddingRequestOutput:
+            with RequestError.of_item(index, len(prompts), "prompts"):
+                output = await self._engine.embed(prompt, scheduling=request[1], dimensions=dimensions)
             progress.add(len(output.prompt_token_ids), 0)
             return output
 
-        return await _together(map(embed, prompts, requests))
+        return await _together(map(embed, count(), prompts, requests))
 
     async def _complete_chats(
         self,
@@ -260,7 +263,10 @@ class LLM:
         rendering: Rendering,
         progress: PromptProgress,
     ) -> list[RequestOutput]:
-        prompts = [await self._engine.render_chat(messages, rendering) for messages in conversations]
+        prompts = []
+        for index, messages in enumerate(conversations):
+            with RequestError.of_item(index, len(conversations), "messages"):
+                prompts.append(await self._engine.render_chat(messages, rendering))
         return await self._complete(prompts, requests, progress)
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:

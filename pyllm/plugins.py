@@ -1,9 +1,10 @@
 """Plugins: entry points of other packages, found by name in pyllm's groups. Does not know what they do."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
-from pyllm.errors import ConfigError
+from pyllm.errors import ConfigError, RequestError
 
 LOGITS_PROCESSORS = "pyllm.logits_processors"
 SAMPLERS = "pyllm.samplers"
@@ -14,6 +15,29 @@ REASONING_PARSERS = "pyllm.reasoning_parsers"
 def offered_names(group: str) -> frozenset[str]:
     """The names that installed packages offer in a group."""
     return frozenset(entry.name for entry in entry_points(group=group))
+
+
+def arguments_by_plugin(arguments: Mapping[str, Any], plugins: Collection[str]) -> dict[str, Any]:
+    """What each logits processor or sampler gets of a request's `extra_args`, by its name.
+
+    A value under the name of one is what it gets. Plain values under other names are vLLM's way, which names none: the
+    only one that is installed gets them, as a dict.
+
+    Raises:
+        RequestError: there is none of such a name, or plain values could be for several.
+    """
+    known = ", ".join(sorted(plugins)) or "none"
+    named = {name: value for name, value in arguments.items() if name in plugins}
+    others = {name: value for name, value in arguments.items() if name not in plugins}
+    for name, value in others.items():
+        if isinstance(value, dict):
+            raise RequestError(f"there is no logits processor or sampler {name!r}; installed are {known}", "extra_args")
+    if not others:
+        return named
+    if named or len(plugins) != 1:
+        text = f"which logits processor or sampler gets {', '.join(others)!s:.80} is not clear; installed are {known}"
+        raise RequestError(f'{text}: give its arguments below its name, as {{"name": {{...}}}}', "extra_args")
+    return dict.fromkeys(plugins, others)
 
 
 def find_entry_point(

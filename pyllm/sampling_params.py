@@ -10,6 +10,7 @@ import msgspec
 
 from pyllm import vllm_parameters
 from pyllm.arguments import (
+    NamedParameters,
     as_list,
     check,
     flag,
@@ -31,7 +32,8 @@ MAX_STOP_STRINGS = 1024
 MAX_STOP_CHARACTERS = 65_536  # of all of them together, which take the event loop 1 ms to sort
 MAX_STOP_STRING_CHARACTERS = 1024  # of one: as many may be held back, and looked at at once when they go another way
 MAX_BAD_WORDS = 128
-MAX_BAD_WORDS_TOKEN_IDS = 2 * MAX_BAD_WORDS  # A word is one text at the beginning and another one after a space.
+MAX_BAD_WORDS_TOKEN_IDS = 40 * MAX_BAD_WORDS  # A word's tokens differ with what is before it.
+MAX_BAD_WORDS_TOKENS = 1 << 16  # of all of them together
 MAX_BAD_WORD_CHARACTERS = 4096  # of all of them together
 MAX_LOGIT_BIASES = 1024
 MAX_LOGIT_BIAS = 100.0  # OpenAI's; what is beyond is taken for it
@@ -92,18 +94,23 @@ class RequestOutputKind(Enum):
     FINAL_ONLY = 2
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, repr_omit_defaults=True):
+class SamplingParams(
+    msgspec.Struct, metaclass=NamedParameters, kw_only=True, forbid_unknown_fields=True, repr_omit_defaults=True
+):
     """Names, meanings and defaults are vLLM's, `max_tokens` included: 16, of which a chat needs more.
 
     `temperature` 0 is greedy, and then `top_k`, `top_p` and `min_p` have no effect. `top_k` 0 or -1 is off.
-    `max_tokens` None is all that is left of the context. `seed` None lets the client draw one. `stop` strings end the
-    text before the match, or after it where `include_stop_str_in_output` is set; neither they nor stop tokens end it
-    before `min_tokens`. There are at most 1,024 of them, of at most 1,024 characters each and 65,536 together.
+    `max_tokens` None is all that is left of the context; with `prompt_logprobs` it may be 0: the prompt alone. `seed`
+    None lets the client draw one. `stop` strings end the text before the match, or after it where
+    `include_stop_str_in_output` is set; neither they nor stop tokens end it before `min_tokens`. There are at most
+    1,024 of them, of at most 1,024 characters each and 65,536 together.
     `bad_words` are texts, which take a tokenizer; `bad_words_token_ids` are the same for who has none. `logit_bias` has
     at most 1,024 tokens, each by at most 100 up or down; what is beyond 100 is taken for it.
-    `extra_args` are the arguments of logits processors, by the names of their entry points.
+    `extra_args` are the arguments of logits processors and samplers, by the names of their entry points. Plain values
+    below other names go to the only one that is installed.
 
-    `logprobs` and `prompt_logprobs` count the likeliest tokens whose log-probabilities come beside the token's own.
+    `logprobs` and `prompt_logprobs` count the likeliest tokens whose log-probabilities come beside the token's own; -1
+    is the whole vocabulary.
     They are those of the model: neither temperature nor anything else here changes them.
 
     `truncate_prompt_tokens` keeps the last so many tokens of the prompt; -1 keeps what fits the context beside
@@ -145,7 +152,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, r
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
-    extra_args: dict[str, dict[str, Any]] | None = None
+    extra_args: dict[str, Any] | None = None
     beam_width: int = 0
     length_penalty: float = 1.0
     truncate_prompt_tokens: int | None = None
@@ -186,7 +193,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, r
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             if count is not None:
-                check(name, count, count >= 0, "0 or more, or left out")
+                check(name, count, count >= -1, "0 or more, -1 for the whole vocabulary, or left out")
         if self.structured_outputs is not None:
             self._exclude("structured_outputs", ("ignore_eos", "min_tokens"))
         self._check_outputs()
@@ -214,8 +221,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, r
         self._read_lists()
         if self.structured_outputs is not None:
             instance("structured_outputs", self.structured_outputs, StructuredOutputsParams)
-        for name, value in [] if self.extra_args is None else mapping("extra_args", self.extra_args).items():
-            mapping(f"extra_args.{text('extra_args', name)}", value)
+        for name in () if self.extra_args is None else mapping("extra_args", self.extra_args):
+            text("extra_args", name)
         instance("output_kind", self.output_kind, RequestOutputKind)
         if not all(map(is_, _FIXED_OF(self), _FIXED_DEFAULTS)):
             vllm_parameters.refuse_other_values(_FIXED, dict(zip(_FIXED, _FIXED_OF(self), strict=True)))
@@ -270,7 +277,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, r
 
     def _check_ends(self) -> None:
         if self.max_tokens is not None:
-            check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+            least = 1 if self.prompt_logprobs is None else 0
+            check("max_tokens", self.max_tokens, self.max_tokens >= least, "at least 1, or 0 with prompt_logprobs")
         check("min_tokens", self.min_tokens, 0 <= self.min_tokens < 2**31, "0 or more")
         if self.max_tokens is not None:
             allowed = f"at most max_tokens, {self.max_tokens}"

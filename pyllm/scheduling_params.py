@@ -5,7 +5,7 @@ from typing import get_args
 
 import msgspec
 
-from pyllm.arguments import check, instance, integer, is_unicode, number, text
+from pyllm.arguments import NamedParameters, check, instance, integer, is_unicode, number, text
 from pyllm.errors import RequestError
 from pyllm.kv_transfer.stores import Retention
 
@@ -15,7 +15,9 @@ _RETENTIONS: tuple[str, ...] = get_args(Retention)
 _NOT_IN_SALTS = frozenset("@/\\\0")  # vLLM's
 
 
-class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SchedulingParams(
+    msgspec.Struct, metaclass=NamedParameters, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """Which of these count is the scheduling policy's affair; `timeout` counts under all of them.
 
     `priority`: lower runs earlier, as in vLLM. `tenant`: on whose account the request runs; tenants share no cached

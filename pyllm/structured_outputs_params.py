@@ -6,14 +6,16 @@ from typing import Any
 import msgspec
 
 from pyllm import vllm_parameters
-from pyllm.arguments import flag, mapping, text, texts
+from pyllm.arguments import NamedParameters, flag, mapping, text, texts
 from pyllm.errors import RequestError
 
 MAX_GRAMMAR_BYTES = 1 << 20
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")
 
 
-class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StructuredOutputsParams(
+    msgspec.Struct, metaclass=NamedParameters, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """A constraint on the output, in exactly one of these forms; the names are vLLM's.
 
     `json` is a JSON schema, as a text or as a dict; `json_object` True asks for any JSON object. `regex` matches the

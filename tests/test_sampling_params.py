@@ -39,9 +39,30 @@ def test_values_out_of_range_are_refused_by_name(name: str, value: object) -> No
     assert refused.value.parameter == name
 
 
-def test_misspelt_name_fails() -> None:
-    with pytest.raises(TypeError, match="max_token"):
-        SamplingParams(max_token=3)  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("keywords", "text"),
+    [
+        ({"max_token": 3}, "SamplingParams has no 'max_token': did you mean 'max_tokens'?"),
+        ({"temprature": 1}, "SamplingParams has no 'temprature': did you mean 'temperature'?"),
+        ({"max_new_tokens": 1, "zzz": 1}, "no 'max_new_tokens': it is max_tokens here; SamplingParams has no 'zzz'"),
+        ({"num_predict": 1}, "it is max_tokens here"),
+        ({"do_sample": False}, "it is temperature, where 0 is greedy here"),
+        ({"repeat_penalty": 1.1}, "it is repetition_penalty here"),
+    ],
+)
+def test_a_name_that_there_is_not_is_told_what_was_meant(keywords: dict[str, Any], text: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(text)) as refused:
+        SamplingParams(**keywords)
+    assert refused.value.parameter == next(iter(keywords))
+    assert isinstance(refused.value, TypeError)  # as Python has it
+    with pytest.raises(TypeError, match="positional"):
+        SamplingParams(1)  # type: ignore[misc]
+
+
+def test_no_tokens_may_be_asked_for_where_the_prompt_is_scored() -> None:
+    assert SamplingParams(max_tokens=0, prompt_logprobs=0).max_tokens == 0
+    with pytest.raises(RequestError, match="max_tokens must be at least 1, or 0 with prompt_logprobs, got 0"):
+        SamplingParams(max_tokens=0)
 
 
 def test_stop_is_a_string_or_several() -> None:
@@ -86,12 +107,12 @@ def test_as_many_stop_strings_as_the_bounds_allow() -> None:
         ("bad_words", [""]),
         ("bad_words", "word"),
         ("bad_words", ["x" * 4097]),
-        ("bad_words_token_ids", [[1]] * 257),
+        ("bad_words_token_ids", [[1]] * 5121),
         ("bad_words_token_ids", [[]]),
         ("bad_words_token_ids", [[-1]]),
         ("min_tokens", -1),
-        ("logprobs", -1),
-        ("prompt_logprobs", -1),
+        ("logprobs", -2),
+        ("prompt_logprobs", -2),
         ("beam_width", -1),
         *(("length_penalty", value) for value in (float("nan"), 1e300, -10.1)),
         ("length_penalty", 2.0),
@@ -195,7 +216,7 @@ WRONG_TYPES = {
     "bad_words": ("word", [5]),
     "logit_bias": ([1], {"5": 1.0}, {5: "1"}, {5: None}),
     "structured_outputs": ({"json": {}}, "a"),
-    "extra_args": ([1], {"mine": 5}),
+    "extra_args": ([1], {5: "mine"}),
     "output_kind": (1, "DELTA"),
     "stream_interval": (0, -1, "2"),
     "truncate_prompt_tokens": (0, -2, "5"),

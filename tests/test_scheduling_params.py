@@ -33,7 +33,7 @@ def test_a_retention_that_there_is_not_is_refused_with_those_that_there_are(valu
 
 
 def test_misspelt_name_fails() -> None:
-    with pytest.raises(TypeError, match="time_out"):
+    with pytest.raises(RequestError, match="no 'time_out': did you mean 'timeout'"):
         SchedulingParams(time_out=3)  # type: ignore[call-arg]
 
 

@@ -9,7 +9,7 @@ from .prompt_tokens import PromptTokens, known_tokens
 from .reports import BlockOwners, Decision, RequestReport, SampleReport, TenantReport
 from .request_hasher import RequestHasher
 from .streams import OutputSink
-from .submission import check_dimensions, refuse_input, refuse_prompt, room_for_output
+from .submission import check_dimensions, num_logprobs, refuse_input, refuse_prompt, room_for_output
 from .token_reader import TokenDelta
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "extended",
     "known_tokens",
     "likeliest",
+    "num_logprobs",
     "over_zeromq",
     "refuse_input",
     "refuse_prompt",

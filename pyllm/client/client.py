@@ -22,8 +22,8 @@ from pyllm.client.placers import PlacementKind, PrefixPlacer, RoundRobin
 from pyllm.client.prompt_tokens import Prompt
 from pyllm.client.reports import SampleReport
 from pyllm.client.running_requests import RunningRequests
-from pyllm.client.streams import OutputSink
-from pyllm.client.submission import prepare, prepare_embedding, random_seed
+from pyllm.client.streams import OutputSink, PromptSink
+from pyllm.client.submission import prepare, prepare_embedding, random_seed, refuse_text_parameters
 from pyllm.client.token_reader import TokenDelta, TokenReader
 from pyllm.config.engine_settings import MAX_CORES
 from pyllm.errors import ConfigError, EngineDeadError, PyllmError, RequestError
@@ -275,6 +275,8 @@ class EngineClient(CoreCalls):
         """
         self._check_alive()
         submit = prepare(prompt, params, self.model, scheduling, self.draw_seed)
+        if params.max_tokens == 0:
+            sink = PromptSink(sink)
         wanted = self._wanted_core(scheduling)
         return self._requests.start(submit, sink, session=scheduling.session, wanted_core=wanted)
 
@@ -304,9 +306,12 @@ class EngineClient(CoreCalls):
     ) -> AsyncGenerator[TokenDelta, None]:
         """The request's deltas. Leaving the iterator early aborts the request; so does not reading it for 60 s.
 
+        Parameters that need a tokenizer, such as `stop`, are refused by name. `submit` leaves those to its caller.
+
         Raises:
             RequestError, RequestTooLargeError, EngineDeadError: as for `submit`, or later from the core.
         """
+        refuse_text_parameters(params)
         reader = TokenReader(params.n)
         request = self.submit(prompt, params, reader, scheduling)
         self._readers[request] = reader

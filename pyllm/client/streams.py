@@ -5,6 +5,8 @@ from collections.abc import Callable
 from itertools import repeat
 from typing import NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from pyllm.client.columns import Columns
 from pyllm.client.journal import Journal
 from pyllm.client.logprobs import LogprobColumns, LogprobEntries
@@ -34,6 +36,28 @@ class OutputSink(Protocol[DeltaT_contra]):
 
     def error(self, error: PyllmError) -> None:
         """The request has failed; nothing follows."""
+
+
+class PromptSink:
+    """Passes on what there is of a prompt. Its request computes one token, as every prompt's last step does."""
+
+    def __init__(self, sink: OutputSink[TokenDelta]) -> None:
+        self._sink = sink
+
+    def delta(self, index: int, delta: TokenDelta) -> None:
+        """Pass on a sample's end, which is always that of its length unless something went wrong."""
+        if not delta.finish:
+            return
+        finish = FinishCode.LENGTH if delta.finish == FinishCode.STOP else delta.finish
+        self._sink.delta(index, msgspec.structs.replace(delta, tokens=[], finish=finish, logprobs=None))
+
+    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
+        """Pass on those of the prompt."""
+        self._sink.prompt_logprobs(index, logprobs)
+
+    def error(self, error: PyllmError) -> None:
+        """Pass on the failure."""
+        self._sink.error(error)
 
 
 class Loss(NamedTuple):

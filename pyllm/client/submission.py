@@ -9,10 +9,28 @@ import msgspec
 
 from pyllm.client.prompt_tokens import Prompt, known_tokens
 from pyllm.errors import RequestError, RequestTooLargeError
-from pyllm.sampling_params import LEAST_POSITIVE, MAX_EXTRA_ARGS_BYTES, MAX_LOGIT_BIAS, SamplingParams
+from pyllm.sampling_params import (
+    LEAST_POSITIVE,
+    MAX_EXTRA_ARGS_BYTES,
+    MAX_LOGIT_BIAS,
+    RequestOutputKind,
+    SamplingParams,
+)
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
 from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
+
+# Parameters that are about text, or about outputs put together: neutral values, and what to do instead.
+_OF_TEXT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("stop", ((), [], "", None), "give stop_token_ids, or end the request where you see the text"),
+    ("include_stop_str_in_output", (False,), "it is about stop strings, so leave it out"),
+    ("bad_words", ((), [], None), "give bad_words_token_ids"),
+    ("skip_special_tokens", (True,), "deltas are all token ids, special ones too, so leave it out"),
+    ("spaces_between_special_tokens", (True,), "deltas are token ids, so leave it out"),
+    ("truncate_prompt_tokens", (None,), "give as many token ids as you want"),
+    ("output_kind", (RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA), "outputs are deltas, so leave it out"),
+    ("stream_interval", (None, 1), "deltas come with each step, so leave it out"),
+)
 
 
 def random_seed() -> int:
@@ -51,7 +69,7 @@ def prepare(
     num_tokens = _num_tokens(prompt)
     if not num_tokens:
         raise RequestError("the prompt is empty; give at least one token", "prompt")
-    max_tokens = _max_tokens(num_tokens, params.max_tokens, model)
+    max_tokens = _max_tokens(num_tokens, 1 if params.max_tokens == 0 else params.max_tokens, model)
     tokens = known_tokens(prompt, model.vocab_size)
     stop = set(params.stop_token_ids or ())
     if not params.ignore_eos:
@@ -73,6 +91,32 @@ def prepare(
         length_penalty=params.length_penalty,
     )
     return _scheduled(submit, scheduling)
+
+
+def num_logprobs(name: str, count: int | None, model: ModelInfo) -> int | None:
+    """How many likely tokens are asked for, by a parameter of this name; -1 is the whole vocabulary.
+
+    Raises:
+        RequestError: they are more than the model's engine gives.
+    """
+    if count is None:
+        return None
+    if count == -1 and model.max_logprobs < model.vocab_size:
+        text = f"{name} -1 is all {model.vocab_size} tokens of the vocabulary, and at most {model.max_logprobs} come"
+        raise RequestError(f"{text}: start the engine with --max-logprobs -1", name)
+    _check_logprobs(name, count, name, model)
+    return model.vocab_size if count == -1 else count
+
+
+def refuse_text_parameters(params: SamplingParams) -> None:
+    """Refuse what only a caller with a tokenizer can honour, or one that puts deltas together.
+
+    Raises:
+        RequestError: names the first such parameter.
+    """
+    for name, neutral, reason in _OF_TEXT:
+        if getattr(params, name) not in neutral:
+            raise RequestError(f"{name}: there is no tokenizer here; {reason}", name)
 
 
 def prepare_embedding(
@@ -183,8 +227,8 @@ def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, mo
         # Each beam's candidates are this many; what is sampled beside them has no effect.
         _check_logprobs("n", 2 * params.n, "the candidates of each beam, twice n,", model)
         return Sampling(temperature=0.0, logprobs=2 * params.beam_width)
-    _check_logprobs("logprobs", params.logprobs or 0, "logprobs", model)
-    _check_logprobs("prompt_logprobs", params.prompt_logprobs or 0, "prompt_logprobs", model)
+    logprobs = num_logprobs("logprobs", params.logprobs, model)
+    prompt_logprobs = num_logprobs("prompt_logprobs", params.prompt_logprobs, model)
     if params.bad_words:
         text = "bad_words are texts, and there is no tokenizer here; give bad_words_token_ids"
         raise RequestError(text, "bad_words")
@@ -201,8 +245,8 @@ def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, mo
         bad_words=tuple(_pack(tokens, "bad_words_token_ids", model) for tokens in params.bad_words_token_ids),
         min_tokens=min_tokens,
         stop_token_ids=stop_token_ids if min_tokens else b"",
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         grammar=_grammar(params.structured_outputs),
         extra_args=_extra_args(params.extra_args or {}),
     )
@@ -229,15 +273,15 @@ def _logit_bias(bias: dict[int, float], model: ModelInfo) -> dict[int, float]:
     return {token: min(max(value, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS) for token, value in bias.items() if value}
 
 
-def _extra_args(arguments: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _extra_args(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments as the other side decodes them, so that one process and several are the same."""
     if not arguments:
         return {}
     try:
         frame = msgspec.msgpack.encode(arguments)
-        decoded = msgspec.msgpack.decode(frame, type=dict[str, dict[str, Any]])
+        decoded = msgspec.msgpack.decode(frame, type=dict[str, Any])
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        text = f"extra_args must have a dict of plain values for each logits processor: {error}"
+        text = f"extra_args must be a dict of plain values: {error}"
         raise RequestError(text, "extra_args") from None
     if len(frame) > MAX_EXTRA_ARGS_BYTES:
         text = f"extra_args must have at most {MAX_EXTRA_ARGS_BYTES} bytes, got {len(frame)}"

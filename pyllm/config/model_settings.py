@@ -114,5 +114,6 @@ class ModelConfig(ConfigPart, frozen=True):
         Meta(description="draw the seeds of requests that have none from this one; default: at random"),
     ] = None
     max_logprobs: Annotated[
-        int, Meta(description="most log-probabilities for a token that a request may ask for", ge=0, le=1 << 16)
+        int,
+        Meta(description="most log-probabilities of a token that a request may ask for; -1: all", ge=-1, le=1 << 30),
     ] = 20

@@ -35,7 +35,7 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
         given = {name: remaining.pop(name) for name in names if name in remaining}
         parts[field.name] = config_part(field.type, {name: each for name, each in given.items() if each is not None})
     if remaining:
-        raise ConfigError(_unknown_option(min(remaining)))
+        raise ConfigError("; ".join(map(_unknown_option, sorted(remaining))))
     return EngineConfig(**parts)
 
 

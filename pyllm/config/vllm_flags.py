@@ -124,7 +124,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _ours("override-generation-config"),
         _off("skip-tokenizer-init", "for token ids without a tokenizer use `pyllm core` and pyllm.EngineClient"),
         _ours("enforce-eager"),
-        _ours("max-logprobs", "there is no -1: give a number"),
+        _ours("max-logprobs"),
         _refused(
             "logits-processors",
             "install the processor as an entry point of the group pyllm.logits_processors; requests name it in "

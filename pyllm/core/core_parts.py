@@ -239,7 +239,7 @@ def _model_info(
         max_num_batched_tokens=engine.scheduler.max_num_batched_tokens,
         tensor_parallel_size=engine.parallel.tensor_parallel_size,
         pipeline_parallel_size=engine.parallel.pipeline_parallel_size,
-        max_logprobs=min(engine.model.max_logprobs, spec.vocab_size),
+        max_logprobs=spec.vocab_size if (most := engine.model.max_logprobs) < 0 else min(most, spec.vocab_size),
         hidden_size=spec.hidden_size,
         enable_prefix_caching=engine.cache.enable_prefix_caching,
         pooling=embedding.pooling,

@@ -11,9 +11,11 @@ import msgspec
 
 from pyllm.arguments import check
 from pyllm.errors import RequestError
+from pyllm.plugins import arguments_by_plugin
 from pyllm.sampling_params import (
     LEAST_POSITIVE,
     MAX_BAD_WORDS_TOKEN_IDS,
+    MAX_BAD_WORDS_TOKENS,
     MAX_EXTRA_ARGS_BYTES,
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIASES,
@@ -25,7 +27,6 @@ from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
 from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
 
 MAX_AGE = 1e9  # seconds that a request may have waited already
-MAX_BAD_WORDS_TOKENS = 1 << 14  # of all of them together
 MAX_EXTRA_ARGS_DEPTH = 32  # A worker must be able to decode them, at any depth of its call stack.
 
 
@@ -123,10 +124,7 @@ def _check_logit_bias(logit_bias: dict[int, float], model: ModelInfo) -> None:
 def _check_extra_args(arguments: dict[str, Any], sampling_plugins: Collection[str]) -> None:
     if not arguments:
         return
-    for name in arguments:
-        if name not in sampling_plugins:
-            known = ", ".join(sorted(sampling_plugins)) or "none"
-            raise RequestError(f"there is no logits processor or sampler {name!r}; installed are {known}", "extra_args")
+    arguments_by_plugin(arguments, sampling_plugins)
     if _is_nested_deeper(arguments, MAX_EXTRA_ARGS_DEPTH):
         raise RequestError(f"extra_args are nested more than {MAX_EXTRA_ARGS_DEPTH} deep", "extra_args")
     size = len(msgspec.msgpack.encode(arguments))

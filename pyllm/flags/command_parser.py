@@ -63,16 +63,21 @@ class CommandParser(argparse.ArgumentParser):
         return found
 
     def explain(self, unknown: Sequence[str]) -> str:
-        """What is wrong with arguments that nobody knows."""
+        """What is wrong with arguments that nobody knows: all of the flags among them, else the first one."""
         unknown = [text for text in unknown if text != "--"]
-        first = next((text for text in unknown if text.startswith("-")), unknown[0])
-        name = first.partition("=")[0]
-        if not name.startswith("-"):
-            return f"unexpected argument {first!r}; {self.prog} --help says what it takes"
-        reason = self.explain_unknown(name)
+        names = dict.fromkeys(text.partition("=")[0] for text in unknown if text.startswith("-"))
+        # What looks like a number is the value of a flag before it.
+        flags = [name for name in names if not name[1:2].isdigit()] or list(names)
+        if not flags:
+            return f"unexpected argument {unknown[0]!r}; {self.prog} --help says what it takes"
+        reasons = {name: self.explain_unknown(name) for name in flags}
+        texts = [reason or f"unknown flag {name}{self._nearest_flag(name)}" for name, reason in reasons.items()]
+        where = "" if all(reasons.values()) else f" ({self.prog} --help=all lists all flags)"
+        return "; ".join(texts) + where
+
+    def _nearest_flag(self, name: str) -> str:
         # Who does not find a flag in the help rarely means one that is not in it.
-        near = nearest(name, self.flags(is_shown=True)) or nearest(name, self.flags())
-        return reason or f"unknown flag {name}{near} ({self.prog} --help=all lists all flags)"
+        return nearest(name, self.flags(is_shown=True)) or nearest(name, self.flags())
 
     def explain_unknown(self, flag: str) -> str:
         """What a subclass knows about a flag that is not here."""

@@ -15,7 +15,10 @@ from pyllm.workers.step.kv_cache import KVCache
 
 
 def run_largest_step(forward: ForwardPass, max_logprobs: int) -> None:
-    """Compute as many tokens as a step may have; edit and sample the logits of every slot, with log-probabilities."""
+    """Compute as many tokens as a step may have; edit and sample the logits of every slot, with log-probabilities.
+
+    `max_logprobs` -1 is the whole vocabulary.
+    """
     logits = forward.compute_largest()
     if logits is not None:
         _draw(logits, sample)
@@ -24,7 +27,8 @@ def run_largest_step(forward: ForwardPass, max_logprobs: int) -> None:
         none = torch.zeros(rows + 1, dtype=torch.int32, device=device)
         nothing = torch.empty(0, device=device)
         edit_logits(logits, every, LogitsEdits(none, none[:0], nothing, nothing, nothing))
-        logprobs(logits, every, none[:rows], min(max_logprobs, logits.shape[1]))
+        vocab_size = logits.shape[1]
+        logprobs(logits, every, none[:rows], vocab_size if max_logprobs < 0 else min(max_logprobs, vocab_size))
 
 
 def launch_every_kernel(

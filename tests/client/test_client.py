@@ -24,7 +24,7 @@ from pyllm.errors import (
     RequestError,
     RequestTooLargeError,
 )
-from pyllm.sampling_params import SamplingParams
+from pyllm.sampling_params import RequestOutputKind, SamplingParams
 from pyllm.scheduling_params import SchedulingParams
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.messages import (
@@ -352,6 +352,40 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_anything_is_sent() -> 
         await anext(client.generate([1] * 300, GREEDY))
     assert core.sent(Submit) == []
     assert client.num_requests == 0
+
+
+async def test_a_prompt_alone_may_be_scored() -> None:
+    core = ScriptedCore(lambda prompt, sample: [7, 8, 9])
+    client = await connected(core)
+    params = SamplingParams(max_tokens=0, prompt_logprobs=1, logprobs=1)
+    deltas = [delta async for delta in client.generate([5, 6, 7], params)]
+    assert [delta.tokens for delta in deltas] == [[] for _ in deltas]
+    assert [delta.finish for delta in deltas][-1] == FinishCode.LENGTH
+    assert sum(len(delta.prompt_logprobs or ()) for delta in deltas) == 2
+    assert all(delta.logprobs is None for delta in deltas)
+    assert core.sent(Submit)[0].max_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("stop", ["Paris"], "give stop_token_ids"),
+        ("stop", "Paris", "give stop_token_ids"),
+        ("include_stop_str_in_output", True, "leave it out"),
+        ("bad_words", ["x"], "give bad_words_token_ids"),
+        ("skip_special_tokens", False, "leave it out"),
+        ("spaces_between_special_tokens", False, "leave it out"),
+        ("truncate_prompt_tokens", 3, "as many token ids as you want"),
+        ("output_kind", RequestOutputKind.FINAL_ONLY, "outputs are deltas"),
+        ("stream_interval", 5, "leave it out"),
+    ],
+)
+async def test_what_takes_a_tokenizer_is_refused_by_name(name: str, value: object, instead: str) -> None:
+    core = FakeCore()
+    client = await connected(core)
+    with pytest.raises(RequestError, match=f"^{name}: there is no tokenizer here; .*{instead}") as refused:
+        await anext(client.generate([1], SamplingParams(**{name: value})))  # type: ignore[arg-type]
+    assert (refused.value.parameter, core.sent(Submit), client.num_requests) == (name, [], 0)
 
 
 async def test_a_request_that_does_not_encode_leaves_nothing_behind() -> None:

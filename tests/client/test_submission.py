@@ -165,6 +165,7 @@ def packed(*tokens: int) -> bytes:
             Sampling(grammar='start: "a" | "b"'),
         ),
         ({"extra_args": {"mine": {"strength": 2}}}, Sampling(extra_args={"mine": {"strength": 2}})),
+        ({"extra_args": {"target_token": 67}}, Sampling(extra_args={"target_token": 67})),
     ],
 )
 def test_each_parameter_reaches_the_wire(options: dict[str, Any], expected: Sampling) -> None:
@@ -214,6 +215,16 @@ def test_a_token_outside_the_vocabulary_is_refused_by_the_name_of_its_field(name
     assert refused.value.parameter == name
 
 
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_the_whole_vocabulary_may_be_asked_for_where_the_engine_gives_it(name: str) -> None:
+    with pytest.raises(RequestError, match=rf"^{name} -1 is all 600 .* at most 20 .*--max-logprobs -1") as refused:
+        sampling(**{name: -1})
+    assert refused.value.parameter == name
+    all_of_them = msgspec.structs.replace(MODEL, max_logprobs=MODEL.vocab_size)
+    submit = prepare([1], SamplingParams(**{name: -1}), all_of_them)  # type: ignore[arg-type]
+    assert getattr(submit.sampling, name) == MODEL.vocab_size
+
+
 def test_bad_words_take_a_tokenizer() -> None:
     with pytest.raises(RequestError, match="no tokenizer here; give bad_words_token_ids") as refused:
         sampling(bad_words=["x"])
@@ -233,7 +244,6 @@ def test_a_constraint_that_is_not_resolved_is_refused(constraint: StructuredOutp
     ("arguments", "text"),
     [
         ({"mine": {"x": object()}}, "plain values"),
-        ({"mine": 5}, "extra_args.mine must be a dict"),
         ({"mine": {"x": 2**70}}, "plain values"),
         ({"mine": {"x": "y" * 70_000}}, "at most 65536 bytes"),
     ],

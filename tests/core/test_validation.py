@@ -5,9 +5,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyllm.core.validation import MAX_BAD_WORDS_TOKENS, MAX_EXTRA_ARGS_DEPTH, check_submit
+from pyllm.core.validation import MAX_EXTRA_ARGS_DEPTH, check_submit
 from pyllm.errors import RequestError
-from pyllm.sampling_params import LEAST_POSITIVE, MAX_BAD_WORDS_TOKEN_IDS, MAX_EXTRA_ARGS_BYTES, MAX_LOGIT_BIASES
+from pyllm.sampling_params import (
+    LEAST_POSITIVE,
+    MAX_BAD_WORDS_TOKEN_IDS,
+    MAX_BAD_WORDS_TOKENS,
+    MAX_EXTRA_ARGS_BYTES,
+    MAX_LOGIT_BIASES,
+)
 from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
 from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
 from tests.core.raw_engine import EPOCH, MODEL
@@ -53,6 +59,8 @@ def refusal(request: Submit, model: ModelInfo = MODEL) -> RequestError:
         {"logprobs": 0, "prompt_logprobs": MODEL.max_logprobs},
         {"grammar": "x" * MAX_GRAMMAR_BYTES},
         {"extra_args": {"even": {"hard": True}}},
+        {"extra_args": {"even": 5}},
+        {"extra_args": {"target_token": 67, "strength": None}},
         {"extra_args": {"even": {"x": "y" * (MAX_EXTRA_ARGS_BYTES - 12)}}},
         {"extra_args": {"even": nested(MAX_EXTRA_ARGS_DEPTH - 1)}},
     ],

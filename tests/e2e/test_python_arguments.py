@@ -227,6 +227,19 @@ def test_a_prompt_is_truncated_to_its_last_tokens(llm: LLM) -> None:
         assert len(output.outputs[0].token_ids) <= 2
 
 
+@pytest.mark.parametrize("wrong", ["x" * 600, "", None, [10**6], {"prompt": 5}])
+def test_an_error_says_which_prompt_it_is_about(llm: LLM, wrong: Any) -> None:
+    with pytest.raises(RequestError, match=r"^prompts\[1\]: "):
+        llm.generate(["ok", wrong, "ok"], use_tqdm=False)
+
+
+def test_a_prompt_alone_is_scored(llm: LLM) -> None:
+    (output,) = llm.generate("abc", SamplingParams(max_tokens=0, prompt_logprobs=1), use_tqdm=False)
+    assert (output.outputs[0].token_ids, output.outputs[0].text, output.outputs[0].finish_reason) == ([], "", "length")
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+
+
 async def test_a_request_gives_the_outputs_that_it_asks_for(model: str) -> None:
     def asking(kind: RequestOutputKind, interval: int | None = None) -> SamplingParams:
         return SamplingParams(

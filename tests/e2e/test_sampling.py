@@ -246,3 +246,5 @@ def test_a_logits_processor_of_another_package(tmp_path: Path, monkeypatch: pyte
             llm.generate(FRANCE, SamplingParams(**STEPS, extra_args={"even": {"limit": 3}}))
         with pytest.raises(RequestError, match="odd"):
             llm.generate(FRANCE, SamplingParams(**STEPS, extra_args={"odd": {}}))
+        (flat,) = llm.generate([FRANCE], SamplingParams(**STEPS, extra_args={"limit": 100}))  # as in vLLM
+        assert not any(token % 2 for token in flat.outputs[0].token_ids)

@@ -33,6 +33,11 @@ def help_of(capsys: pytest.CaptureFixture[str], parser: CommandParser, argument:
         (["--frist", "1"], "tool: unknown flag --frist: did you mean --first?"),
         (["--fir=1"], "did you mean --first?"),
         (["-f"], "unknown flag -f"),
+        (
+            ["--frist=1", "--fir", "--third", "-5", "x", "--frist"],
+            "tool: unknown flag --frist: did you mean --first?; unknown flag --fir: did you mean --first?; "
+            "unknown flag --third (tool --help=all lists all flags)",
+        ),
         (["--first"], "--first: expected one argument"),
         (["--second", "gren"], "there is no 'gren': did you mean green?"),
         (["word"], "unexpected argument 'word'"),

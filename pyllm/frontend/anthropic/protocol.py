@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from pyllm.frontend.chat.history_parts import HistoryPart
 from pyllm.frontend.http.ignored_fields import Hint, NoEffect
+from pyllm.frontend.http.peer_fields import PeerFields
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
 
 
@@ -95,7 +96,7 @@ class Metadata(Struct, kw_only=True):
     user_id: str | None = None
 
 
-class CountTokensRequest(Struct, kw_only=True):
+class CountTokensRequest(PeerFields, kw_only=True):
     """`POST /v1/messages/count_tokens`: what the prompt of a request is made of."""
 
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
@@ -109,7 +110,7 @@ class CountTokensRequest(Struct, kw_only=True):
 
     cache_control: NoEffect = None
     context_management: Hint = None
-    mcp_servers: Hint = []
+    mcp_servers: Hint = msgspec.field(default_factory=list)
     speed: Hint = "standard"
 
 

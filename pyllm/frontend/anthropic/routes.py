@@ -62,7 +62,7 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
         context.name_tenant(_user(data.metadata), "metadata.user_id")
         context.name_session(None if data.metadata is None else data.metadata.user_id)
         field = None if _output_format(data) is None else "output_config.format"
-        context.field_names = FIELD_NAMES | constraint_names(field, bool(data.tools))
+        context.name_fields(FIELD_NAMES | constraint_names(field, bool(data.tools)))
         if data.thread is not None:
             text = "thread is not supported: the server keeps no messages; send the whole conversation without it"
             raise UnsupportedThreadError(text, "thread")
@@ -93,7 +93,7 @@ def count_tokens_route(state: ServerState) -> HTTPRouteHandler:
     )
     async def count_message_tokens(request: Request[Any, Any, Any], data: JSONBody[CountTokensRequest]) -> TokenCount:
         context = context_of(request)
-        context.field_names = FIELD_NAMES
+        context.name_fields(FIELD_NAMES)
         check_model(state, data.model)
         await admit(state, context, num_sequences=0)
         conversation = conversation_of(data, context.ignore)

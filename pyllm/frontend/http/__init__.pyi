@@ -31,9 +31,10 @@ from .ignored_fields import (
 )
 from .keep_alive import COMMENT, SILENT_SWEEPS, KeepAlive
 from .openapi import openapi_document
+from .peer_fields import PeerFields, UseStructuredOutputs, same_as, use_own_names
 from .pushed_response import CONNECTION, READER_PATIENCE, Answer, Channel, Connection, PushedResponse
 from .unknown_routes import explain_method, explain_unknown_route, with_version
-from .unsupported import Unsupported, refuse_unsupported, unsupported_field
+from .unsupported import Unsupported, is_unsupported, refuse_unsupported, unsupported_field
 from .write_batcher import WriteBatcher
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "KeepAlive",
     "MediaTypeError",
     "NoEffect",
+    "PeerFields",
     "Position",
     "PushedResponse",
     "QueueFullError",
@@ -73,6 +75,7 @@ __all__ = [
     "UnknownResponseError",
     "Unsupported",
     "UnsupportedThreadError",
+    "UseStructuredOutputs",
     "WriteBatcher",
     "decode_body",
     "decoding_error",
@@ -82,9 +85,12 @@ __all__ = [
     "failure_headers",
     "find_ignored",
     "ignore_server_tool",
+    "is_unsupported",
     "model_hash",
     "openapi_document",
     "refuse_unsupported",
+    "same_as",
     "unsupported_field",
+    "use_own_names",
     "with_version",
 ]

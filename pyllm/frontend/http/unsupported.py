@@ -1,4 +1,4 @@
-"""Request fields that pyllm knows and does not support. Only their neutral value passes, which is their default.
+"""Request fields that pyllm knows and does not support. Only neutral values pass, such as their default.
 
 Knows no API: each marks such fields in its own structs.
 """
@@ -15,15 +15,21 @@ T = TypeVar("T")
 
 _MARK = {"supported": False}
 _INSTEAD = "instead"
+_NEUTRAL = "neutral"
 
 
-def unsupported_field(instead: str | None = None) -> Meta:
-    """The mark of such a field; `instead` is the one that does what it would."""
-    extra = _MARK if instead is None else {**_MARK, _INSTEAD: instead}
+def unsupported_field(instead: str | None = None, *also_neutral: Any) -> Meta:
+    """The mark of such a field; `instead` does what it would. Other values than the default may pass, too."""
+    extra = {**_MARK, _INSTEAD: instead, _NEUTRAL: also_neutral}
     return Meta(description="Not supported: refused unless neutral.", extra=extra)
 
 
 Unsupported = Annotated[T | None, unsupported_field()]
+
+
+def is_unsupported(annotation: Any) -> bool:
+    """Whether a field of this annotation is marked so."""
+    return _mark_of(annotation) is not None
 
 
 def refuse_unsupported(request: Struct, where: str = "") -> None:
@@ -34,21 +40,30 @@ def refuse_unsupported(request: Struct, where: str = "") -> None:
     """
     for name, neutral, instead in _neutral_values(type(request)):
         value = getattr(request, name)
-        if value is not None and value != neutral:
+        if value is not None and value not in neutral:
             remedy = f"use {where}{instead}" if instead else "leave it out"
             raise RequestError(f"{where}{name} is not supported{'' if instead else ' yet'}; {remedy}", f"{where}{name}")
 
 
 @functools.cache
-def _neutral_values(kind: type[Struct]) -> tuple[tuple[str, Any, str | None], ...]:
-    """Name and neutral value of each marked field, and what to use instead."""
+def _neutral_values(kind: type[Struct]) -> tuple[tuple[str, tuple[Any, ...], str | None], ...]:
+    """Name and neutral values of each marked field, and what to use instead."""
     return tuple(
         (
             field.name,
-            field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory(),
-            mark.extra.get(_INSTEAD),
+            (
+                field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory(),
+                *mark[_NEUTRAL],
+            ),
+            mark[_INSTEAD],
         )
         for field in msgspec.structs.fields(kind)
-        for mark in getattr(field.type, "__metadata__", ())
-        if isinstance(mark, Meta) and mark.extra is not None and mark.extra.items() >= _MARK.items()
+        if (mark := _mark_of(field.type)) is not None
     )
+
+
+def _mark_of(annotation: Any) -> dict[str, Any] | None:
+    for mark in getattr(annotation, "__metadata__", ()):
+        if isinstance(mark, Meta) and mark.extra is not None and mark.extra.items() >= _MARK.items():
+            return mark.extra
+    return None

@@ -1,5 +1,5 @@
 from .chat_completions import chat_route
-from .common_fields import EngineRequest, UseStructuredOutputs
+from .common_fields import EngineRequest
 from .completions import completions_route
 from .embeddings import embeddings_route
 from .error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES, error_response
@@ -7,6 +7,7 @@ from .logprobs import chat_logprobs
 from .model_list import models_routes
 from .parameters import (
     constraint_names,
+    num_top_logprobs,
     output_limit,
     own_constraint,
     sample_params,
@@ -21,7 +22,6 @@ __all__ = [
     "LOOKUP_ERROR_RESPONSES",
     "ChatLogprob",
     "EngineRequest",
-    "UseStructuredOutputs",
     "chat_logprobs",
     "chat_route",
     "completions_route",
@@ -30,6 +30,7 @@ __all__ = [
     "embeddings_route",
     "error_response",
     "models_routes",
+    "num_top_logprobs",
     "output_limit",
     "own_constraint",
     "sample_params",

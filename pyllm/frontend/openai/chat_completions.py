@@ -68,9 +68,9 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         context.name_session(data.prompt_cache_key, data.user)
         has_tools = bool(data.tools) and data.structured_outputs is None
         names = constraint_names(format_field(data), has_tools)
-        context.field_names = _FIELD_NAMES | names
+        context.name_fields(_FIELD_NAMES | names)
         limit = output_limit(data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens)
-        num_logprobs = num_chat_logprobs(data, state.client.model.max_logprobs)
+        num_logprobs = num_chat_logprobs(data, state.client.model)
         params = sampling_params(data, state.sampling, limit, num_logprobs)
         scheduling = scheduling_params(data, context, state.client.model)
         chunks = ChatChunks(state, context, data, params)
@@ -87,13 +87,18 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
                 chunks,
                 prepared.make_parser,
                 partial(state.chat.tool_call_id, context.request_id),
-                shows_reasoning=data.include_reasoning is not False,
+                shows_reasoning=_shows_reasoning(data),
                 counts_reasoning=state.chat.has_reasoning,
                 counts_of=counts_of,
             )
         return respond(generation, answer_format, data.stream is True, context)
 
     return create_chat_completion
+
+
+def _shows_reasoning(request: ChatRequest) -> bool:
+    is_excluded = request.reasoning is not None and request.reasoning.exclude is True
+    return request.include_reasoning is not False and not is_excluded
 
 
 class ChatChunks:

@@ -57,7 +57,7 @@ def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        reasoning_effort=request.reasoning_effort,
+        reasoning_effort=_reasoning_effort(request),
         documents=request.documents,
         template_variables=request.chat_template_kwargs or {},
         chat_template=request.chat_template,
@@ -66,6 +66,16 @@ def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
         add_special_tokens=request.add_special_tokens is True,
         separate_reasoning=request.separate_reasoning is not False,
     )
+
+
+def _reasoning_effort(request: ChatRequest) -> str | None:
+    """How much is to be thought, in whichever field a request says so."""
+    if request.reasoning_effort is not None:
+        return request.reasoning_effort
+    reasoning = request.reasoning
+    if reasoning is not None and (reasoning.effort or reasoning.enabled is False):
+        return reasoning.effort or "none"
+    return request.think if isinstance(request.think, str) else "none" if request.think is False else None
 
 
 def _tools(request: ChatRequest, ignore: Ignore) -> tuple[tuple[Tool, ...], ToolChoice]:

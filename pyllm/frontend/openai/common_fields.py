@@ -1,17 +1,15 @@
 """The fields that the requests of all generation routes share, OpenAI's Responses included.
 
-`protocol.py` explains the marks of fields.
+`protocol.py` explains the marks of fields; those that only other servers have are in `frontend/http/peer_fields.py`.
 """
 
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 from msgspec import Struct
 
 from pyllm.frontend.http.ignored_fields import Hint, NoEffect
-from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
-
-T = TypeVar("T")
-UseStructuredOutputs = Annotated[T | None, unsupported_field("structured_outputs")]
+from pyllm.frontend.http.peer_fields import PeerFields
+from pyllm.frontend.http.unsupported import Unsupported
 
 
 class StructuredOutputs(Struct, kw_only=True):
@@ -30,7 +28,7 @@ class StructuredOutputs(Struct, kw_only=True):
     disable_fallback: Hint = False
 
 
-class EngineRequest(Struct, kw_only=True):
+class EngineRequest(PeerFields, kw_only=True):
     """What every generation route has in common: how one sample is chosen, and its place among the others."""
 
     model: str | None = None
@@ -50,10 +48,9 @@ class EngineRequest(Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
-    no_stop_trim: bool | None = None  # SGLang's name of `include_stop_str_in_output`
     skip_special_tokens: bool | None = None
     structured_outputs: StructuredOutputs | None = None
-    vllm_xargs: dict[str, dict[str, Any]] | None = None
+    vllm_xargs: dict[str, Any] | None = None
     stream: bool | None = False
     priority: int | None = None
     timeout: float | None = None
@@ -70,21 +67,3 @@ class EngineRequest(Struct, kw_only=True):
     metadata: NoEffect = None
     safety_identifier: NoEffect = None
     service_tier: NoEffect = None
-
-    # Of other engines.
-    regex: UseStructuredOutputs[str] = None
-    ebnf: UseStructuredOutputs[str] = None
-    grammar: UseStructuredOutputs[Any] = None
-    json_schema: UseStructuredOutputs[Any] = None
-    mirostat: Unsupported[int] = 0
-    mirostat_mode: Unsupported[int] = 0
-    typical_p: Unsupported[float] = 1.0
-    top_a: Unsupported[float] = 0.0
-    tfs: Unsupported[float] = 1.0
-    tfs_z: Unsupported[float] = 1.0
-    dry_multiplier: Unsupported[float] = 0.0
-    xtc_probability: Unsupported[float] = 0.0
-    dynatemp_range: Unsupported[float] = 0.0
-    lora_path: Unsupported[Any] = None
-    structural_tag: Unsupported[Any] = None
-    return_hidden_states: Unsupported[bool] = False

@@ -58,7 +58,7 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         context.name_tenant(data.user)
         context.name_session(data.prompt_cache_key, data.user)
         names = constraint_names(format_field(data), has_tools=False)
-        context.field_names = {"beam_width": "use_beam_search"} | names
+        context.name_fields({"beam_width": "use_beam_search"} | names)
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context, state.client.model)
         truncation = truncation_from(

@@ -6,6 +6,7 @@ import msgspec
 
 from pyllm.arguments import check
 from pyllm.checkpoint.generation_config import SamplingDefaults
+from pyllm.client.submission import num_logprobs
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import RequestError
 from pyllm.frontend.http.unsupported import refuse_unsupported
@@ -196,17 +197,27 @@ def own_constraint(given: StructuredOutputs | None) -> StructuredOutputsParams |
     return StructuredOutputsParams(**{name: getattr(given, name) for name in StructuredOutputsParams.__struct_fields__})
 
 
-def num_chat_logprobs(request: ChatRequest, limit: int) -> int | None:
+def num_chat_logprobs(request: ChatRequest, model: ModelInfo) -> int | None:
     """How many likely tokens' log-probabilities a chat is to have beside each token's own; None: not even that.
 
     Raises:
-        RequestError: `top_logprobs` without `logprobs`, or more of them than the model's `limit`.
+        RequestError: `top_logprobs` without `logprobs`, or more of them than the model gives.
     """
-    num_top = request.top_logprobs or 0
+    num_top = num_top_logprobs(request.top_logprobs, model)
     if num_top and not request.logprobs:
         raise RequestError("top_logprobs requires logprobs: true", "top_logprobs")
-    check("top_logprobs", num_top, 0 <= num_top <= limit, f"from 0 to {limit} (--max-logprobs)")
     return num_top if request.logprobs else None
+
+
+def num_top_logprobs(count: int | None, model: ModelInfo) -> int:
+    """How many likely tokens `top_logprobs` asks for.
+
+    Raises:
+        RequestError: they are more than the model gives.
+    """
+    limit = model.max_logprobs
+    check("top_logprobs", count, -1 <= (count or 0) <= limit, f"from 0 to {limit} (--max-logprobs)")
+    return num_logprobs("top_logprobs", count, model) or 0
 
 
 def scheduling_params(request: EngineRequest, context: RequestContext, model: ModelInfo) -> SchedulingParams:
@@ -241,7 +252,7 @@ def _ends(request: EngineRequest) -> dict[str, Any]:
     return {
         "stop": tuple(stop),
         "stop_token_ids": tuple(request.stop_token_ids or ()),
-        "include_stop_str_in_output": request.include_stop_str_in_output is True or request.no_stop_trim is True,
+        "include_stop_str_in_output": request.include_stop_str_in_output is True,
     }
 
 

@@ -14,7 +14,7 @@ from pyllm.client.logprobs import LogprobEntries
 from pyllm.frontend.chat.history_parts import HistoryPart
 from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
-from pyllm.frontend.openai.common_fields import EngineRequest, UseStructuredOutputs
+from pyllm.frontend.openai.common_fields import EngineRequest
 from pyllm.frontend.openai.tool_protocol import (
     CalledFunction,
     ChatToolCall,
@@ -73,28 +73,11 @@ class GenerationRequest(EngineRequest, kw_only=True):
     return_token_ids: bool | None = False
     return_tokens_as_token_ids: bool | None = False
 
-    best_of: Unsupported[int] = 1
-    echo: Unsupported[bool] = False
-    logprob_token_ids: Unsupported[list[int]] = msgspec.field(default_factory=list)
-    spaces_between_special_tokens: Unsupported[bool] = True
     guided_json: Any = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    guided_decoding_backend: Hint = None
-    guided_whitespace_pattern: UseStructuredOutputs[str] = None
     separate_reasoning: bool | None = True
-    stream_reasoning: Hint = True
-    thinking_token_budget: Unsupported[int] = None
-    repetition_detection: Unsupported[dict[str, Any]] = None
-    session_id: Hint = None
-    stream_interval: Hint = 1
-    return_token_offsets: Unsupported[bool] = False
-    routed_experts_prompt_start: Unsupported[int] = None
-    watermarking: Unsupported[dict[str, Any]] = None
-    mm_payload: Unsupported[Any] = None
-    kv_transfer_params: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
-    ec_transfer_params: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -110,7 +93,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     suffix: str | None = None
 
     tools: Unsupported[list[Any]] = msgspec.field(default_factory=list)
-    prompt_embeds: Unsupported[Any] = None
 
 
 class ContentPart(HistoryPart, kw_only=True):
@@ -147,6 +129,15 @@ class ChatMessage(Struct, kw_only=True):
     annotations: Hint = []
 
 
+class ChatReasoning(Struct, kw_only=True):
+    """OpenRouter's and SGLang's place for `reasoning_effort`, and for the opposite of `include_reasoning`."""
+
+    effort: str | None = None
+    enabled: bool | None = True
+    exclude: bool | None = False
+    max_tokens: Hint = None
+
+
 class ChatRequest(GenerationRequest, kw_only=True):
     """`POST /v1/chat/completions`."""
 
@@ -162,6 +153,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = True
     reasoning_effort: str | None = None
     include_reasoning: bool | None = True
+    reasoning: ChatReasoning | None = None
+    think: bool | str | None = True  # Ollama's
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -176,7 +169,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
     moderation: Unsupported[Any] = None
     media_io_kwargs: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
     mm_processor_kwargs: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
-    return_prompt_text: Unsupported[bool] = False
 
 
 class PromptTokensDetails(Struct):

@@ -81,6 +81,11 @@ class RequestContext(msgspec.Struct):
         theirs = self.field_names.get(name) or f"{self.field_names.get(field, field)}{dot}{key}"
         self.fields.ignore(theirs, refusal)
 
+    def name_fields(self, names: Mapping[str, str]) -> None:
+        """Have errors speak of these fields by the names that the values are, or by what the caller called those."""
+        known = self.field_names
+        self.field_names = {**known, **{name: known.get(theirs, theirs) for name, theirs in names.items()}}
+
     def say_field(self, error: Exception) -> None:
         """Have an error speak of the fields that the caller knows; doing so again changes nothing."""
         if not isinstance(error, RequestError) or not self.field_names:

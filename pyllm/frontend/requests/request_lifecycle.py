@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from pyllm.errors import DeadlineError, PyllmError
+from pyllm.errors import DeadlineError, PyllmError, RequestError
 from pyllm.frontend.observability.metrics import RequestMetrics
 from pyllm.frontend.observability.tracing import RequestTrace
 from pyllm.frontend.requests.request_context import RequestContext
@@ -78,7 +78,8 @@ class RequestLifecycle:
                     return  # One before it was refused at once.
                 metrics = self._state.metrics.request(len(prompt), self._num_samples)
                 self.metrics.append(metrics)
-                submit(index, metrics, scheduling)
+                with RequestError.of_item(index, len(self._prompts)):
+                    submit(index, metrics, scheduling)
         except PyllmError as error:
             self._end(_reason(error))
             self._context.say_field(error)

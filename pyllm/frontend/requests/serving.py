@@ -11,6 +11,7 @@ from litestar import Request
 from msgspec import Struct
 
 from pyllm.frontend.chat.conversation import Conversation, Prepared
+from pyllm.frontend.http.peer_fields import use_own_names
 from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.requests.admission_control import admit, charge
 from pyllm.frontend.requests.generation import Generation
@@ -28,15 +29,17 @@ class GenerationBody(Protocol):
 
 
 def begin(state: ServerState, request: Request[Any, Any, Any], body: GenerationBody) -> RequestContext:
-    """The context of a request, with the id that its body names. Errors up to here name fields as the caller does.
+    """The context of a request, with the id that its body names. What the body has in peers' names is in ours then.
 
     Raises:
         RequestError: the id is unusable, or the server does not have the model or does not support a field.
     """
     context = context_of(request)
-    context.name_request(body.request_id)
     check_model(state, body.model)
-    refuse_unsupported(cast("Struct", body))  # As every body is.
+    struct = cast("Struct", body)  # As every body is.
+    context.field_names = use_own_names(struct)
+    refuse_unsupported(struct)
+    context.name_request(body.request_id)
     return context
 
 
@@ -68,6 +71,6 @@ async def generate_chat(
 ) -> tuple[Prepared, Generation]:
     """The generation of a conversation's next message; raises as `generate` does."""
     if conversation.forces_call:  # It takes precedence over any other constraint.
-        context.field_names = {**context.field_names, "structured_outputs": "tools"}
+        context.name_fields({"structured_outputs": "tools"})
     prepare = partial(state.chat.prepare, conversation, params, context.ignore)
     return await generate(state, context, scheduling, params.n, prepare)

@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from pyllm.frontend.chat.history_parts import HistoryPart
 from pyllm.frontend.http.ignored_fields import Hint, NoEffect
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
-from pyllm.frontend.openai.common_fields import EngineRequest, UseStructuredOutputs
+from pyllm.frontend.openai.common_fields import EngineRequest
 from pyllm.frontend.openai.protocol import ChatLogprob
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -160,10 +160,6 @@ class ResponsesRequest(EngineRequest, kw_only=True):
     max_completion_tokens: Annotated[int | None, unsupported_field("max_output_tokens")] = None
     response_format: Annotated[Any, unsupported_field("text.format")] = None
     logprobs: Annotated[Any, unsupported_field("include")] = False
-    guided_json: UseStructuredOutputs[Any] = None
-    guided_regex: UseStructuredOutputs[str] = None
-    guided_choice: UseStructuredOutputs[list[str]] = None
-    guided_grammar: UseStructuredOutputs[str] = None
     context_management: Hint = None
 
 
@@ -356,6 +352,13 @@ class DeletedResponse(Struct):
     id: str
     object: Literal["response"] = "response"
     deleted: bool = True
+
+
+class InputTokens(Struct):
+    """How many tokens the prompt of a request would have."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class ItemList(Struct):

@@ -3,10 +3,10 @@
 from typing import Any
 
 from litestar import Request, Response, Router, delete, get, post, route
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from pyllm.arguments import check
 from pyllm.errors import RequestError
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Conversation, Prepared
@@ -14,12 +14,14 @@ from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RES
 from pyllm.frontend.openai.logprobs import chat_logprobs
 from pyllm.frontend.openai.parameters import (
     constraint_names,
+    num_top_logprobs,
     output_limit,
     own_constraint,
     sample_params,
     scheduling_params,
     structured_outputs,
 )
+from pyllm.frontend.requests.admission_control import admit
 from pyllm.frontend.requests.request_context import RequestContext, context_of
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.requests.serving import begin, generate_chat
@@ -31,6 +33,7 @@ from pyllm.frontend.responses.items import input_items, items_of, messages_of
 from pyllm.frontend.responses.page import page_of
 from pyllm.frontend.responses.protocol import (
     DeletedResponse,
+    InputTokens,
     Item,
     ItemList,
     ResponseRecord,
@@ -71,13 +74,11 @@ def responses_routes(state: ServerState) -> Router:
         context.name_tenant(data.user)
         context.name_session(data.prompt_cache_key, data.user)
         _check(data, context)
-        context.field_names = _field_names(data)
+        context.name_fields(_field_names(data))
         stores = await _stores(store, data, context, owner)
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context, state.client.model)
-        history = await _history(store, data, owner)
-        given = await dereferenced(data.input, history, store, owner)
-        items = [*history, *input_items(given, context.request_id, context.ignore)]
+        items = await _items(store, data, context, owner)
         tools = callable_tools(data, items, context.ignore)
         conversation = _conversation(data, items, tools)
         prepared, generation = await generate_chat(state, context, scheduling, conversation, params)
@@ -142,8 +143,35 @@ def responses_routes(state: ServerState) -> Router:
         record = await store.get(response_id, context_of(request).tenant)
         return page_of(record.input, {name: request.query_params[name] for name in request.query_params})
 
-    handlers = [create_response, show_response, delete_response, cancel_response, list_input_items]
+    handlers = [
+        create_response,
+        _count_route(state, store),
+        show_response,
+        delete_response,
+        cancel_response,
+        list_input_items,
+    ]
     return Router("/v1/responses", route_handlers=[_tell_methods, *handlers])
+
+
+def _count_route(state: ServerState, store: ResponseStore) -> HTTPRouteHandler:
+    @post(
+        "/input_tokens",
+        status_code=200,
+        summary="Count the tokens of an input",
+        responses={200: ResponseSpec(InputTokens), **ERROR_RESPONSES},
+    )
+    async def count_input_tokens(request: AnyRequest, data: JSONBody[ResponsesRequest]) -> InputTokens:
+        context = begin(state, request, data)
+        owner = context.tenant
+        context.name_tenant(data.user)
+        context.name_fields(_field_names(data))
+        await admit(state, context, num_sequences=0)
+        items = await _items(store, data, context, owner)
+        conversation = _conversation(data, items, callable_tools(data, items, context.ignore))
+        return InputTokens(len(await state.chat.encode(conversation, context.ignore)))
+
+    return count_input_tokens
 
 
 # Litestar's own would tell the methods of whichever handler of this path came first.
@@ -193,6 +221,13 @@ async def _refuse_taken(store: ResponseStore, context: RequestContext, owner: st
         raise RequestError(text, "request_id")
 
 
+async def _items(store: ResponseStore, request: ResponsesRequest, context: RequestContext, owner: str) -> list[Item]:
+    """The whole conversation that the request asks to go on with."""
+    history = await _history(store, request, owner)
+    given = await dereferenced(request.input, history, store, owner)
+    return [*history, *input_items(given, context.request_id, context.ignore)]
+
+
 async def _history(store: ResponseStore, request: ResponsesRequest, owner: str) -> list[Item]:
     """The conversation that the request goes on with."""
     if request.previous_response_id is None:
@@ -217,9 +252,7 @@ def _conversation(request: ResponsesRequest, items: list[Item], tools: list[Tool
 
 
 def _sampling_params(state: ServerState, request: ResponsesRequest) -> SamplingParams:
-    max_logprobs = state.client.model.max_logprobs
-    num_top = request.top_logprobs or 0
-    check("top_logprobs", num_top, 0 <= num_top <= max_logprobs, f"from 0 to {max_logprobs} (--max-logprobs)")
+    num_top = num_top_logprobs(request.top_logprobs, state.client.model)
     has_logprobs = _LOGPROBS in (request.include or ())
     if num_top and not has_logprobs:
         raise RequestError('top_logprobs requires include: ["message.output_text.logprobs"]', "top_logprobs")

@@ -62,11 +62,16 @@ class PromptEncoder:
             RequestError: a text is no Unicode, or an id is outside the vocabulary.
         """
         if too_long is not None:
-            for prompt in prompts:
-                self._check_length(prompt, too_long)
+            for index, prompt in enumerate(prompts):
+                with RequestError.of_item(index, len(prompts)):
+                    self._check_length(prompt, too_long)
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         encoded = iter(await self._encode_texts(texts, add_special_tokens) if texts else ())
-        return [await self._check_ids(next(encoded) if isinstance(prompt, str) else prompt, name) for prompt in prompts]
+        checked = []
+        for index, prompt in enumerate(prompts):
+            with RequestError.of_item(index, len(prompts)):
+                checked.append(await self._check_ids(next(encoded) if isinstance(prompt, str) else prompt, name))
+        return checked
 
     async def render_chat(
         self,

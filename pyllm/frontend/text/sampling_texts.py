@@ -4,12 +4,16 @@ import asyncio
 
 import msgspec
 
+from pyllm.arguments import check
 from pyllm.errors import RequestError
 from pyllm.frontend.text.json_schemas import Ignore, warn_once
 from pyllm.frontend.text.structured_outputs import resolve_constraint
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import SamplingParams
+from pyllm.sampling_params import MAX_BAD_WORDS_TOKENS, SamplingParams
 from pyllm.structured_outputs_params import ResolvedConstraint
+
+# What may stand before a word, in pairs: what is not the word's, and what is encoded with it. A space is the word's.
+_PLACES = [("", ""), ("a", "a "), *((char, char) for char in "\n\t\"'`([{<>-_/\\.,:;!?*#=$@&|~+%^“\u2018«¿¡—…")]
 
 
 def resolve_texts(params: SamplingParams, tokenizer: Tokenizer, ignore: Ignore = warn_once) -> SamplingParams:
@@ -18,7 +22,7 @@ def resolve_texts(params: SamplingParams, tokenizer: Tokenizer, ignore: Ignore =
     `ignore` is called with each keyword of a JSON schema that the grammar cannot enforce.
 
     Raises:
-        RequestError: a bad word has no tokens, or a form is none.
+        RequestError: a bad word has no tokens, or too many, or a form is none.
     """
     structured = params.structured_outputs
     if structured is not None:
@@ -33,26 +37,49 @@ async def resolve_texts_aside(
     params: SamplingParams, tokenizer: Tokenizer, ignore: Ignore = warn_once
 ) -> SamplingParams:
     """`resolve_texts` on a thread where it may take long; raises as it does."""
-    if isinstance(params.structured_outputs, ResolvedConstraint | None):
+    if isinstance(params.structured_outputs, ResolvedConstraint | None) and not params.bad_words:
         return resolve_texts(params, tokenizer, ignore)
     return await asyncio.to_thread(resolve_texts, params, tokenizer, ignore)
 
 
 def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:
-    """A word's tokens at the beginning of a text, and after a space where they are as many and begin with another one.
+    """Each word's tokens in every place where it can begin: they differ with what is before it.
 
-    Otherwise what follows the space is told apart by no token of its own, or the first form bans it already.
+    Of `(knew` a vocabulary may make one token of the bracket and the k, which is then the form's first token.
     """
     words = [word.lstrip() for word in params.bad_words or ()]
     if not all(words):
         raise RequestError("bad_words must not contain a word of nothing but spaces", "bad_words")
-    first = tokenizer.encode_batch(words, add_special_tokens=False)
-    spaced = tokenizer.encode_batch([f" {word}" for word in words], add_special_tokens=False)
+    known, places = zip(*_PLACES, strict=True)
+    before = tokenizer.encode_batch(list(known), add_special_tokens=False)
+    whole = tokenizer.encode_batch([place + word for word in words for place in places], add_special_tokens=False)
     forms = []
-    for word, tokens, after_space in zip(words, first, spaced, strict=True):
-        if not tokens:
+    for at, word in enumerate(words):
+        of_word = [
+            _rest(tokens, start)
+            for tokens, start in zip(whole[at * len(places) : (at + 1) * len(places)], before, strict=True)
+        ]
+        if not all(of_word):
             raise RequestError(f"bad_words has {word!r}, which has no tokens", "bad_words")
-        forms.append(tokens)
-        if len(after_space) == len(tokens) and after_space[0] != tokens[0]:
-            forms.append(after_space)
+        forms += _distinct(of_word)
+    num_tokens = sum(map(len, forms))
+    allowed = f"at most {MAX_BAD_WORDS_TOKENS} tokens in all the forms that they have"
+    check("bad_words", num_tokens, num_tokens <= MAX_BAD_WORDS_TOKENS, allowed)
     return forms
+
+
+def _rest(tokens: list[int], start: list[int]) -> list[int]:
+    """What of the tokens is not the start, which may go on in their first one."""
+    same = 0
+    while same < min(len(start), len(tokens)) and tokens[same] == start[same]:
+        same += 1
+    return tokens[same:]
+
+
+def _distinct(forms: list[list[int]]) -> list[list[int]]:
+    """The forms that do not end with a shorter one, which bans them already."""
+    kept: dict[tuple[int, ...], None] = {}
+    for form in sorted(map(tuple, forms), key=len):
+        if not any(form[at:] in kept for at in range(len(form))):
+            kept[form] = None
+    return list(map(list, kept))

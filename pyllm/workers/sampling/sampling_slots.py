@@ -13,7 +13,7 @@ import torch
 from pyllm_kernels import LogitsStates
 
 from pyllm.errors import ConfigError, ProtocolError
-from pyllm.plugins import SAMPLERS, offered_names
+from pyllm.plugins import LOGITS_PROCESSORS, SAMPLERS, arguments_by_plugin, offered_names
 from pyllm.wire.messages import Sampling
 from pyllm.workers.grammar.token_masks import GrammarRow, Grammars, Mask
 from pyllm.workers.sampling.logits_processors import LogitsProcessor, load_logits_processor
@@ -68,6 +68,7 @@ class SamplingSlots:
         self._vocab_size = vocab_size
         self._grammars = grammars
         self._sampler_names = offered_names(SAMPLERS)  # Once: to look for them reads files.
+        self._plugin_names = self._sampler_names | offered_names(LOGITS_PROCESSORS)
         self._temperature = np.zeros(num_slots, np.float32)
         self._top_k = np.zeros(num_slots, np.int32)
         self._top_p = np.ones(num_slots, np.float32)
@@ -178,16 +179,15 @@ class SamplingSlots:
         if sampling.allowed_token_ids:
             constraint.allowed = _mask(_ints(sampling.allowed_token_ids), self._vocab_size)
         try:
-            samplers = sampling.extra_args.keys() & self._sampler_names
+            by_plugin = arguments_by_plugin(sampling.extra_args, self._plugin_names)
+            samplers = by_plugin.keys() & self._sampler_names
             if len(samplers) > 1:
                 raise ConfigError(f"a request has one sampler, and extra_args name {' and '.join(sorted(samplers))}")
             constraint.processors = tuple(
-                load_logits_processor(name, arguments)
-                for name, arguments in sampling.extra_args.items()
-                if name not in samplers
+                load_logits_processor(name, arguments) for name, arguments in by_plugin.items() if name not in samplers
             )
             for name in samplers:
-                constraint.sampler = load_sampler(name, sampling.extra_args[name])
+                constraint.sampler = load_sampler(name, by_plugin[name])
             if sampling.grammar:
                 self.begin_grammar(constraint, history)
         except Exception as error:  # noqa: BLE001 - an error in another package ends this request only

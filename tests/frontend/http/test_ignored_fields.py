@@ -167,6 +167,7 @@ async def test_hostile_names_grow_neither_header_nor_log_nor_metrics(
     server = ServerConfig(unknown_fields=policy)
     with caplog.at_level(logging.INFO, "pyllm"):
         async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer, server=server) as frontend:
+            await frontend.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}]})
             before = len((await frontend.http.get("/metrics")).text)
             response = await frontend.http.post("/v1/chat/completions", json=body)
             counted = await counts(frontend)

@@ -392,7 +392,7 @@ async def test_log_probabilities_of_prompts_go_with_each_choice(tokenizer: Token
         ),
         ({"prompt": "x", "structured_outputs": {"regex": "a"}, "ignore_eos": True}, 400, "ignore_eos"),
         ({"prompt": "x", "response_format": {"type": "structural_tag"}}, 400, "response_format.type"),
-        ({"prompt": "x", "vllm_xargs": {"mine": 1}}, 400, "vllm_xargs[...]"),
+        ({"prompt": "x", "vllm_xargs": 5}, 400, "vllm_xargs"),
         ({"prompt": ["x"] * 100, "n": 200}, 400, "n"),
         ({"prompt": "x", "n": 9}, 400, "n"),
         ({"prompt": "x", "priority": 2**31}, 400, "priority"),
@@ -497,3 +497,23 @@ async def test_max_tokens_are_clipped_to_the_context(tokenizer: Tokenizer) -> No
     assert answer["usage"]["total_tokens"] == 10
     assert told.headers["pyllm-max-tokens"] == str(10 - answer["usage"]["prompt_tokens"])
     assert (exact.json()["usage"]["completion_tokens"], "pyllm-max-tokens" in exact.headers) == (6, False)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "text"),
+    [
+        (["ok", "a " * 20_000], "prompt[1]: This model's maximum context length"),
+        (["ok", "ok", [1] * MODEL.max_model_len], "prompt[2]: This model's maximum context length"),
+        ([[1], [600]], "prompt[1]: token id 600 is outside the vocabulary"),
+        (["ok", ""], "prompt[1]: the prompt is empty"),
+        ([[600]], "token id 600 is outside the vocabulary"),
+    ],
+)
+async def test_an_error_of_one_of_several_prompts_says_which(
+    tokenizer: Tokenizer, prompts: list[Any], text: str
+) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        response = await frontend.http.post("/v1/completions", json={"prompt": prompts})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "prompt"), error
+    assert error["message"].startswith(text)

@@ -208,3 +208,9 @@ async def test_a_disconnect_aborts_what_runs(tokenizer: Tokenizer) -> None:
         asking.cancel()
         await until(lambda: len(frontend.core.sent(Abort)) == 2)
         assert frontend.state.metrics.finished["abort"] == 2
+
+
+async def test_an_error_of_one_of_several_inputs_says_which(tokenizer: Tokenizer) -> None:
+    async with in_process(core(), tokenizer) as frontend:
+        response = await frontend.http.post("/v1/embeddings", json={"input": ["ok", "a " * 20_000]})
+    assert response.json()["error"]["message"].startswith("input[1]: This model's maximum context length")

@@ -137,8 +137,10 @@ def test_what_does_not_go_together_is_refused_by_name(body: dict[str, Any], para
 
 
 def test_a_chat_says_whether_and_how_many_log_probabilities() -> None:
+    model = MODEL
+
     def number(**body: object) -> int | None:
-        return num_chat_logprobs(decode(ChatRequest, CHAT | body), 20)
+        return num_chat_logprobs(decode(ChatRequest, CHAT | body), model)
 
     assert (number(), number(logprobs=False, top_logprobs=0), number(logprobs=True)) == (None, None, 0)
     assert number(logprobs=True, top_logprobs=5) == 5
@@ -146,6 +148,10 @@ def test_a_chat_says_whether_and_how_many_log_probabilities() -> None:
         number(top_logprobs=5)
     with pytest.raises(RequestError, match=r"top_logprobs must be from 0 to 20 \(--max-logprobs\), got 21"):
         number(logprobs=True, top_logprobs=21)
+    with pytest.raises(RequestError, match=r"at most 20 come: start the engine with --max-logprobs -1"):
+        number(logprobs=True, top_logprobs=-1)
+    model = msgspec.structs.replace(MODEL, max_logprobs=MODEL.vocab_size)
+    assert number(logprobs=True, top_logprobs=-1) == MODEL.vocab_size
 
 
 def test_an_older_name_of_a_form_passes_beside_an_equal_one() -> None:
@@ -166,13 +172,6 @@ def test_an_older_schema_may_be_a_text_or_equal_to_the_response_format() -> None
         assert params_of(decode(ChatRequest, CHAT | {"guided_json": text} | newer), 9).structured_outputs
     with pytest.raises(RequestError, match="guided_json"):
         params_of(decode(ChatRequest, CHAT | {"guided_json": "{", "structured_outputs": {"json": schema}}), 9)
-
-
-def test_no_stop_trim_keeps_the_stop_string() -> None:
-    assert params_of(decode(ChatRequest, CHAT | {"no_stop_trim": True}), 9).include_stop_str_in_output
-    assert not params_of(decode(ChatRequest, CHAT | {"no_stop_trim": False}), 9).include_stop_str_in_output
-    given = {"no_stop_trim": False, "include_stop_str_in_output": True}
-    assert params_of(decode(ChatRequest, CHAT | given), 9).include_stop_str_in_output
 
 
 def test_scheduling_fields_reach_the_parameters_but_the_tenant_does_not() -> None:

@@ -532,6 +532,32 @@ async def test_template_variables_reach_the_template(tokenizer: Tokenizer) -> No
         assert (await refused(frontend, reasoning_effort="low"))[0] == "reasoning_effort"
 
 
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({"reasoning": {"effort": "low"}}, "low"),
+        ({"reasoning": {"enabled": False}}, "none"),
+        ({"reasoning": {"exclude": True}, "reasoning_effort": "high"}, "high"),
+        ({"think": "low"}, "low"),
+        ({"think": False}, "none"),
+        ({"think": True}, ""),
+    ],
+)
+async def test_other_servers_fields_of_reasoning_are_read(
+    tokenizer: Tokenizer, fields: dict[str, Any], effort: str
+) -> None:
+    async with in_process(saying(tokenizer, "ok"), tokenizer, "{{ reasoning_effort }}!") as frontend:
+        await chat(frontend, **fields)
+        assert prompt_of(frontend, tokenizer) == f"{effort}!"
+
+
+async def test_reasoning_is_left_out_where_it_is_excluded(tokenizer: Tokenizer) -> None:
+    async with in_process(saying(tokenizer, "<think>Well.</think>ok"), tokenizer, THINKING) as frontend:
+        shown = (await chat(frontend))["choices"][0]["message"]
+        hidden = (await chat(frontend, reasoning={"exclude": True}))["choices"][0]["message"]
+    assert (shown["reasoning"], hidden.get("reasoning"), hidden["content"]) == ("Well.", None, "ok")
+
+
 async def test_no_reasoning_is_what_a_model_without_any_does(tokenizer: Tokenizer) -> None:
     async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
         await chat(frontend, reasoning_effort="none")

@@ -402,7 +402,8 @@ async def test_a_server_that_stores_nothing_says_so(tokenizer: Tokenizer) -> Non
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_json": {}}, "guided_json"),
         ({"prompt": {"id": "x"}}, "prompt"),
-        ({"best_of": 2, "max_completion_tokens": 2}, "max_completion_tokens"),
+        ({"best_of": 2}, "best_of"),
+        ({"max_completion_tokens": 2}, "max_completion_tokens"),
     ],
 )
 async def test_what_is_not_honoured_is_refused_by_name(
@@ -411,3 +412,18 @@ async def test_what_is_not_honoured_is_refused_by_name(
     async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
         assert (await refused(frontend, **body))[0] == parameter
         assert (await create(frontend))["status"] == "completed"
+
+
+async def test_the_tokens_of_an_input_are_counted_as_the_request_would_have_them(tokenizer: Tokenizer) -> None:
+    body: dict[str, Any] = {"input": "Hi", "instructions": "Be brief.", "temperature": 0.5}
+    async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
+        first = (await frontend.http.post("/v1/responses", json=body)).json()
+        counted = await frontend.http.post("/v1/responses/input_tokens", json=body)
+        following = {"input": "And?", "previous_response_id": first["id"]}
+        second = (await frontend.http.post("/v1/responses", json=following)).json()
+        longer = (await frontend.http.post("/v1/responses/input_tokens", json=following)).json()
+        wrong = await frontend.http.post("/v1/responses/input_tokens", json={"input": "x", "n_probs": 3})
+        num_submits = len(frontend.core.sent(Submit))
+    assert counted.json() == {"object": "response.input_tokens", "input_tokens": first["usage"]["input_tokens"]}
+    assert longer["input_tokens"] == second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    assert (wrong.status_code, num_submits) == (400, 2)

@@ -1,44 +1,93 @@
-"""Bad words become the tokens that they are at the beginning and after a space; a form becomes a grammar, once."""
+"""Bad words become the tokens that they are wherever they can begin; a form becomes a grammar, once."""
 
 import pytest
+from tokenizers import models, pre_tokenizers
 
+from pyllm.checkpoint.reader import embedded_model, read_checkpoint
 from pyllm.client.submission import prepare
 from pyllm.errors import RequestError
 from pyllm.frontend.text.sampling_texts import resolve_texts, resolve_texts_aside
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.sampling_params import SamplingParams
+from pyllm.sampling_params import MAX_BAD_WORDS, SamplingParams
 from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
 from tests.client.fake_core import MODEL
+from tests.frontend.text import tiny_tokenizers
 
 
 def ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def test_a_word_is_banned_after_a_space_too_where_that_is_another_token_of_the_same_number(
-    tokenizer: Tokenizer,
-) -> None:
-    params = SamplingParams(bad_words=[" ab", "Hello", "the"], bad_words_token_ids=[[7]])
-    resolved = resolve_texts(params, tokenizer)
-    assert len(ids(tokenizer, " the")) == 1
-    assert resolved.bad_words_token_ids == [[7], ids(tokenizer, "ab"), ids(tokenizer, "Hello"), ids(tokenizer, "the")]
+@pytest.fixture(scope="module")
+def real() -> Tokenizer:
+    """SmolLM2's, with 49,152 tokens."""
+    return Tokenizer(read_checkpoint(str(embedded_model())).tokenizer)
+
+
+def banned(tokenizer: Tokenizer, *words: str) -> list[list[int]]:
+    resolved = resolve_texts(SamplingParams(bad_words=words), tokenizer)
     assert resolved.bad_words == ()
     assert resolve_texts(resolved, tokenizer) == resolved
+    return list(map(list, resolved.bad_words_token_ids))
 
 
-def test_both_forms_of_a_word_are_banned() -> None:
-    class Spaced(Tokenizer):
-        """Writes a word after a space as one token, as it writes the word alone."""
+def is_banned(forms: list[list[int]], tokens: list[int]) -> bool:
+    return any(tokens[at : at + len(form)] == form for form in forms for at in range(len(tokens)))
 
-        def __init__(self) -> None:
-            pass
 
-        def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
-            assert not add_special_tokens
-            return [[300 + len(text)] for text in texts]
+def test_a_word_is_banned_after_a_space_too_however_many_tokens_it_has_there(real: Tokenizer) -> None:
+    assert (real.token_names(ids(real, "knew")), real.token_names(ids(real, " knew"))) == (["k", "new"], ["Ġknew"])
+    assert sorted(banned(real, "knew")) == sorted([ids(real, "knew"), ids(real, " knew")])
+    assert banned(real, "  knew") == banned(real, "knew")
 
-    resolved = resolve_texts(SamplingParams(bad_words=["  it"]), Spaced())
-    assert resolved.bad_words_token_ids == [[302], [303]]
+
+@pytest.mark.parametrize("word", ["knew", "the", "Paris", "unbelievable", "isn't", "2024", "日本", "naïve", "U.S", "x"])
+@pytest.mark.parametrize("kind", ["real", "tokenizer", "fallback_tokenizer", "joining"])
+def test_a_word_is_banned_wherever_it_comes(word: str, kind: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    forms = banned(tokenizer, word)
+    for before in ("", "everyone ", "Well, ", "a\n", "(", "a(", '"', "- ", "x.", "/", "\t", "1: "):
+        for after in ("", " it", ".", "\n"):
+            assert is_banned(forms, ids(tokenizer, before + word + after)), before
+
+
+@pytest.fixture(scope="module")
+def joining(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """As Qwen's and DeepSeek's, a sign before a word belongs to it: `(k` is one token."""
+    made = tiny_tokenizers.byte_level()
+    vocabulary = made.get_vocab(with_added_tokens=False)
+    made.model = models.BPE(vocabulary | {"(k": max(vocabulary.values()) + 1}, [("(", "k")])
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return tiny_tokenizers.load(made, tmp_path_factory.mktemp("joining"))
+
+
+def test_a_sign_may_be_part_of_a_words_first_token(joining: Tokenizer) -> None:
+    assert joining.token_names(ids(joining, "(knew"))[0] == "(k"
+    assert ids(joining, "(knew") in banned(joining, "knew")
+
+
+def test_what_ends_with_a_banned_form_is_no_form_of_its_own(tokenizer: Tokenizer) -> None:
+    assert banned(tokenizer, "Hello", " ab") == [ids(tokenizer, "Hello"), ids(tokenizer, "ab")]
+    params = SamplingParams(bad_words=["ab"], bad_words_token_ids=[[7]])
+    assert resolve_texts(params, tokenizer).bad_words_token_ids == [[7], ids(tokenizer, "ab")]
+
+
+class Long(Tokenizer):
+    """Has 2,000 tokens for each text, other ones for each."""
+
+    def __init__(self) -> None:
+        pass
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        assert not add_special_tokens
+        return [[hash(text) % 2**20] * 2000 for text in texts]
+
+
+def test_as_many_words_as_may_be_fit_and_too_many_tokens_are_refused(real: Tokenizer) -> None:
+    assert len(banned(real, *(f"unbelievable{number}" for number in range(MAX_BAD_WORDS)))) >= 2 * MAX_BAD_WORDS
+    with pytest.raises(RequestError, match="bad_words must be at most 65536 tokens in all the forms") as refused:
+        banned(Long(), "word")
+    assert refused.value.parameter == "bad_words"
 
 
 @pytest.mark.parametrize("words", [[" "], ["x", "\n\t"]])

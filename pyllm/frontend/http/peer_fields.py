@@ -1,0 +1,273 @@
+"""Fields of other servers: the same as one of ours, without effect, or refused by name as they change the answer.
+
+The table is made of the documents of vLLM, SGLang, llama.cpp, Ollama, LM Studio, TGI and transformers. Knows no API: a
+struct of a body is made of it, and a field that the struct has itself means there what that API says.
+"""
+
+import functools
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pyllm.errors import RequestError
+from pyllm.frontend.http.ignored_fields import Hint
+from pyllm.frontend.http.unsupported import Unsupported, is_unsupported, unsupported_field
+
+T = TypeVar("T")
+
+_SAME_AS = "same_as"
+
+
+def same_as(*names: str) -> Meta:
+    """The mark of a field that means what ours means; of several names, the first that a body has and supports."""
+    return Meta(description=f"The same as {' or '.join(names)}.", extra={_SAME_AS: names})
+
+
+MaxTokens = Annotated[int | None, same_as("max_output_tokens", "max_tokens")]
+UseLogprobs = Annotated[T | None, unsupported_field("logprobs")]
+UseMaxTokens = Annotated[T | None, unsupported_field("max_tokens")]
+UseReasoningEffort = Annotated[T | None, unsupported_field("reasoning_effort", True)]
+UseSeparateFields = Annotated[T | None, unsupported_field("the fields in it, outside of it", {})]
+UseStructuredOutputs = Annotated[T | None, unsupported_field("structured_outputs")]
+UseSystemMessage = Annotated[T | None, unsupported_field("a message of the role system")]
+
+
+class PeerFields(Struct, kw_only=True):
+    """The table: each field is marked as `same_as` one of ours, a `Hint`, or unsupported but for neutral values."""
+
+    # vLLM, of one route each.
+    extra_args: Annotated[dict[str, Any] | None, same_as("vllm_xargs")] = None
+    best_of: Unsupported[int] = 1
+    echo: Unsupported[bool] = False
+    use_beam_search: Unsupported[bool] = False
+    length_penalty: Unsupported[float] = 1.0
+    prompt_logprobs: Unsupported[int] = None
+    return_token_ids: Unsupported[bool] = False
+    return_tokens_as_token_ids: Unsupported[bool] = False
+    return_token_offsets: Unsupported[bool] = False
+    return_prompt_text: Unsupported[bool] = False
+    logprob_token_ids: Unsupported[list[int]] = msgspec.field(default_factory=list)
+    prompt_logprob_token_ids: Unsupported[list[int]] = msgspec.field(default_factory=list)
+    spaces_between_special_tokens: Unsupported[bool] = True
+    detokenize: Unsupported[bool] = True
+    truncate_prompt_tokens: Unsupported[int] = None
+    truncation_side: Unsupported[Any] = None
+    thinking_token_budget: Annotated[int | None, unsupported_field(None, -1)] = None
+    repetition_detection: Unsupported[Any] = None
+    watermarking: Unsupported[Any] = None
+    mm_payload: Unsupported[Any] = None
+    prompt_embeds: Unsupported[Any] = None
+    kv_transfer_params: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
+    ec_transfer_params: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
+    routed_experts_prompt_start: Annotated[int | None, unsupported_field(None, 0)] = None
+    guided_json: UseStructuredOutputs[Any] = None
+    guided_regex: UseStructuredOutputs[str] = None
+    guided_choice: UseStructuredOutputs[list[str]] = None
+    guided_grammar: UseStructuredOutputs[str] = None
+    guided_whitespace_pattern: UseStructuredOutputs[str] = None
+    structural_tag: Unsupported[Any] = None
+    guided_decoding_backend: Hint = None
+    session_id: Hint = None
+    stream_interval: Hint = 1
+    skip_reading_prefix_cache: Hint = False
+
+    # SGLang.
+    no_stop_trim: Annotated[bool | None, same_as("include_stop_str_in_output")] = None
+    min_new_tokens: Annotated[int | None, same_as("min_tokens")] = None
+    sampling_seed: Annotated[int | None, same_as("seed")] = None
+    rid: Annotated[str | None, same_as("request_id")] = None
+    regex: UseStructuredOutputs[str] = None
+    ebnf: UseStructuredOutputs[str] = None
+    stop_regex: Annotated[Any, unsupported_field("stop", [])] = None
+    input_ids: Annotated[Any, unsupported_field("prompt")] = None
+    lora_path: Annotated[Any, unsupported_field(None, "", [])] = None
+    extra_key: Annotated[Any, unsupported_field("cache_salt", "")] = None
+    custom_logit_processor: Annotated[Any, unsupported_field("vllm_xargs", "")] = None
+    custom_params: Annotated[Any, unsupported_field("vllm_xargs", {})] = None
+    session_params: Annotated[Any, unsupported_field(None, {})] = None
+    task: Unsupported[str] = None
+    return_logprob: UseLogprobs[bool] = False
+    top_logprobs_num: UseLogprobs[int] = 0
+    token_ids_logprob: UseLogprobs[Any] = None
+    return_hidden_states: Unsupported[Any] = False
+    return_routed_experts: Unsupported[bool] = False
+    routed_experts_start_len: Unsupported[int] = 0
+    return_prompt_token_ids: Annotated[bool | None, unsupported_field("return_token_ids")] = False
+    return_meta_info: Unsupported[bool] = False
+    bootstrap_host: Unsupported[Any] = None
+    bootstrap_port: Unsupported[Any] = None
+    bootstrap_room: Unsupported[Any] = None
+    return_cached_tokens_details: Hint = False
+    stream_reasoning: Hint = True
+    ngram_corpus_id: Hint = None
+    custom_labels: Hint = None
+    routed_dp_rank: Hint = None
+    disagg_prefill_dp_rank: Hint = None
+    data_parallel_rank: Hint = None
+    images_config: Hint = None
+    max_dynamic_patch: Hint = None
+    min_dynamic_patch: Hint = None
+    use_audio_in_video: Hint = False
+
+    # llama.cpp, and what Ollama and LM Studio have of it.
+    repeat_penalty: Annotated[float | None, same_as("repetition_penalty")] = None
+    repeat_last_n: Hint = -1  # `use_own_names` refuses it beside a penalty.
+    n_predict: MaxTokens = None
+    n_cmpl: Annotated[int | None, same_as("n")] = None
+    grammar: UseStructuredOutputs[Any] = None
+    grammar_lazy: UseStructuredOutputs[bool] = False
+    grammar_triggers: Annotated[Any, unsupported_field("structured_outputs", [])] = None
+    json_schema: UseStructuredOutputs[Any] = None
+    typical_p: Unsupported[float] = 1.0
+    typ_p: Unsupported[float] = 1.0
+    top_n_sigma: Annotated[float | None, unsupported_field(None, 0.0)] = -1.0
+    mirostat: Unsupported[int] = 0
+    mirostat_mode: Unsupported[int] = 0
+    dry_multiplier: Unsupported[float] = 0.0
+    xtc_probability: Unsupported[float] = 0.0
+    dynatemp_range: Unsupported[float] = 0.0
+    adaptive_target: Unsupported[float] = -1.0
+    samplers: Annotated[Any, unsupported_field(None, [], "")] = None
+    min_keep: Annotated[int | None, unsupported_field(None, 1)] = 0
+    n_indent: Unsupported[int] = 0
+    n_probs: UseLogprobs[int] = 0
+    post_sampling_probs: Unsupported[bool] = False
+    return_tokens: Annotated[bool | None, unsupported_field("return_token_ids")] = False
+    response_fields: Annotated[Any, unsupported_field(None, [])] = None
+    t_max_predict_ms: Annotated[float | None, unsupported_field("timeout", -1)] = 0
+    lora: Annotated[Any, unsupported_field(None, [])] = None
+    image_data: Annotated[Any, unsupported_field(None, [])] = None
+    reasoning_format: Annotated[str | None, unsupported_field(None, "auto", "deepseek", "parsed")] = None
+    thinking_forced_open: Unsupported[bool] = False
+    thinking_budget_tokens: Annotated[int | None, unsupported_field(None, -1)] = None
+    reasoning_budget: Annotated[int | None, unsupported_field(None, -1)] = None
+    parse_tool_calls: Unsupported[bool] = True
+    prefill_assistant: Annotated[bool | None, unsupported_field("continue_final_message")] = True
+    mirostat_tau: Hint = None
+    mirostat_eta: Hint = None
+    dry_base: Hint = None
+    dry_allowed_length: Hint = None
+    dry_penalty_last_n: Hint = None
+    dry_sequence_breakers: Hint = None
+    xtc_threshold: Hint = None
+    dynatemp_exponent: Hint = None
+    adaptive_decay: Hint = None
+    n_keep: Hint = 0
+    n_discard: Hint = 0
+    n_cache_reuse: Hint = 0
+    id_slot: Hint = -1
+    cache_prompt: Hint = True
+    timings_per_token: Hint = False
+    return_progress: Hint = False
+    sse_ping_interval: Hint = None
+    backend_sampling: Hint = False
+    chat_format: Hint = None
+    preserved_tokens: Hint = None
+    verbose: Hint = False
+
+    # Ollama.
+    num_predict: MaxTokens = None
+    options: UseSeparateFields[Any] = None
+    think: UseReasoningEffort[Any] = None
+    reasoning: Hint = None
+    system: UseSystemMessage[Any] = None
+    template: Annotated[Any, unsupported_field("chat_template", "")] = None
+    raw: Unsupported[bool] = False
+    context: Annotated[Any, unsupported_field(None, [])] = None
+    images: Annotated[Any, unsupported_field(None, [])] = None
+    shift: Annotated[bool | None, unsupported_field(None, True)] = False
+    tfs_z: Unsupported[float] = 1.0
+    keep_alive: Hint = None
+    num_ctx: Hint = None
+    num_keep: Hint = 0
+    num_batch: Hint = None
+    num_gpu: Hint = None
+    main_gpu: Hint = None
+    num_thread: Hint = None
+    numa: Hint = None
+    low_vram: Hint = None
+    use_mmap: Hint = None
+    use_mlock: Hint = None
+    penalize_newline: Hint = None
+
+    # LM Studio.
+    integrations: Annotated[Any, unsupported_field("tools", [])] = None
+    ttl: Hint = None
+    draft_model: Hint = None
+    context_length: Hint = None
+
+    # TGI, transformers, and those that speak to either.
+    max_new_tokens: MaxTokens = None
+    max_length: UseMaxTokens[int] = None
+    min_length: Annotated[int | None, unsupported_field("min_tokens", 0)] = None
+    stop_sequences: Annotated[list[str] | None, same_as("stop")] = None
+    parameters: UseSeparateFields[Any] = None
+    truncate: Annotated[Any, unsupported_field("truncate_prompt_tokens", False)] = None
+    do_sample: Annotated[bool | None, unsupported_field("temperature: 0")] = True
+    return_full_text: Annotated[bool | None, unsupported_field("echo")] = False
+    details: UseLogprobs[bool] = False
+    decoder_input_details: Annotated[bool | None, unsupported_field("prompt_logprobs")] = False
+    top_n_tokens: UseLogprobs[int] = 0
+    watermark: Unsupported[Any] = False
+    adapter_id: Unsupported[Any] = None
+    typical: Unsupported[float] = 1.0
+    top_a: Unsupported[float] = 0.0
+    tfs: Unsupported[float] = 1.0
+    epsilon_cutoff: Unsupported[float] = 0.0
+    eta_cutoff: Unsupported[float] = 0.0
+    smoothing_factor: Unsupported[float] = 0.0
+    penalty_alpha: Unsupported[float] = 0.0
+    guidance_scale: Annotated[float | None, unsupported_field(None, 0.0)] = 1.0
+    no_repeat_ngram_size: Unsupported[int] = 0
+    encoder_repetition_penalty: Unsupported[float] = 1.0
+    num_beams: Annotated[int | None, unsupported_field("use_beam_search")] = 1
+
+
+def use_own_names(body: Struct) -> dict[str, str]:
+    """Move what a body has in peers' names to our fields. Gives the caller's name of each field that was set so.
+
+    Raises:
+        RequestError: two names of one field have different values, or penalties are to look at a part of the text.
+    """
+    names = {}
+    for theirs, own, default in _renamed(type(body)):
+        value = getattr(body, theirs)
+        if value is None or value is False:
+            continue
+        given = getattr(body, own)
+        if given not in (default, value):
+            raise RequestError(
+                f"{theirs} and {own} are one setting, and have two values; leave one of them out", theirs
+            )
+        setattr(body, own, value)
+        names[own] = theirs
+    _check_window(body)
+    return names
+
+
+def _check_window(body: Struct) -> None:
+    window = getattr(body, "repeat_last_n", None)
+    if window not in (None, -1) and getattr(body, "repetition_penalty", None) not in (None, 1.0):
+        text = f"repeat_last_n can only be -1 beside a penalty, which looks at the whole text; got {window!r:.80}"
+        raise RequestError(text, "repeat_last_n")
+
+
+@functools.cache
+def _renamed(kind: type[Struct]) -> tuple[tuple[str, str, Any], ...]:
+    """Each field that is the same as one of this struct: its name, our name, and our default."""
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    found = []
+    for field in fields.values():
+        for names in _same_names(field.type):
+            own = [name for name in names if name in fields]
+            supported = [name for name in own if not is_unsupported(fields[name].type)]
+            if own:
+                name = (supported or own)[0]
+                found.append((field.name, name, fields[name].default))
+    return tuple(found)
+
+
+def _same_names(annotation: Any) -> list[tuple[str, ...]]:
+    marks = [mark.extra or {} for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, Meta)]
+    return [mark[_SAME_AS] for mark in marks if _SAME_AS in mark]

@@ -1,0 +1,167 @@
+"""Fields of other servers mean what ours mean, have no effect, or are refused by name on every route."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Meta, Struct
+
+from pyllm.errors import RequestError
+from pyllm.frontend.anthropic.protocol import MessagesRequest
+from pyllm.frontend.http.ignored_fields import Hint
+from pyllm.frontend.http.peer_fields import PeerFields, use_own_names
+from pyllm.frontend.http.unsupported import is_unsupported, refuse_unsupported
+from pyllm.frontend.openai.protocol import ChatRequest, CompletionRequest
+from pyllm.frontend.responses.protocol import ResponsesRequest
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.messages import Submit
+from tests.frontend.ignoring import HEADER
+from tests.frontend.serving import answering, in_process
+
+USER = [{"role": "user", "content": "x"}]
+BODIES: dict[type[Struct], dict[str, Any]] = {
+    CompletionRequest: {"prompt": "x"},
+    ChatRequest: {"messages": USER},
+    ResponsesRequest: {"input": "x"},
+    MessagesRequest: {"messages": USER, "max_tokens": 5},
+}
+ROUTES = {
+    "/v1/completions": BODIES[CompletionRequest],
+    "/v1/chat/completions": BODIES[ChatRequest],
+    "/v1/responses": BODIES[ResponsesRequest],
+    "/v1/messages": BODIES[MessagesRequest],
+}
+# A value that asks for something, and one that asks for nothing.
+REFUSED = {
+    "top_n_sigma": (1.0, -1.0),
+    "lora": ([{"id": 0, "scale": 1}], []),
+    "n_probs": (5, 0),
+    "return_routed_experts": (True, False),
+    "mirostat": (2, 0),
+    "typical_p": (0.5, 1.0),
+    "xtc_probability": (0.5, 0.0),
+    "dry_multiplier": (0.8, 0.0),
+    "dynatemp_range": (0.5, 0.0),
+    "samplers": (["top_k"], []),
+    "min_keep": (3, 0),
+    "stop_regex": ("a+", []),
+    "custom_logit_processor": ("x", None),
+    "adapter_id": ("mine", None),
+    "lora_path": ("mine", ""),
+    "watermark": (True, False),
+    "do_sample": (False, True),
+    "truncate": (5, False),
+    "top_n_tokens": (3, 0),
+    "options": ({"temperature": 0}, {}),
+    "parameters": ({"temperature": 0}, {}),
+    "reasoning_format": ("none", "auto"),
+    "thinking_token_budget": (5, -1),
+    "kv_transfer_params": ({"a": 1}, {}),
+    "no_repeat_ngram_size": (3, 0),
+    "guided_whitespace_pattern": (" ", None),
+}
+SAME = {
+    "repeat_penalty": (1.3, "repetition_penalty"),
+    "no_stop_trim": (True, "include_stop_str_in_output"),
+    "min_new_tokens": (2, "min_tokens"),
+    "sampling_seed": (7, "seed"),
+    "stop_sequences": (["e"], "stop"),
+    "extra_args": ({"mine": {"x": 1}}, "vllm_xargs"),
+    "rid": ("mine", "request_id"),
+    "n_predict": (3, "max_tokens"),
+    "num_predict": (3, "max_tokens"),
+    "max_new_tokens": (3, "max_tokens"),
+    "n_cmpl": (2, "n"),
+}
+
+
+def decode(kind: type[Struct], **fields: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(BODIES[kind] | fields), type=kind)
+
+
+def test_every_field_of_the_table_is_the_same_as_ours_a_hint_or_refused() -> None:
+    for field in msgspec.structs.fields(PeerFields):
+        marks = [mark for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, Meta)]
+        is_same = any(mark.extra is not None and "same_as" in mark.extra for mark in marks)
+        assert is_same + (field.type == Hint) + is_unsupported(field.type) == 1, field.name
+
+
+@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_change_the_answer_is_refused_by_name(kind: type[Struct], name: str) -> None:
+    asks, neutral = REFUSED[name]
+    refuse_unsupported(decode(kind, **{name: neutral}))
+    refuse_unsupported(decode(kind, **{name: None}))
+    with pytest.raises(RequestError, match=f"^{name} is not supported") as refused:
+        refuse_unsupported(decode(kind, **{name: asks}))
+    assert refused.value.parameter == name
+
+
+@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest])
+def test_what_means_the_same_is_ours(kind: type[Struct], name: str) -> None:
+    value, own = SAME[name]
+    body = decode(kind, **{name: value})
+    assert use_own_names(body) == {own: name}
+    assert getattr(body, own) == value
+    both = decode(kind, **{name: value, own: value})
+    use_own_names(both)
+    assert getattr(both, own) == value
+
+
+def test_a_limit_of_tokens_has_the_name_that_each_api_has_for_it() -> None:
+    response = decode(ResponsesRequest, n_predict=3)
+    assert use_own_names(response) == {"max_output_tokens": "n_predict"}
+    refuse_unsupported(response)
+    message = decode(MessagesRequest, max_new_tokens=5)
+    assert use_own_names(message) == {"max_tokens": "max_new_tokens"}
+
+
+def test_two_names_of_one_field_with_two_values_are_refused() -> None:
+    with pytest.raises(RequestError, match="repeat_penalty and repetition_penalty are one setting") as refused:
+        use_own_names(decode(ChatRequest, repeat_penalty=1.1, repetition_penalty=1.2))
+    assert refused.value.parameter == "repeat_penalty"
+    given = decode(ChatRequest, no_stop_trim=False, include_stop_str_in_output=True)
+    use_own_names(given)
+    assert given.include_stop_str_in_output
+
+
+def test_a_window_of_penalties_is_refused_where_there_is_a_penalty() -> None:
+    use_own_names(decode(ChatRequest, repeat_last_n=64))
+    use_own_names(decode(ChatRequest, repeat_last_n=64, repeat_penalty=1.0))
+    use_own_names(decode(ChatRequest, repeat_last_n=-1, repeat_penalty=1.1))
+    with pytest.raises(RequestError, match=r"repeat_last_n can only be -1 beside a penalty.* got 64"):
+        use_own_names(decode(ChatRequest, repeat_last_n=64, repeat_penalty=1.1))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_every_route_looks_at_the_table(tokenizer: Tokenizer, route: str) -> None:
+    body = ROUTES[route]
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        refused = await frontend.http.post(route, json=body | {"top_n_sigma": 1.5})
+        hinted = await frontend.http.post(route, json=body | {"keep_alive": "5m", "cache_prompt": True})
+    assert (refused.status_code, hinted.status_code) == (400, 200), refused.text + hinted.text
+    assert "top_n_sigma is not supported yet" in refused.json()["error"]["message"]
+    assert hinted.headers[HEADER] == "keep_alive"
+
+
+@pytest.mark.parametrize("route", list(ROUTES)[:3])
+async def test_the_engine_gets_what_a_peers_name_says(tokenizer: Tokenizer, route: str) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        answer = await frontend.http.post(route, json=ROUTES[route] | {"repeat_penalty": 1.5, "n_predict": 3})
+        wrong = await frontend.http.post(route, json=ROUTES[route] | {"repeat_penalty": 1000, "n_predict": 3})
+        none = await frontend.http.post(route, json=ROUTES[route] | {"num_predict": -7})
+        (submit,) = frontend.core.sent(Submit)
+    assert answer.status_code == 200, answer.text
+    assert (submit.sampling.repetition_penalty, submit.max_tokens) == (1.5, 3)
+    assert wrong.json()["error"]["message"] == "repeat_penalty must be from 0.01 to 100, got 1000.0"
+    assert wrong.json()["error"]["param"] == "repeat_penalty"
+    assert none.json()["error"]["message"].startswith("num_predict must be at least 1")
+
+
+async def test_messages_name_what_they_have_not(tokenizer: Tokenizer) -> None:
+    body = ROUTES["/v1/messages"] | {"repeat_penalty": 1.5}
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        refused = await frontend.http.post("/v1/messages", json=body)
+    assert refused.status_code == 400
+    assert "repeat_penalty is not supported yet" in refused.json()["error"]["message"]
