@@ -16,7 +16,7 @@ Ctrl-C stops an answer; at an empty prompt twice, or Ctrl-D, it ends the chat.""
 
 # Ollama's names of parameters, and what only the start of a model can change.
 _OLLAMA_NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-_AT_THE_START = {"num_ctx": "--max-model-len", "num_gpu": "--device", "num_thread": "`taskset -c 0-3`"}
+_AT_THE_START = {"num_ctx": "--max-model-len", "num_gpu": "--device", "num_thread": "--num-threads"}
 
 
 class QuitChat(Exception):  # noqa: N818 - it is no error

@@ -30,6 +30,14 @@ async def test_models_are_listed_with_vllms_fields_and_who_computes_them(tokeniz
         "permission": [],
         "model_impl": "native",
         "batch_invariant": False,  # as the fake core says
+        "type": "base",  # what Mistral's package tells models apart by
+        "capabilities": {
+            "completion_chat": True,
+            "function_calling": True,
+            "completion_fim": False,
+            "fine_tuning": False,
+            "vision": False,
+        },
     }
 
 

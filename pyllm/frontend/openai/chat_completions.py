@@ -114,6 +114,7 @@ class ChatChunks:
             model=state.model_name,
             choices=[],
             usage=None if wants_usage(request) else UNSET,
+            system_fingerprint=state.system_fingerprint,
         )
         self.prompt: Sequence[int] = []
         self.shows_tokens = request.return_token_ids is True
@@ -155,11 +156,13 @@ class ChatChunks:
                 self._logprobs(choice),
                 choice.finish_reason,
                 choice.stop_reason,
-                choice.tokens if self.shows_tokens else UNSET,
+                choice.tokens if self.shows_tokens else None,
             )
             for index, choice in enumerate(choices)
         ]
-        answer = ChatCompletion(chunk.id, "chat.completion", chunk.created, chunk.model, answers, usage)
+        answer = ChatCompletion(
+            chunk.id, "chat.completion", chunk.created, chunk.model, answers, usage, chunk.system_fingerprint
+        )
         if self._has_prompt_logprobs:
             answer.prompt_logprobs = prompt_logprobs(prompts[0])  # The choices have one prompt.
         if self.shows_tokens:

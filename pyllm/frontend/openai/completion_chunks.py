@@ -36,7 +36,9 @@ class EchoedPrompt(NamedTuple):
 class CompletionChunks:
     """Completions' JSON. `prompts` must be given before the first text if the answer tells of them."""
 
-    def __init__(self, context: RequestContext, model: str, request: CompletionRequest) -> None:
+    def __init__(
+        self, context: RequestContext, model: str, system_fingerprint: str, request: CompletionRequest
+    ) -> None:
         self.chunk = Completion(
             id=f"cmpl-{context.request_id}",
             object="text_completion",
@@ -44,6 +46,7 @@ class CompletionChunks:
             model=model,
             choices=[],
             usage=None if wants_usage(request) else UNSET,
+            system_fingerprint=system_fingerprint,
         )
         self.prompts: list[EchoedPrompt] = []
         self.shows_tokens = request.return_token_ids is True
@@ -88,14 +91,13 @@ class CompletionChunks:
             answer = self.last(index, choice)
             if self._echoes:
                 answer.text = self._prompt(index).text + answer.text
-            if self.shows_tokens:
-                answer.prompt_token_ids = list(self._prompt(index).tokens)
+            answer.prompt_token_ids = list(self._prompt(index).tokens) if self.shows_tokens else None
+            answer.token_ids = answer.token_ids or ([] if self.shows_tokens else None)
             if echoed is not None:
                 if answer.logprobs is not None:
                     add_completion_logprobs(echoed, answer.logprobs)
                 answer.logprobs = echoed
-            if self._has_prompt_logprobs:
-                answer.prompt_logprobs = prompt_logprobs(of_prompt)
+            answer.prompt_logprobs = prompt_logprobs(of_prompt) if self._has_prompt_logprobs else None
             answers.append(answer)
         return msgspec.structs.replace(self.chunk, choices=answers, usage=usage)
 

@@ -64,7 +64,7 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         truncation = truncation_from(
             data.truncate_prompt_tokens, data.truncation_side, output_limit(data.max_tokens) or 1, state.client.model
         )
-        chunks = CompletionChunks(context, state.model_name, data)
+        chunks = CompletionChunks(context, state.model_name, state.system_fingerprint, data)
         given = split_prompts(data.prompt, "prompt", MAX_PROMPTS)
         if data.suffix:
             given = [_between(state, data, prompt) for prompt in given]

@@ -59,4 +59,6 @@ class EmbeddingList(Struct):
     data: list[EmbeddingData]
     model: str
     usage: EmbeddingUsage
+    id: str
+    created: int
     object: str = "list"

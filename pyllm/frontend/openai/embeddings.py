@@ -28,7 +28,7 @@ from pyllm.frontend.openai.error_format import ERROR_RESPONSES, error_response
 from pyllm.frontend.openai.parameters import split_prompts
 from pyllm.frontend.requests.admission_control import admit, charge
 from pyllm.frontend.requests.embedding_batch import EmbeddingBatch
-from pyllm.frontend.requests.request_context import context_of
+from pyllm.frontend.requests.request_context import RequestContext, context_of
 from pyllm.frontend.requests.scheduling import scheduling_from
 from pyllm.frontend.requests.server_state import ServerState, check_model
 from pyllm.frontend.text.truncation import truncation_from
@@ -63,7 +63,7 @@ def embeddings_route(state: ServerState) -> HTTPRouteHandler:
         )
         await charge(state, context, sum(map(len, prompts)))
         batch = EmbeddingBatch(state, prompts, scheduling, context, data.dimensions)
-        return PushedResponse(EmbeddingsAnswer(batch, state.model_name, data.encoding_format == "base64"))
+        return PushedResponse(EmbeddingsAnswer(batch, context, state.model_name, data.encoding_format == "base64"))
 
     return create_embeddings
 
@@ -71,8 +71,9 @@ def embeddings_route(state: ServerState) -> HTTPRouteHandler:
 class EmbeddingsAnswer:
     """One JSON object, once every embedding is there."""
 
-    def __init__(self, batch: EmbeddingBatch, model_name: str, in_base64: bool) -> None:
+    def __init__(self, batch: EmbeddingBatch, context: RequestContext, model_name: str, in_base64: bool) -> None:
         self._batch = batch
+        self._context = context
         self._model_name = model_name
         self._in_base64 = in_base64
         self._channel: Channel
@@ -103,7 +104,10 @@ class EmbeddingsAnswer:
         if self._batch.finished:
             num_tokens = self._batch.num_prompt_tokens
             data = [each for each in self._data if each is not None]
-            answer = EmbeddingList(data, self._model_name, EmbeddingUsage(num_tokens, num_tokens))
+            usage = EmbeddingUsage(num_tokens, num_tokens)
+            answer = EmbeddingList(
+                data, self._model_name, usage, f"embd-{self._context.request_id}", self._context.created
+            )
             send_json(self._channel, 200, answer)
 
     def _fail(self, error: PyllmError) -> None:

@@ -6,7 +6,7 @@ from litestar import Router, get
 from litestar.params import FromPath
 
 from pyllm.frontend.openai.error_format import LOOKUP_ERROR_RESPONSES
-from pyllm.frontend.openai.protocol import ModelCard, ModelList
+from pyllm.frontend.openai.protocol import ModelCapabilities, ModelCard, ModelList
 from pyllm.frontend.requests.server_state import ServerState, check_model
 
 
@@ -14,6 +14,7 @@ def models_routes(state: ServerState) -> Router:
     """The routes, for one server."""
     model = state.client.model
     created = int(time.time())
+    can_chat = state.chat_template is not None
     cards = {
         name: ModelCard(
             id=name,
@@ -22,6 +23,7 @@ def models_routes(state: ServerState) -> Router:
             root=model.name,
             model_impl=model.model_impl,
             batch_invariant=model.batch_invariant,
+            capabilities=ModelCapabilities(can_chat, can_chat),
         )
         for name in state.model_names
     }

@@ -215,16 +215,19 @@ class CompletionLogprobs(Struct):
 
 
 class CompletionChoice(Struct):
-    """One text. In a stream `text` is what is new, and the last chunk has the finish reason."""
+    """One text. In a stream `text` is what is new, and the last chunk has the finish reason.
+
+    What was not asked for is null in an answer, as in vLLM, and is not there in a chunk.
+    """
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
-    prompt_logprobs: list[LogprobEntries | None] | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[LogprobEntries | None] | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
 
 
 class Completion(Struct):
@@ -236,6 +239,7 @@ class Completion(Struct):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | None = None
 
 
 class AssistantMessage(Struct):
@@ -280,11 +284,11 @@ class ChatChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(Struct):
-    """The answer of chat completions."""
+    """The answer of chat completions. What was not asked for is null, as in vLLM."""
 
     id: str
     object: str
@@ -292,8 +296,9 @@ class ChatCompletion(Struct):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: list[LogprobEntries | None] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    system_fingerprint: str | None = None
+    prompt_logprobs: list[LogprobEntries | None] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class ChatDelta(Struct):
@@ -325,11 +330,22 @@ class ChatChunk(Struct):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    system_fingerprint: str | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class ModelCapabilities(Struct):
+    """What a model can do, in Mistral's words."""
+
+    completion_chat: bool
+    function_calling: bool
+    completion_fim: bool = False
+    fine_tuning: bool = False
+    vision: bool = False
+
+
 class ModelCard(Struct):
-    """One model of `/v1/models`, with vLLM's fields and two of ours.
+    """One model of `/v1/models`, with vLLM's fields, two of ours, and `type` and `capabilities`, which Mistral's has.
 
     `model_impl` is who computes it: native or transformers. With `batch_invariant` a token is bitwise the same whatever
     else is computed, so that a stream that survives a crash has the tokens that it would have had.
@@ -341,6 +357,8 @@ class ModelCard(Struct):
     root: str
     model_impl: str
     batch_invariant: bool
+    capabilities: ModelCapabilities
+    type: str = "base"
     object: str = "model"
     owned_by: str = "pyllm"
     parent: str | None = None

@@ -14,6 +14,7 @@ from pyllm.config.process_config import ApiConfig, SharedConfig
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
+from pyllm.frontend.http.event_ids import model_hash
 from pyllm.frontend.http.failure import UnknownModelError
 from pyllm.frontend.http.keep_alive import KeepAlive
 from pyllm.frontend.observability.metrics import Metrics
@@ -127,6 +128,11 @@ class ServerState:
             crash_folder=config.flight_recorder_dir,
             ask_reload=ask_reload,
         )
+
+    @property
+    def system_fingerprint(self) -> str:
+        """What OpenAI's answers call what their tokens depend on besides the seed: the same model has the same one."""
+        return f"fp_{model_hash(self.client.fingerprint)}"
 
     def condition(self) -> Condition:
         """Whether requests should come here, and why not. Those that come while there is no core wait for the next."""

@@ -42,7 +42,7 @@ async def answering(
     context = RequestContext("id", ticket=Ticket(state.shared, 1, 0.0))
     params = SamplingParams(n=n, max_tokens=NUM_TOKENS)
     generation = Generation(state, [[5]], params, SchedulingParams(), context)
-    answer_format = ChunkFormat(CompletionChunks(context, "tiny", CompletionRequest(prompt="", n=n)))
+    answer_format = ChunkFormat(CompletionChunks(context, "tiny", "fp_1", CompletionRequest(prompt="", n=n)))
     if has_ids:
         yield ResumableAnswer(generation, answer_format, Position("id", 0)), core
     else:

@@ -1,6 +1,7 @@
 """`/v1/chat/completions`, streamed and not, over a scripted core."""
 
 import json
+import re
 from array import array
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -68,8 +69,11 @@ async def test_an_answer_has_openais_shape(tokenizer: Tokenizer) -> None:
             "logprobs": None,
             "finish_reason": "stop",
             "stop_reason": None,
+            "token_ids": None,
         }
     ]
+    assert (answer["prompt_logprobs"], answer["prompt_token_ids"]) == (None, None)
+    assert re.fullmatch("fp_[0-9a-f]{12}", answer["system_fingerprint"])
     prompt = tokenizer.encode("<|start|>user: Hi<|end|><|start|>")
     assert array("i", frontend.core.sent(Submit)[0].prompt).tolist() == prompt
     assert answer["usage"]["prompt_tokens"] == len(prompt)
@@ -252,7 +256,7 @@ async def test_log_probabilities_of_the_prompt_are_told_once(tokenizer: Tokenize
     others = tokenizer.encode("<|start|>user: Hi<|end|><|start|>")[1:]
     assert answer["prompt_logprobs"][0] is None
     assert [[*entry] for entry in answer["prompt_logprobs"][1:]] == [[str(token)] for token in others]
-    assert "prompt_logprobs" not in plain
+    assert plain["prompt_logprobs"] is None
     assert all("prompt_logprobs" not in choice for choice in answer["choices"])
 
 

@@ -41,7 +41,9 @@ async def test_an_answer_has_openais_shape(tokenizer: Tokenizer) -> None:
         answer = await complete(frontend, model="tiny", prompt="Hello")
     assert answer.pop("id").startswith("cmpl-")
     assert isinstance(answer.pop("created"), int)
+    assert answer.pop("system_fingerprint").startswith("fp_")
     choice = {"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    choice |= {"prompt_logprobs": None, "token_ids": None, "prompt_token_ids": None}  # as in vLLM
     num_tokens = len(tokenizer.encode(TEXT)) + 1
     assert answer == {
         "object": "text_completion",

@@ -46,7 +46,7 @@ async def test_log_probabilities_begin_with_the_prompts(
         (plain,) = (await complete(frontend, **body | {"echo": False, "max_tokens": max_tokens or 1}))["choices"]
     logprobs = choice["logprobs"]
     assert choice["text"] == "Hello!?" + "ok"[:max_tokens]
-    assert "prompt_logprobs" not in choice
+    assert choice["prompt_logprobs"] is None
     assert logprobs["tokens"] == ["Hello", "!", "?", *output]
     assert logprobs["token_logprobs"] == [None] + [-1.0] * (2 + len(output))
     assert logprobs["text_offset"] == [0, 5, 6, 7, 8, 9][: 3 + len(output)]

@@ -45,6 +45,8 @@ async def test_an_answer_has_openais_shape(tokenizer: Tokenizer) -> None:
         answer = await embed(frontend, model="tiny", input="Hello", user="someone")
         assert frontend.state.metrics.finished["stop"] == 1
         assert (frontend.state.metrics.prompt_tokens, frontend.state.metrics.cached_prompt_tokens) == (1, 2)
+    assert answer.pop("id").startswith("embd-")
+    assert isinstance(answer.pop("created"), int)
     (vector,) = floats(tokenizer.encode("Hello"))
     assert answer == {
         "object": "list",
