@@ -53,7 +53,7 @@ WRONG = {
         ("--ctx-size 4096", "--ctx-size: use --max-model-len"),
         ("-ngl 99", "-ngl: a model is on its device whole: --device"),
         ("--n-gpu-layers 99", "--n-gpu-layers: a model is on its device whole"),
-        ("-t 4", "-t: a rank takes all CPUs"),
+        ("-t 4", "-t: --num-threads sets the threads"),
         ("-np 4", "-np: use --max-num-seqs"),
         ("--foo-bar", "unknown flag --foo-bar (pyllm serve --help=all"),
         ("--max-num-seqs -1", "max_num_seqs is -1: expected int >= 0"),
