@@ -27,7 +27,7 @@ from pyllm.frontend.requests.scheduling import least_timeout
 from pyllm.frontend.requests.server_state import ServerState
 
 # Routes that need no key: who looks whether a server is well has none.
-PROBES = frozenset({"/health", "/health/live", "/health/ready", "/health_generate"})
+PROBES = frozenset({"/ping", "/health", "/health/live", "/health/ready", "/health_generate"})
 # Methods that change or start something.
 UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 ADMIN = "/admin/"
