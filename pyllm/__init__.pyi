@@ -1,7 +1,7 @@
-from .async_engine import AsyncEngine
+from .async_engine import AsyncEngine, AsyncLLMEngine
 from .client.client import EngineClient
 from .client.embedding import Embedding, EmbeddingOutput, EmbeddingRequestOutput
-from .engine_args import EngineArgs, FlexibleArgumentParser
+from .engine_args import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
 from .frontend.observability.metrics_snapshot import Counter, Gauge, Histogram, Metric
 from .frontend.observability.summary import Percentiles, Summary
 from .frontend.text.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
@@ -10,14 +10,17 @@ from .frontend.text.outputs import CompletionOutput, RequestOutput
 from .frontend.text.structured_outputs import resolve_constraint
 from .llm import LLM
 from .llm_engine import LLMEngine
-from .prompts import Rendering
+from .prompts import Rendering, TextPrompt, TokensPrompt
 from .sampling_params import RequestOutputKind, SamplingParams
 from .scheduling_params import SchedulingParams
 from .structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
+from .vllm_parameters import PoolingParams
 
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "AsyncEngineArgs",
+    "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
@@ -35,6 +38,7 @@ __all__ = [
     "Metric",
     "ModelTokenizer",
     "Percentiles",
+    "PoolingParams",
     "Rendering",
     "RequestOutput",
     "RequestOutputKind",
@@ -43,6 +47,8 @@ __all__ = [
     "SchedulingParams",
     "StructuredOutputsParams",
     "Summary",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
     "resolve_constraint",
 ]

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from copy import copy
 from os import PathLike
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgspec
 
@@ -23,6 +23,7 @@ from pyllm.client.reports import Decision, SampleReport
 from pyllm.client.submission import refuse_input, refuse_prompt
 from pyllm.config.option_reading import engine_config
 from pyllm.config.server_settings import ServerConfig
+from pyllm.engine_args import EngineArgs
 from pyllm.engine_processes import LIMITS, EngineProcesses
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
@@ -46,7 +47,7 @@ from pyllm.prompts import RENDERING, Message, ParsedPrompt, Prompt, Rendering, r
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
 from pyllm.supervision.process_samples import ProcessSampler, load_nvml
-from pyllm.vllm_parameters import CALLS, refuse_other_values
+from pyllm.vllm_parameters import CALLS, missing_method, refuse_other_values
 
 
 class _ParsedRequest(NamedTuple):
@@ -76,6 +77,11 @@ class AsyncEngine:
         ConfigError: an option that is unknown or cannot work.
     """
 
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> "AsyncEngine":
+        """An engine of these settings, as in vLLM."""
+        return cls(**instance("engine_args", engine_args, EngineArgs).options)
+
     def __init__(self, model: str | PathLike[str] | None = "", **options: Any) -> None:
         self._config, self._checkpoint = resolve_config(engine_config(engine_keywords({"model": model, **options})))
         self.tokenizer = Tokenizer(self._checkpoint.tokenizer)
@@ -94,6 +100,11 @@ class AsyncEngine:
         self._metrics: Metrics | None = None
         nvml = load_nvml() if self._config.device.device != "cpu" else None
         self._sampler = ProcessSampler(self._processes.pids, nvml=nvml, restarts=self._processes.restarts)
+
+    if not TYPE_CHECKING:  # which is to find misspelt names
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing_method("AsyncEngine", name)
 
     async def __aenter__(self) -> "AsyncEngine":
         await self.start()
@@ -429,3 +440,6 @@ def _call(give_up: Callable[[PyllmError], None] | None, error: PyllmError) -> No
 def _end_dropped(owner: OwningProcess, processes: EngineProcesses, client: EngineClient | None) -> None:
     if owner.is_this:
         processes.abandon(*(() if client is None else (client.close,)))
+
+
+AsyncLLMEngine = AsyncEngine  # vLLM's name

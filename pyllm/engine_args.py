@@ -10,7 +10,18 @@ from pyllm.flags.settings_flags import add_engine_settings, add_vllm_flags
 
 
 class EngineArgs:
-    """The engine's settings as flags, and vLLM's; one that is not given is None, which `LLM` takes for the default."""
+    """The engine's settings as flags, and vLLM's; one that is not given is None, which `LLM` takes for the default.
+
+    As in vLLM, one made of keywords is what `AsyncEngine.from_engine_args` and `LLMEngine.from_engine_args` take.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":
+        """The settings that a program was given by the flags of `add_cli_args`."""
+        return cls(**vars(args))
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -18,6 +29,9 @@ class EngineArgs:
         add_engine_settings(parser)
         add_vllm_flags(parser)
         return parser
+
+
+AsyncEngineArgs = EngineArgs  # vLLM's name of those of `AsyncLLMEngine`
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from os import PathLike
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from pyllm.arguments import as_list, instance, refuse, text
 from pyllm.async_engine import AsyncEngine
@@ -25,7 +25,7 @@ from pyllm.prompt_progress import PromptProgress, UseTqdm
 from pyllm.prompts import Message, Prompt, Rendering, read_conversations, read_prompts
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
-from pyllm.vllm_parameters import CALLS, refuse_other_values
+from pyllm.vllm_parameters import CALLS, PoolingParams, missing_method, refuse_other_values
 
 Result = TypeVar("Result")
 Each = TypeVar("Each")
@@ -61,6 +61,11 @@ class LLM:
         except BaseException:
             self.close()
             raise
+
+    if not TYPE_CHECKING:  # which is to find misspelt names
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing_method("LLM", name)
 
     def __enter__(self) -> "LLM":
         return self
@@ -174,7 +179,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         *,
         use_tqdm: UseTqdm = True,
-        pooling_params: None = None,
+        pooling_params: PoolingParams | None = None,
         lora_request: None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         priority: Priority = None,
@@ -183,14 +188,16 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """The prompts' embeddings, in their order: `outputs.embedding` of each. They run together; else as `generate`.
 
-        `dimensions` cuts them, of a model that was trained for this. `pooling_params`, `lora_request` and
-        `tokenization_kwargs` are vLLM's, and may only be None.
+        `dimensions`, which `pooling_params` may have as in vLLM, cuts them, of a model that was trained for this.
+        `lora_request` and `tokenization_kwargs` are vLLM's, and may only be None.
 
         Raises:
             DeadlineError: the `timeout` of one passed.
         """
-        given = {"pooling_params": pooling_params, "lora_request": lora_request}
-        refuse_other_values(CALLS, {**given, "tokenization_kwargs": tokenization_kwargs})
+        refuse_other_values(CALLS, {"lora_request": lora_request, "tokenization_kwargs": tokenization_kwargs})
+        if pooling_params is not None:
+            pooling = instance("pooling_params", pooling_params, PoolingParams)
+            dimensions = pooling.dimensions if dimensions is None else dimensions
         batch = read_prompts(prompts)
         requests = _requests(len(batch), None, priority, scheduling)
         with PromptProgress(len(batch), use_tqdm) as progress:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from copy import copy
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -22,6 +22,7 @@ from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig
 from pyllm.core import core_parts
 from pyllm.core.executors.inline import InlineExecutor
+from pyllm.engine_args import EngineArgs
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.text.model_tokenizer import ModelTokenizer
@@ -35,7 +36,7 @@ from pyllm.owning_process import OwningProcess
 from pyllm.prompts import Prompt, read_prompt
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams, with_priority
-from pyllm.vllm_parameters import CALLS, refuse_other_values
+from pyllm.vllm_parameters import CALLS, missing_method, refuse_other_values
 from pyllm.wire.ipc import MemoryEndpoint, MessageHandler
 from pyllm.wire.messages import ClientMessage, CoreMessage
 
@@ -52,6 +53,11 @@ class LLMEngine:
         ConfigError: an option that is unknown or cannot work.
         StartError: the model could not be loaded.
     """
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> "LLMEngine":
+        """An engine of these settings, as in vLLM."""
+        return cls(**instance("engine_args", engine_args, EngineArgs).options)
 
     def __init__(self, model: str | PathLike[str] | None = "", **options: Any) -> None:
         config = engine_config({"distributed_executor_backend": "uni", **engine_keywords({"model": model, **options})})
@@ -84,6 +90,11 @@ class LLMEngine:
         except BaseException:
             self.close()
             raise
+
+    if not TYPE_CHECKING:  # which is to find misspelt names
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise missing_method("LLMEngine", name)
 
     def get_tokenizer(self) -> ModelTokenizer:
         """The model's tokenizer, with the methods of transformers' tokenizers."""

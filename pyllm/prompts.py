@@ -1,7 +1,7 @@
 """Prompts and conversations as programs give them, read and checked. Knows no engine and no tokenizer."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 
 import msgspec
 
@@ -18,6 +18,21 @@ Message = dict[str, Any]
 _PROMPT = "a text, a list of token ids, or a dict with prompt or prompt_token_ids"
 
 _NOT_TOKEN_IDS = (str, bytes, bytearray, memoryview)  # sequences, but not of token ids
+
+
+class TextPrompt(TypedDict):
+    """A prompt as a dict with its text; vLLM's name."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as a dict with its token ids, and perhaps its text for the output; vLLM's name."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
 
 
 class Rendering(msgspec.Struct, frozen=True, kw_only=True):

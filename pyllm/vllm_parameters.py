@@ -1,4 +1,4 @@
-"""Parameters of vLLM's Python calls that can have one value here: which, and what to use for another.
+"""Parameters of vLLM's Python calls that can have one value here, and methods that are not there: what to use instead.
 
 Those of an engine are in `flags/keyword_settings.py`. Knows no request.
 """
@@ -6,7 +6,9 @@ Those of an engine are in `flags/keyword_settings.py`. Knows no request.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pyllm.arguments import shown
+import msgspec
+
+from pyllm.arguments import NamedParameters, shown
 from pyllm.errors import RequestError
 
 
@@ -45,7 +47,7 @@ CALLS: Mapping[str, Fixed] = {
     "lora_request": Fixed((None, []), "adapters are not supported"),
     "tokenization_kwargs": Fixed((None, {}), "encode the text by get_tokenizer(), and give the token ids"),
     "mm_processor_kwargs": Fixed((None, {}), "prompts are texts"),
-    "pooling_params": Fixed((None,), "give dimensions"),
+    "pooling_params": Fixed((None,), "give dimensions"),  # where it is not a `PoolingParams`
     "trace_headers": Fixed((None, {}), "traces are of `pyllm serve`"),
     "prompt_text": Fixed((None,), "give a dict with prompt and prompt_token_ids"),
 }
@@ -57,6 +59,41 @@ PROMPTS: Mapping[str, Fixed] = {
     "prompt_embeds": Fixed((None,), "give the text or its token ids"),
     "token_type_ids": Fixed((None,), "give the text or its token ids"),
 }
+
+
+# Methods of vLLM's engines that there are not: what to use instead.
+METHODS: Mapping[str, str] = {
+    "encode": "give prompts to embed; hidden states and rewards are not given",
+    "classify": "models generate text and embed it, and do not classify",
+    "reward": "models generate text and embed it, and do not reward",
+    "score": "embed both texts, and compare the embeddings",
+    "sleep": "close the engine, and start it again",
+    "wake_up": "an engine never sleeps",
+    "collective_rpc": "workers take no calls; plugins are entry points",
+    "apply_model": "the model is in the workers, which take no calls",
+    "start_profile": "use EngineClient.profile or POST /admin/profile",
+    "stop_profile": "a profile ends by itself",
+    "preprocess_chat": "use AsyncEngine.render_chat",
+    "add_lora": "adapters are not supported",
+    "reset_mm_cache": "prompts are texts",
+}
+
+
+class PoolingParams(msgspec.Struct, metaclass=NamedParameters, kw_only=True, forbid_unknown_fields=True):
+    """What `LLM.embed` takes as in vLLM: `dimensions` cuts embeddings, of a model that was trained for this."""
+
+    dimensions: int | None = None
+    use_activation: bool | None = None
+
+    def __post_init__(self) -> None:
+        fixed = {"use_activation": Fixed((None, True), "embeddings always have length 1")}
+        refuse_other_values(fixed, {"use_activation": self.use_activation})
+
+
+def missing_method(owner: str, name: str) -> AttributeError:
+    """The error for an attribute that there is not, with what to use in place of vLLM's."""
+    instead = METHODS.get(name)
+    return AttributeError(f"{owner} has no {name}" + (f": {instead}" if instead else ""), name=name)
 
 
 def refuse_other_values(fixed: Mapping[str, Fixed], given: Mapping[str, object]) -> None:

@@ -1,6 +1,6 @@
 """Health routes for orchestrators and load balancers: does the process answer, and does it take requests?"""
 
-from litestar import MediaType, Response, get
+from litestar import MediaType, Response, get, route
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from msgspec import Struct
@@ -22,14 +22,24 @@ def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
     """The routes, for one server. HEAD is answered, too."""
     check = GenerationCheck(state.client)
 
+    def empty() -> Response[bytes]:
+        return Response(b"", status_code=200 if state.condition().ready else 503, media_type=MediaType.TEXT)
+
+    responses = dict.fromkeys((200, 503), ResponseSpec(None))
+
     @get(
         "/health",
         sync_to_thread=False,
         summary="200 while requests are worked on, 503 otherwise",
-        responses=dict.fromkeys((200, 503), ResponseSpec(None)),
+        responses=responses,
     )
     def health() -> Response[bytes]:
-        return Response(b"", status_code=200 if state.condition().ready else 503, media_type=MediaType.TEXT)
+        return empty()
+
+    # SageMaker's name of `/health`: one operation of two methods, which a document cannot have.
+    @route("/ping", http_method=["GET", "POST"], status_code=200, sync_to_thread=False, include_in_schema=False)
+    def ping() -> Response[bytes]:
+        return empty()
 
     @get(
         "/health/live",
@@ -64,4 +74,4 @@ def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
         answer = Health("not generating", reason) if reason else Health("generating")
         return Response(answer, status_code=503 if reason else 200)
 
-    return [health, live, ready, generates]
+    return [health, ping, live, ready, generates]

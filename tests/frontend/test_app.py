@@ -45,9 +45,12 @@ async def test_health_is_the_engines(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         healthy = await frontend.http.get("/health")
         assert (healthy.status_code, healthy.content) == (200, b"")
+        for ping in (await frontend.http.get("/ping"), await frontend.http.post("/ping")):
+            assert (ping.status_code, ping.content) == (200, b"")
         frontend.core.answers_hello = False
         frontend.core.on_disconnect()
         assert (await frontend.http.get("/health")).status_code == 503
+        assert (await frontend.http.post("/ping")).status_code == 503
 
 
 async def test_every_route_tells_its_methods(tokenizer: Tokenizer) -> None:

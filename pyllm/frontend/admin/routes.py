@@ -164,15 +164,24 @@ def admin_routes(state: ServerState) -> Router:
         state.ask_reload()
         return Reloaded(num_keys=len(state.keys.entries), has_tls=state.credentials.tls is not None)
 
+    @post(
+        "/reset_prefix_cache",
+        status_code=200,
+        summary="Forget all cached prefixes; running requests keep their blocks",
+        responses={200: ResponseSpec(None), **_LOOKUP_ERRORS},
+    )
+    async def reset_prefix_cache() -> Response[bytes]:
+        await _in_time(client.reset_prefix_cache())
+        return Response(b"")
+
     def admins_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
         del handler
         is_asked_for_methods = cast("HTTPScope", connection.scope)["method"] == "OPTIONS"
         if not is_asked_for_methods and context_in(connection.scope).role != "admin":
             raise ForbiddenError(_refusal(state.keys.has_admin))
 
-    return Router(
+    below_admin = Router(
         "/admin",
-        guards=[admins_only],
         route_handlers=[
             list_requests,
             show_request,
@@ -189,6 +198,7 @@ def admin_routes(state: ServerState) -> Router:
             *core_routes(state, _LOOKUP_ERRORS),
         ],
     )
+    return Router("/", guards=[admins_only], route_handlers=[below_admin, reset_prefix_cache])
 
 
 # Litestar's own would tell the methods of whichever handler of this path came first.

@@ -28,10 +28,10 @@ from pyllm.frontend.requests.scheduling import least_timeout
 from pyllm.frontend.requests.server_state import ServerState
 
 # Routes that need no key: who looks whether a server is well has none.
-PROBES = frozenset({"/health", "/health/live", "/health/ready", "/health_generate"})
+PROBES = frozenset({"/ping", "/health", "/health/live", "/health/ready", "/health_generate"})
 # Methods that change or start something.
 UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-ADMIN = "/admin/"
+ADMIN = ("/admin/", "/reset_prefix_cache")
 # What a body may be said to be in: what JSON is in, and a part of it.
 CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii"})
 # The route whose answers are kept, by their ids.

@@ -53,6 +53,7 @@ DESCRIPTIONS: Mapping[str, FieldDescription] = {
     "model": FieldDescription("One of the names of /v1/models; may be left out."),
     # What the request is about.
     "prompt": FieldDescription("A text or token ids, or a list of either: an answer for each."),
+    "suffix": FieldDescription("What stands behind the answer: a model for code fills in what is between."),
     "messages": FieldDescription("The conversation, in any order of roles."),
     "input": FieldDescription("A text, or a list of items: messages, calls and results."),
     "EmbeddingRequest.input": FieldDescription("A text or token ids, or a list of either; at most 2,048."),
@@ -128,6 +129,7 @@ DESCRIPTIONS: Mapping[str, FieldDescription] = {
     # Reasoning.
     "reasoning": FieldDescription("How much the model reasons, where its template reads it."),
     "reasoning_effort": FieldDescription("How much the model reasons, where its template reads it."),
+    "think": FieldDescription("Ollama's name of reasoning_effort; false turns reasoning off."),
     "thinking": FieldDescription("disabled turns reasoning off, where the template can."),
     # How a prompt is made.
     "add_special_tokens": FieldDescription("Begin the prompt with the tokenizer's special tokens."),

@@ -217,3 +217,14 @@ async def test_metrics_are_sums_over_all_users_and_names_that_requests_chose_are
     names = {sample.labels["field"] for family in shown[ADMIN] for sample in family.samples if "field" in sample.labels}
     assert "my_secret_field" in names
     assert [family.name for family in shown[USER]] == [family.name for family in shown[ADMIN]]
+
+
+async def test_the_prefix_cache_is_reset_by_admins(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer, keys=BOTH) as frontend:
+        frontend.core.replies["reset_prefix_cache"] = None
+        refused = await frontend.http.post("/reset_prefix_cache", headers=bearer(USER))
+        assert "reset_prefix_cache" not in [call.method for call in frontend.core.sent(Call)]
+        done = await frontend.http.post("/reset_prefix_cache", headers=bearer(ADMIN))
+        calls = [call.method for call in frontend.core.sent(Call)]
+    assert (refused.status_code, done.status_code, done.content) == (403, 200, b"")
+    assert "reset_prefix_cache" in calls
