@@ -44,7 +44,13 @@ COUNTED = (
     *("prompt_tokens", "cached_prompt_tokens", "generation_tokens", "finished"),
     *("rejected", "degradations", "encoding", "first_token", "inter_token", "request_seconds"),
     *("queue_seconds", "prefill_seconds", "decode_seconds", "inference_seconds", "output_token_seconds"),
-    *("request_prompt_tokens", "request_generation_tokens", "longest_sample_tokens", "request_num_samples"),
+    *(
+        "request_prompt_tokens",
+        "request_computed_tokens",
+        "request_generation_tokens",
+        "longest_sample_tokens",
+        "request_num_samples",
+    ),
     "connection",
 )
 
@@ -85,6 +91,7 @@ class Metrics(Collector):
         self.inference_seconds = Histogram(REQUEST_BOUNDS)
         self.output_token_seconds = Histogram(INTER_TOKEN_BOUNDS)
         self.request_prompt_tokens = Histogram(token_bounds(model.max_model_len))
+        self.request_computed_tokens = Histogram(token_bounds(model.max_model_len))
         self.request_generation_tokens = Histogram(token_bounds(model.max_model_len))
         self.longest_sample_tokens = Histogram(token_bounds(model.max_model_len))
         self.request_num_samples = Histogram(NUM_SAMPLES_BOUNDS)
@@ -192,6 +199,9 @@ class Metrics(Collector):
             "request_time_per_output_token_seconds", "A sample's mean, its first left out.", self.output_token_seconds
         )
         yield families.histogram("request_prompt_tokens", "Prompt tokens.", self.request_prompt_tokens)
+        yield families.histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens that no cache had.", self.request_computed_tokens
+        )
         yield families.histogram("request_generation_tokens", "Tokens of a sample.", self.request_generation_tokens)
         yield families.histogram(
             "request_max_num_generation_tokens", "Tokens of a request's longest sample.", self.longest_sample_tokens
@@ -356,6 +366,7 @@ class RequestMetrics:
             metrics.prompt_tokens += self._num_prompt_tokens
             metrics.cached_prompt_tokens += num_cached_tokens
             metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
+            metrics.request_computed_tokens.observe(self._num_prompt_tokens - num_cached_tokens)
         metrics.first_token.observe(seconds)
 
 

@@ -195,6 +195,7 @@ def test_a_request_is_timed_from_its_arrival() -> None:
     assert samples["vllm:inter_token_latency_seconds_count"] == 1
     assert samples["vllm:e2e_request_latency_seconds_bucket{'le': '1.5'}"] == 1
     assert samples["vllm:request_prompt_tokens_bucket{'le': '10.0'}"] == 1
+    assert samples["vllm:request_prefill_kv_computed_tokens_sum"] == 2
     assert samples["vllm:request_generation_tokens_sum"] == 3
     assert samples["vllm:request_params_n_bucket{'le': '2.0'}"] == 1
 
