@@ -5,6 +5,7 @@ example has a deadline, as how long one takes depends on what else runs, and the
 import gc
 import logging
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from hypothesis import settings
 from tests.services import Marked
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # OpenMP reads this when it is loaded.
+
+# Below nohup it is ignored, and so it would be in the servers that tests start.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,13 +32,16 @@ signal.pause()
 
 
 @pytest.fixture(autouse=True)
-def private_temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def private_temp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder whose path is short enough for sockets, as those of pytest need not be."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
 
 
-def test_folder_is_private_and_goes(tmp_path: Path) -> None:
+def test_folder_is_private_and_goes(private_temp: Path) -> None:
     with SocketFolder() as path:
-        assert Path(path).parent == tmp_path
+        assert Path(path).parent == private_temp
         assert Path(path).stat().st_mode & 0o077 == 0
     assert not Path(path).exists()
 

@@ -50,7 +50,7 @@ _SCHEMAS: dict[str, type | None] = {
 _DEFINITIONS = ("$defs", "definitions")
 _INDEX = re.compile(r"[0-9]{1,9}")
 # A class in brackets, an escape, or the beginning of a look-around. The groups match what no grammar enforces.
-_PATTERN_PIECE = re.compile(r"\[(?:\\.|[^\]\\])*+|\\(?:([1-9bBk])|.)|(\(\?<?[=!])", re.DOTALL)
+_PATTERN_PIECE = re.compile(r"\[(?:\\.|[^\]\\])*|\\(?:([1-9bBk])|.)|(\(\?<?[=!])", re.DOTALL)
 
 _Node = dict[str, Any]
 

@@ -11,7 +11,8 @@ CLOSERS = "}]"  # one more of these, where a value has ended, is a slip
 
 _HEX = "[0-9a-fA-F]"
 _PLAIN = r'[^"\\\x00-\x1f]*+'
-_STRING_TEXT = re.compile(rf'{_PLAIN}(?:\\(?:["\\/bfnrt]|u{_HEX}{{4}}){_PLAIN})*+')
+# Not `*+` around a group: before Python 3.11.5 it keeps what a failed repetition had begun (gh-106052).
+_STRING_TEXT = re.compile(rf'{_PLAIN}(?:\\(?:["\\/bfnrt]|u{_HEX}{{4}}){_PLAIN})*')
 _WHOLE_ESCAPE = re.compile(rf'\\(?:["\\/bfnrt]|u{_HEX}{{4}})')
 _BEGUN_ESCAPE = re.compile(rf"\\(?:u{_HEX}{{0,3}})?")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
