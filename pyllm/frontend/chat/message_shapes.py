@@ -30,6 +30,7 @@ from pyllm.frontend.chat.tool_turns import (
 from pyllm.frontend.text.templates import Message
 
 _SYSTEM = ("system", "developer")
+_CHANNEL_TAG = "<|channel|>"
 
 
 class Shaped(NamedTuple):
@@ -156,9 +157,13 @@ def _as_system(message: Message) -> Message:
 
 def _with_open_tags(message: Message) -> Message:
     """Harmony's tag of a channel is a word like others."""
+    if message["role"] != "assistant":
+        return message
     fields = ("content", "reasoning", "reasoning_content")
-    texts = {name: text.replace("<|channel|>", "<| channel |>") for name in fields if (text := message.get(name))}
-    return {**message, **texts} if message["role"] == "assistant" else message
+    tagged = [name for name in fields if _CHANNEL_TAG in (message.get(name) or "")]
+    if not tagged:
+        return message
+    return {**message, **{name: message[name].replace(_CHANNEL_TAG, "<| channel |>") for name in tagged}}
 
 
 def _as_thinking(message: Message) -> Message:

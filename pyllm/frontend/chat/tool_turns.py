@@ -5,7 +5,6 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -48,11 +47,12 @@ def late_results_moved(messages: Messages) -> Messages:
 
 
 def _has_late_result(messages: Messages) -> bool:
-    calls: Sequence[Any] = ()  # that may be answered directly
+    ids: list[Any] = []  # of calls that may be answered directly
     for message in messages:
         if message["role"] != "tool":
-            calls = message.get("tool_calls") or ()
-        elif all(call.get("id") != message.get("tool_call_id") for call in calls):
+            calls = message.get("tool_calls")
+            ids = [call.get("id") for call in calls] if calls else []
+        elif message.get("tool_call_id") not in ids:
             return True
     return False
 
