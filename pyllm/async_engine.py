@@ -59,7 +59,7 @@ class _ParsedRequest(NamedTuple):
 
 
 class Done:
-    """What has been done already, and may be awaited all the same."""
+    """The result of a call that is finished; it may be awaited, as vLLM's coroutines."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield from ()

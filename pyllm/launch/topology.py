@@ -139,7 +139,7 @@ class Reloads:
 
 
 class ApiNews(NamedTuple):
-    """What every API process is told while it runs."""
+    """News for every API process while it runs."""
 
     list_restarts: Callable[[], Sequence[Restarts]]
     reloads: Reloads

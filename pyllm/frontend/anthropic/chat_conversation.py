@@ -145,7 +145,7 @@ def _tool_message(block: Block) -> dict[str, Any]:
 
 
 def _reference(part: Any) -> str:
-    """What is said of a tool that a search for tools has found. Its definition is among the request's tools."""
+    """A sentence about a tool that a search for tools has found. Its definition is among the request's tools."""
     is_reference = isinstance(part, dict) and part.get("type") == "tool_reference" and "tool_name" in part
     return f"The tool {part['tool_name']} can be called now." if is_reference else ""
 

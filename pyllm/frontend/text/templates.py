@@ -3,6 +3,7 @@
 Templates are written for transformers: they find its environment, functions and filters here, in a sandbox.
 """
 
+import copy
 import datetime
 import json
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,8 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self.source = source
+        # Of what a caller has, such a template gets a copy: lists of other requests may be among it.
+        self._changes_lists = environment.changes_lists = ".append(" in source or ".pop(" in source
         try:
             self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
             self._template = environment.from_string(source)
@@ -114,12 +117,14 @@ class ChatTemplate:
             **self._named_otherwise(variables),
             **variables,
             **self._special_tokens,
-            "messages": list(messages),
+            "messages": messages,
             "add_generation_prompt": add_generation_prompt,
         }
         pieces = []
         length = 0
         try:
+            if self._changes_lists:
+                variables = copy.deepcopy(variables)
             for piece in self._template.generate(variables):
                 length += len(piece)
                 if length > MAX_CHARACTERS:
@@ -148,10 +153,12 @@ class ChatTemplate:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Transformers' own, in which templates may also fill and empty lists, as Kimi K2's do."""
+    """Transformers' own, in which a template that `changes_lists` may fill and empty them, as Kimi K2's does."""
+
+    changes_lists = False
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        is_of_list = isinstance(obj, list) and attr in ("append", "pop")
+        is_of_list = self.changes_lists and isinstance(obj, list) and attr in ("append", "pop")
         return is_of_list or super().is_safe_attribute(obj, attr, value)
 
 

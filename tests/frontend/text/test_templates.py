@@ -55,6 +55,7 @@ def test_a_template_can_refuse_messages() -> None:
     [
         "{{ messages.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.clear() }}",
+        "{{ (messages | attr('append'))(1) }}",
         "{{ messages[0].update({}) }}",
         "{% for i in range(10 ** 9) %}x{% endfor %}",
         "{{ messages[0]['content'] + 1 }}",
@@ -72,6 +73,11 @@ def test_a_template_may_fill_and_empty_a_list_that_is_not_the_callers() -> None:
     source = "{% set l = [] %}{% set _ = l.append('a') %}{{ l.pop(0) }}{{ messages.pop().content }}"
     assert ChatTemplate(source, "", "").render(messages) == f"a{USER['content']}"
     assert messages == [USER]
+    tools = [{"required": ["city"]}]
+    emptied = ChatTemplate("{{ tools[0].required.pop() }}", "", "")
+    for _ in range(2):
+        assert emptied.render(messages, variables={"tools": tools}) == "city"
+    assert tools == [{"required": ["city"]}]
 
 
 def test_output_is_bounded() -> None:
