@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.history_parts import json_text
+from pyllm.frontend.chat.history_parts import compact_json
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
 from pyllm.frontend.text.json_schemas import json_type
 from pyllm.frontend.text.templates import Message
@@ -119,7 +119,7 @@ def call_arguments(given: Any) -> dict[str, Any]:
         return given
     if given is None or given == "":
         return {}
-    text = given if isinstance(given, str) else json_text(given)
+    text = given if isinstance(given, str) else compact_json(given)
     try:
         # Strictly: what this lets through can be written to the prompt.
         arguments = msgspec.json.decode(text)

@@ -58,7 +58,7 @@ def part_text(part: HistoryPart | Mapping[str, Any], depth: int = _MAX_DEPTH) ->
     if kind in _NOTES:
         return _NOTES[kind]
     others = {name: value for name, value in given.items() if value is not None and name not in _MARKS}
-    return json_text(others) if others else f"[A part of type {kind:.80} was here. It is not supported yet.]"
+    return compact_json(others) if others else f"[A part of type {kind:.80} was here. It is not supported yet.]"
 
 
 def result_text(result: Any, depth: int = _MAX_DEPTH) -> str:
@@ -69,10 +69,10 @@ def result_text(result: Any, depth: int = _MAX_DEPTH) -> str:
         return part_text(result, depth - 1)
     if depth and isinstance(result, list) and all(map(_is_part, result)):
         return "\n".join([result_text(part, depth - 1) for part in result])
-    return "" if result is None else json_text(result)
+    return "" if result is None else compact_json(result)
 
 
-def json_text(value: Any) -> str:
+def compact_json(value: Any) -> str:
     """A value of a body as JSON."""
     try:
         return msgspec.json.encode(value).decode()

@@ -97,7 +97,7 @@ def _late_system(messages: Messages) -> Messages:
     if late := [message for message in asked if message["role"] in _SYSTEM]:
         head = [_joined([*head, *late])]
         asked = [message for message in asked if message["role"] not in _SYSTEM]
-    return [*head, *asked, *map(_as_user, messages[answered:])]
+    return [*head, *asked, *_as_users(messages[answered:])]
 
 
 def _two_systems(messages: Messages) -> Messages:
@@ -108,7 +108,7 @@ def _two_systems(messages: Messages) -> Messages:
 def _system(messages: Messages) -> Messages:
     """It stands before the first user's text."""
     end = end_of(messages, 0, *_SYSTEM)
-    return [*map(_as_user, messages[:end]), *messages[end:]]
+    return [*_as_users(messages[:end]), *messages[end:]]
 
 
 def _system_before_result(messages: Messages) -> Messages:
@@ -139,16 +139,20 @@ def _opened_by_user(messages: Messages) -> Messages:
 
 def _joined_neighbours(messages: Messages, role: str) -> Messages:
     changed: Messages = []
+    run: Messages = []  # of the role
     for message in messages:
-        if changed and message["role"] == role == changed[-1]["role"]:
-            changed[-1] = _joined([changed[-1], message])
-        else:
-            changed.append(message)
-    return changed
+        if message["role"] == role:
+            run.append(message)
+            continue
+        if run:
+            changed.append(_joined(run))
+            run = []
+        changed.append(message)
+    return [*changed, _joined(run)] if run else changed
 
 
-def _as_user(message: Message) -> Message:
-    return {**message, "role": "user"} if message["role"] in _SYSTEM else message
+def _as_users(messages: Messages) -> Messages:
+    return [{**message, "role": "user"} if message["role"] in _SYSTEM else message for message in messages]
 
 
 def _as_system(message: Message) -> Message:
@@ -159,11 +163,12 @@ def _with_open_tags(message: Message) -> Message:
     """Harmony's tag of a channel is a word like others."""
     if message["role"] != "assistant":
         return message
-    fields = ("content", "reasoning", "reasoning_content")
-    tagged = [name for name in fields if _CHANNEL_TAG in (message.get(name) or "")]
-    if not tagged:
-        return message
-    return {**message, **{name: message[name].replace(_CHANNEL_TAG, "<| channel |>") for name in tagged}}
+    tagged = {
+        name: text.replace(_CHANNEL_TAG, "<| channel |>")
+        for name in ("content", "reasoning", "reasoning_content")
+        if (text := message.get(name)) and _CHANNEL_TAG in text
+    }
+    return {**message, **tagged} if tagged else message
 
 
 def _as_thinking(message: Message) -> Message:

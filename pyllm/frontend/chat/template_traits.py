@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.tool_prompt import json_text
+from pyllm.frontend.chat.tool_prompt import spaced_json
 from pyllm.frontend.text.templates import ChatTemplate, Message
 
 # Templates whose traits are remembered, with tools and without: the model's own, and those that requests bring.
@@ -207,7 +207,7 @@ def in_parts(message: Message) -> Message:
 
 def text_arguments(message: Message) -> Message:
     """The same message with the arguments of its calls as JSON."""
-    return with_functions(message, lambda function: {**function, "arguments": json_text(function["arguments"])})
+    return with_functions(message, lambda function: {**function, "arguments": spaced_json(function["arguments"])})
 
 
 def with_functions(message: Message, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Message:

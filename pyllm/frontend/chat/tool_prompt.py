@@ -1,12 +1,19 @@
 """Tools, calls and results in words, for chat templates that leave them out. Knows no template."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.frontend.chat.parsers.tool_forms import HERMES_CLOSING, HERMES_OPENING, MISTRAL_ARGUMENTS, TOOL_FORMS
+from pyllm.frontend.chat.parsers.tool_forms import (
+    HERMES_CLOSING,
+    HERMES_OPENING,
+    MISTRAL_ARGUMENTS,
+    TOOL_FORMS,
+    ToolForm,
+)
 from pyllm.frontend.text.templates import Message
 
 _encoder = msgspec.json.Encoder()
@@ -28,7 +35,7 @@ def explained_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, An
     Raises:
         RequestError: a tool cannot be written as JSON.
     """
-    lines = "\n".join(map(json_text, tools))
+    lines = "\n".join(map(spaced_json, tools))
     text = _EXPLANATION.format(tools=lines, opening=HERMES_OPENING, closing=HERMES_CLOSING)
     if messages and messages[0]["role"] in ("system", "developer"):
         content = messages[0]["content"]
@@ -43,27 +50,25 @@ def plain_result(message: Message) -> Message:
 
 def plain_calls(message: Message, kind: str) -> Message:
     """A message whose calls are part of its text, in the form `kind`, or in Hermes' where no writer knows that."""
-    form = TOOL_FORMS.get(kind)
-    style = "none" if form is None else form.style
-    functions = [call["function"] for call in message["tool_calls"]]
-    if form is not None and style == "list":
-        calls = [_object(function, *form.keys) for function in functions]
-        text = f"{form.marker}[{', '.join(calls)}]{form.closing}"
-    elif form is not None and style == "mistral":
-        calls = [f"{function['name']}{MISTRAL_ARGUMENTS}{json_text(function['arguments'])}" for function in functions]
-        text = "".join([f"{form.marker}{call}" for call in calls])
-    elif form is not None and kind == "lfm2":
-        text = f"{form.marker}[{', '.join(map(_python_call, functions))}]{form.closing}"
-    else:
-        calls = [_object(function, "name", "arguments") for function in functions]
-        text = "\n".join([f"{HERMES_OPENING}\n{call}\n{HERMES_CLOSING}" for call in calls])
-    plain = dict(message)
+    text = _calls_writer(kind)([call["function"] for call in message["tool_calls"]])
+    plain = {**message, "content": f"{message['content']}\n{text}" if message["content"] else text}
     del plain["tool_calls"]
-    plain["content"] = f"{message['content']}\n{text}" if message["content"] else text
     return plain
 
 
-def json_text(value: Any) -> str:
+@cache
+def _calls_writer(kind: str) -> Callable[[list[Mapping[str, Any]]], str]:
+    form = TOOL_FORMS.get(kind)
+    if form is not None and form.style == "list":
+        return lambda functions: _listed(form, [_object(function, *form.keys) for function in functions])
+    if form is not None and form.style == "mistral":
+        return lambda functions: "".join([f"{form.marker}{_mistral_call(function)}" for function in functions])
+    if form is not None and kind == "lfm2":
+        return lambda functions: _listed(form, map(_python_call, functions))
+    return lambda functions: "\n".join([_hermes_call(function) for function in functions])
+
+
+def spaced_json(value: Any) -> str:
     """A tool or arguments as models have seen them: JSON with a space behind commas and colons.
 
     Raises:
@@ -75,8 +80,20 @@ def json_text(value: Any) -> str:
         raise RequestError(f"tools cannot be written as JSON: {error}", "tools") from None
 
 
+def _listed(form: ToolForm, calls: Iterable[str]) -> str:
+    return f"{form.marker}[{', '.join(calls)}]{form.closing}"
+
+
+def _hermes_call(function: Mapping[str, Any]) -> str:
+    return f"{HERMES_OPENING}\n{_object(function, 'name', 'arguments')}\n{HERMES_CLOSING}"
+
+
+def _mistral_call(function: Mapping[str, Any]) -> str:
+    return f"{function['name']}{MISTRAL_ARGUMENTS}{spaced_json(function['arguments'])}"
+
+
 def _object(function: Mapping[str, Any], name: str, arguments: str) -> str:
-    return json_text({name: function["name"], arguments: function["arguments"]})
+    return spaced_json({name: function["name"], arguments: function["arguments"]})
 
 
 def _python_call(function: Mapping[str, Any]) -> str:

@@ -64,13 +64,13 @@ def results_in_order(messages: Messages) -> Messages:
         calls = message.get("tool_calls")
         if not calls or len(calls) < 2:
             continue
-        order = [call.get("id") for call in calls]
+        ids = [call.get("id") for call in calls]
         end = end_of(messages, index + 1, "tool")
         results = messages[index + 1 : end]
-        if [result.get("tool_call_id") for result in results] != order:
-            places = {call_id: place for place, call_id in reversed(list(enumerate(order)))}
-            results.sort(key=lambda result: places.get(result.get("tool_call_id"), len(order)))
-            changed[index + 1 : end] = results
+        if [result.get("tool_call_id") for result in results] != ids:
+            answers = _by_call(results)
+            ordered = [result for call_id in ids for result in answers.pop(call_id, ())]
+            changed[index + 1 : end] = ordered + [result for rest in answers.values() for result in rest]
     return changed
 
 
@@ -131,19 +131,26 @@ def single_calls(messages: Messages) -> Messages:
             changed.append(message)
             continue
         end = end_of(messages, index, "tool")
-        results = messages[index:end]
+        answers = _by_call(messages[index:end])
         index = end
-        ids = [call.get("id") for call in calls]
+        last = {call.get("id"): number for number, call in enumerate(calls)}
         for number, call in enumerate(calls):
             first = message if number == 0 else {"role": message["role"], "content": ""}
             changed.append({**first, "tool_calls": [call]})
-            answers = [result for result in results if result.get("tool_call_id") == ids[number]]
-            if ids[number] in ids[number + 1 :]:
-                del answers[1:]  # The others answer the calls with the same id.
-            changed += answers
-            results = [result for result in results if not any(result is answer for answer in answers)]
-        changed += results
+            if own := answers.get(call_id := call.get("id")):
+                # One of several calls with the same id has one of the answers, and the last the rest.
+                num_own = len(own) if last[call_id] == number else 1
+                changed += own[:num_own]
+                del own[:num_own]
+        changed += [result for rest in answers.values() for result in rest]
     return changed
+
+
+def _by_call(results: Messages) -> dict[Any, Messages]:
+    answers: dict[Any, Messages] = {}
+    for result in results:
+        answers.setdefault(result.get("tool_call_id"), []).append(result)
+    return answers
 
 
 def result_as_user(message: Message) -> Message:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
 from pyllm.frontend.chat.parsers.values.argument_types import Schema, Schemas, argument_json, property_names, types_of
-from pyllm.frontend.chat.parsers.values.json_strings import json_text
+from pyllm.frontend.chat.parsers.values.json_strings import escaped_json
 from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher, MarkerFinder
 
 MINIMAX_TOKEN = "]<]minimax[>["  # noqa: S105 (no secret: the text of a special token)
@@ -127,7 +127,7 @@ class MinimaxM3Calls:
         element = _Element(name, types_of(schema, name), _inner(schema, name))
         if not self._open:
             self._begin()
-            self._writer.give(f'{", " if self._has_arguments else "{"}"{json_text(name)}": ')
+            self._writer.give(f'{", " if self._has_arguments else "{"}"{escaped_json(name)}": ')
             self._has_arguments = True
             self._streams = element.types == _TEXT and name in property_names(schema)
             self._writer.give('"' if self._streams else "")
@@ -135,7 +135,7 @@ class MinimaxM3Calls:
 
     def _add_text(self, text: str) -> None:
         if self._streams:
-            self._writer.give(json_text(text))
+            self._writer.give(escaped_json(text))
         elif self._open and text:
             self._open[-1].texts.append(text)
 
@@ -165,7 +165,7 @@ def _json(element: _Element) -> str:
     if parts and all(part.name == _ITEM for part in parts) and "object" not in element.types:
         return f"[{', '.join(map(_json, parts))}]"
     if parts:
-        return "{" + ", ".join(f'"{json_text(part.name)}": {_json(part)}' for part in parts) + "}"
+        return "{" + ", ".join(f'"{escaped_json(part.name)}": {_json(part)}' for part in parts) + "}"
     text = "".join(element.texts)
     if not text.strip() and "string" not in element.types:  # An empty list or object has nothing in it.
         return "[]" if "array" in element.types else "{}" if "object" in element.types else "null"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from typing import Literal
 
 from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
-from pyllm.frontend.chat.parsers.values.json_strings import json_text
+from pyllm.frontend.chat.parsers.values.json_strings import escaped_json
 from pyllm.frontend.chat.parsers.values.literal_reader import PYTHON, LiteralReader
 
 _Step = Callable[[str, int], int]
@@ -91,7 +91,7 @@ class PythonCalls:
         return self._end_key(position) if text[position] == "=" else self._break(position)
 
     def _end_key(self, position: int) -> int:
-        key = json_text(self._taken_word())
+        key = escaped_json(self._taken_word())
         if self.in_arguments:
             self._give(f', "{key}": ')
         else:

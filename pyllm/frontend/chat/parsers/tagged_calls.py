@@ -9,7 +9,7 @@ from functools import partial
 from pyllm.frontend.chat.parsers.parsed_pieces import MAX_NAME, CallWriter
 from pyllm.frontend.chat.parsers.values.argument_tags import Tags
 from pyllm.frontend.chat.parsers.values.argument_types import Schema, Schemas, argument_json, property_names, types_of
-from pyllm.frontend.chat.parsers.values.json_strings import json_text
+from pyllm.frontend.chat.parsers.values.json_strings import escaped_json
 from pyllm.frontend.chat.parsers.values.markers import LiteralMatcher
 from pyllm.frontend.chat.parsers.values.tagged_values import Read, TaggedValue
 
@@ -175,7 +175,7 @@ class TaggedCall:
         return self._schemas.get(self._name, {})
 
     def _begin_value(self) -> None:
-        self._give(f'{", " if self._keys else ""}"{json_text(self._key)}": ')
+        self._give(f'{", " if self._keys else ""}"{escaped_json(self._key)}": ')
         self._keys.append(self._key)
         if self._types == _TEXT:
             self._give('"')
@@ -201,7 +201,7 @@ class TaggedCall:
 
     def _give_value(self, text: str, ended: bool) -> None:
         if self._types == _TEXT:
-            self._give(json_text(text) + ('"' if ended else ""))
+            self._give(escaped_json(text) + ('"' if ended else ""))
             return
         self._value.append(text)
         if ended:

@@ -1,7 +1,7 @@
 from .argument_tags import DEEPSEEK, DSML, GLM, HUNYUAN, MINIMAX, QWEN, Tags
 from .argument_types import Schema, Schemas, argument_json, property_names, types_of
 from .json_scanner import CLOSERS, WHITESPACE, JsonScanner
-from .json_strings import ObjectScanner, StringDecoder, json_text
+from .json_strings import ObjectScanner, StringDecoder, escaped_json
 from .literal_reader import PYTHON, LiteralReader, delimited
 from .markers import LiteralMatcher, MarkerFinder
 from .tagged_values import Read, TaggedValue
@@ -29,7 +29,7 @@ __all__ = [
     "Tags",
     "argument_json",
     "delimited",
-    "json_text",
+    "escaped_json",
     "property_names",
     "types_of",
 ]

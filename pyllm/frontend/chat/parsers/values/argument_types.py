@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from pyllm.frontend.chat.parsers.values.json_strings import json_text
+from pyllm.frontend.chat.parsers.values.json_strings import escaped_json
 from pyllm.frontend.chat.parsers.values.literal_reader import PYTHON, LiteralReader
 
 Schema = Mapping[str, Any]
@@ -36,10 +36,10 @@ def property_names(schema: Schema) -> list[str]:
 def argument_json(text: str, types: frozenset[str]) -> str:
     """The JSON of an argument: a string, unless its type may be another and the text is one of that."""
     if types == _TEXT:
-        return f'"{json_text(text)}"'
+        return f'"{escaped_json(text)}"'
     value = _as_json(text.strip())
     if value is None or ("string" in types and not _type_names(value) & types):
-        return f'"{json_text(text)}"'
+        return f'"{escaped_json(text)}"'
     return value
 
 

@@ -10,7 +10,7 @@ _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _REPLACEMENT = "\ufffd"  # for half of a surrogate pair
 
 
-def json_text(text: str) -> str:
+def escaped_json(text: str) -> str:
     """A text as it stands in a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 

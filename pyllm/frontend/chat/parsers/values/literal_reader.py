@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from pyllm.frontend.chat.parsers.values.json_strings import json_text
+from pyllm.frontend.chat.parsers.values.json_strings import escaped_json
 
 _SPACE = re.compile(r"\s*")
 _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -90,7 +90,7 @@ class LiteralReader:
         if self._state == _State.WORD:
             self._begin(self._json_of_word() or "".join(self._word))
         elif self._state == _State.STRING and self._held:
-            self._out.append(json_text(self._held))
+            self._out.append(escaped_json(self._held))
         self._give_lone()
         self._word.clear()
         self._held = ""
@@ -249,7 +249,7 @@ class LiteralReader:
     def _give(self, text: str) -> None:
         if text:
             self._give_lone()
-            self._out.append(json_text(text))
+            self._out.append(escaped_json(text))
 
     def _give_lone(self) -> None:
         if self._high:
@@ -262,7 +262,7 @@ class LiteralReader:
             key = key.strip().removeprefix(delimiter).removesuffix(delimiter)
             self._word.clear()
             self._expect_comma()
-            self._begin(f'"{json_text(key)}": ')
+            self._begin(f'"{escaped_json(key)}": ')
             self._state = _State.VALUE
         elif len(self._word) > _MAX_KEY or (char in "{}[],\n" and not key.startswith(delimiter)):
             return self._break()
@@ -299,7 +299,7 @@ class LiteralReader:
                 return json.dumps(float(word) if set(word) & set(".eE") else int(word), allow_nan=False)
             except ValueError:
                 pass  # Too large, or misplaced underscores.
-        return f'"{json_text(word)}"' if self._dialect.delimiter else ""
+        return f'"{escaped_json(word)}"' if self._dialect.delimiter else ""
 
     def _after_value(self, char: str) -> bool:
         if char == self._closers[-1]:
