@@ -17,7 +17,7 @@ from benchmarks.engine import (
     sparse_attention,
     step,
 )
-from benchmarks.frontend import encoding, idle_streams, long_prompts, stop_strings, token_costs, unknown_fields
+from benchmarks.frontend import encoding, idle_streams, long_prompts, shaping, stop_strings, token_costs, unknown_fields
 from benchmarks.peers import transformers_backend
 from benchmarks.record import Record
 from benchmarks.servers import added_core, bench_client, kv_tiers, recovery, startup, survival_overhead
@@ -42,6 +42,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     "long_prompt": long_prompts.run,
     "grammar": grammar.run,
     "unknown_fields": unknown_fields.run,
+    "shaping": shaping.run,
     "startup": startup.run,
     **recovery.FIGURES,
     **added_core.FIGURES,
