@@ -232,9 +232,9 @@ _IN_WORDS = ("tool_calls", "unanswered_call")
 
 def _roles(messages: Messages) -> set[str]:
     """The roles of the messages, and whether there are calls."""
-    roles = {message["role"] for message in messages}
-    if any("tool_calls" in message for message in messages):
-        roles.add(_CALL)
+    roles = {_CALL if "tool_calls" in message else message["role"] for message in messages}
+    if _CALL in roles:
+        roles.add("assistant")
     return roles
 
 
@@ -243,6 +243,8 @@ def _joined(messages: Messages) -> Message:
     if len(messages) == 1:
         return messages[0]
     joined = {**messages[-1], **messages[0], "content": joined_texts(messages)}
+    if len(joined) == 2:
+        return joined
     for name in ("reasoning", "reasoning_content"):
         if name in joined:
             joined[name] = "\n\n".join([message[name] for message in messages if message.get(name)])

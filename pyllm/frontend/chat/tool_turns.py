@@ -65,10 +65,9 @@ def results_in_order(messages: Messages) -> Messages:
         if not calls or len(calls) < 2:
             continue
         ids = [call.get("id") for call in calls]
-        end = end_of(messages, index + 1, "tool")
-        results = messages[index + 1 : end]
-        if [result.get("tool_call_id") for result in results] != ids:
-            answers = _by_call(results)
+        if [result.get("tool_call_id") for result in messages[index + 1 : index + 1 + len(ids)]] != ids:
+            end = end_of(messages, index + 1, "tool")
+            answers = _by_call(messages[index + 1 : end])
             ordered = [result for call_id in ids for result in answers.pop(call_id, ())]
             changed[index + 1 : end] = ordered + [result for rest in answers.values() for result in rest]
     return changed
