@@ -83,7 +83,7 @@ DESCRIPTIONS: Mapping[str, FieldDescription] = {
     "logit_bias": FieldDescription(_BIAS),
     "allowed_token_ids": FieldDescription("Only these tokens can be chosen."),
     "bad_words": FieldDescription(f"Texts that the answer does not have; at most {MAX_BAD_WORDS}."),
-    "seed": _between("Repeats a random answer.", -(2**63), 2**64 - 1),
+    "seed": _between("Repeats a random answer; -1: a random one.", -(2**63), 2**64 - 1),
     "use_beam_search": FieldDescription("Beam search with n beams; not streamed."),
     "length_penalty": _between(
         "Of beam search: the power of the length that divides a beam's log-probability.",
@@ -115,6 +115,7 @@ DESCRIPTIONS: Mapping[str, FieldDescription] = {
     "logprobs": FieldDescription("Log-probabilities of the tokens."),
     "CompletionRequest.logprobs": _from("So many of the likeliest tokens, with log-probabilities.", 0),
     "top_logprobs": _from("So many of the likeliest tokens for each, with logprobs.", 0),
+    "logprob_token_ids": FieldDescription("With logprobs: tokens that come in place of the likeliest; at most 128."),
     "prompt_logprobs": FieldDescription("So many of the likeliest tokens at each token of the prompt; not streamed."),
     "echo": FieldDescription("Put the prompt before the answer; with max_tokens 0 the prompt alone."),
     "skip_special_tokens": FieldDescription("Leave special tokens out of the text; the default."),

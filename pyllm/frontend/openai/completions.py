@@ -112,6 +112,9 @@ def _sampling_params(state: ServerState, request: CompletionRequest) -> Sampling
         return params
     if request.stream:
         raise RequestError("echo with logprobs cannot be streamed; set stream to false", "echo")
+    if request.logprob_token_ids and limit == 0:
+        text = "logprob_token_ids are of the answer's tokens, and max_tokens 0 leaves none; leave one of them out"
+        raise RequestError(text, "logprob_token_ids")
     if request.prompt_logprobs not in (None, request.logprobs):
         text = "with echo, prompt_logprobs must equal logprobs or be left out"
         raise RequestError(text, "prompt_logprobs")

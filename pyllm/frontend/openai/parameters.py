@@ -129,16 +129,18 @@ def sampling_params(
     for name, is_wanted in whole.items():
         if request.stream and is_wanted:
             raise RequestError(f"{name} cannot be streamed; set stream to false", name)
-    if request.use_beam_search and request.seed is not None:
+    if request.use_beam_search and request.seed not in (None, -1):
         raise RequestError("seed has no effect on a beam search, which is not random; leave it out", "seed")
     if request.use_beam_search:  # which looks at the model's own probabilities
         defaults = SamplingDefaults(max_tokens=defaults.max_tokens)
-    names = ("n", "prompt_logprobs", "length_penalty")
+    if request.logprob_token_ids and logprobs is None:
+        raise RequestError("logprob_token_ids requires logprobs", "logprob_token_ids")
+    names = ("n", "prompt_logprobs", "length_penalty", "logprob_token_ids")
     return SamplingParams(
         **defaults.merged(_given(request, _SAMPLING_FIELDS), max_tokens),
         **_given(request, names),
         **_ends(request),
-        logprobs=logprobs,
+        logprobs=None if request.logprob_token_ids else logprobs,
         structured_outputs=_constraint(request),
         extra_args=request.vllm_xargs,
         beam_width=request.n or 1 if request.use_beam_search else 0,
