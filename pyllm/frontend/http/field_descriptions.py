@@ -54,6 +54,10 @@ DESCRIPTIONS: Mapping[str, FieldDescription] = {
     # What the request is about.
     "prompt": FieldDescription("A text or token ids, or a list of either: an answer for each."),
     "suffix": FieldDescription("What stands behind the answer: a model for code fills in what is between."),
+    "input_prefix": FieldDescription("What stands before the answer."),
+    "InfillRequest.prompt": FieldDescription("What stands between input_prefix and the answer."),
+    "input_suffix": FieldDescription("What stands behind the answer."),
+    "input_extra": FieldDescription("Other files for the model to read, nearest last."),
     "messages": FieldDescription("The conversation, in any order of roles."),
     "input": FieldDescription("A text, or a list of items: messages, calls and results."),
     "EmbeddingRequest.input": FieldDescription("A text or token ids, or a list of either; at most 2,048."),
@@ -109,6 +113,8 @@ DESCRIPTIONS: Mapping[str, FieldDescription] = {
     "ignore_eos": FieldDescription("Go on behind the model's end-of-sequence tokens."),
     "include_stop_str_in_output": FieldDescription("Leave the stop text in the answer."),
     "no_stop_trim": FieldDescription("SGLang's name of include_stop_str_in_output."),
+    "n_indent": _from("Least blanks before a line: the answer ends before one with fewer.", 0),
+    "t_max_predict_ms": _from("Time for the answer, once it has a line; 0: no limit.", 0),
     # What the answer shows.
     "stream": FieldDescription("Answer with server-sent events."),
     "stream_options": FieldDescription("What a stream carries besides the text."),
@@ -121,6 +127,8 @@ DESCRIPTIONS: Mapping[str, FieldDescription] = {
     "skip_special_tokens": FieldDescription("Leave special tokens out of the text; the default."),
     "return_token_ids": FieldDescription("Give token ids beside texts."),
     "return_tokens_as_token_ids": FieldDescription("Name tokens token_id:ID in log-probabilities."),
+    "return_tokens": FieldDescription("Give token ids beside the text."),
+    "response_fields": FieldDescription("Leave out other fields; a part of one is timings/prompt_n."),
     "return_token_strs": FieldDescription("Give the tokens' texts, too."),
     "separate_reasoning": FieldDescription("SGLang's name of include_reasoning."),
     "include_reasoning": FieldDescription("Whether the answer has the reasoning."),

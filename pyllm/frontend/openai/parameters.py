@@ -77,6 +77,11 @@ def output_limit(max_tokens: int | None) -> int | None:
     return None if max_tokens == -1 else max_tokens
 
 
+def is_warm_up(request: GenerationRequest, context: RequestContext) -> bool:
+    """Whether a request is for no tokens in llama.cpp's words, whose clients have a prompt cached so."""
+    return request.max_tokens == 0 and context.field_names.get("max_tokens") == "n_predict"
+
+
 def with_defaults(request: Request, server: ServerConfig) -> Request:
     """The request with what the server's flags give every one: usage at a stream's end, ids for tokens' names."""
     changes: dict[str, Any] = {}

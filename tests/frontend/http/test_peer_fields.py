@@ -11,6 +11,7 @@ from pyllm.frontend.anthropic.protocol import MessagesRequest
 from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.peer_fields import PeerFields, use_own_names
 from pyllm.frontend.http.unsupported import is_unsupported, refuse_unsupported
+from pyllm.frontend.llama_cpp.protocol import InfillRequest
 from pyllm.frontend.openai.protocol import ChatRequest, CompletionRequest
 from pyllm.frontend.responses.protocol import ResponsesRequest
 from pyllm.frontend.text.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ BODIES: dict[type[Struct], dict[str, Any]] = {
     ChatRequest: {"messages": USER},
     ResponsesRequest: {"input": "x"},
     MessagesRequest: {"messages": USER, "max_tokens": 5},
+    InfillRequest: {"input_prefix": "x"},
 }
 ROUTES = {
     "/v1/completions": BODIES[CompletionRequest],
@@ -42,7 +44,6 @@ REFUSED = {
     "xtc_probability": (0.5, 0.0),
     "dry_multiplier": (0.8, 0.0),
     "dynatemp_range": (0.5, 0.0),
-    "samplers": (["top_k"], []),
     "min_keep": (3, 0),
     "stop_regex": ("a+", []),
     "custom_logit_processor": ("x", None),
@@ -98,7 +99,7 @@ def test_what_would_change_the_answer_is_refused_by_name(kind: type[Struct], nam
 
 
 @pytest.mark.parametrize("name", SAME)
-@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest])
+@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest, InfillRequest])
 def test_what_means_the_same_is_ours(kind: type[Struct], name: str) -> None:
     value, own = SAME[name]
     body = decode(kind, **{name: value})
