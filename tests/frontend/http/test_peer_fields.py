@@ -45,6 +45,10 @@ REFUSED = {
     "dry_multiplier": (0.8, 0.0),
     "dynatemp_range": (0.5, 0.0),
     "min_keep": (3, 0),
+    "reasoning_budget_tokens": (5, -1),
+    "system_prompt": ("Be brief.", None),
+    "guideline": ("x", None),
+    "tool_prompt": ("x", None),
     "stop_regex": ("a+", []),
     "custom_logit_processor": ("x", None),
     "adapter_id": ("mine", None),
@@ -72,6 +76,7 @@ SAME = {
     "n_predict": (3, "max_tokens"),
     "num_predict": (3, "max_tokens"),
     "max_new_tokens": (3, "max_tokens"),
+    "max_output_tokens": (3, "max_tokens"),
     "n_cmpl": (2, "n"),
 }
 
