@@ -31,6 +31,7 @@ DEFAULT_MAX_TOKENS = 16  # vLLM's, of its Python API
 MAX_STOP_STRINGS = 1024
 MAX_STOP_CHARACTERS = 65_536  # of all of them together, which take the event loop 1 ms to sort
 MAX_STOP_STRING_CHARACTERS = 1024  # of one: as many may be held back, and looked at at once when they go another way
+MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's
 MAX_BAD_WORDS = 128
 MAX_BAD_WORDS_TOKEN_IDS = 40 * MAX_BAD_WORDS  # A word's tokens differ with what is before it.
 MAX_BAD_WORDS_TOKENS = 1 << 16  # of all of them together
@@ -80,6 +81,7 @@ _NOT_WITH_BEAMS = (
     "stop",
     "logprobs",
     "prompt_logprobs",
+    "logprob_token_ids",
 )
 
 
@@ -101,7 +103,7 @@ class SamplingParams(
 
     `temperature` 0 is greedy, and then `top_k`, `top_p` and `min_p` have no effect. `top_k` 0 or -1 is off.
     `max_tokens` None is all that is left of the context; with `prompt_logprobs` it may be 0: the prompt alone. `seed`
-    None lets the client draw one. `stop` strings end the text before the match, or after it where
+    None or -1 lets the client draw one. `stop` strings end the text before the match, or after it where
     `include_stop_str_in_output` is set; neither they nor stop tokens end it before `min_tokens`. There are at most
     1,024 of them, of at most 1,024 characters each and 65,536 together.
     `bad_words` are texts, which take a tokenizer; `bad_words_token_ids` are the same for who has none. `logit_bias` has
@@ -110,7 +112,7 @@ class SamplingParams(
     below other names go to the only one that is installed.
 
     `logprobs` and `prompt_logprobs` count the likeliest tokens whose log-probabilities come beside the token's own; -1
-    is the whole vocabulary.
+    is the whole vocabulary. `logprob_token_ids` are at most 128 tokens that come in place of the likeliest.
     They are those of the model: neither temperature nor anything else here changes them.
 
     `truncate_prompt_tokens` keeps the last so many tokens of the prompt; -1 keeps what fits the context beside
@@ -161,8 +163,8 @@ class SamplingParams(
     detokenize: bool = True
     spaces_between_special_tokens: bool = True
     skip_clone: bool = False
-    flat_logprobs: bool = False
     logprob_token_ids: Sequence[int] | None = None
+    flat_logprobs: bool = False
     prompt_logprob_token_ids: Sequence[int] | None = None
     prompt_logprob_start: int | None = None
     skip_reading_prefix_cache: bool | None = None
@@ -186,6 +188,8 @@ class SamplingParams(
         check("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
         check("top_k", self.top_k, -1 <= self.top_k < 2**31, "-1 or 0 (off), or positive and below 2**31")
         check("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "from 0 to 1")
+        if self.seed == -1:
+            self.seed = None
         if self.seed is not None:
             check("seed", self.seed, -(2**63) <= self.seed < 2**64, "a 64-bit integer")
         self._check_logits_changes()
@@ -194,6 +198,7 @@ class SamplingParams(
             count = getattr(self, name)
             if count is not None:
                 check(name, count, count >= -1, "0 or more, -1 for the whole vocabulary, or left out")
+        self._check_logprob_tokens()
         if self.structured_outputs is not None:
             self._exclude("structured_outputs", ("ignore_eos", "min_tokens"))
         self._check_outputs()
@@ -203,6 +208,11 @@ class SamplingParams(
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple, whichever way it was given."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many tokens' log-probabilities come beside the token's own; None: not even that."""
+        return len(self.logprob_token_ids) if self.logprob_token_ids else self.logprobs
 
     def _read_types(self) -> None:
         # Servers make these for each request several times, so what has its type already costs little.
@@ -233,8 +243,9 @@ class SamplingParams(
             texts("stop", self.stop)
         self.bad_words = texts("bad_words", () if self.bad_words is None else self.bad_words)
         self.stop_token_ids = token_ids("stop_token_ids", () if self.stop_token_ids is None else self.stop_token_ids)
-        if self.allowed_token_ids is not None:
-            self.allowed_token_ids = token_ids("allowed_token_ids", self.allowed_token_ids)
+        for name in ("allowed_token_ids", "logprob_token_ids"):
+            if (given := getattr(self, name)) is not None:
+                setattr(self, name, token_ids(name, given))
         words = as_list(self.bad_words_token_ids)
         if not isinstance(words, list | tuple):
             refuse("bad_words_token_ids", words, "a list of lists of token ids")
@@ -274,6 +285,16 @@ class SamplingParams(
         check("bad_words", num_characters, num_characters <= MAX_BAD_WORD_CHARACTERS, allowed)
         for tokens in self.bad_words_token_ids:
             _check_tokens("bad_words_token_ids", tokens)
+
+    def _check_logprob_tokens(self) -> None:
+        if not self.logprob_token_ids:
+            return
+        number = len(self.logprob_token_ids)
+        check("logprob_token_ids", number, number <= MAX_LOGPROB_TOKEN_IDS, f"at most {MAX_LOGPROB_TOKEN_IDS} tokens")
+        _check_tokens("logprob_token_ids", self.logprob_token_ids)
+        if self.logprobs not in (None, number):
+            text = f"logprob_token_ids are {number}, which come in place of the {self.logprobs} likeliest tokens"
+            raise RequestError(f"{text} that logprobs asks for; leave logprobs out", "logprobs")
 
     def _check_ends(self) -> None:
         if self.max_tokens is not None:

@@ -22,7 +22,6 @@ class Fixed(NamedTuple):
 # Fields of `SamplingParams`.
 SAMPLING: Mapping[str, Fixed] = {
     "flat_logprobs": Fixed((False, None), "log-probabilities are a dict for each token"),
-    "logprob_token_ids": Fixed((None, []), "ask for the likeliest tokens by logprobs"),
     "prompt_logprob_token_ids": Fixed((None, []), "ask for the likeliest tokens by prompt_logprobs"),
     "prompt_logprob_start": Fixed((None, 0), "take a slice of the output's prompt_logprobs"),
     "skip_reading_prefix_cache": Fixed((None, False), "give the prompt a cache_salt of its own"),

@@ -113,6 +113,8 @@ def test_as_many_stop_strings_as_the_bounds_allow() -> None:
         ("min_tokens", -1),
         ("logprobs", -2),
         ("prompt_logprobs", -2),
+        ("logprob_token_ids", [1] * 129),
+        ("logprob_token_ids", [-1]),
         ("beam_width", -1),
         *(("length_penalty", value) for value in (float("nan"), 1e300, -10.1)),
         ("length_penalty", 2.0),
@@ -122,6 +124,15 @@ def test_what_changes_logits_and_ends_has_its_bounds(name: str, value: object) -
     with pytest.raises(RequestError, match=f"^{name} ") as refused:
         SamplingParams(**{name: value})
     assert refused.value.parameter == name
+
+
+def test_tokens_are_named_in_place_of_the_likeliest() -> None:
+    assert SamplingParams(logprob_token_ids=[5, 6], logprobs=2).num_logprobs == 2
+    assert SamplingParams(logprob_token_ids=[], logprobs=3).num_logprobs == 3
+    assert SamplingParams().num_logprobs is None
+    with pytest.raises(RequestError, match="are 2, which come in place of the 3 likeliest") as refused:
+        SamplingParams(logprob_token_ids=[5, 6], logprobs=3)
+    assert refused.value.parameter == "logprobs"
 
 
 def test_bounds_themselves_are_allowed() -> None:
@@ -165,6 +176,7 @@ def test_the_end_of_a_form_ends_the_output() -> None:
         ("stop", "x"),
         ("logprobs", 1),
         ("prompt_logprobs", 1),
+        ("logprob_token_ids", [1]),
     ],
 )
 def test_beam_search_excludes_what_changes_its_candidates(name: str, value: object) -> None:

@@ -227,7 +227,8 @@ def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, mo
         # Each beam's candidates are this many; what is sampled beside them has no effect.
         _check_logprobs("n", 2 * params.n, "the candidates of each beam, twice n,", model)
         return Sampling(temperature=0.0, logprobs=2 * params.beam_width)
-    logprobs = num_logprobs("logprobs", params.logprobs, model)
+    named = _pack(params.logprob_token_ids or (), "logprob_token_ids", model)
+    logprobs = 0 if named else num_logprobs("logprobs", params.logprobs, model)
     prompt_logprobs = num_logprobs("prompt_logprobs", params.prompt_logprobs, model)
     if params.bad_words:
         text = "bad_words are texts, and there is no tokenizer here; give bad_words_token_ids"
@@ -249,6 +250,7 @@ def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, mo
         prompt_logprobs=prompt_logprobs,
         grammar=_grammar(params.structured_outputs),
         extra_args=_extra_args(params.extra_args or {}),
+        logprob_token_ids=named,
     )
 
 

@@ -19,6 +19,7 @@ from pyllm.sampling_params import (
     MAX_EXTRA_ARGS_BYTES,
     MAX_LOGIT_BIAS,
     MAX_LOGIT_BIASES,
+    MAX_LOGPROB_TOKEN_IDS,
     SamplingParams,
     check_length_penalty,
 )
@@ -57,6 +58,11 @@ def check_submit(submit: Submit, model: ModelInfo, sampling_plugins: Collection[
         check("logprobs", sampling.logprobs, is_enough, f"twice the beam_width, {num_candidates}")
     _check_ids("allowed_token_ids", sampling.allowed_token_ids, model)
     _check_ids("stop_token_ids", sampling.stop_token_ids, model)
+    _check_ids("logprob_token_ids", sampling.logprob_token_ids, model)
+    number = len(sampling.logprob_token_ids) // 4
+    check("logprob_token_ids", number, number <= MAX_LOGPROB_TOKEN_IDS, f"at most {MAX_LOGPROB_TOKEN_IDS} tokens")
+    if number:
+        check("logprobs", sampling.logprobs, sampling.logprobs == 0, "0 beside logprob_token_ids")
     _check_bad_words(sampling.bad_words, model)
     _check_logit_bias(sampling.logit_bias, model)
     size = len(sampling.grammar.encode())

@@ -5,14 +5,16 @@ from functools import cache
 from typing import Any, cast
 
 import msgspec
-from litestar import Litestar, MediaType, Request, Response, get
+from litestar import Litestar, MediaType, Request, Response, get, post
 from litestar.datastructures import State
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
+from litestar.handlers import BaseRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp
 
 from pyllm import __version__
+from pyllm.errors import RequestError
 from pyllm.frontend.admin.routes import admin_routes
 from pyllm.frontend.answers.idempotency import Idempotency
 from pyllm.frontend.anthropic.routes import count_tokens_route, messages_route
@@ -27,7 +29,9 @@ from pyllm.frontend.http.body_shape import find_ignored
 from pyllm.frontend.http.failure import MediaTypeError, decoding_error, describe
 from pyllm.frontend.http.ignored_fields import RequestFields
 from pyllm.frontend.http.openapi import openapi_document
+from pyllm.frontend.http.pushed_response import PushedResponse
 from pyllm.frontend.http.unknown_routes import explain_method, explain_unknown_route
+from pyllm.frontend.llama_cpp.routes import infill_route
 from pyllm.frontend.observability import metrics
 from pyllm.frontend.observability.core_metrics import figures_of_cores
 from pyllm.frontend.openai.chat_completions import chat_route
@@ -61,17 +65,19 @@ class JsonRequest(Request[Any, Any, State]):
             MediaTypeError: it is announced as something other than JSON.
             RequestError: it does not decode, or has fields without effect and the server is strict.
         """
+        return await self.decoded(body_type(self.route_handler))
+
+    async def decoded(self, kind: Any) -> Any:
+        """The body as this type; raises as `json` does."""
         media_type = self.content_type[0]
         if media_type not in ("", "application/json"):
             raise MediaTypeError(f"The body is announced as {media_type}; send application/json.")
-        field = self.route_handler.parsed_data_field
-        assert field is not None
         try:
             body = await self.body()
             fields = context_in(self.scope).fields
             if len(body) < LARGE_BODY:
-                return _decoded(body, field.annotation, fields)
-            return await asyncio.to_thread(_decoded, body, field.annotation, fields)
+                return _decoded(body, kind, fields)
+            return await asyncio.to_thread(_decoded, body, kind, fields)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise decoding_error(error) from None
 
@@ -97,6 +103,19 @@ def create_app(state: ServerState) -> ASGIApp:
         text = state.metrics.expose(cores, totals, state.condition(), samples.processes, shows_fields=shows_fields)
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
+    # By the field that only its bodies have.
+    invoked = {"messages": chat_route(state), "prompt": completions_route(state), "input": embeddings_route(state)}
+
+    @post("/invocations", status_code=200, include_in_schema=False)
+    async def invoke(request: JsonRequest) -> PushedResponse:
+        """The only route that SageMaker calls, as at vLLM."""
+        given = await request.decoded(dict[str, msgspec.Raw])
+        route = next((route for field, route in invoked.items() if field in given), None)
+        if route is None:
+            raise RequestError("give messages for a chat, prompt for a completion, or input for embeddings", "messages")
+        answer = await route.fn(request=request, data=await request.decoded(body_type(route)))
+        return cast("PushedResponse", answer)
+
     @cache
     def document() -> bytes:
         return msgspec.json.encode(openapi_document(routes.routes, __version__, state.server.root_path))
@@ -107,9 +126,9 @@ def create_app(state: ServerState) -> ASGIApp:
 
     routes = Litestar(
         route_handlers=[
-            completions_route(state),
-            chat_route(state),
-            embeddings_route(state),
+            *invoked.values(),
+            invoke,
+            infill_route(state),
             models_routes(state),
             responses_routes(state),
             messages_route(state),
@@ -142,6 +161,13 @@ def create_app(state: ServerState) -> ASGIApp:
     return cast("ASGIApp", recorded)
 
 
+def body_type(handler: BaseRouteHandler) -> Any:
+    """The type of a route's body."""
+    field = handler.parsed_data_field
+    assert field is not None
+    return field.annotation
+
+
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     context = context_in(request.scope)
     context.say_field(error)
@@ -159,6 +185,6 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
 
 def _decoded(body: bytes, kind: Any, fields: RequestFields) -> Any:
     data = decode_body(body, kind)
-    if fields.policy != "ignore":
+    if fields.policy != "ignore" and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         find_ignored(body, kind, fields)
     return data

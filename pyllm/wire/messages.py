@@ -39,9 +39,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
 
     `bad_words` are token ids each, of which the last may not follow the others; `stop_token_ids` may not come before
     `min_tokens` of output. `logprobs` and `prompt_logprobs` count the likeliest tokens that come beside the token
-    itself; None: none. `grammar` is llguidance's text; "": none. `extra_args` are those of logits
-    processors, by their names. `pooling` "last" or "mean" asks for the prompt's embedding in place of tokens, see
-    `POOLING`.
+    itself; None: none. `logprob_token_ids` come in place of the likeliest. `grammar` is llguidance's text; "": none.
+    `extra_args` are those of logits processors, by their names. `pooling` "last" or "mean" asks for the prompt's
+    embedding in place of tokens, see `POOLING`.
     """
 
     temperature: float = 1.0
@@ -61,6 +61,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
     grammar: str = ""
     extra_args: dict[str, Any] = {}
     pooling: str = ""
+    logprob_token_ids: bytes = b""
 
     @property
     def is_stateful(self) -> bool:

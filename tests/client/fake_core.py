@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -84,9 +84,13 @@ class Row(NamedTuple):
 START = StartTimes(0.5, 0.25)
 
 
-def told(token: int, count: int) -> Entries:
-    """What `ScriptedCore` tells of a token: it is the second likeliest, and the others are `<`, `=`, `>`..."""
-    return [(token, -1.0, 2), *((30 + place, -0.5 - place, 2 * place + 1) for place in range(count))]
+def told(token: int, count: int, named: Sequence[int] = ()) -> Entries:
+    """What `ScriptedCore` tells of a token: it is the second likeliest, and the others are `<`, `=`, `>`...
+
+    Those that the request names are less likely, the first the most.
+    """
+    likeliest = [(30 + place, -0.5 - place, 2 * place + 1) for place in range(count)]
+    return [(token, -1.0, 2), *likeliest, *((each, -2.0 - place, 3 + place) for place, each in enumerate(named))]
 
 
 def embedded(prompt: list[int]) -> tuple[float, ...]:
@@ -294,7 +298,8 @@ class ScriptedCore(FakeCore):
                 entries = [told(each, of_prompt) for each in prompt]
                 self.say_rows(Row(request, prompt, -len(prompt), logprobs=entries))
             count = submit.sampling.logprobs
-            logprobs = None if count is None else [told(token, count)]
+            named = array("i", submit.sampling.logprob_token_ids)
+            logprobs = None if count is None else [told(token, count, named)]
             start = START if offset == sample == 0 and not submit.outputs else None
             rows.append(Row(request, [token], offset, sample, finish, 2, logprobs, start=start))
         if rows:

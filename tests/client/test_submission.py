@@ -24,11 +24,11 @@ def test_token_ids_and_packed_bytes_are_the_same_prompt() -> None:
 
 
 def test_sampling_reaches_the_wire() -> None:
-    params = SamplingParams(temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, seed=-1, n=3)
+    params = SamplingParams(temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, seed=-2, n=3)
     submit = prepare([1], params, MODEL)
     assert submit.sampling == Sampling(temperature=0.5, top_k=7, top_p=0.9, min_p=0.1)
     assert sampling(top_k=-1) == Sampling(top_k=0)
-    assert (submit.n, submit.seed) == (3, 2**64 - 1)
+    assert (submit.n, submit.seed) == (3, 2**64 - 2)
 
 
 def test_scheduling_reaches_the_wire() -> None:
@@ -41,7 +41,7 @@ def test_scheduling_reaches_the_wire() -> None:
 
 
 def test_a_seed_is_drawn_where_none_is_given() -> None:
-    seeds = {prepare([1], SamplingParams(), MODEL).seed for _ in range(8)}
+    seeds = {prepare([1], SamplingParams(seed=seed), MODEL).seed for seed in [None, -1] * 4}  # -1 as in vLLM
     assert len(seeds) == 8
     assert all(0 <= seed < 2**63 for seed in seeds)
 
@@ -160,6 +160,9 @@ def packed(*tokens: int) -> bytes:
         ({"stop_token_ids": [9]}, Sampling()),
         ({"logprobs": 0}, Sampling(logprobs=0)),
         ({"prompt_logprobs": 20}, Sampling(prompt_logprobs=20)),
+        ({"logprob_token_ids": [9, 3]}, Sampling(logprobs=0, logprob_token_ids=packed(9, 3))),
+        ({"logprob_token_ids": [9, 3], "logprobs": 2}, Sampling(logprobs=0, logprob_token_ids=packed(9, 3))),
+        ({"logprob_token_ids": [], "logprobs": 2}, Sampling(logprobs=2)),
         (
             {"structured_outputs": ResolvedConstraint(grammar='start: "a" | "b"')},
             Sampling(grammar='start: "a" | "b"'),

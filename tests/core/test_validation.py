@@ -13,6 +13,7 @@ from pyllm.sampling_params import (
     MAX_BAD_WORDS_TOKENS,
     MAX_EXTRA_ARGS_BYTES,
     MAX_LOGIT_BIASES,
+    MAX_LOGPROB_TOKEN_IDS,
 )
 from pyllm.structured_outputs_params import MAX_GRAMMAR_BYTES
 from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
@@ -57,6 +58,7 @@ def refusal(request: Submit, model: ModelInfo = MODEL) -> RequestError:
         {"min_tokens": 4},
         {"temperature": 0.0, "pooling": "last"},
         {"logprobs": 0, "prompt_logprobs": MODEL.max_logprobs},
+        {"logprobs": 0, "logprob_token_ids": ids(*range(MAX_LOGPROB_TOKEN_IDS))},
         {"grammar": "x" * MAX_GRAMMAR_BYTES},
         {"extra_args": {"even": {"hard": True}}},
         {"extra_args": {"even": 5}},
@@ -110,6 +112,8 @@ def test_what_is_at_its_limit_is_taken(sampling: dict[str, Any]) -> None:
         ("logprobs", MODEL.max_logprobs + 1),
         ("prompt_logprobs", -1),
         ("prompt_logprobs", MODEL.max_logprobs + 1),
+        ("logprob_token_ids", ids(VOCABULARY)),
+        ("logprob_token_ids", ids(*[5] * (MAX_LOGPROB_TOKEN_IDS + 1))),
         ("grammar", "x" * (MAX_GRAMMAR_BYTES + 1)),
         ("grammar", "\N{HIRAGANA LETTER A}" * (MAX_GRAMMAR_BYTES // 2)),
         ("extra_args", {"even": {}, "odd": {}}),
@@ -143,6 +147,12 @@ def test_an_unknown_logits_processor_is_told_of_those_there_are() -> None:
         str(refusal(submit(extra_args={"odd": {}})))
         == "there is no logits processor or sampler 'odd'; installed are even"
     )
+
+
+def test_tokens_are_named_in_place_of_the_likeliest() -> None:
+    for logprobs in (None, 1):
+        refused = refusal(submit(logprobs=logprobs, logprob_token_ids=ids(5)))
+        assert str(refused) == f"logprobs must be 0 beside logprob_token_ids, got {logprobs}"
 
 
 @pytest.mark.parametrize("logprobs", [None, 3, 5])

@@ -121,6 +121,20 @@ def test_log_probabilities_of_a_prompt_are_those_that_it_was_written_with(llm: L
         assert len(again) == len(prompt) + len(output.token_ids)
 
 
+def test_tokens_that_a_request_names_are_told_as_the_likeliest_are(llm: LLM) -> None:
+    (likeliest,) = llm.generate(FRANCE, SamplingParams(max_tokens=1, temperature=0, logprobs=6))
+    assert likeliest.outputs[0].logprobs is not None
+    (told,) = likeliest.outputs[0].logprobs
+    named = [*told][:1:-1]
+    params = SamplingParams(max_tokens=1, temperature=0, logprob_token_ids=named, n=2)
+    for output in llm.generate([FRANCE] * 3, params):
+        for sample in output.outputs:
+            assert sample.logprobs is not None
+            (entries,) = sample.logprobs
+            expected = [(token, told[token].logprob) for token in [next(iter(told)), *named]]
+            assert [(token, entry.logprob) for token, entry in entries.items()] == expected
+
+
 def test_three_ranks_sample_as_one() -> None:
     with LLM(tensor_parallel_size=3) as llm:
         structured = of_schema(SCHEMAS[0], logprobs=0)

@@ -30,7 +30,7 @@ class AnswerFormat(Protocol):
     def failed(self, failure: Failure) -> bytes:
         """The events that end a stream with an error."""
 
-    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], counts: TokenCounts) -> Struct:
+    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], counts: TokenCounts) -> object:
         """The answer that is not streamed. `prompts` has, for each choice, the log-probabilities of its prompt."""
 
     def error(self, failure: Failure) -> Struct:
@@ -54,7 +54,7 @@ def send_failure(channel: Channel, failure: Failure, body: Struct) -> None:
     send_json(channel, failure.status, body, *failure_headers(failure))
 
 
-def send_json(channel: Channel, status: int, answer: Struct, *headers: tuple[bytes, bytes]) -> None:
+def send_json(channel: Channel, status: int, answer: object, *headers: tuple[bytes, bytes]) -> None:
     """Answer with one object."""
     body = _encode(answer)
     channel.start(status, b"application/json", (b"content-length", b"%d" % len(body)), *headers)

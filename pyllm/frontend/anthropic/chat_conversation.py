@@ -6,7 +6,7 @@ from typing import Any
 from pyllm.errors import RequestError
 from pyllm.frontend.anthropic.protocol import Block, CountTokensRequest, InputMessage, ThinkingParam, ToolChoiceParam
 from pyllm.frontend.chat.conversation import Conversation, NamedTool, Tool, ToolChoice, call_arguments
-from pyllm.frontend.chat.history_parts import part_text, result_text
+from pyllm.frontend.chat.history_parts import document_text, part_text, result_text
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
 from pyllm.frontend.http.ignored_fields import ignore_server_tool
 from pyllm.frontend.text.json_schemas import Ignore
@@ -152,7 +152,10 @@ def _reference(part: Any) -> str:
 
 def _users_text(block: Block, where: str) -> str:
     """The text of a block that is no answer: what has none would be lost."""
-    text = block.text if block.type == "text" else part_text(block) if block.type in _READABLE else None
+    if block.type == "document":
+        text = document_text(block)
+    else:
+        text = block.text if block.type == "text" else part_text(block) if block.type in _READABLE else None
     if text is None:
         raise RequestError(f"{where}: a block of type {block.type:.80} is not supported; send text", where)
     return text

@@ -8,7 +8,7 @@ from .conversation import (
     call_arguments,
     input_arguments,
 )
-from .history_parts import TEXT_PARTS, HistoryPart, part_text, result_text
+from .history_parts import TEXT_PARTS, HistoryPart, document_text, part_text, result_text
 from .preprocessor import ChatPreprocessor
 from .renderer import ChatRenderer, program_messages
 
@@ -24,6 +24,7 @@ __all__ = [
     "Tool",
     "ToolChoice",
     "call_arguments",
+    "document_text",
     "input_arguments",
     "part_text",
     "program_messages",

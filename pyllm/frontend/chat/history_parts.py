@@ -40,6 +40,7 @@ class HistoryPart(Struct, kw_only=True, omit_defaults=True):
     summary: Any = None
     content: Any = None
     title: Any = None
+    context: Any = None
     source: Any = None
     resource: Any = None
     json: Any = None
@@ -52,6 +53,8 @@ def part_text(part: HistoryPart | Mapping[str, Any], depth: int = _MAX_DEPTH) ->
     kind = str(given["type"])
     if kind in TEXT_PARTS:
         return _text_in(given.get("text"), depth)
+    if kind == "document" and (document := document_text(given)) is not None:
+        return document
     if texts := [text for name in _TEXTS if (text := _text_in(given.get(name), depth))]:
         origins = [origin for name in _ORIGINS if isinstance(origin := given.get(name), str) and origin]
         return "\n".join([*origins, *texts])
@@ -59,6 +62,23 @@ def part_text(part: HistoryPart | Mapping[str, Any], depth: int = _MAX_DEPTH) ->
         return _NOTES[kind]
     others = {name: value for name, value in given.items() if value is not None and name not in _MARKS}
     return compact_json(others) if others else f"[A part of type {kind:.80} was here. It is not supported yet.]"
+
+
+def document_text(part: HistoryPart | Mapping[str, Any]) -> str | None:
+    """Title, context and text of a document of Anthropic's whose source is text, or parts of text; else None."""
+    given = msgspec.to_builtins(part) if isinstance(part, HistoryPart) else part
+    source = given.get("source")
+    if not isinstance(source, dict):
+        return None
+    text = {"text": source.get("data"), "content": source.get("content")}.get(str(source.get("type")))
+    if isinstance(text, list):
+        texts = [part.get("text") for part in text if isinstance(part, dict) and part.get("type") == "text"]
+        plain = [each for each in texts if isinstance(each, str)]
+        text = "\n".join(plain) if len(plain) == len(text) else None
+    if not isinstance(text, str):
+        return None
+    about = [each for name in ("title", "context") if isinstance(each := given.get(name), str) and each]
+    return "\n".join([*about, text])
 
 
 def result_text(result: Any, depth: int = _MAX_DEPTH) -> str:

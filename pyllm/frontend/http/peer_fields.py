@@ -24,7 +24,7 @@ def same_as(*names: str) -> Meta:
     return Meta(description=f"The same as {' or '.join(names)}.", extra={_SAME_AS: names})
 
 
-MaxTokens = Annotated[int | None, same_as("max_output_tokens", "max_tokens")]
+MaxTokens = Annotated[int | None, same_as("max_tokens", "max_output_tokens")]
 UseLogprobs = Annotated[T | None, unsupported_field("logprobs")]
 UseMaxTokens = Annotated[T | None, unsupported_field("max_tokens")]
 UseReasoningEffort = Annotated[T | None, unsupported_field("reasoning_effort", True)]
@@ -45,7 +45,6 @@ class PeerFields(Struct, kw_only=True):
     prompt_logprobs: Unsupported[int] = None
     return_token_ids: Unsupported[bool] = False
     return_tokens_as_token_ids: Unsupported[bool] = False
-    return_token_offsets: Unsupported[bool] = False
     return_prompt_text: Unsupported[bool] = False
     logprob_token_ids: Unsupported[list[int]] = msgspec.field(default_factory=list)
     prompt_logprob_token_ids: Unsupported[list[int]] = msgspec.field(default_factory=list)
@@ -71,6 +70,8 @@ class PeerFields(Struct, kw_only=True):
     session_id: Hint = None
     stream_interval: Hint = 1
     skip_reading_prefix_cache: Hint = False
+    return_token_offsets: Hint = False  # This and the next one are of routes that only render.
+    return_mm_kwargs: Hint = True
 
     # SGLang.
     no_stop_trim: Annotated[bool | None, same_as("include_stop_str_in_output")] = None
@@ -120,28 +121,24 @@ class PeerFields(Struct, kw_only=True):
     grammar_triggers: Annotated[Any, unsupported_field("structured_outputs", [])] = None
     json_schema: UseStructuredOutputs[Any] = None
     typical_p: Unsupported[float] = 1.0
-    typ_p: Unsupported[float] = 1.0
     top_n_sigma: Annotated[float | None, unsupported_field(None, 0.0)] = -1.0
     mirostat: Unsupported[int] = 0
-    mirostat_mode: Unsupported[int] = 0
     dry_multiplier: Unsupported[float] = 0.0
     xtc_probability: Unsupported[float] = 0.0
     dynatemp_range: Unsupported[float] = 0.0
     adaptive_target: Unsupported[float] = -1.0
-    samplers: Annotated[Any, unsupported_field(None, [], "")] = None
     min_keep: Annotated[int | None, unsupported_field(None, 1)] = 0
     n_indent: Unsupported[int] = 0
     n_probs: UseLogprobs[int] = 0
     post_sampling_probs: Unsupported[bool] = False
     return_tokens: Annotated[bool | None, unsupported_field("return_token_ids")] = False
-    response_fields: Annotated[Any, unsupported_field(None, [])] = None
-    t_max_predict_ms: Annotated[float | None, unsupported_field("timeout", -1)] = 0
     lora: Annotated[Any, unsupported_field(None, [])] = None
     image_data: Annotated[Any, unsupported_field(None, [])] = None
     reasoning_format: Annotated[str | None, unsupported_field(None, "auto", "deepseek", "parsed")] = None
     thinking_forced_open: Unsupported[bool] = False
     thinking_budget_tokens: Annotated[int | None, unsupported_field(None, -1)] = None
     reasoning_budget: Annotated[int | None, unsupported_field(None, -1)] = None
+    reasoning_budget_tokens: Annotated[int | None, unsupported_field(None, -1)] = None
     parse_tool_calls: Unsupported[bool] = True
     prefill_assistant: Annotated[bool | None, unsupported_field("continue_final_message")] = True
     mirostat_tau: Hint = None
@@ -153,6 +150,10 @@ class PeerFields(Struct, kw_only=True):
     xtc_threshold: Hint = None
     dynatemp_exponent: Hint = None
     adaptive_decay: Hint = None
+    samplers: Hint = None  # Each of them works by its own field; they have one order here.
+    response_fields: Hint = msgspec.field(default_factory=list)
+    t_max_predict_ms: Hint = 0
+    t_max_prompt_ms: Hint = -1
     n_keep: Hint = 0
     n_discard: Hint = 0
     n_cache_reuse: Hint = 0
@@ -162,11 +163,19 @@ class PeerFields(Struct, kw_only=True):
     return_progress: Hint = False
     sse_ping_interval: Hint = None
     backend_sampling: Hint = False
+    reasoning_budget_start_tag: Hint = None  # These have an effect beside a budget only.
+    reasoning_budget_end_tag: Hint = None
+    reasoning_budget_end_tags: Hint = None
+    reasoning_budget_message: Hint = None
+    reasoning_control: Hint = False
     chat_format: Hint = None
+    chat_parser: Hint = None
+    generation_prompt: Hint = None
+    grammar_type: Hint = None
     preserved_tokens: Hint = None
     verbose: Hint = False
 
-    # Ollama.
+    # Ollama, also of earlier versions.
     num_predict: MaxTokens = None
     options: UseSeparateFields[Any] = None
     think: UseReasoningEffort[Any] = None
@@ -176,9 +185,10 @@ class PeerFields(Struct, kw_only=True):
     raw: Unsupported[bool] = False
     context: Annotated[Any, unsupported_field(None, [])] = None
     images: Annotated[Any, unsupported_field(None, [])] = None
-    shift: Annotated[bool | None, unsupported_field(None, True)] = False
     tfs_z: Unsupported[float] = 1.0
     keep_alive: Hint = None
+    shift: Hint = None
+    draft_num_predict: Hint = None
     num_ctx: Hint = None
     num_keep: Hint = 0
     num_batch: Hint = None
@@ -192,6 +202,8 @@ class PeerFields(Struct, kw_only=True):
     penalize_newline: Hint = None
 
     # LM Studio.
+    max_output_tokens: Annotated[int | None, same_as("max_tokens")] = None
+    system_prompt: UseSystemMessage[Any] = None
     integrations: Annotated[Any, unsupported_field("tools", [])] = None
     ttl: Hint = None
     draft_model: Hint = None
@@ -210,6 +222,9 @@ class PeerFields(Struct, kw_only=True):
     decoder_input_details: Annotated[bool | None, unsupported_field("prompt_logprobs")] = False
     top_n_tokens: UseLogprobs[int] = 0
     watermark: Unsupported[Any] = False
+    guideline: Annotated[Any, unsupported_field("chat_template_kwargs")] = None
+    tool_prompt: UseSystemMessage[Any] = None
+    mirostat_mode: Unsupported[int] = 0
     adapter_id: Unsupported[Any] = None
     typical: Unsupported[float] = 1.0
     top_a: Unsupported[float] = 0.0

@@ -30,7 +30,6 @@ _MEANT: Mapping[str, str] = {
     "/props": _LLAMA.format("GET /server_info"),
     "/slots": _LLAMA.format("GET /admin/requests, for admins"),
     "/apply-template": _LLAMA.format("POST /tokenize with messages, which gives their tokens"),
-    "/infill": "it is llama.cpp's; models are not asked to fill in the middle here",
     "/lora-adapters": _NO_ADAPTERS,
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _NO_ADAPTERS),
     **dict.fromkeys(("/generate", "/generate_stream"), "it is TGI's and SGLang's; here it is POST /v1/completions"),

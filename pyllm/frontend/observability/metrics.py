@@ -271,6 +271,11 @@ class RequestMetrics:
         """Tokens of one sample so far."""
         return self._num_tokens[sample]
 
+    def seconds_of(self, sample: int) -> tuple[float, float]:
+        """How long one sample took to its first tokens, and from these to its last ones so far; 0: it has none."""
+        first, last = self._first[sample], self._last[sample]
+        return (0.0, 0.0) if first is None or last is None else (first - self._arrival, last - first)
+
     def last_time_of(self, sample: int) -> float | None:
         """When one sample last got tokens, by the clock; None: it has none."""
         return self._last[sample]

@@ -22,6 +22,7 @@ from pyllm.frontend.openai.logprobs import chat_logprobs, prompt_logprobs, token
 from pyllm.frontend.openai.parameters import (
     constraint_names,
     format_field,
+    is_warm_up,
     num_chat_logprobs,
     output_limit,
     sampling_params,
@@ -70,14 +71,17 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         names = constraint_names(format_field(data), has_tools)
         context.name_fields(_FIELD_NAMES | names)
         limit = output_limit(data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens)
+        warms_up = is_warm_up(data, context)
         num_logprobs = num_chat_logprobs(data, state.client.model)
-        params = sampling_params(data, state.sampling, limit, num_logprobs)
+        params = sampling_params(data, state.sampling, 1 if warms_up else limit, num_logprobs)
         scheduling = scheduling_params(data, context, state.client.model)
         chunks = ChatChunks(state, context, data, params)
         truncation = truncation_from(data.truncate_prompt_tokens, data.truncation_side, limit or 1, state.client.model)
         conversation = msgspec.structs.replace(conversation_of(data, context.ignore), truncation=truncation)
         prepared, generation = await generate_chat(state, context, scheduling, conversation, params)
         chunks.prompt = prepared.prompts[0]
+        if warms_up:
+            generation.hide_output()
         counts_of = generation.counts_of if wants_continuous_usage(data) else None
         answer_format: AnswerFormat
         if prepared.make_parser is None:
@@ -120,7 +124,8 @@ class ChatChunks:
         self.shows_tokens = request.return_token_ids is True
         self.role = state.server.response_role
         self._name = token_names(request.return_tokens_as_token_ids)
-        self._num_logprobs = params.logprobs
+        # Beside those that it names, a request gets the token itself.
+        self._num_logprobs = len(named) + 1 if (named := params.logprob_token_ids) else params.logprobs
         self._has_prompt_logprobs = params.prompt_logprobs is not None
         self._token_bytes = state.tokenizer.token_bytes
 

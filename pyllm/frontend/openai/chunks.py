@@ -48,15 +48,11 @@ class ChunkFormat:
     """An `AnswerFormat` of chunks. What surrounds the text of a choice is encoded once, so that a token costs its text
     only.
 
-    With `counts_of` each chunk has the usage so far, of its own choice, as vLLM's have it. Where the output is hidden,
-    its tokens are not counted.
+    With `counts_of` each chunk has the usage so far, of its own choice, as vLLM's have it.
     """
 
-    def __init__(
-        self, chunks: Chunks, counts_of: Callable[[int], TokenCounts] | None = None, hides_output: bool = False
-    ) -> None:
+    def __init__(self, chunks: Chunks, counts_of: Callable[[int], TokenCounts] | None = None) -> None:
         self._chunks = chunks
-        self._hides_output = hides_output
         self._counts_of = counts_of
         self._shows_tokens = chunks.shows_tokens
         self._around: dict[int, tuple[bytes, bytes]] = {}
@@ -90,7 +86,7 @@ class ChunkFormat:
         """A chunk of one choice's part."""
         chunk = msgspec.structs.replace(self._chunks.chunk, choices=[content])
         if self._counts_of is not None:
-            chunk.usage = self._usage(self._counts_of(choice))
+            chunk.usage = Usage.of(self._counts_of(choice))
         return _event(chunk)
 
     def around(self, choice: int) -> tuple[bytes, bytes] | None:
@@ -102,7 +98,7 @@ class ChunkFormat:
         chunk = self._chunks.chunk
         if chunk.usage is UNSET:
             return _DONE
-        return _event(msgspec.structs.replace(chunk, usage=self._usage(counts, reasoning_tokens))) + _DONE
+        return _event(msgspec.structs.replace(chunk, usage=Usage.of(counts, reasoning_tokens))) + _DONE
 
     def failed(self, failure: Failure) -> bytes:
         """The error, and the end."""
@@ -110,14 +106,11 @@ class ChunkFormat:
 
     def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], counts: TokenCounts) -> Struct:
         """The answer that is not streamed."""
-        return self._chunks.whole(choices, prompts, self._usage(counts))
+        return self._chunks.whole(choices, prompts, Usage.of(counts))
 
     def error(self, failure: Failure) -> Struct:
         """The error by itself."""
         return error_response(failure)
-
-    def _usage(self, counts: TokenCounts, reasoning_tokens: int | None = None) -> Usage:
-        return Usage.of(counts._replace(completion=0) if self._hides_output else counts, reasoning_tokens)
 
     def _piece(self, choice: int, text: str) -> bytes:
         around = self._around.get(choice)

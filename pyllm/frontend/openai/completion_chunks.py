@@ -51,7 +51,6 @@ class CompletionChunks:
         self.prompts: list[EchoedPrompt] = []
         self.shows_tokens = request.return_token_ids is True
         self._echoes = request.echo is True
-        self.hides_output = self._echoes and request.max_tokens == 0
         self._num_samples = request.n or 1
         self._has_logprobs = request.logprobs is not None
         self._has_prompt_logprobs = request.prompt_logprobs is not None
@@ -70,8 +69,6 @@ class CompletionChunks:
 
     def piece(self, choice: int, delta: TextDelta) -> CompletionChoice:
         """A choice with new text."""
-        if self.hides_output:
-            return CompletionChoice(choice, "")
         piece = CompletionChoice(choice, delta.text, self._logprobs(choice, delta))
         if self.shows_tokens:
             piece.token_ids = delta.tokens

@@ -20,6 +20,7 @@ from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.openai.parameters import (
     constraint_names,
     format_field,
+    is_warm_up,
     output_limit,
     sampling_params,
     scheduling_params,
@@ -59,7 +60,7 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         context.name_session(data.prompt_cache_key, data.user)
         names = constraint_names(format_field(data), has_tools=False)
         context.name_fields({"beam_width": "use_beam_search"} | names)
-        params = _sampling_params(state, data)
+        params = _sampling_params(state, data, is_warm_up(data, context))
         scheduling = scheduling_params(data, context, state.client.model)
         truncation = truncation_from(
             data.truncate_prompt_tokens, data.truncation_side, output_limit(data.max_tokens) or 1, state.client.model
@@ -85,8 +86,9 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
 
         _, generation = await generate(state, context, scheduling, num_choices(len(given), params), prepare)
         counts_of = generation.counts_of if wants_continuous_usage(data) else None
-        answer_format = ChunkFormat(chunks, counts_of, chunks.hides_output)
-        return respond(generation, answer_format, data.stream is True, context)
+        if data.max_tokens == 0:
+            generation.hide_output()
+        return respond(generation, ChunkFormat(chunks, counts_of), data.stream is True, context)
 
     return create_completion
 
@@ -100,10 +102,10 @@ def _between(state: ServerState, request: CompletionRequest, prompt: str | list[
     return middle_prompt(state.tokenizer, prompt, request.suffix or "")
 
 
-def _sampling_params(state: ServerState, request: CompletionRequest) -> SamplingParams:
+def _sampling_params(state: ServerState, request: CompletionRequest, warms_up: bool) -> SamplingParams:
     limit = DEFAULT_MAX_TOKENS if request.max_tokens is None else output_limit(request.max_tokens)
     if not request.echo:
-        return sampling_params(request, state.sampling, limit, request.logprobs)
+        return sampling_params(request, state.sampling, 1 if warms_up else limit, request.logprobs)
     if request.use_beam_search:
         raise RequestError("echo and use_beam_search cannot be combined; leave one of them out", "echo")
     # Nothing of the output is shown of a request for no tokens, but one is computed: that is where prompts end.
@@ -112,6 +114,9 @@ def _sampling_params(state: ServerState, request: CompletionRequest) -> Sampling
         return params
     if request.stream:
         raise RequestError("echo with logprobs cannot be streamed; set stream to false", "echo")
+    if request.logprob_token_ids and limit == 0:
+        text = "logprob_token_ids are of the answer's tokens, and max_tokens 0 leaves none; leave one of them out"
+        raise RequestError(text, "logprob_token_ids")
     if request.prompt_logprobs not in (None, request.logprobs):
         text = "with echo, prompt_logprobs must equal logprobs or be left out"
         raise RequestError(text, "prompt_logprobs")

@@ -77,6 +77,11 @@ def output_limit(max_tokens: int | None) -> int | None:
     return None if max_tokens == -1 else max_tokens
 
 
+def is_warm_up(request: GenerationRequest, context: RequestContext) -> bool:
+    """Whether a request is for no tokens in llama.cpp's words, whose clients have a prompt cached so."""
+    return request.max_tokens == 0 and context.field_names.get("max_tokens") == "n_predict"
+
+
 def with_defaults(request: Request, server: ServerConfig) -> Request:
     """The request with what the server's flags give every one: usage at a stream's end, ids for tokens' names."""
     changes: dict[str, Any] = {}
@@ -129,16 +134,18 @@ def sampling_params(
     for name, is_wanted in whole.items():
         if request.stream and is_wanted:
             raise RequestError(f"{name} cannot be streamed; set stream to false", name)
-    if request.use_beam_search and request.seed is not None:
+    if request.use_beam_search and request.seed not in (None, -1):
         raise RequestError("seed has no effect on a beam search, which is not random; leave it out", "seed")
     if request.use_beam_search:  # which looks at the model's own probabilities
         defaults = SamplingDefaults(max_tokens=defaults.max_tokens)
-    names = ("n", "prompt_logprobs", "length_penalty")
+    if request.logprob_token_ids and logprobs is None:
+        raise RequestError("logprob_token_ids requires logprobs", "logprob_token_ids")
+    names = ("n", "prompt_logprobs", "length_penalty", "logprob_token_ids")
     return SamplingParams(
         **defaults.merged(_given(request, _SAMPLING_FIELDS), max_tokens),
         **_given(request, names),
         **_ends(request),
-        logprobs=logprobs,
+        logprobs=None if request.logprob_token_ids else logprobs,
         structured_outputs=_constraint(request),
         extra_args=request.vllm_xargs,
         beam_width=request.n or 1 if request.use_beam_search else 0,

@@ -63,6 +63,7 @@ class GenerationRequest(EngineRequest, kw_only=True):
     n: int | None = None
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     response_format: ResponseFormat | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None  # Ollama's
     use_beam_search: bool | None = None

@@ -1,6 +1,6 @@
 """All samples of all prompts of one HTTP request: submits, counts and ends them together. Knows no answer format."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +12,7 @@ from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.http.event_ids import LAST_EVENT_ID, StreamIdentity
 from pyllm.frontend.http.keep_alive import KeepAlive
 from pyllm.frontend.observability.metrics import RequestMetrics
-from pyllm.frontend.observability.request_log import RequestLog
+from pyllm.frontend.requests.output_sinks import EndingSink, HiddenSink, LoggedSink
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.request_lifecycle import RequestLifecycle
 from pyllm.frontend.requests.server_state import ServerState
@@ -62,6 +62,8 @@ class Generation:
         self._lifecycle = RequestLifecycle(state, context, prompts, params, scheduling, drop=self._drop)
         self._seed: int | None = None  # where the request has none, and its answer may have to be generated again
         self._boundaries: Sequence[Sequence[int]] | None = None
+        self._hides_output = False
+        self._may_end: Callable[[int, str], bool] | None = None
         self._sink: OutputSink[TextDelta]
         self._processors: list[RequestProcessor] = []
 
@@ -74,13 +76,20 @@ class Generation:
     def counts(self) -> TokenCounts:
         """Tokens so far."""
         cycle = self._lifecycle
-        return TokenCounts(cycle.num_prompt_tokens, cycle.num_output_tokens, cycle.num_cached_tokens, cycle.is_expired)
+        num_tokens = 0 if self._hides_output else cycle.num_output_tokens
+        return TokenCounts(cycle.num_prompt_tokens, num_tokens, cycle.num_cached_tokens, cycle.is_expired)
 
     def counts_of(self, choice: int) -> TokenCounts:
         """Tokens of one choice so far, and of its prompt."""
         index, sample = divmod(choice, self._params.n)
         metrics = self._lifecycle.metrics[index]
-        return TokenCounts(len(self._prompts[index]), metrics.num_tokens_of(sample), metrics.num_cached_tokens)
+        num_tokens = 0 if self._hides_output else metrics.num_tokens_of(sample)
+        return TokenCounts(len(self._prompts[index]), num_tokens, metrics.num_cached_tokens)
+
+    def seconds_of(self, choice: int) -> tuple[float, float]:
+        """How long a choice took to its first token, and from that to its last one so far; 0: it has none."""
+        index, sample = divmod(choice, self._params.n)
+        return self._lifecycle.metrics[index].seconds_of(sample)
 
     @property
     def keep_alive(self) -> KeepAlive:
@@ -112,6 +121,14 @@ class Generation:
         if any(boundaries):
             self._boundaries = boundaries
 
+    def hide_output(self) -> None:
+        """Before `start`: the answer is that of a request for no tokens, though one is computed."""
+        self._hides_output = True
+
+    def end_when(self, may_end: Callable[[int, str], bool]) -> None:
+        """Before `start`: end the choices early once each of them may, by its index and its new text."""
+        self._may_end = may_end
+
     def start(self, sink: OutputSink[TextDelta]) -> None:
         """Submit every prompt. Each choice is an index of the sink.
 
@@ -121,7 +138,11 @@ class Generation:
         """
         log = self._state.request_log
         log.received(self._request_id, self._prompts, self._params)
-        self._sink = LoggedSink(sink, log, self._request_id) if log.has_outputs else sink
+        self._sink = HiddenSink(sink) if self._hides_output else sink
+        if self._may_end is not None:
+            self._sink = EndingSink(self._sink, self.num_choices, self._may_end, self._end_early)
+        if log.has_outputs:
+            self._sink = LoggedSink(self._sink, log, self._request_id)
         self._lifecycle.start(self._submit, sink.error)
 
     def abort(self) -> None:
@@ -139,37 +160,13 @@ class Generation:
         request = Request(self._prompts[index], params, scheduling)
         self._processors.append(RequestProcessor(self._state.client, self._state.tokenizer, request, sink, boundaries))
 
+    def _end_early(self) -> None:
+        for processor in self._processors:
+            processor.abort()
+
     def _drop(self) -> None:
         for processor in self._processors:
             processor.drop()
-
-
-class LoggedSink:
-    """Keeps the text of each choice for the log, and passes everything on."""
-
-    def __init__(self, sink: OutputSink[TextDelta], log: RequestLog, request_id: str) -> None:
-        self._sink = sink
-        self._log = log
-        self._request_id = request_id
-        self._texts: dict[int, list[str]] = {}
-        self._num_tokens: dict[int, int] = {}
-
-    def delta(self, index: int, delta: TextDelta) -> None:
-        """New output of one choice."""
-        texts = self._texts.setdefault(index, [])
-        texts.append(delta.text)
-        self._num_tokens[index] = self._num_tokens.get(index, 0) + delta.num_tokens
-        if delta.finish_reason is not None:
-            self._log.ended(self._request_id, index, "".join(texts), self._num_tokens[index], delta.finish_reason)
-        self._sink.delta(index, delta)
-
-    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Those of the prompt's next tokens."""
-        self._sink.prompt_logprobs(index, logprobs)
-
-    def error(self, error: PyllmError) -> None:
-        """The request has failed."""
-        self._sink.error(error)
 
 
 def num_choices(num_prompts: int, params: SamplingParams) -> int:

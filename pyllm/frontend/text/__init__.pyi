@@ -2,7 +2,7 @@ from .ascii_classes import with_ascii_classes
 from .beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from .detokenizer import TextDelta
 from .encoding_threads import EncodingCounts
-from .fill_in_the_middle import middle_prompt, middle_stops
+from .fill_in_the_middle import files_prompt, middle_prompt, middle_stops
 from .json_schemas import Ignore, enforced_schema, json_type, warn_once
 from .model_tokenizer import ModelTokenizer
 from .outputs import OutputFold, Request, RequestOutput, RequestProcessor
@@ -36,6 +36,7 @@ __all__ = [
     "Truncation",
     "beam_search_output",
     "enforced_schema",
+    "files_prompt",
     "grammar_text",
     "json_type",
     "middle_prompt",

@@ -1,5 +1,6 @@
 """Fill in the middle: the prompt for the text between two others, by the tokens of a model's family."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pyllm.errors import RequestError
@@ -29,6 +30,10 @@ _STOPS = (
     *("<|endoftext|>", "<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<|file_sep|>", "<|file_separator|>", "<file_sep>"),
     *("<|fim_repo|>", "<|repo_name|>", "<reponame>", "▁<EOT>"),
 )
+# Before the name of a repository, and of each of its files.
+_REPOSITORY = ("<|fim_repo|>", "<|repo_name|>", "<repo_name>", "<reponame>")
+_FILE = ("<|file_sep|>", "<|file_separator|>", "<file_sep>")
+_SNIPPET = "\n\n--- snippet ---\n\n"
 
 
 def middle_prompt(tokenizer: Tokenizer, before: str, after: str) -> str:
@@ -42,8 +47,26 @@ def middle_prompt(tokenizer: Tokenizer, before: str, after: str) -> str:
             if form.middle:
                 return f"{form.prefix}{before}{form.suffix}{after}{form.middle}"
             return f"{form.suffix}{after}{form.prefix}{before}"
-    text = "suffix: this model's vocabulary has no tokens to fill in the middle, as models for code have; leave it out"
+    text = "suffix: this model's vocabulary has no tokens to fill in the middle, as models for code have"
     raise RequestError(text, "suffix")
+
+
+def files_prompt(tokenizer: Tokenizer, files: Sequence[tuple[str, str]]) -> str:
+    """What stands before that prompt of other files, each a name and a text; the form is llama.cpp's.
+
+    Where a family has tokens for them, a repository with these files, the last of which has the middle.
+    """
+    if not files:
+        return ""
+    repository, separator = _first_known(tokenizer, _REPOSITORY), _first_known(tokenizer, _FILE)
+    header = f"{repository}myproject\n" if repository else ""
+    if not separator:
+        return header + "".join(f"{_SNIPPET}{text}" for _, text in files)
+    return header + "".join(f"{separator}{name}\n{text}" for name, text in [*files, ("filename", "")])
+
+
+def _first_known(tokenizer: Tokenizer, names: Sequence[str]) -> str:
+    return next((name for name in names if tokenizer.added_token_id(name) is not None), "")
 
 
 def middle_stops(tokenizer: Tokenizer) -> list[int]:

@@ -193,13 +193,13 @@ class OutputFold:
         on_change: Callable[[], None],
     ) -> None:
         self.failure: PyllmError | None = None
-        start = 0.0 if params.logprobs is not None or params.beam_width else None
+        start = 0.0 if params.num_logprobs is not None or params.beam_width else None
         self._output = RequestOutput(
             request_id,
             prompt,
             prompt_token_ids,
             [
-                CompletionOutput(index, logprobs=None if params.logprobs is None else [], cumulative_logprob=start)
+                CompletionOutput(index, logprobs=None if params.num_logprobs is None else [], cumulative_logprob=start)
                 for index in range(params.n)
             ],
             prompt_logprobs=None if params.prompt_logprobs is None else [None],

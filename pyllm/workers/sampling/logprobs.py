@@ -56,18 +56,19 @@ class PromptLogprobs:
     parts: tuple[LogprobRows, ...]
 
 
-def columns(starts: Ints, positions: Indices, sampled: LogprobRows | None, prompts: list[PromptLogprobs]) -> Logprobs:
+def columns(starts: Ints, positions: Indices, sampled: list[LogprobRows], prompts: list[PromptLogprobs]) -> Logprobs:
     """The columns of a step.
 
-    `starts` [rows + 1] are the offsets of each row's reported tokens. `positions` [M] are the indices of the tokens in
-    `sampled` among these, -1 for a token that is not reported.
+    `starts` [rows + 1] are the offsets of each row's reported tokens. `positions` [M] are the indices among these of
+    the tokens that the parts of `sampled` tell of, rising, -1 for one that is not reported.
     """
     num_entries = np.zeros(int(starts[-1]), np.int32)
     entries = _NO_ENTRIES
-    if sampled is not None:
-        kept = positions >= 0
-        num_entries[positions[kept]] = sampled.num_entries[kept]
-        entries = sampled.entries(kept)
+    for rows in sampled:
+        of, positions = np.split(positions, [len(rows.num_entries)])
+        kept = of >= 0
+        np.add.at(num_entries, of[kept], rows.num_entries[kept])
+        entries = Entries(*(np.append(old, more) for old, more in zip(entries, rows.entries(kept), strict=True)))
     entry_starts = np.concatenate(([0], num_entries.cumsum()))
     prompt_counts = np.zeros(len(starts) - 1, np.int32)
     # Insert each prompt before the tokens of its row, from the last row on, so that earlier offsets stay valid.

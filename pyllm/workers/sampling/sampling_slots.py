@@ -24,6 +24,8 @@ from pyllm.workers.step.batch import Batch, gather
 
 Ints = npt.NDArray[np.int32]
 
+_NONE = np.zeros(0, np.int32)
+
 
 @dataclass(slots=True)
 class Constraint:
@@ -61,6 +63,7 @@ class SamplingSlots:
         self.changes_logits = np.zeros(num_slots, bool)
         self.has_state = np.zeros(num_slots, bool)  # the same, on the rank that samples
         self.num_logprobs = np.full(num_slots, -1, np.int32)
+        self.logprob_tokens: dict[int, Ints] = {}  # those that a slot names
         self.is_constrained = np.zeros(num_slots, bool)
         self.pooling = np.zeros(num_slots, np.int8)
         self.constraints: dict[int, Constraint] = {}
@@ -130,6 +133,7 @@ class SamplingSlots:
             self._min_p[slot] = sampling.min_p
             self.changes_logits[slot] = sampling.changes_logits
             self.num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+            self._name(slot, _ints(sampling.logprob_token_ids))
             self.prompts.pop(slot, None)
             self.pooling[slot] = POOLING_CODES[sampling.pooling]
             if self.has_state[slot]:
@@ -142,6 +146,11 @@ class SamplingSlots:
                 self.prompts[slot] = Prompt(history[:num_prompt_tokens], sampling.prompt_logprobs)
             if sampling.changes_logits and self._grammars is not None:
                 self._begin(slot, sampling, history, num_prompt_tokens)
+
+    def _name(self, slot: int, tokens: Ints) -> None:
+        self.logprob_tokens.pop(slot, None)
+        if len(tokens):
+            self.logprob_tokens[slot] = tokens
 
     def _forget(self, slot: int) -> None:
         self.has_state[slot] = self.is_constrained[slot] = False
@@ -202,8 +211,10 @@ class SamplingSlots:
         any_state = bool(self.has_state.any())  # the former owners of destinations included
         for table in (*tables, self.has_state, self.is_constrained, self.pooling):
             table[destinations] = table[sources]
-        for destination in destinations.tolist():  # The former owner may have ended within its prompt.
-            self.prompts.pop(destination, None)
+        named = [self.logprob_tokens.get(slot, _NONE) for slot in sources.tolist()]
+        for destination, tokens in zip(destinations.tolist(), named, strict=True):
+            self.prompts.pop(destination, None)  # The former owner may have ended within its prompt.
+            self._name(destination, tokens)
         if not any_state:
             return
         self.states.copy(pairs)

@@ -31,6 +31,8 @@ Indices = npt.NDArray[np.signedinteger]
 
 # States of a row from `LogitsStates.catch_up`.
 _READY, _STALE = 1, 2
+# Samples whose log-probabilities are computed at a time where requests name tokens: each is a copy of its logits.
+_NAMED_AT_ONCE = 64
 
 
 @dataclass(slots=True)
@@ -65,16 +67,15 @@ class Draw:
     batch: Batch
     tokens: HostCopy = field(default_factory=lambda: HostCopy(torch.empty(0, dtype=torch.int32)))
     changes: Changes | None = None  # None: no row is stateful
-    logprobs: LogprobRows | None = None
-    wanted: Ints | None = None  # which positions `logprobs` are of
+    logprobs: list[LogprobRows] = field(default_factory=list)
+    wanted: Ints | None = None  # which positions `logprobs` are of; one that names tokens is there for each, too
     prompts: list[PromptLogprobs] = field(default_factory=list)
     pooled: PooledRows | None = None
     sampled: Sampled | None = None  # once it is finished
 
     def is_done(self) -> bool:
         """Whether finishing would not wait."""
-        rows = [part for prompt in self.prompts for part in prompt.parts]
-        rows += [] if self.logprobs is None else [self.logprobs]
+        rows = [part for prompt in self.prompts for part in prompt.parts] + self.logprobs
         pooled = self.pooled is None or self.pooled.is_done()
         return self.sampled is not None or (pooled and self.tokens.is_done() and all(one.is_done() for one in rows))
 
@@ -116,11 +117,7 @@ class TokenSampler:
                 tokens[self._tensor(changed)] = self._sample(batch, slots, copies, origins, changed)
         draw = self._last = Draw(step, batch, HostCopy(tokens), changes)
         tokens = tokens.clamp(min=0)
-        wanted = self._slots.num_logprobs[slots]
-        if len(positions := np.flatnonzero(wanted >= 0)):
-            draw.wanted = positions.astype(np.int32)
-            chosen = tokens[self._tensor(positions)]
-            draw.logprobs = self._logprobs(logits, rows[positions].astype(np.int32), chosen, wanted[positions])
+        self._score(draw, slots, logits, rows, tokens)
         return tokens, draw
 
     def plain_rows(self, batch: Batch) -> SamplingRows | None:
@@ -149,6 +146,28 @@ class TokenSampler:
         if draw.sampled is None:
             draw.sampled = self._finish(draw)
         return draw.sampled
+
+    def _score(self, draw: Draw, slots: Ints, logits: Tensor, rows: Indices, tokens: Tensor) -> None:
+        """Give a draw the log-probabilities that its positions want, each of its own token first."""
+        num_top = self._slots.num_logprobs[slots]
+        positions = np.flatnonzero(num_top >= 0).astype(np.int32)
+        if not len(positions):
+            return
+        chosen, at_once = tokens[self._tensor(positions)], len(positions)
+        if named := self._slots.logprob_tokens:
+            asked = [[-1, *named.get(slot, ())] for slot in slots[positions].tolist()]
+            positions = np.repeat(positions, list(map(len, asked)))
+            given = np.concatenate(asked).astype(np.int32)
+            num_top = np.where(given < 0, num_top[positions], 0)
+            chosen = torch.where(self._tensor(given) < 0, tokens[self._tensor(positions)], self._tensor(given))
+            at_once = _NAMED_AT_ONCE
+        else:
+            num_top = num_top[positions]
+        draw.wanted = positions
+        for start in range(0, len(positions), at_once):
+            some = slice(start, start + at_once)
+            of = rows[positions[some]].astype(np.int32)
+            draw.logprobs.append(self._logprobs(logits, of, chosen[some], num_top[some]))
 
     def _sample(self, batch: Batch, slots: Ints, logits: Tensor, rows: Indices, positions: Indices) -> Tensor:
         """Sample a token for some of the positions, each from its row of logits."""
@@ -298,7 +317,7 @@ class TokenSampler:
     def _finish(self, draw: Draw) -> Sampled:
         tokens, starts = draw.tokens.wait().numpy(), draw.batch.host.sampled_starts
         embeddings = None if draw.pooled is None else draw.pooled.columns(draw.batch.num_rows)
-        if draw.changes is None and draw.logprobs is None and not draw.prompts and tokens.min(initial=0) >= 0:
+        if draw.changes is None and not draw.logprobs and not draw.prompts and tokens.min(initial=0) >= 0:
             return Sampled(draw.step, starts.tobytes(), tokens.tobytes(), embeddings=embeddings)
         kept = np.ones(len(tokens), bool)
         forced: dict[int, list[int]] = {}
@@ -327,7 +346,7 @@ class TokenSampler:
             for row, more in forced.items():
                 reported[row + 1 :] += len(more)
         logprobs = None
-        if draw.logprobs is not None or draw.prompts:
+        if draw.logprobs or draw.prompts:
             of = np.zeros(0, np.int64) if draw.wanted is None else positions[draw.wanted]
             logprobs = columns(reported, of, draw.logprobs, draw.prompts)
         packed = tokens.astype(np.int32).tobytes()

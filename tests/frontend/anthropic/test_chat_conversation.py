@@ -282,14 +282,55 @@ async def test_no_block_of_an_answer_is_refused(tokenizer: Tokenizer, blocks: An
     assert (header, f"<|start|>assistant: {shown}<|end|>" in prompt) == (None, True)
 
 
+@pytest.mark.parametrize(
+    ("document", "shown"),
+    [
+        ({"source": {"type": "text", "media_type": "text/plain", "data": "blue"}}, "blue"),
+        ({"source": {"type": "content", "content": "blue"}, "title": "Sea"}, "Sea\nblue"),
+        (
+            {
+                "source": {
+                    "type": "content",
+                    "content": [{"type": "text", "text": "blue"}, {"type": "text", "text": "green"}],
+                },
+                "title": "Sea",
+                "context": "Of 1998.",
+                "citations": {"enabled": False},
+            },
+            "Sea\nOf 1998.\nblue\ngreen",
+        ),
+    ],
+)
+async def test_a_document_that_is_text_is_its_text(tokenizer: Tokenizer, document: dict[str, Any], shown: str) -> None:
+    block = {"type": "document", **document}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [block]}
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "see", "input": {}}]}
+    messages = [{"role": "user", "content": [block, TEXT]}, called, {"role": "user", "content": [result]}]
+    _, prompt = await told_and_prompt(tokenizer, HERMES, messages=messages, tools=[WEATHER])
+    assert f"user: {shown}\nx<|end|>" in prompt
+    assert f"<|start|>tool: {shown}<|end|>" in prompt
+
+
 async def test_a_search_result_of_the_users_is_its_text(tokenizer: Tokenizer) -> None:
     _, prompt = await told_and_prompt(tokenizer, TEMPLATE, messages=[{"role": "user", "content": [FOUND, TEXT]}])
     assert prompt == "<|start|>user: Sea\nhttps://x\nblue\nx<|end|><|start|>"
 
 
-@pytest.mark.parametrize("kind", ["image", "document", "container_upload"])
-async def test_a_users_image_is_refused_by_name(tokenizer: Tokenizer, kind: str) -> None:
-    body = {"max_tokens": 5, **with_block(**{**IMAGE, "type": kind})}
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("image", IMAGE["source"]),
+        ("document", IMAGE["source"]),
+        ("document", {"type": "url", "url": "https://x/a.pdf"}),
+        ("document", {"type": "file", "file_id": "a"}),
+        ("document", {"type": "content", "content": [TEXT, IMAGE]}),
+        ("document", {"type": "text"}),
+        ("document", None),
+        ("container_upload", IMAGE["source"]),
+    ],
+)
+async def test_a_users_image_is_refused_by_name(tokenizer: Tokenizer, kind: str, source: Any) -> None:
+    body = {"max_tokens": 5, **with_block(type=kind, source=source)}
     async with in_process(answering(tokenizer, "ok", ROOMY), tokenizer) as frontend:
         response = await frontend.http.post("/v1/messages", json=body)
     assert (response.status_code, f"type {kind} is not supported" in response.text) == (400, True)

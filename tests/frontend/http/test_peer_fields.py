@@ -11,6 +11,7 @@ from pyllm.frontend.anthropic.protocol import MessagesRequest
 from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.peer_fields import PeerFields, use_own_names
 from pyllm.frontend.http.unsupported import is_unsupported, refuse_unsupported
+from pyllm.frontend.llama_cpp.protocol import InfillRequest
 from pyllm.frontend.openai.protocol import ChatRequest, CompletionRequest
 from pyllm.frontend.responses.protocol import ResponsesRequest
 from pyllm.frontend.text.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ BODIES: dict[type[Struct], dict[str, Any]] = {
     ChatRequest: {"messages": USER},
     ResponsesRequest: {"input": "x"},
     MessagesRequest: {"messages": USER, "max_tokens": 5},
+    InfillRequest: {"input_prefix": "x"},
 }
 ROUTES = {
     "/v1/completions": BODIES[CompletionRequest],
@@ -42,8 +44,11 @@ REFUSED = {
     "xtc_probability": (0.5, 0.0),
     "dry_multiplier": (0.8, 0.0),
     "dynatemp_range": (0.5, 0.0),
-    "samplers": (["top_k"], []),
     "min_keep": (3, 0),
+    "reasoning_budget_tokens": (5, -1),
+    "system_prompt": ("Be brief.", None),
+    "guideline": ("x", None),
+    "tool_prompt": ("x", None),
     "stop_regex": ("a+", []),
     "custom_logit_processor": ("x", None),
     "adapter_id": ("mine", None),
@@ -71,6 +76,7 @@ SAME = {
     "n_predict": (3, "max_tokens"),
     "num_predict": (3, "max_tokens"),
     "max_new_tokens": (3, "max_tokens"),
+    "max_output_tokens": (3, "max_tokens"),
     "n_cmpl": (2, "n"),
 }
 
@@ -98,7 +104,7 @@ def test_what_would_change_the_answer_is_refused_by_name(kind: type[Struct], nam
 
 
 @pytest.mark.parametrize("name", SAME)
-@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest])
+@pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest, InfillRequest])
 def test_what_means_the_same_is_ours(kind: type[Struct], name: str) -> None:
     value, own = SAME[name]
     body = decode(kind, **{name: value})

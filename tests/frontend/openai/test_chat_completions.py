@@ -227,6 +227,16 @@ async def test_log_probabilities_have_openais_shape(tokenizer: Tokenizer) -> Non
     assert none["logprobs"] is None
 
 
+async def test_tokens_that_a_request_names_come_in_place_of_the_likeliest(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "a"), tokenizer) as frontend:
+        choice = (await chat(frontend, logprobs=True, top_logprobs=1, logprob_token_ids=[41, 40]))["choices"][0]
+        refused = await frontend.http.post("/v1/chat/completions", json={"messages": [USER], "logprob_token_ids": [41]})
+    first, *_ = choice["logprobs"]["content"]
+    told = [("a", -1.0), (tokenizer.token_text(41), -2.0), (tokenizer.token_text(40), -3.0)]
+    assert [(each["token"], each["logprob"]) for each in first["top_logprobs"]] == told
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids")
+
+
 async def test_a_streams_log_probabilities_add_up_to_the_answers(tokenizer: Tokenizer) -> None:
     body: dict[str, Any] = {"logprobs": True, "top_logprobs": 3, "stop": "world!"}
     async with in_process(answering(tokenizer, TEXT), tokenizer) as frontend:

@@ -220,8 +220,11 @@ async def test_a_stop_token_is_named(tokenizer: Tokenizer) -> None:
 async def test_the_seed_reaches_the_core(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         await complete(frontend, prompt="x", seed=42, temperature=0.5)
-    (submit,) = frontend.core.sent(Submit)
+        for _ in range(4):
+            await complete(frontend, prompt="x", seed=-1)  # random, as at vLLM, llama.cpp and Ollama
+    submit, *others = frontend.core.sent(Submit)
     assert (submit.seed, submit.sampling.temperature) == (42, 0.5)
+    assert len({other.seed for other in others}) == 4
 
 
 async def test_scheduling_reaches_the_core(tokenizer: Tokenizer) -> None:
@@ -319,6 +322,24 @@ async def test_log_probabilities_have_openais_shape(tokenizer: Tokenizer) -> Non
     }
     assert plain["logprobs"]["top_logprobs"] == [{"Hello": -1.0}]
     assert none["logprobs"] is None
+
+
+async def test_tokens_that_a_request_names_come_in_place_of_the_likeliest(tokenizer: Tokenizer) -> None:
+    body: dict[str, Any] = {"prompt": "x", "logprob_token_ids": [41, 40]}
+    async with in_process(answering(tokenizer, "Hello"), tokenizer) as frontend:
+        choice = (await complete(frontend, **body, logprobs=5, max_tokens=1))["choices"][0]
+        echoed = await complete(frontend, **body, logprobs=1, max_tokens=1, echo=True)
+        for wrong, field in (
+            ({}, "logprob_token_ids"),
+            ({"logprobs": 1, "echo": True, "max_tokens": 0}, "logprob_token_ids"),
+            ({"logprobs": 1, "use_beam_search": True}, "logprob_token_ids"),
+            ({"logprobs": 1, "logprob_token_ids": [600]}, "logprob_token_ids"),
+        ):
+            answer = await frontend.http.post("/v1/completions", json=body | wrong)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    named = {tokenizer.token_text(41): -2.0, tokenizer.token_text(40): -3.0}
+    assert choice["logprobs"]["top_logprobs"] == [{"Hello": -1.0, **named}]
+    assert echoed["choices"][0]["logprobs"]["top_logprobs"] == [None, {"Hello": -1.0, **named}]
 
 
 async def test_a_streams_log_probabilities_add_up_to_the_answers(tokenizer: Tokenizer) -> None:

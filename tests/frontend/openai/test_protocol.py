@@ -20,7 +20,7 @@ SHARED = {
     "regex": (None, "x"),
     "typical_p": (1.0, 0.5),
     "return_hidden_states": (False, True),
-    "logprob_token_ids": ([], [1]),
+    "prompt_logprob_token_ids": ([], [1]),
     "kv_transfer_params": ({}, {"a": 1}),
 }
 COMPLETION_ONLY = {"tools": ([], [{}]), "prompt_embeds": (None, "x")}

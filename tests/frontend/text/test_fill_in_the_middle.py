@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pyllm.errors import RequestError
-from pyllm.frontend.text.fill_in_the_middle import middle_prompt, middle_stops
+from pyllm.frontend.text.fill_in_the_middle import files_prompt, middle_prompt, middle_stops
 from tests.frontend.text import tiny_tokenizers
 
 
@@ -24,6 +24,26 @@ def test_the_prompt_is_in_the_words_of_the_family(tmp_path: Path, tokens: list[s
     tokenizer = tiny_tokenizers.load(made, tmp_path)
     assert middle_prompt(tokenizer, "a", "b") == prompt
     assert middle_stops(tokenizer) == [made.token_to_id("<|fim_pad|>")]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "prompt"),
+    [
+        (
+            ["<|repo_name|>", "<|file_sep|>"],
+            "<|repo_name|>myproject\n<|file_sep|>a\nx\n<|file_sep|>b\ny<|file_sep|>filename\n",
+        ),
+        (["<file_sep>"], "<file_sep>a\nx\n<file_sep>b\ny<file_sep>filename\n"),
+        (["<reponame>"], "<reponame>myproject\n\n\n--- snippet ---\n\nx\n\n\n--- snippet ---\n\ny"),
+        ([], "\n\n--- snippet ---\n\nx\n\n\n--- snippet ---\n\ny"),
+    ],
+)
+def test_other_files_stand_before_it_in_the_words_of_the_family(tmp_path: Path, tokens: list[str], prompt: str) -> None:
+    made = tiny_tokenizers.byte_level()
+    made.add_special_tokens(tokens)
+    tokenizer = tiny_tokenizers.load(made, tmp_path)
+    assert files_prompt(tokenizer, [("a", "x\n"), ("b", "y")]) == prompt
+    assert files_prompt(tokenizer, []) == ""
 
 
 def test_a_model_without_such_tokens_is_named(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class Token:
 class Row:
     prompt_tokens: list[int]
     prompt_parts: list[list[Token]]
-    sampled: list[Token | None]  # None: not wanted
+    sampled: list[list[Token]]  # itself, and each that it names; none: not wanted
     num_dropped: int  # tokens that were drawn and are not reported
 
 
@@ -38,7 +38,7 @@ def rows(draw: st.DrawFn) -> Row:
     parts = draw(st.lists(st.lists(tokens, min_size=1, max_size=4), max_size=2))
     num_tokens = sum(map(len, parts))
     prompt = draw(st.lists(st.integers(0, 9), min_size=num_tokens, max_size=num_tokens))
-    sampled = draw(st.lists(st.none() | tokens, max_size=3))
+    sampled = draw(st.lists(st.lists(tokens, max_size=3), max_size=3))
     return Row(prompt, parts, sampled, draw(st.integers(0, 2)))
 
 
@@ -55,36 +55,41 @@ def told(tokens: list[Token], num_columns: int) -> LogprobRows:
     )
 
 
-@given(st.lists(rows(), max_size=5), st.integers(4, 6))
-def test_columns_are_each_rows_prompt_and_then_what_was_sampled(step: list[Row], num_columns: int) -> None:
+@given(st.lists(rows(), max_size=5), st.integers(4, 6), st.integers(1, 9))
+def test_columns_are_each_rows_prompt_and_then_what_was_sampled(
+    step: list[Row], num_columns: int, at_once: int
+) -> None:
     starts = np.cumsum([0, *(len(row.sampled) for row in step)], dtype=np.int32)
     dropped = Token([(5, -1.0), (6, -2.0)], 3)
     drawn, positions, prompts = [], [], []
-    expected: list[Token] = []
+    expected: list[list[Token]] = []
     for index, row in enumerate(step):
         if row.prompt_parts:
             parts = tuple(told(part, num_columns) for part in row.prompt_parts)
             prompts.append(PromptLogprobs(index, np.array(row.prompt_tokens, np.int32), parts))
-            expected += [token for part in row.prompt_parts for token in part]
-        for place, token in enumerate(row.sampled, int(starts[index])):
-            expected.append(token or Token([], 0))
-            if token is not None:
-                drawn.append(token)
-                positions.append(place)
+            expected += [[token] for part in row.prompt_parts for token in part]
+        for place, of_place in enumerate(row.sampled, int(starts[index])):
+            expected.append(of_place)
+            drawn += of_place
+            positions += [place] * len(of_place)
         drawn += [dropped] * row.num_dropped
         positions += [-1] * row.num_dropped
-    sampled = told(drawn, num_columns) if drawn else None
+    sampled = [told(drawn[start : start + at_once], num_columns) for start in range(0, len(drawn), at_once)]
 
     found = columns(starts, np.array(positions, np.int32), sampled, prompts)
 
     counts = [len(row.prompt_tokens) for row in step]
     assert ints(found.prompt_starts) == np.cumsum([0, *counts]).tolist()
     assert ints(found.prompt_tokens) == [token for row in step for token in row.prompt_tokens]
-    assert ints(found.starts) == np.cumsum([0, *(len(token.entries) for token in expected)]).tolist()
-    assert ints(found.ids) == [entry[0] for token in expected for entry in token.entries]
-    values = [entry[1] for token in expected for entry in token.entries]
+    assert (
+        ints(found.starts)
+        == np.cumsum([0, *(sum(len(token.entries) for token in of_place) for of_place in expected)]).tolist()
+    )
+    flat = [token for of_place in expected for token in of_place]
+    assert ints(found.ids) == [entry[0] for token in flat for entry in token.entries]
+    values = [entry[1] for token in flat for entry in token.entries]
     assert np.frombuffer(found.values, np.float32).tolist() == values
-    ranks = [[token.rank, *range(1, len(token.entries))] for token in expected if token.entries]
+    ranks = [[token.rank, *range(1, len(token.entries))] for token in flat]
     assert ints(found.ranks) == [rank for of_token in ranks for rank in of_token]
 
 

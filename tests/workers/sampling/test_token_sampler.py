@@ -228,6 +228,29 @@ def test_logprobs_are_those_of_the_model_with_ties_and_ranks() -> None:
     assert np.frombuffer(told.prompt_starts, np.int32).tolist() == [0, 0, 0, 0]
 
 
+def test_tokens_that_a_request_names_come_in_place_of_the_likeliest() -> None:
+    steps = Steps()
+    named = [3, 8, *range(10, 50)]
+    steps.start(0, greedy(logprobs=0, logprob_token_ids=np.array(named, np.int32).tobytes(), logit_bias={8: 90.0}))
+    steps.start(1, greedy(logprobs=1))
+    logits = {5: 2.0, 6: 2.0, 8: 1.0, 3: 0.5}
+    steps.draw(Row(0, [1], 4, [logits]), Row(1, [1], 1, [logits]))
+    steps.copies = [0, 2]
+    # Those of both slots are more than are computed at once.
+    sampled = steps.draw(Row(0, [8], 5, [logits]), Row(1, [5], 2, [logits]), Row(2, [8], 5, [logits]))
+    told = sampled.logprobs
+    assert told is not None
+    assert tokens_by_row(sampled) == [[8], [5], [8]]
+    assert np.frombuffer(told.starts, np.int32).tolist() == [0, 43, 45, 88]
+    assert np.frombuffer(told.ids, np.int32).tolist() == [8, *named, 5, 5, 8, *named]
+    log_total = np.log(2 * np.exp(2) + np.e + np.exp(0.5) + (VOCABULARY - 4))
+    of_named = [1.0, 0.5, 1.0, *[0.0] * 40]
+    expected = np.array([*of_named, 2.0, 2.0, *of_named]) - log_total
+    np.testing.assert_allclose(np.frombuffer(told.values, np.float32), expected, rtol=1e-6)
+    ranks = [3, 4, 3, *[VOCABULARY] * 40]
+    assert np.frombuffer(told.ranks, np.int32).tolist() == [*ranks, 2, 1, *ranks]
+
+
 def test_prompt_entries_come_before_those_of_their_row() -> None:
     steps = Steps()
     steps.start(0, greedy())

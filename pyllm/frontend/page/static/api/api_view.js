@@ -9,6 +9,7 @@ const EXAMPLES = {
   "/v1/chat/completions": { messages: [{ role: "user", content: "Hello!" }], max_tokens: 64, stream: true },
   "/v1/responses": { input: "Hello!", max_output_tokens: 64, stream: true },
   "/v1/embeddings": { input: "Hello!" },
+  "/infill": { input_prefix: "def add(a, b):\n    return ", input_suffix: "\n", n_predict: 16 },
   "/v1/messages": { messages: [{ role: "user", content: "Hello!" }], max_tokens: 64, stream: true },
   "/v1/messages/count_tokens": { messages: [{ role: "user", content: "Hello!" }] },
   "/tokenize": { prompt: "Hello!", return_token_strs: true },
@@ -17,7 +18,7 @@ const EXAMPLES = {
 const MAX_DEPTH = 8;
 // The first group whose path begins so has a route.
 const GROUPS = [
-  ["Models and answers", ["/v1/"]],
+  ["Models and answers", ["/v1/", "/infill"]],
   ["Tokens", ["/tokenize", "/detokenize"]],
   ["Administration", ["/admin"]],
   ["Health and figures", ["/health", "/metrics", "/load", "/version"]],

@@ -1,0 +1,5 @@
+from .routes import infill_route
+
+__all__ = [
+    "infill_route",
+]

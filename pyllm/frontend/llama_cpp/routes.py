@@ -1,0 +1,105 @@
+"""`POST /infill`: fills in what is between two texts, by the tokens of the model's family."""
+
+from typing import Any
+
+import msgspec
+from litestar import Request, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import JSONBody
+
+from pyllm.frontend.answers.answer import respond
+from pyllm.frontend.chat.conversation import Prepared
+from pyllm.frontend.http.pushed_response import PushedResponse
+from pyllm.frontend.llama_cpp.answer_format import InfillFormat
+from pyllm.frontend.llama_cpp.line_limits import LineLimits
+from pyllm.frontend.llama_cpp.protocol import Infill, InfillRequest, InfillSettings
+from pyllm.frontend.openai.error_format import ERROR_RESPONSES
+from pyllm.frontend.openai.parameters import output_limit, own_constraint, sample_params, scheduling_params
+from pyllm.frontend.requests.server_state import ServerState
+from pyllm.frontend.requests.serving import begin, generate
+from pyllm.frontend.text.fill_in_the_middle import files_prompt, middle_prompt, middle_stops
+from pyllm.frontend.text.sampling_texts import resolve_texts_aside
+from pyllm.sampling_params import SamplingParams
+
+# Tokens that files leave room for where the request has no limit; as many as editors ask for.
+LEAST_OUTPUT = 128
+
+
+def infill_route(state: ServerState) -> HTTPRouteHandler:
+    """The route, for one server."""
+    model, tokenizer = state.client.model, state.tokenizer
+
+    @post(
+        "/infill",
+        status_code=200,
+        summary="Fill in what is between two texts, in llama.cpp's shape",
+        responses={200: ResponseSpec(Infill), **ERROR_RESPONSES},
+    )
+    async def create_infill(request: Request[Any, Any, Any], data: JSONBody[InfillRequest]) -> PushedResponse:
+        context = begin(state, request, data)
+        context.name_tenant(data.user)
+        context.name_session(data.prompt_cache_key, data.user)
+        context.name_fields({"suffix": "input_suffix"})
+        params = _sampling_params(state, data)
+        scheduling = scheduling_params(data, context, model)
+        before = f"{data.input_prefix or ''}{data.prompt or ''}"
+        middle = middle_prompt(tokenizer, before, data.input_suffix or "")
+        files = files_prompt(tokenizer, [(file.filename or "tmp", file.text) for file in data.input_extra or ()])
+        limits = LineLimits(data.n_indent or 0, (data.t_max_predict_ms or 0) / 1000)
+
+        async def prepare() -> Prepared:
+            resolved = await resolve_texts_aside(params, tokenizer, context.ignore)
+            (tokens,) = await state.prompts.encode([middle])
+            if not files:
+                return Prepared([tokens], resolved)
+            (others,) = await state.prompts.encode([files], add_special_tokens=False, too_long=None)
+            # Of the files the end stays, which is nearest, as at llama.cpp.
+            room = min(model.max_model_len, model.kv_cache_tokens) - len(tokens) - (params.max_tokens or LEAST_OUTPUT)
+            return Prepared([[*others[max(len(others) - max(room, 0), 0) :], *tokens]], resolved)
+
+        _, generation = await generate(state, context, scheduling, params.n, prepare)
+        if data.max_tokens == 0:
+            generation.hide_output()
+        elif data.n_indent or data.t_max_predict_ms:
+            generation.end_when(limits.may_end)
+        answer_format = InfillFormat(
+            generation,
+            state.model_name,
+            files + middle,
+            _settings(data, params, model.max_model_len),
+            limits,
+            shows_tokens=data.return_tokens is True,
+            names=data.response_fields or [],
+        )
+        return respond(generation, answer_format, data.stream is True, context)
+
+    return create_infill
+
+
+def _sampling_params(state: ServerState, request: InfillRequest) -> SamplingParams:
+    # Nothing of the output is shown of a request for no tokens, but one is computed: that is where prompts end.
+    limit = 1 if request.max_tokens == 0 else output_limit(request.max_tokens)
+    params = sample_params(request, state.sampling, limit, None, own_constraint(request.structured_outputs))
+    stops = [*(params.stop_token_ids or ()), *middle_stops(state.tokenizer)]
+    return msgspec.structs.replace(
+        params, n=1 if request.n is None else request.n, stop_token_ids=tuple(dict.fromkeys(stops))
+    )
+
+
+def _settings(request: InfillRequest, params: SamplingParams, num_context: int) -> InfillSettings:
+    return InfillSettings(
+        n_ctx=num_context,
+        n_predict=-1 if request.max_tokens is None else request.max_tokens,
+        n_indent=request.n_indent or 0,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repeat_penalty=params.repetition_penalty,
+        stop=list(params.stop_strings),
+        ignore_eos=params.ignore_eos,
+        stream=request.stream is True,
+    )

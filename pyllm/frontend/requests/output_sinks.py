@@ -1,0 +1,89 @@
+"""Sinks around the one that makes a request's answer: they log its text, hide it, or end it early. Know no answer."""
+
+from collections.abc import Callable
+
+from pyllm.client.logprobs import LogprobEntries
+from pyllm.client.streams import OutputSink
+from pyllm.errors import PyllmError
+from pyllm.frontend.observability.request_log import RequestLog
+from pyllm.frontend.text.detokenizer import TextDelta
+
+
+class LoggedSink:
+    """Keeps the text of each choice for the log, and passes everything on."""
+
+    def __init__(self, sink: OutputSink[TextDelta], log: RequestLog, request_id: str) -> None:
+        self._sink = sink
+        self._log = log
+        self._request_id = request_id
+        self._texts: dict[int, list[str]] = {}
+        self._num_tokens: dict[int, int] = {}
+
+    def delta(self, index: int, delta: TextDelta) -> None:
+        """New output of one choice."""
+        texts = self._texts.setdefault(index, [])
+        texts.append(delta.text)
+        self._num_tokens[index] = self._num_tokens.get(index, 0) + delta.num_tokens
+        if delta.finish_reason is not None:
+            self._log.ended(self._request_id, index, "".join(texts), self._num_tokens[index], delta.finish_reason)
+        self._sink.delta(index, delta)
+
+    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
+        """Those of the prompt's next tokens."""
+        self._sink.prompt_logprobs(index, logprobs)
+
+    def error(self, error: PyllmError) -> None:
+        """The request has failed."""
+        self._sink.error(error)
+
+
+class HiddenSink:
+    """Passes only ends on, as of a request for no tokens: one is computed, since that is where prompts end."""
+
+    def __init__(self, sink: OutputSink[TextDelta]) -> None:
+        self._sink = sink
+
+    def delta(self, index: int, delta: TextDelta) -> None:
+        """New output of one choice."""
+        if delta.finish_reason is not None:
+            self._sink.delta(index, TextDelta("", [], "length", cached_tokens=delta.cached_tokens))
+
+    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
+        """Those of the prompt's next tokens."""
+        self._sink.prompt_logprobs(index, logprobs)
+
+    def error(self, error: PyllmError) -> None:
+        """The request has failed."""
+        self._sink.error(error)
+
+
+class EndingSink:
+    """Passes everything on, and calls `end` once each of so many choices has ended or `may_end`, by its new text."""
+
+    def __init__(
+        self,
+        sink: OutputSink[TextDelta],
+        num_choices: int,
+        may_end: Callable[[int, str], bool],
+        end: Callable[[], None],
+    ) -> None:
+        self._sink = sink
+        self._going_on = set(range(num_choices))
+        self._may_end = may_end
+        self._end = end
+
+    def delta(self, index: int, delta: TextDelta) -> None:
+        """New output of one choice."""
+        self._sink.delta(index, delta)
+        if index in self._going_on and (delta.finish_reason is not None or self._may_end(index, delta.text)):
+            self._going_on.remove(index)
+            if not self._going_on:
+                self._end()
+
+    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
+        """Those of the prompt's next tokens."""
+        self._sink.prompt_logprobs(index, logprobs)
+
+    def error(self, error: PyllmError) -> None:
+        """The request has failed."""
+        self._sink.error(error)

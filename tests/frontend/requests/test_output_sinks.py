@@ -1,0 +1,46 @@
+"""What stands between a request's output and its answer: text that is hidden, choices that end early."""
+
+from typing import Any
+
+from pyllm.client.logprobs import LogprobEntries
+from pyllm.errors import PyllmError
+from pyllm.frontend.requests.output_sinks import EndingSink, HiddenSink
+from pyllm.frontend.text.detokenizer import TextDelta
+
+
+class Kept:
+    """A sink that keeps what comes."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def delta(self, index: int, delta: TextDelta) -> None:
+        self.calls.append((index, delta.text, delta.tokens, delta.finish_reason))
+
+    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
+        self.calls.append((index, logprobs))
+
+    def error(self, error: PyllmError) -> None:
+        self.calls.append(error)
+
+
+def test_hidden_output_is_an_end_alone() -> None:
+    kept, failure = Kept(), PyllmError("no")
+    sink = HiddenSink(kept)
+    sink.delta(0, TextDelta("a", [5]))
+    sink.prompt_logprobs(0, [{}])
+    sink.delta(0, TextDelta("b", [6], "stop", "b"))
+    sink.error(failure)
+    assert kept.calls == [(0, [{}]), (0, "", [], "length"), failure]
+
+
+def test_choices_end_early_once_all_may() -> None:
+    kept, ends = Kept(), []
+    sink = EndingSink(kept, 3, lambda index, text: text == f"end {index}", lambda: ends.append(len(kept.calls)))
+    for index, text, reason in [(0, "end 0", None), (1, "end 0", None), (0, "more", None), (2, "", "stop")]:
+        sink.delta(index, TextDelta(text, [1], reason))
+        assert not ends
+    sink.delta(1, TextDelta("end 1", [1]))
+    sink.delta(0, TextDelta("", [], "abort"))
+    assert ends == [5]
+    assert len(kept.calls) == 6
