@@ -171,7 +171,7 @@ class LLM:
         requests = _requests(len(batch), params.sampling(), None, DEFAULT_SCHEDULING)
         with PromptProgress(len(batch), use_tqdm) as progress:
             found = self._run(self._complete(batch, requests, progress))
-        decode = partial(self.tokenizer.decode, skip_special_tokens=False)
+        decode = partial(self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
         return [beam_search_output(each, params, decode) for each in found]
 
     def embed(

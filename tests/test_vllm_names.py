@@ -21,6 +21,9 @@ def test_names_of_vllm_are_ours() -> None:
     assert PoolingParams(dimensions=3).dimensions == 3
     with pytest.raises(RequestError, match="embeddings always have length 1"):
         PoolingParams(use_activation=False)
+    assert PoolingParams(task="embed").task == "embed"
+    with pytest.raises(RequestError, match="task can only be None here, got 'classify'"):
+        PoolingParams(task="classify")
 
 
 @pytest.mark.parametrize("kind", [AsyncEngine, LLMEngine])
