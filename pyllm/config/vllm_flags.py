@@ -1,6 +1,6 @@
 """vLLM's flags and what becomes of each here, as data: ours, always so here, or refused with what to use instead.
 
-`docs/vllm-flags.md` is made of it. Names and meanings are vLLM 0.32's. Reads no command line.
+`docs/vllm-flags.md` is made of it. Names and meanings are vLLM 0.33's. Reads no command line.
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,12 @@ def _off(name: str, text: str, *aliases: str) -> VllmFlag:
 
 _NO_ADAPTERS = "LoRA adapters are not served yet: merge the adapter into the model and serve that"
 _TEXT_ONLY = "only text is served"
+_NO_SLEEP = "the engine does not sleep: end the server, a start from packed weights is quick"
+_NO_COHERE = "there is no API of Cohere's: use /v1/chat/completions"
 _ONE_MACHINE = "pyllm starts ranks on this machine: for several machines use --distributed-executor-backend ray"
+_DIVIDED = (
+    "the model is divided by --tensor-parallel-size and --pipeline-parallel-size, whose ranks have no such setting"
+)
 _NO_NODES = "ranks find one another by themselves, so it has no effect"
 _OTHER_MACHINES = (
     "--data-parallel-size is of this machine: start `pyllm core` on each of the others, and add it by POST /admin/cores"
@@ -139,7 +144,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
     ),
     "cache": (
         _ours("block-size", "a power of two"),
-        _ours("gpu-memory-utilization"),
+        _ours("gpu-memory-utilization", "", "--device-memory-utilization"),
         _ours("kv-cache-dtype", fp8_e4m3="fp8"),
         _ours("kv-cache-memory-bytes"),
         _ours("num-gpu-blocks-override", "on CPUs, too"),
@@ -166,11 +171,13 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
     "scheduler": (
         _ours("max-num-batched-tokens"),
         _ours("max-num-seqs"),
+        _refused("max-num-active-seqs", "as many run at once as --max-num-seqs says"),
         _ours("max-num-queued-reqs", "counts waiting sequences beyond --max-num-seqs"),
         _ours("max-num-queued-tokens"),
         _ours("scheduling-policy", "has shortest and fair, too, and policies of other packages"),
         _on("enable-chunked-prefill", "long prompts are always computed in chunks", "prompts are always in chunks"),
         _ours("long-prefill-token-threshold"),
+        _on("long-prefill-token-threshold-adaptive", "--long-prefill-token-threshold is the same whatever waits"),
         _ours("async-scheduling"),
         _always(
             "stream-interval",
@@ -203,7 +210,9 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         ),
         _off("data-parallel-hybrid-lb", _BALANCES, "-dph"),
         _off("data-parallel-external-lb", _BALANCES, "-dpe"),
-        _off("data-parallel-multi-port-external-lb", _BALANCES),
+        _off("data-parallel-multi-port-external-lb", _BALANCES, "-dpm"),
+        _refused("prefill-context-parallel-size", _DIVIDED, "1", aliases=("-pcp",)),
+        _refused("decode-context-parallel-size", _DIVIDED, "1", aliases=("-dcp",)),
         _ours("enable-expert-parallel", "", "-ep"),
         _ours("distributed-executor-backend", "mp, uni and ray"),
         _refused("nnodes", _ONE_MACHINE, "1", aliases=("-n",)),
@@ -211,6 +220,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _always("master-addr", _NO_NODES),
         _always("master-port", _NO_NODES),
         _ours("disable-custom-all-reduce"),
+        _on("enable-shm-tensor-arena", "ranks are sent no large tensors, as only text is served"),
         _off("headless", "a core without HTTP is another command: pyllm core --bind ADDRESS"),
         _ours("api-server-count", "", "-asc"),
     ),
@@ -250,9 +260,14 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
             CPU_ATTN="cpu",
             TORCH_SDPA="sdpa",
         ),
+        _refused("attention-config", "its backend is --attention-backend", aliases=("-ac",)),
+        _refused("diffusion-config", "models generate token by token", aliases=("-dc",)),
+        _refused("watermark-config", "outputs are not watermarked"),
+        _refused("aux-output-config", "which experts tokens were routed to is not given"),
         _refused("limit-mm-per-prompt", f"{_TEXT_ONLY}: leave it out, or make every limit 0"),
         _refused("mm-processor-kwargs", _TEXT_ONLY),
-        _off("enable-sleep-mode", "the engine does not sleep: end the server, a start from packed weights is quick"),
+        _off("enable-sleep-mode", _NO_SLEEP),
+        _on("enable-flash-late-interaction", "texts are not scored here, so it has no effect"),
         _refused("profiler-config", "it needs no flag: POST /admin/profile records the next steps"),
     ),
     "tools and reasoning": (
@@ -278,6 +293,20 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
             "a model that may call nothing is shown no tools",
         ),
         _ours("trust-request-chat-template"),
+        _off("trust-request-mm-kwargs", _TEXT_ONLY),
+        _always(
+            "tool-strict-level",
+            "calls follow the schemas of tools that are strict or must be called",
+            "auto",
+            instead="give the tools `strict: true`, or set tool_choice to required",
+        ),
+        _refused("reasoning-effort-map", "requests give reasoning_effort as the chat template knows it"),
+        _always(
+            "anthropic-disabled-thinking-effort",
+            "thinking is turned off by the chat template's variable enable_thinking",
+            *("auto", "none"),
+            instead="thinking is off or on: requests may give output_config.effort",
+        ),
     ),
     "server": (
         _ours("host", "127.0.0.1 unless given; vLLM listens on all addresses"),
@@ -298,13 +327,28 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _ours("ssl-certfile"),
         _ours("ssl-ca-certs"),
         _ours("ssl-cert-reqs", "2 unless given where there are CA certificates; vLLM's default is 0"),
+        _refused("ssl-ciphers", "the ciphers are Python's defaults, for TLS 1.2 and newer"),
         _always("uvicorn-log-level", "PYLLM_LOG_LEVEL sets the level of the whole log"),
         _on("disable-uvicorn-access-log", "there is no access log unless --access-log is given"),
+        _always(
+            "disable-access-log-for-endpoints",
+            "--access-log, without which there is none, leaves out probes",
+        ),
         _ours("disable-fastapi-docs", "no /docs and no /openapi.json"),
+        _on("enable-offline-docs", "/docs loads nothing from other hosts"),
         _on("enable-request-id-headers", "every answer has x-request-id", "every answer has x-request-id"),
         _on("enable-server-load-tracking", "/load is always there", "/load costs nothing unless it is asked"),
         _on("enable-prompt-tokens-details", "usage always has prompt_tokens_details", "usage always has the details"),
         _ours("enable-force-include-usage"),
+        _off("enable-per-request-metrics", "answers have no times: /metrics and --otlp-traces-endpoint have them"),
+        _always(
+            "fingerprint-mode",
+            "system_fingerprint is of all that tokens depend on besides the seed",
+            *("full", "hash"),
+            instead="system_fingerprint is of all that tokens depend on besides the seed: leave it full",
+        ),
+        _refused("fingerprint-value", "system_fingerprint is of all that tokens depend on besides the seed"),
+        _off("enable-scale-out", "/tokenize gives a prompt's token ids, and /v1/completions takes them"),
         _on("enable-tokenizer-info-endpoint", "/tokenizer_info is always there", "/tokenizer_info is always there"),
         _ours("return-tokens-as-token-ids"),
         _ours("sse-keep-alive-interval"),
@@ -316,10 +360,15 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _ours("enable-log-requests", "prompts are logged, too, cut at --max-log-len"),
         _ours("enable-log-outputs"),
         _ours("max-log-len"),
+        _on("enable-log-deltas", "--enable-log-outputs logs an output when it has ended, and no deltas"),
         _ours("log-config-file", "JSON for Python's logging.config.dictConfig, in every process"),
+        _ours("logging-config", "its formatter is --log-format, its pylogging_config_file --log-config-file"),
+        _always("log-level", "PYLLM_LOG_LEVEL sets the level of the whole log"),
+        _always("watchdog-config", "a process that hangs is replaced, and the log says so"),
         _ours("otlp-traces-endpoint", "OTLP over HTTP"),
         _refused("collect-detailed-traces", "there is one span for each request: --otlp-traces-endpoint"),
         _always("show-hidden-metrics-for-version", "no metric is hidden"),
+        _refused("custom-histogram-buckets", "the buckets of /metrics are fixed"),
         _off("kv-cache-metrics", "/metrics has the KV cache's use and hits, not how long blocks stay"),
     ),
     "of other versions, and others": (
@@ -346,24 +395,33 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("mm-encoder-fp8-scale-save-margin", "interleave-mm-strings", "skip-mm-profiling", "video-pruning-rate"),
         *("video-pruning-method", "mm-tensor-ipc", "mm-processor-device", "mm-ipc-gpu-memory-gb"),
         *("mm-device-do-normalize", "disable-chunked-mm-input", "ec-transfer-config", "ec-manager-config"),
-        *("io-processor-plugin", "disable-mm-preprocessor-cache"),
+        *("io-processor-plugin", "disable-mm-preprocessor-cache", "enable-mm-processor-stats"),
     ),
     "models with Mamba layers are not served": (
         *("mamba-backend", "mamba-ssu-algorithm", "enable-mamba-cache-stochastic-rounding"),
         *("mamba-cache-philox-rounds", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size"),
         *("mamba-cache-mode", "replayssm-buffer-len", "use-replayssm", "gdn-prefill-backend", "kda-prefill-backend"),
+        *("kda-decode-backend", "enable-mamba-shared-prefix-checkpoint", "mamba-config"),
     ),
-    "the model is divided by --tensor-parallel-size and --pipeline-parallel-size, whose ranks have no such setting": (
+    _DIVIDED: (
         *("distributed-timeout-seconds", "cpu-distributed-timeout-seconds"),
-        *("decode-context-parallel-size", "dcp-comm-backend"),
-        *("dcp-q-replicate", "dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size"),
-        *("prefill-context-parallel-size", "enable-dbo", "ubatch-size", "dbo-decode-token-threshold"),
+        *("dcp-comm-backend", "dcp-q-replicate", "dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size"),
+        *("enable-dbo", "ubatch-size", "dbo-decode-token-threshold", "enable-hc-sp"),
         *("dbo-prefill-token-threshold", "dp-sync-interval", "disable-nccl-for-dp-synchronization"),
         *("ray-workers-use-nsight", "enable-nccl-comm-suspend", "enable-batch-sharded-sampling"),
     ),
+    "models with n-gram embeddings are not served": ("engram-config",),
+    _NO_SLEEP: ("sleep-mode-backend", "sleep-mode-offload-cudagraph", "sleep-preserve-parameter-names"),
+    _NO_COHERE: ("cohere-format", "cohere-is-reasoning-model"),
+    _BALANCES: (
+        *("data-parallel-supervisor-port", "dp-supervisor-probe-interval-s", "dp-supervisor-probe-timeout-s"),
+        "dp-supervisor-probe-failure-threshold",
+    ),
+    "there is HTTP alone": ("grpc", "grpc-port"),
     "use --distributed-executor-backend ray": ("worker-use-ray",),
     "use --enable-expert-parallel, which has no settings of its own": (
         *("enable-ep-weight-filter", "all2all-backend", "enable-elastic-ep", "enable-eplb", "eplb-config"),
+        "elastic-ep-max-dp-size",
         *("expert-placement-strategy", "num-redundant-experts", "moe-backend"),
     ),
     "the operating system places processes: use numactl or taskset": (
@@ -373,7 +431,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "weights are read by mapping the files, on all cores": (
         *("safetensors-load-strategy", "safetensors-prefetch-num-threads", "safetensors-prefetch-block-size"),
         *("model-loader-extra-config", "ignore-patterns", "use-tqdm-on-load", "pt-load-map-location"),
-        *("max-parallel-loading-workers", "hf-config-path", "model-class-overrides"),
+        *("max-parallel-loading-workers", "hf-config-path", "model-class-overrides", "model-weights"),
     ),
     "weights stay where they are computed": (
         *("offload-backend", "cpu-offload-params", "offload-group-size", "offload-num-in-group"),
@@ -382,7 +440,13 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     _NO_ADAPTERS: (
         *("lora-dtype", "enable-tower-connector-lora", "fully-sharded-loras", "lora-target-modules"),
         *("default-mm-loras", "specialize-active-lora", "enable-mixed-moe-lora-format", "enable-moe-shared-loras"),
-        *("lora-extra-vocab-size", "enable-prompt-adapter", "max-prompt-adapters", "max-prompt-adapter-token"),
+        *(
+            "max-lora-cls-labels",
+            "lora-extra-vocab-size",
+            "enable-prompt-adapter",
+            "max-prompt-adapters",
+            "max-prompt-adapter-token",
+        ),
     ),
     "use --speculative-config with the method ngram, or --num-speculative-tokens": (
         *("spec-method", "spec-model", "spec-tokens", "speculative-model", "ngram-prompt-lookup-max"),
@@ -402,12 +466,13 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("enable-mfu-metrics", "enable-logging-iteration-details", "jit-monitor-mode", "jit-monitor-verbose"),
         *("scheduler-reserve-full-isl", "prefill-schedule-interval", "cudagraph-capture-sizes"),
         *("max-cudagraph-capture-size", "ir-op-priority", "enable-flashinfer-autotune", "enable-bf16x3-router-gemm"),
-        *("linear-backend", "diffusion-config", "attention-config", "kernel-config", "additional-config"),
+        *("linear-backend", "kernel-config", "additional-config"),
         *("optimization-level", "performance-mode", "weight-transfer-config", "aggregate-engine-logging"),
         *("fail-on-environ-validation", "calculate-kv-scales", "num-lookahead-slots", "preemption-mode"),
         *("max-seq-len-to-capture", "num-scheduler-steps", "scheduler-delay-factor", "use-v2-block-manager"),
         *("disable-frontend-multiprocessing", "enable-ssl-refresh", "h11-max-incomplete-event-size"),
-        *("h11-max-header-count", "log-error-stack", "tool-server", "tokens-only", "grpc"),
+        *("h11-max-header-count", "log-error-stack", "tool-server", "tokens-only"),
+        *("monokernel", "sparse-indexer-topk-backend", "swa-bounded-replay"),
     ),
 }
 

@@ -55,6 +55,7 @@ def add_settings(parser: argparse.ArgumentParser, kind: type[ConfigPart], names:
         group.add_argument(
             *(theirs.aliases if theirs else ()),
             f"--{name}",
+            dest=option.name,
             help=option.help + default,
             **_reading(option, theirs),
         )

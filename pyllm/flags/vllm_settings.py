@@ -82,6 +82,17 @@ def _kv_events(text: str, given: Mapping[str, Any]) -> Read:
     return settings, [notice] * is_local
 
 
+def _logging(text: str, given: Mapping[str, Any]) -> Read:
+    del given
+    parts = _parts("logging-config", text)
+    _refuse_others("logging-config", parts, {"log_level", "formatter", "configure_logging", "pylogging_config_file"})
+    if parts.get("configure_logging") is False:
+        raise ConfigError("--logging-config: configure_logging is always true here: leave it out")
+    ours = {"log_format": parts.get("formatter"), "log_config_file": parts.get("pylogging_config_file")}
+    notice = "--logging-config: PYLLM_LOG_LEVEL sets the level of the whole log"
+    return {name: value for name, value in ours.items() if value is not None}, [notice] * ("log_level" in parts)
+
+
 def _compilation(text: str, given: Mapping[str, Any]) -> Read:
     del given
     parts = {"level": int(text)} if text in {"0", "1", "2", "3"} else _parts("compilation-config", text)
@@ -117,6 +128,7 @@ _READERS: Mapping[str, Callable[[str, Mapping[str, Any]], Read]] = {
     "speculative-config": _speculative,
     "structured-outputs-config": _structured_outputs,
     "kv-events-config": _kv_events,
+    "logging-config": _logging,
     "compilation-config": _compilation,
     "prefix-caching-hash-algo": _prefix_hash,
     "swap-space": _swap_space,
