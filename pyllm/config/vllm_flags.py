@@ -24,6 +24,7 @@ class VllmFlag(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     aliases: tuple[str, ...] = ()
     is_boolean: bool = False
+    is_list: bool = False
     taken: tuple[str, ...] = ()
     else_text: str = ""
     values: Mapping[str, str] = {}
@@ -48,6 +49,16 @@ def _on(name: str, text: str, instead: str = "") -> VllmFlag:
     return VllmFlag(name=name, meaning="always", text=text, is_boolean=True, taken=taken, else_text=instead)
 
 
+def _hints(text: str, *names: str) -> tuple[VllmFlag, ...]:
+    """Flags with a value, which is about speed alone."""
+    return tuple(_always(name, text) for name in names)
+
+
+def _switches(text: str, *names: str) -> tuple[VllmFlag, ...]:
+    """Booleans that are about speed alone."""
+    return tuple(_on(name, text) for name in names)
+
+
 def _refused(name: str, text: str, *taken: str, aliases: tuple[str, ...] = ()) -> VllmFlag:
     return VllmFlag(name=name, meaning="refused", text=text, taken=taken, aliases=aliases)
 
@@ -65,6 +76,11 @@ _ONE_MACHINE = "pyllm starts ranks on this machine: for several machines use --d
 _DIVIDED = (
     "the model is divided by --tensor-parallel-size and --pipeline-parallel-size, whose ranks have no such setting"
 )
+_KERNELS = "kernels are pyllm's own: --kernel-backend and --attention-backend choose them"
+_CAPTURES = "steps are captured as graphs by themselves: --enforce-eager captures none"
+_WEIGHTS = "weights are read by mapping the files, on all cores"
+_EXPERTS = "--enable-expert-parallel has no settings of its own"
+_RANKS = "ranks exchange what they have to by themselves"
 _NO_NODES = "ranks find one another by themselves, so it has no effect"
 _OTHER_MACHINES = (
     "--data-parallel-size is of this machine: start `pyllm core` on each of the others, and add it by POST /admin/cores"
@@ -177,7 +193,6 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _ours("scheduling-policy", "has shortest and fair, too, and policies of other packages"),
         _on("enable-chunked-prefill", "long prompts are always computed in chunks", "prompts are always in chunks"),
         _ours("long-prefill-token-threshold"),
-        _on("long-prefill-token-threshold-adaptive", "--long-prefill-token-threshold is the same whatever waits"),
         _ours("async-scheduling"),
         _always(
             "stream-interval",
@@ -220,9 +235,27 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _always("master-addr", _NO_NODES),
         _always("master-port", _NO_NODES),
         _ours("disable-custom-all-reduce"),
-        _on("enable-shm-tensor-arena", "ranks are sent no large tensors, as only text is served"),
         _off("headless", "a core without HTTP is another command: pyllm core --bind ADDRESS"),
         _ours("api-server-count", "", "-asc"),
+    ),
+    "speed": (
+        *_hints(_KERNELS, "moe-backend", "linear-backend", "sparse-indexer-topk-backend", "ir-op-priority"),
+        *_switches(_KERNELS, "enable-flashinfer-autotune", "monokernel", "disable-cascade-attn"),
+        *_hints(_CAPTURES, "optimization-level", "performance-mode", "max-cudagraph-capture-size"),
+        VllmFlag(name="cudagraph-capture-sizes", meaning="always", text=_CAPTURES, is_list=True),
+        *_hints(_WEIGHTS, "safetensors-load-strategy", "safetensors-prefetch-num-threads"),
+        *_hints(_WEIGHTS, "safetensors-prefetch-block-size", "pt-load-map-location", "max-parallel-loading-workers"),
+        *_switches(_WEIGHTS, "use-tqdm-on-load"),
+        *_hints(_EXPERTS, "all2all-backend", "expert-placement-strategy", "eplb-config"),
+        *_switches(_EXPERTS, "enable-eplb", "enable-ep-weight-filter"),
+        *_hints(_RANKS, "ubatch-size", "dbo-decode-token-threshold", "dbo-prefill-token-threshold", "dp-sync-interval"),
+        *_switches(_RANKS, "enable-dbo", "enable-hc-sp", "enable-shm-tensor-arena", "enable-batch-sharded-sampling"),
+        *_switches(_RANKS, "disable-nccl-for-dp-synchronization"),
+        *_hints(_TEXT_ONLY, "mm-processor-cache-gb", "mm-processor-cache-type", "mm-encoder-tp-mode"),
+        *_hints("requests are prepared in every API process: --api-server-count", "renderer-num-workers"),
+        *_switches("sliding windows have no settings of their own", "swa-bounded-replay"),
+        *_switches("--long-prefill-token-threshold is as it is given", "long-prefill-token-threshold-adaptive"),
+        *_switches("texts are not scored here", "enable-flash-late-interaction"),
     ),
     "features": (
         _off("enable-lora", _NO_ADAPTERS),
@@ -236,6 +269,13 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
             "effect; there are no draft models",
             "-sc",
         ),
+        _always(
+            "spec-method",
+            "draft tokens come from the stream's own text",
+            "ngram",
+            instead="draft tokens come from the stream's own text: use ngram",
+        ),
+        _ours("spec-tokens", "is --num-speculative-tokens"),
         _ours(
             "structured-outputs-config",
             "llguidance compiles every constraint, whatever the backend; reasoning_parser is --reasoning-parser",
@@ -267,7 +307,6 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _refused("limit-mm-per-prompt", f"{_TEXT_ONLY}: leave it out, or make every limit 0"),
         _refused("mm-processor-kwargs", _TEXT_ONLY),
         _off("enable-sleep-mode", _NO_SLEEP),
-        _on("enable-flash-late-interaction", "texts are not scored here, so it has no effect"),
         _refused("profiler-config", "it needs no flag: POST /admin/profile records the next steps"),
     ),
     "tools and reasoning": (
@@ -389,9 +428,13 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {flag.name: flag for group in GROUPS.values
 OTHERS: Mapping[str, tuple[str, ...]] = {
     _TEXT_ONLY: (
         *("allowed-local-media-path", "allowed-media-domains", "enable-mm-embeds"),
-        *("media-io-kwargs", "mm-processor-cache-gb", "mm-processor-cache-type", "mm-hasher-algorithm"),
-        *("mm-shm-cache-max-object-size-mb", "mm-encoder-only", "mm-encoder-tp-mode", "mm-encoder-attn-backend"),
-        *("mm-encoder-attn-dtype", "mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path"),
+        *("media-io-kwargs", "mm-hasher-algorithm", "mm-shm-cache-max-object-size-mb", "mm-encoder-only"),
+        *(
+            "mm-encoder-attn-backend",
+            "mm-encoder-attn-dtype",
+            "mm-encoder-fp8-scale-path",
+            "mm-encoder-fp8-scale-save-path",
+        ),
         *("mm-encoder-fp8-scale-save-margin", "interleave-mm-strings", "skip-mm-profiling", "video-pruning-rate"),
         *("video-pruning-method", "mm-tensor-ipc", "mm-processor-device", "mm-ipc-gpu-memory-gb"),
         *("mm-device-do-normalize", "disable-chunked-mm-input", "ec-transfer-config", "ec-manager-config"),
@@ -406,9 +449,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     _DIVIDED: (
         *("distributed-timeout-seconds", "cpu-distributed-timeout-seconds"),
         *("dcp-comm-backend", "dcp-q-replicate", "dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size"),
-        *("enable-dbo", "ubatch-size", "dbo-decode-token-threshold", "enable-hc-sp"),
-        *("dbo-prefill-token-threshold", "dp-sync-interval", "disable-nccl-for-dp-synchronization"),
-        *("ray-workers-use-nsight", "enable-nccl-comm-suspend", "enable-batch-sharded-sampling"),
+        *("ray-workers-use-nsight", "enable-nccl-comm-suspend"),
     ),
     "models with n-gram embeddings are not served": ("engram-config",),
     _NO_SLEEP: ("sleep-mode-backend", "sleep-mode-offload-cudagraph", "sleep-preserve-parameter-names"),
@@ -419,19 +460,13 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     ),
     "there is HTTP alone": ("grpc", "grpc-port"),
     "use --distributed-executor-backend ray": ("worker-use-ray",),
-    "use --enable-expert-parallel, which has no settings of its own": (
-        *("enable-ep-weight-filter", "all2all-backend", "enable-elastic-ep", "enable-eplb", "eplb-config"),
-        "elastic-ep-max-dp-size",
-        *("expert-placement-strategy", "num-redundant-experts", "moe-backend"),
-    ),
+    _EXPERTS: ("enable-elastic-ep", "elastic-ep-max-dp-size", "num-redundant-experts"),
     "the operating system places processes: use numactl or taskset": (
         *("numa-bind", "numa-bind-nodes", "numa-bind-cpus"),
     ),
     "choose GPUs by the environment variable CUDA_VISIBLE_DEVICES": ("device-ids",),
-    "weights are read by mapping the files, on all cores": (
-        *("safetensors-load-strategy", "safetensors-prefetch-num-threads", "safetensors-prefetch-block-size"),
-        *("model-loader-extra-config", "ignore-patterns", "use-tqdm-on-load", "pt-load-map-location"),
-        *("max-parallel-loading-workers", "hf-config-path", "model-class-overrides", "model-weights"),
+    _WEIGHTS: (
+        *("model-loader-extra-config", "ignore-patterns", "hf-config-path", "model-class-overrides", "model-weights"),
     ),
     "weights stay where they are computed": (
         *("offload-backend", "cpu-offload-params", "offload-group-size", "offload-num-in-group"),
@@ -440,17 +475,12 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     _NO_ADAPTERS: (
         *("lora-dtype", "enable-tower-connector-lora", "fully-sharded-loras", "lora-target-modules"),
         *("default-mm-loras", "specialize-active-lora", "enable-mixed-moe-lora-format", "enable-moe-shared-loras"),
-        *(
-            "max-lora-cls-labels",
-            "lora-extra-vocab-size",
-            "enable-prompt-adapter",
-            "max-prompt-adapters",
-            "max-prompt-adapter-token",
-        ),
+        *("max-lora-cls-labels", "lora-extra-vocab-size", "enable-prompt-adapter", "max-prompt-adapters"),
+        "max-prompt-adapter-token",
     ),
     "use --speculative-config with the method ngram, or --num-speculative-tokens": (
-        *("spec-method", "spec-model", "spec-tokens", "speculative-model", "ngram-prompt-lookup-max"),
-        *("ngram-prompt-lookup-min", "speculative-draft-tensor-parallel-size", "per-request-spec-decode-metrics"),
+        *("spec-model", "speculative-model", "ngram-prompt-lookup-max", "ngram-prompt-lookup-min"),
+        *("speculative-draft-tensor-parallel-size", "per-request-spec-decode-metrics"),
     ),
     "llguidance compiles every constraint": ("guided-decoding-backend", "reasoning-config"),
     "use --hf-overrides": ("rope-scaling", "rope-theta"),
@@ -459,20 +489,22 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "": (
         *("quantization-config", "allow-deprecated-quantization", "enable-return-routed-experts"),
         *("return-sampling-mask", "use-fp64-gumbel", "enable-trace-replay", "disable-sliding-window"),
-        *("disable-cascade-attn", "enable-prompt-embeds", "renderer-num-workers", "worker-cls"),
-        *("worker-extension-cls", "enable-fault-tolerance", "fault-tolerance-config"),
+        *(
+            "enable-prompt-embeds",
+            "worker-cls",
+            "worker-extension-cls",
+            "enable-fault-tolerance",
+            "fault-tolerance-config",
+        ),
         *("prefix-cache-retention-interval", "kv-cache-dtype-skip-layers", "kv-sharing-fast-prefill"),
         *("prefix-match-unit", "kv-cache-metrics-sample", "cudagraph-metrics", "enable-layerwise-nvtx-tracing"),
         *("enable-mfu-metrics", "enable-logging-iteration-details", "jit-monitor-mode", "jit-monitor-verbose"),
-        *("scheduler-reserve-full-isl", "prefill-schedule-interval", "cudagraph-capture-sizes"),
-        *("max-cudagraph-capture-size", "ir-op-priority", "enable-flashinfer-autotune", "enable-bf16x3-router-gemm"),
-        *("linear-backend", "kernel-config", "additional-config"),
-        *("optimization-level", "performance-mode", "weight-transfer-config", "aggregate-engine-logging"),
+        *("scheduler-reserve-full-isl", "prefill-schedule-interval", "enable-bf16x3-router-gemm", "kernel-config"),
+        *("additional-config", "weight-transfer-config", "aggregate-engine-logging"),
         *("fail-on-environ-validation", "calculate-kv-scales", "num-lookahead-slots", "preemption-mode"),
         *("max-seq-len-to-capture", "num-scheduler-steps", "scheduler-delay-factor", "use-v2-block-manager"),
         *("disable-frontend-multiprocessing", "enable-ssl-refresh", "h11-max-incomplete-event-size"),
         *("h11-max-header-count", "log-error-stack", "tool-server", "tokens-only"),
-        *("monokernel", "sparse-indexer-topk-backend", "swa-bounded-replay"),
     ),
 }
 

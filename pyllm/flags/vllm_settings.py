@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from pyllm.config.option_texts import parse_count
 from pyllm.errors import ConfigError
 
 Settings = dict[str, Any]
@@ -47,6 +48,11 @@ def _speculative(text: str, given: Mapping[str, Any]) -> Read:
     notice = f"--speculative-config: {' and '.join(ignored)} has no effect, the longest match is taken"
     count = parts.get("num_speculative_tokens")
     return ({} if count is None else {"num_speculative_tokens": count}), [notice] * bool(ignored)
+
+
+def _spec_tokens(text: str, given: Mapping[str, Any]) -> Read:
+    del given
+    return {"num_speculative_tokens": parse_count(text)}, []
 
 
 def _structured_outputs(text: str, given: Mapping[str, Any]) -> Read:
@@ -126,6 +132,7 @@ def _swap_space(text: str, given: Mapping[str, Any]) -> Read:
 
 _READERS: Mapping[str, Callable[[str, Mapping[str, Any]], Read]] = {
     "speculative-config": _speculative,
+    "spec-tokens": _spec_tokens,
     "structured-outputs-config": _structured_outputs,
     "kv-events-config": _kv_events,
     "logging-config": _logging,

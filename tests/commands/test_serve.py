@@ -41,7 +41,8 @@ VALUES = {
     "uds": "a", "api-key": "a", "root-path": "/a", "middleware": "a.B", "allowed-origins": '["*"]',
     "allowed-methods": '["GET"]', "allowed-headers": '["x-a"]', "ssl-keyfile": "a", "ssl-certfile": "a",
     "ssl-ca-certs": "a", "ssl-cert-reqs": "1", "sse-keep-alive-interval": "1", "shutdown-timeout": "1",
-    "max-log-len": "9", "log-config-file": "a", "logging-config": '{"formatter": "json"}', "otlp-traces-endpoint": "http://a",
+    "max-log-len": "9", "spec-tokens": "3", "log-config-file": "a", "logging-config": '{"formatter": "json"}',
+    "otlp-traces-endpoint": "http://a",
 }  # fmt: skip
 ON_BY_DEFAULT = {"enable-prefix-caching", "async-scheduling"}
 
@@ -180,6 +181,12 @@ def test_an_error_in_the_file_names_it(tmp_path: Path, capsys: pytest.CaptureFix
 def test_nested_settings_without_a_meaning_are_refused(arguments: list[str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         read(*arguments)
+
+
+def test_lists_of_sizes_take_no_model_away() -> None:
+    engine, _, notices = read("--cudagraph-capture-sizes", "1", "2", "4", "--max-num-seqs", "3", "a")
+    assert (engine.model.model, engine.scheduler.max_num_seqs) == ("a", 3)
+    assert [notice.partition(":")[0] for notice in notices] == ["--cudagraph-capture-sizes"]
 
 
 def test_vllms_configuration_of_the_log_is_that_of_ours() -> None:
