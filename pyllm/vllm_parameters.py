@@ -95,6 +95,19 @@ METHODS: Mapping[str, str] = {
     "preprocess_chat": "use AsyncEngine.render_chat",
     "add_lora": "adapters are not supported",
     "reset_mm_cache": "prompts are texts",
+    "get_world_size": "it is tensor_parallel_size times pipeline_parallel_size",
+    "release_kv_cache_memory": "close the engine",
+    **dict.fromkeys(
+        ("enqueue", "enqueue_chat", "wait_for_completion"), "give all prompts to generate or chat, or use AsyncEngine"
+    ),
+    **dict.fromkeys(
+        (
+            *("init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update"),
+            *("start_draft_weight_update", "update_weights", "finish_weight_update"),
+            *("update_weight_version", "get_weight_version"),
+        ),
+        "an engine has the weights of the model's files",
+    ),
 }
 
 

@@ -26,7 +26,7 @@ def test_names_of_vllm_are_ours() -> None:
         PoolingParams(task="classify")
 
 
-@pytest.mark.parametrize("kind", [AsyncEngine, LLMEngine])
+@pytest.mark.parametrize("kind", [LLM, AsyncEngine, LLMEngine])
 def test_an_engine_is_made_of_its_arguments(kind: Any) -> None:
     arguments = EngineArgs.from_cli_args(argparse.Namespace(model="/nowhere/at/all", max_num_seqs=3))
     assert arguments.options == {"model": "/nowhere/at/all", "max_num_seqs": 3}

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyllm import BeamSearchParams, PoolingParams, SamplingParams, StructuredOutputsParams
+from pyllm import LLM, BeamSearchParams, PoolingParams, SamplingParams, StructuredOutputsParams
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import option_names
 from pyllm.config.vllm_flags import OTHERS, VLLM_FLAGS, explain_flag
@@ -22,6 +22,7 @@ from pyllm.frontend.openai.embedding_protocol import EmbeddingRequest
 from pyllm.frontend.openai.protocol import ChatRequest, CompletionRequest
 from pyllm.frontend.openai.tokenization import DetokenizeRequest, TokenizeRequest
 from pyllm.frontend.responses.protocol import ResponsesRequest
+from pyllm.vllm_parameters import METHODS
 
 pytestmark = pytest.mark.oracle
 
@@ -108,6 +109,18 @@ def test_every_keyword_of_an_engine_is_known() -> None:
     assert len(names) > 200
     flag_names = {name: name.replace("_", "-") for name in names if name not in option_names(EngineConfig)}
     assert [name for name, flag in flag_names.items() if flag not in VLLM_FLAGS and not explain_flag(flag)] == []
+
+
+def test_every_method_of_llm_is_there_or_says_what_to_use() -> None:
+    files = (
+        "entrypoints/llm.py",
+        *(f"entrypoints/{name}/offline.py" for name in ("generate/beam_search", "pooling", "rl")),
+    )
+    classes = [each for file in files for each in classes_of(file).values()]
+    lines = [line for each in classes for line in each.body if isinstance(line, ast.FunctionDef)]
+    methods = {line.name for line in lines if not line.name.startswith("_")}
+    assert len(methods) > 20
+    assert methods - set(dir(LLM)) - set(METHODS) == set()
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
