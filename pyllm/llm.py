@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from pyllm.arguments import as_list, instance, refuse, text
 from pyllm.async_engine import AsyncEngine
 from pyllm.client.embedding import EmbeddingRequestOutput
+from pyllm.engine_args import EngineArgs
 from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.observability.metrics_snapshot import Metric
 from pyllm.frontend.observability.summary import Summary
@@ -45,6 +46,11 @@ class LLM:
 
     Options and errors are those of `AsyncEngine`. There is no warm spare unless asked for: a script can wait.
     """
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> "LLM":
+        """An engine of these settings, as in vLLM."""
+        return cls(**instance("engine_args", engine_args, EngineArgs).options)
 
     def __init__(self, model: str | PathLike[str] | None = "", **options: Any) -> None:
         given = {name: value for name, value in options.items() if value is not None}
@@ -171,7 +177,7 @@ class LLM:
         requests = _requests(len(batch), params.sampling(), None, DEFAULT_SCHEDULING)
         with PromptProgress(len(batch), use_tqdm) as progress:
             found = self._run(self._complete(batch, requests, progress))
-        decode = partial(self.tokenizer.decode, skip_special_tokens=False)
+        decode = partial(self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
         return [beam_search_output(each, params, decode) for each in found]
 
     def embed(

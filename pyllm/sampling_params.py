@@ -169,6 +169,7 @@ class SamplingParams(
     prompt_logprob_start: int | None = None
     skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None
+    watermarking: bool | None = None
     repetition_detection: Any = None
     routed_experts_prompt_start: int = 0
     trace_decode_token_ids: Sequence[int] | None = None

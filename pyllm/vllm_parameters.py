@@ -26,6 +26,7 @@ SAMPLING: Mapping[str, Fixed] = {
     "prompt_logprob_start": Fixed((None, 0), "take a slice of the output's prompt_logprobs"),
     "skip_reading_prefix_cache": Fixed((None, False), "give the prompt a cache_salt of its own"),
     "thinking_token_budget": Fixed((None, -1), "bound the output by max_tokens"),
+    "watermarking": Fixed((None, False), "outputs are not watermarked"),
     "repetition_detection": Fixed((None,), "use repetition_penalty or frequency_penalty"),
     "routed_experts_prompt_start": Fixed((0, None), "routed experts are not given"),
     "trace_decode_token_ids": Fixed((None,), "put the tokens into the prompt, and ask for prompt_logprobs"),
@@ -40,6 +41,24 @@ STRUCTURED_OUTPUTS: Mapping[str, Fixed] = {
     "disable_additional_properties": Fixed((False, None), "put additionalProperties: false into the schema"),
     "whitespace_pattern": Fixed((None,), "write a grammar"),
     "structural_tag": Fixed((None,), "write a grammar, or give tools to the server"),
+}
+# Fields of `BeamSearchParams`.
+BEAM_SEARCH: Mapping[str, Fixed] = {
+    "structured_outputs": Fixed((None,), "use generate"),
+    "allowed_token_ids": Fixed((None, []), "use generate"),
+    "watermarking": Fixed((None, False), "outputs are not watermarked"),
+}
+# Fields of `PoolingParams`.
+POOLING: Mapping[str, Fixed] = {
+    "use_activation": Fixed((None, True), "embeddings always have length 1"),
+    "task": Fixed((None, "embed"), "models embed prompts, and do not classify or score them"),
+    "step_tag_id": Fixed((None,), "models do not reward"),
+    "returned_token_ids": Fixed((None, []), "models do not reward"),
+    "requires_token_ids": Fixed((False,), "the output has the prompt's token ids"),
+    "skip_reading_prefix_cache": Fixed((None, False), "give the prompt a cache_salt of its own"),
+    "late_interaction_params": Fixed((None,), "a prompt has one embedding"),
+    "late_chunking_params": Fixed((None,), "a prompt has one embedding"),
+    "extra_kwargs": Fixed((None, {}), "give dimensions"),
 }
 # Arguments of `generate`, `chat`, `embed`, `beam_search` and `add_request`.
 CALLS: Mapping[str, Fixed] = {
@@ -75,6 +94,19 @@ METHODS: Mapping[str, str] = {
     "preprocess_chat": "use AsyncEngine.render_chat",
     "add_lora": "adapters are not supported",
     "reset_mm_cache": "prompts are texts",
+    "get_world_size": "it is tensor_parallel_size times pipeline_parallel_size",
+    "release_kv_cache_memory": "close the engine",
+    **dict.fromkeys(
+        ("enqueue", "enqueue_chat", "wait_for_completion"), "give all prompts to generate or chat, or use AsyncEngine"
+    ),
+    **dict.fromkeys(
+        (
+            *("init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update"),
+            *("start_draft_weight_update", "update_weights", "finish_weight_update"),
+            *("update_weight_version", "get_weight_version"),
+        ),
+        "an engine has the weights of the model's files",
+    ),
 }
 
 
@@ -83,10 +115,17 @@ class PoolingParams(msgspec.Struct, metaclass=NamedParameters, kw_only=True, for
 
     dimensions: int | None = None
     use_activation: bool | None = None
+    task: str | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
+    requires_token_ids: bool = False
+    skip_reading_prefix_cache: bool | None = None
+    late_interaction_params: Any = None
+    late_chunking_params: Any = None
+    extra_kwargs: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        fixed = {"use_activation": Fixed((None, True), "embeddings always have length 1")}
-        refuse_other_values(fixed, {"use_activation": self.use_activation})
+        refuse_other_values(POOLING, {name: getattr(self, name) for name in POOLING})
 
 
 def missing_method(owner: str, name: str) -> AttributeError:

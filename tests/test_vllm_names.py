@@ -21,9 +21,12 @@ def test_names_of_vllm_are_ours() -> None:
     assert PoolingParams(dimensions=3).dimensions == 3
     with pytest.raises(RequestError, match="embeddings always have length 1"):
         PoolingParams(use_activation=False)
+    assert PoolingParams(task="embed").task == "embed"
+    with pytest.raises(RequestError, match="task can only be None here, got 'classify'"):
+        PoolingParams(task="classify")
 
 
-@pytest.mark.parametrize("kind", [AsyncEngine, LLMEngine])
+@pytest.mark.parametrize("kind", [LLM, AsyncEngine, LLMEngine])
 def test_an_engine_is_made_of_its_arguments(kind: Any) -> None:
     arguments = EngineArgs.from_cli_args(argparse.Namespace(model="/nowhere/at/all", max_num_seqs=3))
     assert arguments.options == {"model": "/nowhere/at/all", "max_num_seqs": 3}

@@ -1,6 +1,6 @@
 """vLLM's flags and what becomes of each here, as data: ours, always so here, or refused with what to use instead.
 
-`docs/vllm-flags.md` is made of it. Names and meanings are vLLM 0.32's. Reads no command line.
+`docs/vllm-flags.md` is made of it. Names and meanings are vLLM 0.33's. Reads no command line.
 """
 
 from collections.abc import Mapping
@@ -24,6 +24,7 @@ class VllmFlag(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     aliases: tuple[str, ...] = ()
     is_boolean: bool = False
+    is_list: bool = False
     taken: tuple[str, ...] = ()
     else_text: str = ""
     values: Mapping[str, str] = {}
@@ -48,6 +49,16 @@ def _on(name: str, text: str, instead: str = "") -> VllmFlag:
     return VllmFlag(name=name, meaning="always", text=text, is_boolean=True, taken=taken, else_text=instead)
 
 
+def _hints(text: str, *names: str) -> tuple[VllmFlag, ...]:
+    """Flags with a value, which is about speed alone."""
+    return tuple(_always(name, text) for name in names)
+
+
+def _switches(text: str, *names: str) -> tuple[VllmFlag, ...]:
+    """Booleans that are about speed alone."""
+    return tuple(_on(name, text) for name in names)
+
+
 def _refused(name: str, text: str, *taken: str, aliases: tuple[str, ...] = ()) -> VllmFlag:
     return VllmFlag(name=name, meaning="refused", text=text, taken=taken, aliases=aliases)
 
@@ -59,7 +70,17 @@ def _off(name: str, text: str, *aliases: str) -> VllmFlag:
 
 _NO_ADAPTERS = "LoRA adapters are not served yet: merge the adapter into the model and serve that"
 _TEXT_ONLY = "only text is served"
+_NO_SLEEP = "the engine does not sleep: end the server, a start from packed weights is quick"
+_NO_COHERE = "there is no API of Cohere's: use /v1/chat/completions"
 _ONE_MACHINE = "pyllm starts ranks on this machine: for several machines use --distributed-executor-backend ray"
+_DIVIDED = (
+    "the model is divided by --tensor-parallel-size and --pipeline-parallel-size, whose ranks have no such setting"
+)
+_KERNELS = "kernels are pyllm's own: --kernel-backend and --attention-backend choose them"
+_CAPTURES = "steps are captured as graphs by themselves: --enforce-eager captures none"
+_WEIGHTS = "weights are read by mapping the files, on all cores"
+_EXPERTS = "--enable-expert-parallel has no settings of its own"
+_RANKS = "ranks exchange what they have to by themselves"
 _NO_NODES = "ranks find one another by themselves, so it has no effect"
 _OTHER_MACHINES = (
     "--data-parallel-size is of this machine: start `pyllm core` on each of the others, and add it by POST /admin/cores"
@@ -139,7 +160,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
     ),
     "cache": (
         _ours("block-size", "a power of two"),
-        _ours("gpu-memory-utilization"),
+        _ours("gpu-memory-utilization", "", "--device-memory-utilization"),
         _ours("kv-cache-dtype", fp8_e4m3="fp8"),
         _ours("kv-cache-memory-bytes"),
         _ours("num-gpu-blocks-override", "on CPUs, too"),
@@ -166,6 +187,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
     "scheduler": (
         _ours("max-num-batched-tokens"),
         _ours("max-num-seqs"),
+        _refused("max-num-active-seqs", "as many run at once as --max-num-seqs says"),
         _ours("max-num-queued-reqs", "counts waiting sequences beyond --max-num-seqs"),
         _ours("max-num-queued-tokens"),
         _ours("scheduling-policy", "has shortest and fair, too, and policies of other packages"),
@@ -203,7 +225,9 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         ),
         _off("data-parallel-hybrid-lb", _BALANCES, "-dph"),
         _off("data-parallel-external-lb", _BALANCES, "-dpe"),
-        _off("data-parallel-multi-port-external-lb", _BALANCES),
+        _off("data-parallel-multi-port-external-lb", _BALANCES, "-dpm"),
+        _refused("prefill-context-parallel-size", _DIVIDED, "1", aliases=("-pcp",)),
+        _refused("decode-context-parallel-size", _DIVIDED, "1", aliases=("-dcp",)),
         _ours("enable-expert-parallel", "", "-ep"),
         _ours("distributed-executor-backend", "mp, uni and ray"),
         _refused("nnodes", _ONE_MACHINE, "1", aliases=("-n",)),
@@ -213,6 +237,25 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _ours("disable-custom-all-reduce"),
         _off("headless", "a core without HTTP is another command: pyllm core --bind ADDRESS"),
         _ours("api-server-count", "", "-asc"),
+    ),
+    "speed": (
+        *_hints(_KERNELS, "moe-backend", "linear-backend", "sparse-indexer-topk-backend", "ir-op-priority"),
+        *_switches(_KERNELS, "enable-flashinfer-autotune", "monokernel", "disable-cascade-attn"),
+        *_hints(_CAPTURES, "optimization-level", "performance-mode", "max-cudagraph-capture-size"),
+        VllmFlag(name="cudagraph-capture-sizes", meaning="always", text=_CAPTURES, is_list=True),
+        *_hints(_WEIGHTS, "safetensors-load-strategy", "safetensors-prefetch-num-threads"),
+        *_hints(_WEIGHTS, "safetensors-prefetch-block-size", "pt-load-map-location", "max-parallel-loading-workers"),
+        *_switches(_WEIGHTS, "use-tqdm-on-load"),
+        *_hints(_EXPERTS, "all2all-backend", "expert-placement-strategy", "eplb-config"),
+        *_switches(_EXPERTS, "enable-eplb", "enable-ep-weight-filter"),
+        *_hints(_RANKS, "ubatch-size", "dbo-decode-token-threshold", "dbo-prefill-token-threshold", "dp-sync-interval"),
+        *_switches(_RANKS, "enable-dbo", "enable-hc-sp", "enable-shm-tensor-arena", "enable-batch-sharded-sampling"),
+        *_switches(_RANKS, "disable-nccl-for-dp-synchronization"),
+        *_hints(_TEXT_ONLY, "mm-processor-cache-gb", "mm-processor-cache-type", "mm-encoder-tp-mode"),
+        *_hints("requests are prepared in every API process: --api-server-count", "renderer-num-workers"),
+        *_switches("sliding windows have no settings of their own", "swa-bounded-replay"),
+        *_switches("--long-prefill-token-threshold is as it is given", "long-prefill-token-threshold-adaptive"),
+        *_switches("texts are not scored here", "enable-flash-late-interaction"),
     ),
     "features": (
         _off("enable-lora", _NO_ADAPTERS),
@@ -226,6 +269,13 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
             "effect; there are no draft models",
             "-sc",
         ),
+        _always(
+            "spec-method",
+            "draft tokens come from the stream's own text",
+            "ngram",
+            instead="draft tokens come from the stream's own text: use ngram",
+        ),
+        _ours("spec-tokens", "is --num-speculative-tokens"),
         _ours(
             "structured-outputs-config",
             "llguidance compiles every constraint, whatever the backend; reasoning_parser is --reasoning-parser",
@@ -250,9 +300,13 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
             CPU_ATTN="cpu",
             TORCH_SDPA="sdpa",
         ),
+        _refused("attention-config", "its backend is --attention-backend", aliases=("-ac",)),
+        _refused("diffusion-config", "models generate token by token", aliases=("-dc",)),
+        _refused("watermark-config", "outputs are not watermarked"),
+        _refused("aux-output-config", "which experts tokens were routed to is not given"),
         _refused("limit-mm-per-prompt", f"{_TEXT_ONLY}: leave it out, or make every limit 0"),
         _refused("mm-processor-kwargs", _TEXT_ONLY),
-        _off("enable-sleep-mode", "the engine does not sleep: end the server, a start from packed weights is quick"),
+        _off("enable-sleep-mode", _NO_SLEEP),
         _refused("profiler-config", "it needs no flag: POST /admin/profile records the next steps"),
     ),
     "tools and reasoning": (
@@ -278,6 +332,20 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
             "a model that may call nothing is shown no tools",
         ),
         _ours("trust-request-chat-template"),
+        _off("trust-request-mm-kwargs", _TEXT_ONLY),
+        _always(
+            "tool-strict-level",
+            "calls follow the schemas of tools that are strict or must be called",
+            "auto",
+            instead="give the tools `strict: true`, or set tool_choice to required",
+        ),
+        _refused("reasoning-effort-map", "requests give reasoning_effort as the chat template knows it"),
+        _always(
+            "anthropic-disabled-thinking-effort",
+            "thinking is turned off by the chat template's variable enable_thinking",
+            *("auto", "none"),
+            instead="thinking is off or on: requests may give output_config.effort",
+        ),
     ),
     "server": (
         _ours("host", "127.0.0.1 unless given; vLLM listens on all addresses"),
@@ -298,13 +366,28 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _ours("ssl-certfile"),
         _ours("ssl-ca-certs"),
         _ours("ssl-cert-reqs", "2 unless given where there are CA certificates; vLLM's default is 0"),
+        _refused("ssl-ciphers", "the ciphers are Python's defaults, for TLS 1.2 and newer"),
         _always("uvicorn-log-level", "PYLLM_LOG_LEVEL sets the level of the whole log"),
         _on("disable-uvicorn-access-log", "there is no access log unless --access-log is given"),
+        _always(
+            "disable-access-log-for-endpoints",
+            "--access-log, without which there is none, leaves out probes",
+        ),
         _ours("disable-fastapi-docs", "no /docs and no /openapi.json"),
+        _on("enable-offline-docs", "/docs loads nothing from other hosts"),
         _on("enable-request-id-headers", "every answer has x-request-id", "every answer has x-request-id"),
         _on("enable-server-load-tracking", "/load is always there", "/load costs nothing unless it is asked"),
         _on("enable-prompt-tokens-details", "usage always has prompt_tokens_details", "usage always has the details"),
         _ours("enable-force-include-usage"),
+        _off("enable-per-request-metrics", "answers have no times: /metrics and --otlp-traces-endpoint have them"),
+        _always(
+            "fingerprint-mode",
+            "system_fingerprint is of all that tokens depend on besides the seed",
+            *("full", "hash"),
+            instead="system_fingerprint is of all that tokens depend on besides the seed: leave it full",
+        ),
+        _refused("fingerprint-value", "system_fingerprint is of all that tokens depend on besides the seed"),
+        _off("enable-scale-out", "/tokenize gives a prompt's token ids, and /v1/completions takes them"),
         _on("enable-tokenizer-info-endpoint", "/tokenizer_info is always there", "/tokenizer_info is always there"),
         _ours("return-tokens-as-token-ids"),
         _ours("sse-keep-alive-interval"),
@@ -316,10 +399,15 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
         _ours("enable-log-requests", "prompts are logged, too, cut at --max-log-len"),
         _ours("enable-log-outputs"),
         _ours("max-log-len"),
+        _on("enable-log-deltas", "--enable-log-outputs logs an output when it has ended, and no deltas"),
         _ours("log-config-file", "JSON for Python's logging.config.dictConfig, in every process"),
+        _ours("logging-config", "its formatter is --log-format, its pylogging_config_file --log-config-file"),
+        _always("log-level", "PYLLM_LOG_LEVEL sets the level of the whole log"),
+        _always("watchdog-config", "a process that hangs is replaced, and the log says so"),
         _ours("otlp-traces-endpoint", "OTLP over HTTP"),
         _refused("collect-detailed-traces", "there is one span for each request: --otlp-traces-endpoint"),
         _always("show-hidden-metrics-for-version", "no metric is hidden"),
+        _refused("custom-histogram-buckets", "the buckets of /metrics are fixed"),
         _off("kv-cache-metrics", "/metrics has the KV cache's use and hits, not how long blocks stay"),
     ),
     "of other versions, and others": (
@@ -340,40 +428,45 @@ VLLM_FLAGS: Mapping[str, VllmFlag] = {flag.name: flag for group in GROUPS.values
 OTHERS: Mapping[str, tuple[str, ...]] = {
     _TEXT_ONLY: (
         *("allowed-local-media-path", "allowed-media-domains", "enable-mm-embeds"),
-        *("media-io-kwargs", "mm-processor-cache-gb", "mm-processor-cache-type", "mm-hasher-algorithm"),
-        *("mm-shm-cache-max-object-size-mb", "mm-encoder-only", "mm-encoder-tp-mode", "mm-encoder-attn-backend"),
-        *("mm-encoder-attn-dtype", "mm-encoder-fp8-scale-path", "mm-encoder-fp8-scale-save-path"),
+        *("media-io-kwargs", "mm-hasher-algorithm", "mm-shm-cache-max-object-size-mb", "mm-encoder-only"),
+        *(
+            "mm-encoder-attn-backend",
+            "mm-encoder-attn-dtype",
+            "mm-encoder-fp8-scale-path",
+            "mm-encoder-fp8-scale-save-path",
+        ),
         *("mm-encoder-fp8-scale-save-margin", "interleave-mm-strings", "skip-mm-profiling", "video-pruning-rate"),
         *("video-pruning-method", "mm-tensor-ipc", "mm-processor-device", "mm-ipc-gpu-memory-gb"),
         *("mm-device-do-normalize", "disable-chunked-mm-input", "ec-transfer-config", "ec-manager-config"),
-        *("io-processor-plugin", "disable-mm-preprocessor-cache"),
+        *("io-processor-plugin", "disable-mm-preprocessor-cache", "enable-mm-processor-stats"),
     ),
     "models with Mamba layers are not served": (
         *("mamba-backend", "mamba-ssu-algorithm", "enable-mamba-cache-stochastic-rounding"),
         *("mamba-cache-philox-rounds", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size"),
         *("mamba-cache-mode", "replayssm-buffer-len", "use-replayssm", "gdn-prefill-backend", "kda-prefill-backend"),
+        *("kda-decode-backend", "enable-mamba-shared-prefix-checkpoint", "mamba-config"),
     ),
-    "the model is divided by --tensor-parallel-size and --pipeline-parallel-size, whose ranks have no such setting": (
+    _DIVIDED: (
         *("distributed-timeout-seconds", "cpu-distributed-timeout-seconds"),
-        *("decode-context-parallel-size", "dcp-comm-backend"),
-        *("dcp-q-replicate", "dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size"),
-        *("prefill-context-parallel-size", "enable-dbo", "ubatch-size", "dbo-decode-token-threshold"),
-        *("dbo-prefill-token-threshold", "dp-sync-interval", "disable-nccl-for-dp-synchronization"),
-        *("ray-workers-use-nsight", "enable-nccl-comm-suspend", "enable-batch-sharded-sampling"),
+        *("dcp-comm-backend", "dcp-q-replicate", "dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size"),
+        *("ray-workers-use-nsight", "enable-nccl-comm-suspend"),
     ),
+    "models with n-gram embeddings are not served": ("engram-config",),
+    _NO_SLEEP: ("sleep-mode-backend", "sleep-mode-offload-cudagraph", "sleep-preserve-parameter-names"),
+    _NO_COHERE: ("cohere-format", "cohere-is-reasoning-model"),
+    _BALANCES: (
+        *("data-parallel-supervisor-port", "dp-supervisor-probe-interval-s", "dp-supervisor-probe-timeout-s"),
+        "dp-supervisor-probe-failure-threshold",
+    ),
+    "there is HTTP alone": ("grpc", "grpc-port"),
     "use --distributed-executor-backend ray": ("worker-use-ray",),
-    "use --enable-expert-parallel, which has no settings of its own": (
-        *("enable-ep-weight-filter", "all2all-backend", "enable-elastic-ep", "enable-eplb", "eplb-config"),
-        *("expert-placement-strategy", "num-redundant-experts", "moe-backend"),
-    ),
+    _EXPERTS: ("enable-elastic-ep", "elastic-ep-max-dp-size", "num-redundant-experts"),
     "the operating system places processes: use numactl or taskset": (
         *("numa-bind", "numa-bind-nodes", "numa-bind-cpus"),
     ),
     "choose GPUs by the environment variable CUDA_VISIBLE_DEVICES": ("device-ids",),
-    "weights are read by mapping the files, on all cores": (
-        *("safetensors-load-strategy", "safetensors-prefetch-num-threads", "safetensors-prefetch-block-size"),
-        *("model-loader-extra-config", "ignore-patterns", "use-tqdm-on-load", "pt-load-map-location"),
-        *("max-parallel-loading-workers", "hf-config-path", "model-class-overrides"),
+    _WEIGHTS: (
+        *("model-loader-extra-config", "ignore-patterns", "hf-config-path", "model-class-overrides", "model-weights"),
     ),
     "weights stay where they are computed": (
         *("offload-backend", "cpu-offload-params", "offload-group-size", "offload-num-in-group"),
@@ -382,11 +475,12 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     _NO_ADAPTERS: (
         *("lora-dtype", "enable-tower-connector-lora", "fully-sharded-loras", "lora-target-modules"),
         *("default-mm-loras", "specialize-active-lora", "enable-mixed-moe-lora-format", "enable-moe-shared-loras"),
-        *("lora-extra-vocab-size", "enable-prompt-adapter", "max-prompt-adapters", "max-prompt-adapter-token"),
+        *("max-lora-cls-labels", "lora-extra-vocab-size", "enable-prompt-adapter", "max-prompt-adapters"),
+        "max-prompt-adapter-token",
     ),
     "use --speculative-config with the method ngram, or --num-speculative-tokens": (
-        *("spec-method", "spec-model", "spec-tokens", "speculative-model", "ngram-prompt-lookup-max"),
-        *("ngram-prompt-lookup-min", "speculative-draft-tensor-parallel-size", "per-request-spec-decode-metrics"),
+        *("spec-model", "speculative-model", "ngram-prompt-lookup-max", "ngram-prompt-lookup-min"),
+        *("speculative-draft-tensor-parallel-size", "per-request-spec-decode-metrics"),
     ),
     "llguidance compiles every constraint": ("guided-decoding-backend", "reasoning-config"),
     "use --hf-overrides": ("rope-scaling", "rope-theta"),
@@ -395,19 +489,22 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "": (
         *("quantization-config", "allow-deprecated-quantization", "enable-return-routed-experts"),
         *("return-sampling-mask", "use-fp64-gumbel", "enable-trace-replay", "disable-sliding-window"),
-        *("disable-cascade-attn", "enable-prompt-embeds", "renderer-num-workers", "worker-cls"),
-        *("worker-extension-cls", "enable-fault-tolerance", "fault-tolerance-config"),
+        *(
+            "enable-prompt-embeds",
+            "worker-cls",
+            "worker-extension-cls",
+            "enable-fault-tolerance",
+            "fault-tolerance-config",
+        ),
         *("prefix-cache-retention-interval", "kv-cache-dtype-skip-layers", "kv-sharing-fast-prefill"),
         *("prefix-match-unit", "kv-cache-metrics-sample", "cudagraph-metrics", "enable-layerwise-nvtx-tracing"),
         *("enable-mfu-metrics", "enable-logging-iteration-details", "jit-monitor-mode", "jit-monitor-verbose"),
-        *("scheduler-reserve-full-isl", "prefill-schedule-interval", "cudagraph-capture-sizes"),
-        *("max-cudagraph-capture-size", "ir-op-priority", "enable-flashinfer-autotune", "enable-bf16x3-router-gemm"),
-        *("linear-backend", "diffusion-config", "attention-config", "kernel-config", "additional-config"),
-        *("optimization-level", "performance-mode", "weight-transfer-config", "aggregate-engine-logging"),
+        *("scheduler-reserve-full-isl", "prefill-schedule-interval", "enable-bf16x3-router-gemm", "kernel-config"),
+        *("additional-config", "weight-transfer-config", "aggregate-engine-logging"),
         *("fail-on-environ-validation", "calculate-kv-scales", "num-lookahead-slots", "preemption-mode"),
         *("max-seq-len-to-capture", "num-scheduler-steps", "scheduler-delay-factor", "use-v2-block-manager"),
         *("disable-frontend-multiprocessing", "enable-ssl-refresh", "h11-max-incomplete-event-size"),
-        *("h11-max-header-count", "log-error-stack", "tool-server", "tokens-only", "grpc"),
+        *("h11-max-header-count", "log-error-stack", "tool-server", "tokens-only"),
     ),
 }
 

@@ -44,16 +44,20 @@ def engine_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
         value = _plain(name, given)
         if name == _NO_STATS:  # An engine in a program prints none.
             continue
+        flag = name.replace("_", "-")
+        refusal = "" if name in known or flag in VLLM_FLAGS else explain_flag(flag)
         if name in of_server:
-            raise ConfigError(f"{name} is of `pyllm serve`: an engine inside a program has no server")
+            refusal = "it is of `pyllm serve`, and an engine inside a program has no server"
+        if refusal:
+            if value:  # Else it asks for nothing.
+                raise ConfigError(f"{name}: {refusal}")
+            continue
         if name == "notices":  # Of a program whose flags are `EngineArgs`'.
             announce(value)
         elif name in known and not _is_vllms_word(known[name], value):
             ours[name] = value
-        elif name.replace("_", "-") in VLLM_FLAGS:
-            words += _as_flag(name.replace("_", "-"), value)
-        elif name not in known and (text := explain_flag(name.replace("_", "-"))):
-            raise ConfigError(f"{name}: {text}")
+        elif flag in VLLM_FLAGS:
+            words += _as_flag(flag, value)
         else:
             ours[name] = value
     if not words:

@@ -55,6 +55,7 @@ def add_settings(parser: argparse.ArgumentParser, kind: type[ConfigPart], names:
         group.add_argument(
             *(theirs.aliases if theirs else ()),
             f"--{name}",
+            dest=option.name,
             help=option.help + default,
             **_reading(option, theirs),
         )
@@ -79,7 +80,7 @@ def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(
                 *names,
                 action=_Foreign,
-                nargs=0 if flag.is_boolean else "?" if not flag.taken and flag.meaning == "refused" else None,
+                nargs=_num_words(flag),
                 dest="notices",
                 metavar="VALUE",
                 default=argparse.SUPPRESS,
@@ -127,6 +128,13 @@ def _count(text: str) -> int:
 
 def _length(text: str) -> int | None:
     return None if text in _AUTO_LENGTH else _count(text)
+
+
+def _num_words(flag: VllmFlag) -> int | str | None:
+    """How many values a flag of vLLM's has that is no setting here; one that is refused may have none."""
+    if flag.is_boolean or flag.is_list:
+        return 0 if flag.is_boolean else "+"
+    return "?" if flag.meaning == "refused" and not flag.taken else None
 
 
 class _Append(argparse.Action):

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from pyllm.config.option_texts import parse_count
 from pyllm.errors import ConfigError
 
 Settings = dict[str, Any]
@@ -49,6 +50,11 @@ def _speculative(text: str, given: Mapping[str, Any]) -> Read:
     return ({} if count is None else {"num_speculative_tokens": count}), [notice] * bool(ignored)
 
 
+def _spec_tokens(text: str, given: Mapping[str, Any]) -> Read:
+    del given
+    return {"num_speculative_tokens": parse_count(text)}, []
+
+
 def _structured_outputs(text: str, given: Mapping[str, Any]) -> Read:
     del given
     parts = _parts("structured-outputs-config", text)
@@ -80,6 +86,17 @@ def _kv_events(text: str, given: Mapping[str, Any]) -> Read:
     )
     settings = {"enable_kv_cache_events": True, "kv_events_endpoint": "tcp://127.0.0.1:5557", **given}
     return settings, [notice] * is_local
+
+
+def _logging(text: str, given: Mapping[str, Any]) -> Read:
+    del given
+    parts = _parts("logging-config", text)
+    _refuse_others("logging-config", parts, {"log_level", "formatter", "configure_logging", "pylogging_config_file"})
+    if parts.get("configure_logging") is False:
+        raise ConfigError("--logging-config: configure_logging is always true here: leave it out")
+    ours = {"log_format": parts.get("formatter"), "log_config_file": parts.get("pylogging_config_file")}
+    notice = "--logging-config: PYLLM_LOG_LEVEL sets the level of the whole log"
+    return {name: value for name, value in ours.items() if value is not None}, [notice] * ("log_level" in parts)
 
 
 def _compilation(text: str, given: Mapping[str, Any]) -> Read:
@@ -115,8 +132,10 @@ def _swap_space(text: str, given: Mapping[str, Any]) -> Read:
 
 _READERS: Mapping[str, Callable[[str, Mapping[str, Any]], Read]] = {
     "speculative-config": _speculative,
+    "spec-tokens": _spec_tokens,
     "structured-outputs-config": _structured_outputs,
     "kv-events-config": _kv_events,
+    "logging-config": _logging,
     "compilation-config": _compilation,
     "prefix-caching-hash-algo": _prefix_hash,
     "swap-space": _swap_space,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyllm.cli import read_options
-from pyllm.config.engine_settings import EngineConfig
+from pyllm.config.engine_settings import EngineConfig, LogConfig
 from pyllm.config.option_reading import config_part
 from pyllm.config.server_settings import ServerConfig
 from pyllm.config.vllm_flags import VLLM_FLAGS, VllmFlag
@@ -41,7 +41,8 @@ VALUES = {
     "uds": "a", "api-key": "a", "root-path": "/a", "middleware": "a.B", "allowed-origins": '["*"]',
     "allowed-methods": '["GET"]', "allowed-headers": '["x-a"]', "ssl-keyfile": "a", "ssl-certfile": "a",
     "ssl-ca-certs": "a", "ssl-cert-reqs": "1", "sse-keep-alive-interval": "1", "shutdown-timeout": "1",
-    "max-log-len": "9", "log-config-file": "a", "otlp-traces-endpoint": "http://a",
+    "max-log-len": "9", "spec-tokens": "3", "log-config-file": "a", "logging-config": '{"formatter": "json"}',
+    "otlp-traces-endpoint": "http://a",
 }  # fmt: skip
 ON_BY_DEFAULT = {"enable-prefix-caching", "async-scheduling"}
 
@@ -169,6 +170,8 @@ def test_an_error_in_the_file_names_it(tmp_path: Path, capsys: pytest.CaptureFix
         (["--structured-outputs-config.disable_any_whitespace", "true"], "always false"),
         (["--kv-events-config", '{"enable_kv_cache_events": true, "publisher": "nats"}'], "no publisher 'nats'"),
         (["--kv-events-config", '{"socket": 1}'], "socket has no meaning"),
+        (["--logging-config.configure_logging", "false"], "always true"),
+        (["--logging-config.formatter", "xml"], "log_format"),
         (["--prefix-caching-hash-algo", "md5"], "must be sha256_cbor"),
         (["-O", "fast"], "JSON object"),
         (["--swap-space", "much"], "GiB"),
@@ -178,6 +181,18 @@ def test_an_error_in_the_file_names_it(tmp_path: Path, capsys: pytest.CaptureFix
 def test_nested_settings_without_a_meaning_are_refused(arguments: list[str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         read(*arguments)
+
+
+def test_lists_of_sizes_take_no_model_away() -> None:
+    engine, _, notices = read("--cudagraph-capture-sizes", "1", "2", "4", "--max-num-seqs", "3", "a")
+    assert (engine.model.model, engine.scheduler.max_num_seqs) == ("a", 3)
+    assert [notice.partition(":")[0] for notice in notices] == ["--cudagraph-capture-sizes"]
+
+
+def test_vllms_configuration_of_the_log_is_that_of_ours() -> None:
+    engine, _, notices = read("--logging-config", '{"log_level": "DEBUG", "pylogging_config_file": "a"}')
+    assert engine.log == LogConfig(log_config_file="a")
+    assert notices == ["--logging-config: PYLLM_LOG_LEVEL sets the level of the whole log"]
 
 
 def test_our_own_flags_win_over_vllms_nested_ones() -> None:

@@ -38,5 +38,5 @@ def test_flags_are_explained() -> None:
     assert "NUMA" not in explain_flag("numa-bind")
     assert "no meaning here: " in explain_flag("numa-bind")
     assert explain_flag("no-numa-bind") == explain_flag("numa-bind")
-    assert explain_flag("performance-mode").endswith("no meaning here")
+    assert explain_flag("worker-cls").endswith("no meaning here")
     assert explain_flag("max-num-seqs") == explain_flag("never-heard-of") == ""

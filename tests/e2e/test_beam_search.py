@@ -1,5 +1,6 @@
 """A beam search gives what asking for each beam's next tokens one by one gives, also where its beams have no room."""
 
+import msgspec
 import pytest
 
 from pyllm import LLM, BeamSearchParams, BeamSearchSequence, SamplingParams
@@ -41,6 +42,17 @@ def test_a_search_finds_what_its_rounds_one_by_one_find(length_penalty: float) -
             assert cumulative == pytest.approx([logprob for _, logprob in expected], abs=1e-4)
             assert all(sequence.finish_reason == "length" for sequence in output.sequences)
             assert all(prompt in sequence.text for sequence in output.sequences)
+
+
+def test_the_text_has_special_tokens_where_they_are_asked_for() -> None:
+    with LLM(dtype="float32") as llm:
+        special = llm.tokenizer.encode("<|im_end|>")
+        assert len(special) == 1
+        prompt, params = [*special, *llm.tokenizer.encode("Hi")], BeamSearchParams(2, 2, ignore_eos=True)
+        (plain,) = llm.beam_search([prompt], params)
+        (whole,) = llm.beam_search([prompt], msgspec.structs.replace(params, skip_special_tokens=False))
+    assert not plain.sequences[0].text.startswith("<|im_end|>")
+    assert whole.sequences[0].text.startswith("<|im_end|>")
 
 
 def test_beams_without_room_for_all_find_the_same() -> None:

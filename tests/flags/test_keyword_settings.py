@@ -26,6 +26,7 @@ from pyllm.flags.keyword_settings import engine_keywords
         ({"load_format": "dummy"}, {"load_format": "dummy"}),
         ({"nnodes": 1, "enable_lora": False, "cpu_offload_gb": 0}, {}),
         ({"limit_mm_per_prompt": {"image": 0}, "tokenizer_mode": "auto", "enable_chunked_prefill": True}, {}),
+        ({"enable_return_routed_experts": False, "allowed_local_media_path": "", "enable_log_requests": False}, {}),
         ({"seed": None, "quantization": None, "disable_log_stats": True}, {}),
     ],
 )
@@ -43,6 +44,7 @@ def test_what_they_become(options: dict[str, Any], expected: dict[str, Any]) -> 
         ({"enable_sleep_mode": True}, "does not sleep"),
         ({"max_model_len": "many"}, "max-model-len"),
         ({"port": 8000}, "pyllm serve"),
+        ({"enable_prompt_embeds": True}, "has no meaning here"),
     ],
 )
 def test_what_has_no_meaning_is_refused_with_what_to_use(options: dict[str, Any], text: str) -> None:

@@ -37,13 +37,14 @@ def conversation_of(request: CountTokensRequest, ignore: Ignore) -> Conversation
         raise RequestError("the last message calls a tool; send its tool_result after it", "messages")
     choice = request.tool_choice or ToolChoiceParam(type="auto")
     effort = None if request.output_config is None else request.output_config.effort
+    thinking = {} if request.thinking is None else {"enable_thinking": request.thinking.type != "disabled"}
     return Conversation(
         messages=messages,
         tools=tuple(_tools(request, ignore)),
         tool_choice=_tool_choice(choice),
         parallel_tool_calls=not choice.disable_parallel_tool_use,
         reasoning_effort=effort,
-        template_variables={} if request.thinking is None else {"enable_thinking": request.thinking.type != "disabled"},
+        template_variables={**(request.chat_template_kwargs or {}), **thinking},
         add_generation_prompt=not continues,
         continue_final_message=continues,
     )

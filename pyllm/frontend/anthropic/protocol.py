@@ -107,6 +107,7 @@ class CountTokensRequest(PeerFields, kw_only=True):
     thinking: ThinkingParam | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # the older name of `output_config.format`
+    chat_template_kwargs: dict[str, Any] | None = None  # vLLM's
 
     cache_control: NoEffect = None
     context_management: Hint = None
@@ -115,7 +116,7 @@ class CountTokensRequest(PeerFields, kw_only=True):
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
-    """`POST /v1/messages`. `cache_salt`, `priority` and `request_id` are vLLM's, as in the other APIs."""
+    """`POST /v1/messages`. `cache_salt` to `vllm_xargs` are vLLM's, as in the other APIs."""
 
     max_tokens: Annotated[int, Meta(ge=1)]
     temperature: float | None = None
@@ -128,6 +129,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     request_id: str | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
     # Of the other APIs here.
     n: Unsupported[int] = 1

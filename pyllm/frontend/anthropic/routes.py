@@ -126,4 +126,5 @@ def _sampling_params(state: ServerState, request: MessagesRequest) -> SamplingPa
         **state.sampling.merged(given, request.max_tokens),
         stop=tuple(request.stop_sequences or ()),
         structured_outputs=None if output_format is None else StructuredOutputsParams(json=output_format.schema),
+        extra_args=request.vllm_xargs,
     )

@@ -54,8 +54,9 @@ class PeerFields(Struct, kw_only=True):
     truncation_side: Unsupported[Any] = None
     thinking_token_budget: Annotated[int | None, unsupported_field(None, -1)] = None
     repetition_detection: Unsupported[Any] = None
-    watermarking: Unsupported[Any] = None
-    mm_payload: Unsupported[Any] = None
+    watermarking: Annotated[bool | None, unsupported_field(None, False)] = None
+    media_io_kwargs: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
+    mm_processor_kwargs: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
     prompt_embeds: Unsupported[Any] = None
     kv_transfer_params: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
     ec_transfer_params: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
@@ -65,12 +66,17 @@ class PeerFields(Struct, kw_only=True):
     guided_choice: UseStructuredOutputs[list[str]] = None
     guided_grammar: UseStructuredOutputs[str] = None
     guided_whitespace_pattern: UseStructuredOutputs[str] = None
+    return_weight_versions: Unsupported[bool] = False
+    enable_response_messages: Unsupported[bool] = False
+    previous_input_messages: Unsupported[list[Any]] = msgspec.field(default_factory=list)
     structural_tag: Unsupported[Any] = None
     guided_decoding_backend: Hint = None
     session_id: Hint = None
     stream_interval: Hint = 1
     skip_reading_prefix_cache: Hint = False
-    return_token_offsets: Hint = False  # This and the next one are of routes that only render.
+    # Of the answers of vLLM's render routes.
+    return_token_offsets: Hint = False
+    mm_payload: Hint = "tensors"
     return_mm_kwargs: Hint = True
 
     # SGLang.

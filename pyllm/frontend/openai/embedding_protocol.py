@@ -1,11 +1,14 @@
 """The request and the response of `/v1/embeddings` as structs, with vLLM's additions. `unsupported.py` has marks."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Struct
 
 from pyllm.frontend.http.ignored_fields import Hint
-from pyllm.frontend.http.unsupported import Unsupported
+from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
+
+T = TypeVar("T")
+UseInput = Annotated[T | None, unsupported_field("input, a text as the chat template would write it")]
 
 MAX_INPUTS = 2048  # OpenAI's
 
@@ -34,8 +37,17 @@ class EmbeddingRequest(Struct, kw_only=True):
     use_activation: Unsupported[bool] = True
     normalize: Unsupported[bool] = True
     embed_dtype: Unsupported[str] = "float32"
-    endianness: Unsupported[str] = "little"
+    endianness: Annotated[str | None, unsupported_field(None, "native")] = "little"
+    padding: Annotated[str | None, unsupported_field(None, "do_not_pad")] = None
     mm_processor_kwargs: Unsupported[dict[str, Any]] = {}
+    media_io_kwargs: Unsupported[dict[str, Any]] = {}
+
+    # Of vLLM's conversations that are embedded.
+    messages: UseInput[list[Any]] = None
+    chat_template: UseInput[str] = None
+    chat_template_kwargs: UseInput[dict[str, Any]] = {}
+    add_generation_prompt: UseInput[bool] = False
+    continue_final_message: UseInput[bool] = False
 
 
 class EmbeddingData(Struct):

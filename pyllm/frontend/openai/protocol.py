@@ -168,8 +168,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
     verbosity: Hint = "medium"
     web_search_options: Hint = None
     moderation: Unsupported[Any] = None
-    media_io_kwargs: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
-    mm_processor_kwargs: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
 
 
 class PromptTokensDetails(Struct):

@@ -9,6 +9,7 @@ from litestar.params import JSONBody
 from msgspec import Struct
 
 from pyllm.errors import RequestError
+from pyllm.frontend.http.unsupported import Unsupported, refuse_unsupported
 from pyllm.frontend.openai.chat_conversation import conversation_of
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
@@ -32,6 +33,9 @@ class TokenizeRequest(Struct, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolDefinition] | None = None
+
+    media_io_kwargs: Unsupported[dict[str, Any]] = {}
+    mm_processor_kwargs: Unsupported[dict[str, Any]] = {}
 
 
 class Tokenization(Struct):
@@ -83,6 +87,7 @@ def tokenize_route(state: ServerState) -> HTTPRouteHandler:
     )
     async def tokenize(request: Request[Any, Any, Any], data: JSONBody[TokenizeRequest]) -> Tokenization:
         check_model(state, data.model)
+        refuse_unsupported(data)
         context = context_of(request)
         await admit(state, context, num_sequences=0)
         tokens = await _tokens(state, data, context.ignore)

@@ -148,8 +148,10 @@ class ResponsesRequest(EngineRequest, kw_only=True):
     service_tier: str | None = None
 
     truncation: Unsupported[str] = "disabled"
+    include_reasoning: Unsupported[bool] = True
     stream_options: ResponseStreamOptions | None = None
     max_tool_calls: Hint = None
+    prompt_cache_options: Hint = None
     conversation: Unsupported[Any] = None
     prompt: Unsupported[Any] = None
     moderation: Unsupported[Any] = None

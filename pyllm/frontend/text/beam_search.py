@@ -7,6 +7,7 @@ import msgspec
 from pyllm.arguments import check, flag, integer, number
 from pyllm.frontend.text.outputs import CompletionOutput, RequestOutput
 from pyllm.sampling_params import SamplingParams
+from pyllm.vllm_parameters import BEAM_SEARCH, refuse_other_values
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -14,7 +15,8 @@ class BeamSearchParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     The best has the highest cumulative log-probability, divided by its length, prompt included, to the power of
     `length_penalty`. `temperature` has no effect here and may only be 0. `include_stop_str_in_output`: the text has the
-    stop token at its end.
+    stop token at its end. `skip_special_tokens`: it has no special tokens. `structured_outputs`, `watermarking` and
+    `allowed_token_ids` are vLLM's, and have one value here.
 
     Raises:
         RequestError: a value is out of its range; the text has the value and the range.
@@ -26,16 +28,21 @@ class BeamSearchParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    structured_outputs: None = None
+    skip_special_tokens: bool = True
+    watermarking: bool | None = None
+    allowed_token_ids: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("beam_width", "max_tokens"):
             msgspec.structs.force_setattr(self, name, integer(name, getattr(self, name)))
-        for name in ("ignore_eos", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             msgspec.structs.force_setattr(self, name, flag(name, getattr(self, name)))
         for name in ("temperature", "length_penalty"):
             msgspec.structs.force_setattr(self, name, number(name, getattr(self, name)))
         check("beam_width", self.beam_width, self.beam_width >= 1, "at least 1")
         check("temperature", self.temperature, self.temperature == 0.0, "0, since beams are not drawn")
+        refuse_other_values(BEAM_SEARCH, {name: getattr(self, name) for name in BEAM_SEARCH})
         self.sampling()
 
     def sampling(self) -> SamplingParams:
@@ -53,8 +60,8 @@ class BeamSearchParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BeamSearchSequence(msgspec.Struct):
     """One of the sequences found.
 
-    `tokens` begin with the prompt's and end with the stop token, if one ended it; `text` is theirs, special tokens
-    included. `cum_logprob` is that of the output.
+    `tokens` begin with the prompt's and end with the stop token, if one ended it; `text` is theirs. `cum_logprob` is
+    that of the output.
     """
 
     tokens: list[int]
@@ -74,7 +81,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def beam_search_output(request: RequestOutput, params: BeamSearchParams, decode: Decode) -> BeamSearchOutput:
-    """What a request with `params.sampling()` found; `decode` gives the text of tokens, special ones included."""
+    """What a request with `params.sampling()` found; `decode` gives the text of tokens."""
     return BeamSearchOutput([_sequence(request, each, params, decode) for each in request.outputs])
 
 

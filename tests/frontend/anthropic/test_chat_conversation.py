@@ -136,6 +136,16 @@ async def test_an_effort_reaches_a_template_that_looks_at_it(tokenizer: Tokenize
     assert (header, prompt.startswith("high<|start|>")) == (None, True)
 
 
+async def test_variables_reach_the_template_and_thinking_is_the_field_of_its_own(tokenizer: Tokenizer) -> None:
+    template = "{{ mood }}" + THINKING
+    variables = {"mood": "calm", "enable_thinking": False}
+    _, prompt = await told_and_prompt(tokenizer, template, chat_template_kwargs=variables)
+    assert prompt.startswith("calm<|start|>")
+    assert "<think>" not in prompt
+    both = {"chat_template_kwargs": variables, "thinking": {"type": "adaptive"}}
+    assert "<think>" in (await told_and_prompt(tokenizer, template, **both))[1]
+
+
 async def test_a_system_message_keeps_its_place(tokenizer: Tokenizer) -> None:
     messages = [
         USER,

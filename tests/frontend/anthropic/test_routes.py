@@ -200,6 +200,13 @@ async def test_a_form_of_the_output_reaches_the_core(tokenizer: Tokenizer) -> No
     assert submit.cache_salt == "s"
 
 
+async def test_arguments_of_processors_reach_the_core(tokenizer: Tokenizer) -> None:
+    async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
+        await create(frontend, vllm_xargs={"mine": {"x": 1}})
+        (submit, _) = frontend.core.sent(Submit)
+    assert submit.sampling.extra_args == {"mine": {"x": 1}}
+
+
 async def test_thinking_is_turned_on_and_off_in_the_prompt(tokenizer: Tokenizer) -> None:
     async with in_process(saying(tokenizer, "ok"), tokenizer, THINKING) as frontend:
         await create(frontend, thinking={"type": "disabled"})

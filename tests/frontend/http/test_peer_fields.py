@@ -64,6 +64,10 @@ REFUSED = {
     "kv_transfer_params": ({"a": 1}, {}),
     "no_repeat_ngram_size": (3, 0),
     "guided_whitespace_pattern": (" ", None),
+    "watermarking": (True, False),
+    "return_weight_versions": (True, False),
+    "previous_input_messages": ([{"role": "user"}], []),
+    "mm_processor_kwargs": ({"a": 1}, {}),
 }
 SAME = {
     "repeat_penalty": (1.3, "repetition_penalty"),

@@ -54,6 +54,7 @@ async def test_what_is_longer_than_the_context_is_counted_too(tokenizer: Tokeniz
         ({"prompt": "x", "messages": MESSAGES}, "prompt"),
         ({"prompt": "x", "add_generation_prompt": False}, "add_generation_prompt"),
         ({"messages": []}, "messages"),
+        ({"messages": MESSAGES, "mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
     ],
 )
 async def test_what_is_no_prompt_is_refused_by_name(tokenizer: Tokenizer, body: dict[str, Any], parameter: str) -> None:

@@ -29,6 +29,9 @@ def test_a_search_is_a_request_of_as_many_samples_as_it_has_beams() -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": 0.5}, "temperature"),
         ({"length_penalty": float("nan")}, "length_penalty"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+        ({"watermarking": True}, "watermarking"),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(wrong: dict[str, Any], field: str) -> None:
