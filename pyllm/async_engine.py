@@ -89,8 +89,8 @@ class AsyncEngine:
         give_up = weakref.WeakMethod(self._give_up)
         self._processes = EngineProcesses(self._config, self._checkpoint, lambda error: _call(give_up(), error))
         self._owner = OwningProcess("AsyncEngine")
-        self._dropped = weakref.finalize(self, _end_dropped, self._owner, self._processes, None)
-        self._dropped.atexit = False  # The end of this process is theirs.
+        self._connections = contextlib.ExitStack()
+        self._owner.when_dropped(self, self._processes.abandon, self._connections.close)
         self._client: EngineClient | None = None
         self._prompts: PromptEncoder | None = None
         self._renderer: ChatRenderer | None = None
@@ -361,9 +361,8 @@ class AsyncEngine:
         """Abort what runs and end the core; may be called twice, and on an engine that never became ready."""
         if not self._owner.is_this:  # They are another process's.
             return
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        self._connections.close()
+        self._client = None
         await self._processes.close()
 
     def _read(
@@ -407,9 +406,7 @@ class AsyncEngine:
     async def _connect(self, addresses: list[str]) -> None:
         placement = self._config.parallel.data_parallel_placement if len(addresses) > 1 else "failover"
         self._client = await EngineClient.connect(addresses, placement=placement)
-        self._dropped.detach()
-        self._dropped = weakref.finalize(self, _end_dropped, self._owner, self._processes, self._client)
-        self._dropped.atexit = False
+        self._connections.callback(self._client.close)
         self._client.draw_seeds_from(self._config.model.seed)
         model = self._client.model
         self._metrics = Metrics(model.name, model, connection=self._client.counts)
@@ -435,11 +432,6 @@ class AsyncEngine:
 def _call(give_up: Callable[[PyllmError], None] | None, error: PyllmError) -> None:
     if give_up is not None:
         give_up(error)
-
-
-def _end_dropped(owner: OwningProcess, processes: EngineProcesses, client: EngineClient | None) -> None:
-    if owner.is_this:
-        processes.abandon(*(() if client is None else (client.close,)))
 
 
 AsyncLLMEngine = AsyncEngine  # vLLM's name

@@ -6,7 +6,6 @@ The same core, client and detokenizer as everywhere, over an in-memory endpoint;
 import asyncio
 import contextlib
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from copy import copy
 from os import PathLike
@@ -83,8 +82,7 @@ class LLMEngine:
         self._loop = asyncio.new_event_loop()
         self._at_close = contextlib.ExitStack()
         self._owner = OwningProcess("LLMEngine")
-        self._dropped = weakref.finalize(self, _end_dropped, self._owner, self._loop, self._at_close, self._executor)
-        self._dropped.atexit = False
+        self._dropped = self._owner.when_dropped(self, _close_aside, self._loop, self._at_close, self._executor)
         try:
             self._loop.run_until_complete(self._start(core_config))
         except BaseException:
@@ -185,6 +183,7 @@ class LLMEngine:
     def close(self) -> None:
         """Free the model; may be called twice. Nothing is freed in a fork."""
         if self._owner.is_this:
+            self._dropped.detach()
             _close(self._loop, self._at_close, self._executor)
 
     def _check_open(self) -> None:
@@ -222,13 +221,8 @@ def _close(loop: asyncio.AbstractEventLoop, at_close: contextlib.ExitStack, exec
         loop.close()
 
 
-def _end_dropped(
-    owner: OwningProcess, loop: asyncio.AbstractEventLoop, at_close: contextlib.ExitStack, executor: InlineExecutor
-) -> None:
-    """Called when nobody holds the `LLMEngine` any more; maybe where another event loop runs, beside which no second
-    one can.
-    """
-    if owner.is_this:
-        closing = threading.Thread(target=_close, args=(loop, at_close, executor), name="close LLMEngine")
-        closing.start()
-        closing.join()
+def _close_aside(loop: asyncio.AbstractEventLoop, at_close: contextlib.ExitStack, executor: InlineExecutor) -> None:
+    """Another event loop may run in this thread, beside which no second one can."""
+    closing = threading.Thread(target=_close, args=(loop, at_close, executor), name="close LLMEngine")
+    closing.start()
+    closing.join()
