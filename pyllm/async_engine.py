@@ -395,7 +395,7 @@ class AsyncEngine:
         fold = OutputFold(name, prompt.text, list(truncated), params, changed.set)
         submitted = Request(truncated, params, msgspec.structs.replace(prompt.scheduling, name=name))
         assert self._metrics is not None, "it is there from the connection on"
-        sink = MeasuredSink(fold, self._metrics.request(len(truncated), params.n), self._recent)
+        sink = MeasuredSink(fold, self._metrics.request(len(truncated), params), self._recent)
         processor = self._processors[name] = RequestProcessor(client, self.tokenizer, submitted, sink)
         try:
             yield fold, changed

@@ -115,7 +115,8 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     reloading = Reloading(parent, state.credentials.reload)
     reloading.look()  # What was read again before this process took another one's place holds for it, too.
-    works = (_tend(parent, client, shared, state.metrics, pressure), _follow(reloading), cores.follow())
+    tending = _tend(parent, client, shared, state.metrics, pressure)
+    works = (tending, _follow(reloading), cores.follow(), state.history.follow())
     beside = [asyncio.ensure_future(work) for work in works]
     death = asyncio.ensure_future(client.death())
     # One process speaks for all of them.

@@ -34,6 +34,7 @@ from pyllm.frontend.http.unknown_routes import explain_method, explain_unknown_r
 from pyllm.frontend.llama_cpp.routes import infill_route
 from pyllm.frontend.observability import metrics
 from pyllm.frontend.observability.core_metrics import figures_of_cores
+from pyllm.frontend.observability.metrics_history import Looks
 from pyllm.frontend.openai.chat_completions import chat_route
 from pyllm.frontend.openai.completions import completions_route
 from pyllm.frontend.openai.embeddings import embeddings_route
@@ -116,6 +117,10 @@ def create_app(state: ServerState) -> ASGIApp:
         answer = await route.fn(request=request, data=await request.decoded(body_type(route)))
         return cast("PushedResponse", answer)
 
+    @get("/metrics/history", sync_to_thread=False, summary="The last ten minutes of the metrics that the page draws")
+    def show_history() -> Looks:
+        return state.history.looks()
+
     @cache
     def document() -> bytes:
         return msgspec.json.encode(openapi_document(routes.routes, __version__, state.server.root_path))
@@ -141,6 +146,7 @@ def create_app(state: ServerState) -> ASGIApp:
             admin_routes(state),
             version,
             show_metrics,
+            show_history,
             *([] if state.server.disable_fastapi_docs else [show_document]),
             *page_routes(not state.server.disable_fastapi_docs, state.server.root_path),
         ],

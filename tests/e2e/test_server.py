@@ -14,6 +14,7 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.server import DEADLINE, Server, until
+from tests.monitoring import VLLM_SERIES
 
 FRANCE = "The capital of France is"
 
@@ -139,6 +140,12 @@ def test_every_step_is_counted_by_its_tokens(server: Server) -> None:
     assert 0 < counts[0] < counts[-1]  # steps of one decode, and of a prompt
     (total,) = (sample.value for sample in samples if sample.name.endswith("_sum"))
     assert total == families["pyllm:num_scheduled_tokens"].samples[0].value
+
+
+def test_vllms_dashboards_find_every_series(server: Server) -> None:
+    with server.http() as http:
+        families = text_string_to_metric_families(http.get("/metrics").text)
+    assert {sample.name for family in families for sample in family.samples} >= VLLM_SERIES
 
 
 BAD_REQUESTS: dict[str, tuple[bytes, int]] = {

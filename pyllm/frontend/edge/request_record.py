@@ -17,7 +17,7 @@ from pyllm.frontend.observability.http_counts import NO_ROUTE, HttpCounts
 
 REQUEST_ID = b"x-request-id"
 # As in vLLM's server: what watches is not counted, or it would be most of all.
-NOT_COUNTED = PROBES | {"/load", "/metrics", "/version", "/server_info"}
+NOT_COUNTED = PROBES | {"/load", "/metrics", "/metrics/history", "/version", "/server_info"}
 # What nginx writes where the client has gone before there was an answer.
 CLIENT_GONE = 499
 FAILED = 500

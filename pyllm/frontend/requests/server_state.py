@@ -18,6 +18,7 @@ from pyllm.frontend.http.event_ids import model_hash
 from pyllm.frontend.http.failure import UnknownModelError
 from pyllm.frontend.http.keep_alive import KeepAlive
 from pyllm.frontend.observability.metrics import Metrics
+from pyllm.frontend.observability.metrics_history import MetricsHistory
 from pyllm.frontend.observability.request_log import RequestLog
 from pyllm.frontend.observability.tracing import Tracer
 from pyllm.frontend.requests.credentials import Credentials
@@ -83,6 +84,7 @@ class ServerState:
         self.model_name = model_name
         self.model_names = (model_name, *model_aliases)
         self.metrics = Metrics(model_name, client.model, connection=client.counts)
+        self.history = MetricsHistory(self.metrics, client, self.shared)
         self.prompts = PromptEncoder(tokenizer, client.model, self.metrics.encoding)
         self.chat = ChatPreprocessor(self.prompts, tokenizer, chat_template, server)
         self.sampler = sampler or ProcessSampler(lambda: [os.getpid()])

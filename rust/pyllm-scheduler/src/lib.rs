@@ -67,6 +67,7 @@ mod replay;
 mod placement;
 
 mod arena;
+mod histogram;
 mod sequence;
 mod beam_search;
 mod queue;
@@ -78,7 +79,7 @@ mod prompt_lookup;
 
 pub use config::{Config, KvGroup, PolicyName, PrefixHash};
 pub use error::{Error, Result};
-pub use estimates::step_sizes::StepSizes;
+pub use histogram::Histogram;
 pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, SaveId, Slot, StepId};
 pub use kv_cache::event_batch::{BatchFormat, EventBatch};
 pub use kv_cache::events::{Events, KvEvent, Snapshot, Tier};

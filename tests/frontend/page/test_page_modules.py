@@ -450,7 +450,7 @@ def test_a_source_that_a_key_may_not_ask_is_asked_once(modules: Browser) -> None
         const asked = [];
         const data = new EngineData(async (path) => {
             asked.push(path);
-            if (path === "/metrics" || path.startsWith("/admin/")) throw new ServerError("not yours", 403);
+            if (path.startsWith("/metrics") || path.startsWith("/admin/")) throw new ServerError("not yours", 403);
             if (path === "/server_info") return { json: async () => ({ version: "1" }) };
             throw new ServerError("draining", 503, { body: { status: "not ready", reason: "draining" } });
         });
@@ -459,14 +459,51 @@ def test_a_source_that_a_key_may_not_ask_is_asked_once(modules: Browser) -> None
         return [asked, data.snapshot, data.refusal];
     """)
     assert sorted(path for path in asked if not path.startswith("/admin/")) == [
-        *("/health/ready", "/health/ready", "/metrics", "/server_info")
+        *("/health/ready", "/health/ready", "/metrics", "/metrics/history", "/server_info")
     ]
-    assert len(asked) == 4 + sum(path.startswith("/admin/") for path in set(asked))
+    assert len(asked) == 5 + sum(path.startswith("/admin/") for path in set(asked))
     assert {name: value for name, value in snapshot.items() if value is not None} == {
         "health": {"status": "not ready", "reason": "draining"},
         "server": {"version": "1"},
     }
     assert refusal == "not yours"
+
+
+def test_charts_begin_with_what_the_server_remembers(modules: Browser) -> None:
+    series = {
+        'vllm:generation_tokens_total{engine="0"}': [100, 150, 250, 260],
+        'vllm:prompt_tokens_total{engine="0"}': [0, 0, 0, 0],
+        'vllm:num_requests_running{engine="0"}': [1, None, 3, 4],
+        'pyllm:recoveries_total{engine="0"}': [0, 0, 2, 2],
+    }
+    times, drawn, asked, events = modules.run(
+        """
+        const { EngineData } = await import("/engine/engine_data.js");
+        const { ServerError } = await import("/server.js");
+        const asked = [];
+        let time = 10000;
+        const data = new EngineData(async (path) => {
+            asked.push(path);
+            if (path === "/metrics") return { text: async () => arguments[1] };
+            if (path === "/metrics/history") return { json: async () => arguments[0] };
+            throw new ServerError("none", 404);
+        }, () => time);
+        await data.poll();
+        time += 2000;
+        await data.poll();
+        const values = (series) => [...series.slice(0, data.length)].map((value) => Number.isNaN(value) ? null : value);
+        return [
+            values(data.times), [values(data.series.generation), values(data.series.running)],
+            asked.filter((path) => path === "/metrics/history").length, data.events.map(({ text }) => text),
+        ];
+        """,
+        {"ages": [6.0, 4.0, 2.0, 0.5], "series": series},
+        "vllm:generation_tokens_total 270\nvllm:prompt_tokens_total 0\n",
+    )
+    assert times == [4000, 6000, 8000, 10000, 12000]  # The look of half a second ago is left out.
+    assert drawn == [[None, 25, 50, 10, 0], [1, None, 3, None, None]]
+    assert asked == 1
+    assert events == ["Workers were lost and started anew"]
 
 
 def test_panels_show_what_their_source_has_and_hide_without(modules: Browser) -> None:

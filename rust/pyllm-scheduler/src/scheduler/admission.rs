@@ -188,6 +188,7 @@ impl Scheduler {
         }
         if sequence.cached_tokens.is_none() {
             sequence.cached_tokens = Some(num_cached_tokens.min(sequence.num_prompt_tokens));
+            self.counters.num_uncached_tokens += u64::from(sequence.num_uncomputed());
             if self.requests[request].shares_prefix(&self.config) {
                 self.counters.prefix_queries += u64::from(sequence.num_known());
                 self.counters.prefix_hits += u64::from(num_cached_tokens);

@@ -223,6 +223,7 @@ impl Scheduler {
         let num_tokens = if sequence.is_stateful { sampled.len() } else { num_accepted + 1 };
         self.counters.num_drafts += drafts.len() as u64;
         self.counters.num_accepted_drafts += num_accepted as u64;
+        self.counters.accepted_drafts.add(num_accepted as u64);
         self.append(key, &sampled[..num_tokens], logprobs)
     }
 

@@ -127,12 +127,15 @@ impl Scheduler {
     /// Errors: `UnknownLoad`.
     pub fn finish_load(&mut self, load: LoadId, num_tokens: u32) -> Result<()> {
         let Some(loading) = self.loads.remove(&load) else { return Err(Error::UnknownLoad { load }) };
-        let Loading { sequence: key, mut chains, before, range, step, is_stale, .. } = loading;
+        let Loading { sequence: key, mut chains, before, range, step, is_first, is_stale } = loading;
         self.record(|| Input::FinishLoad { load, num_tokens });
         self.num_loading -= usize::from(step.is_none());
         let end = range.start.saturating_add(num_tokens / self.config.block_size).min(range.end);
         let failed = end < range.end;
         self.counters.num_failed_loads += u64::from(failed);
+        if failed && is_first {
+            self.counters.num_uncached_tokens += range.len() as u64 * u64::from(self.config.block_size);
+        }
         let kept_end = if is_stale { range.start } else { end };
         if let Some(sequence) = self.sequences.get_mut(key) {
             if step.is_none() {

@@ -203,7 +203,9 @@ impl Scheduler {
         self.counters.num_steps += 1;
         let num_tokens = self.config.max_num_batched_tokens - planning.budget;
         self.counters.num_computed_tokens += u64::from(num_tokens);
-        self.counters.step_sizes.add(num_tokens.into());
+        if num_tokens > 0 {
+            self.counters.iteration_tokens.add(num_tokens.into()); // others only move blocks
+        }
         self.next_step = StepId(planning.step.0 + 1);
         let num_prefill_tokens = planning.num_prefill_tokens;
         let Planning { step, rows, loads, .. } = planning;

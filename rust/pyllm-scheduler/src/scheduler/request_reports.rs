@@ -102,6 +102,8 @@ impl Scheduler {
         if self.ended.len() == MAX_ENDED {
             self.ended.pop_front();
         }
+        self.counters.num_ended_preemptions += u64::from(live.num_preemptions);
+        self.counters.request_preemptions.add(live.num_preemptions.into());
         let ended = Some((self.now.max(live.request.arrival), finish));
         let (name, tenant) = (take(&mut live.request.name), take(&mut live.request.tenant));
         self.ended.push_back(RequestReport { name, tenant, ended, ..RequestReport::of_ended_samples(&live) });

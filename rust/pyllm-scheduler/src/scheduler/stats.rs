@@ -1,6 +1,6 @@
 //! The scheduler in numbers.
 
-use crate::estimates::step_sizes::StepSizes;
+use crate::histogram::{Histogram, bounds};
 use crate::kv_cache::fragmentation::{Fragmentation, TierFragmentation};
 use crate::queue::SERVICE_UNIT;
 
@@ -8,20 +8,26 @@ use super::Scheduler;
 
 /// Declares `Stats` and its fields by name, so that no list of them is kept elsewhere.
 macro_rules! stats {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($($(#[$doc:meta])* $name:ident),*; $($(#[$histogram_doc:meta])* $histogram:ident: $size:literal = $bounds:expr,)*) => {
         /// Gauges of this moment, and counters since the start. Sequences, not requests, run, wait and are held.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[expect(missing_docs, reason = "each name says it; the ones that do not are documented")]
         pub struct Stats {
             $($(#[$doc])* pub $name: u64,)*
-            /// Steps by their tokens, which are `num_computed_tokens` together.
-            pub step_sizes: StepSizes,
+            $($(#[$histogram_doc])* pub $histogram: Histogram<$size>,)*
+        }
+
+        impl Default for Stats {
+            fn default() -> Self {
+                Self { $($name: 0,)* $($histogram: Histogram::new($bounds),)* }
+            }
         }
 
         impl Stats {
             /// Every figure with its name.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name)),*].into_iter().chain(self.step_sizes.named())
+                let numbers = [$((stringify!($name), self.$name)),*].into_iter();
+                numbers$(.chain(self.$histogram.named()))*
             }
         }
     };
@@ -50,8 +56,9 @@ stats! {
     num_free_host_blocks,
     num_cached_host_blocks,
     num_preemptions,
-    /// Of those, the ones whose blocks went to the host.
+    /// Of those, the ones whose blocks went to the host, and the ones of requests that have ended.
     num_swapped,
+    num_ended_preemptions,
     /// Requests that their deadline ended.
     num_expired,
     /// Tokens looked up in the prefix cache at first admission, and those found; of these the ones on the host, and
@@ -60,11 +67,14 @@ stats! {
     prefix_hits,
     host_prefix_hits,
     loaded_prefix_hits,
+    /// Tokens that were to be computed at first admission, those included that are not looked up.
+    num_uncached_tokens,
     /// Tokens planned.
     num_computed_tokens,
     /// Steps planned.
     num_steps,
-    /// Draft tokens that rows verified, and those of them that became output.
+    /// Draft tokens that a row may have, those that rows verified, and those of them that became output.
+    num_speculative_tokens,
     num_drafts,
     num_accepted_drafts,
     /// Loads from outside that did not bring all they should.
@@ -73,7 +83,14 @@ stats! {
     num_saving_blocks,
     /// Blocks handed over to be saved, and those that were not: evicted before, or too many.
     num_saves,
-    num_dropped_saves,
+    num_dropped_saves;
+    // The bounds of the first and the last are those of vLLM's `iteration_tokens_total` and `request_num_preemptions`.
+    /// Steps by their tokens, which are `num_computed_tokens` together.
+    iteration_tokens: 14 = bounds!("iteration_tokens", 1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384),
+    /// Rows with drafts by those of them that became output.
+    accepted_drafts: 17 = bounds!("accepted_drafts", 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15),
+    /// Requests that have ended by how often they were preempted.
+    request_preemptions: 8 = bounds!("request_preemptions", 1 2 3 4 5 10 20),
 }
 
 impl Scheduler {
@@ -99,6 +116,7 @@ impl Scheduler {
             num_cached_host_blocks: self.cache.num_host_cached() as u64,
             num_saving_blocks: num_saving as u64,
             num_dropped_saves,
+            num_speculative_tokens: u64::from(self.config.num_speculative_tokens),
             ..self.counters
         }
     }

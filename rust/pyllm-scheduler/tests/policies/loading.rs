@@ -44,5 +44,6 @@ fn what_is_loaded_for_a_request_counts_as_cached_whether_it_waits_for_it_or_not(
         assert_eq!(engine.served[&1].cached, Some(40));
         let stats = engine.scheduler.stats();
         assert_eq!((stats.prefix_queries, stats.prefix_hits, stats.loaded_prefix_hits), (41, 40, 40));
+        assert_eq!(stats.num_uncached_tokens, 1);
     }
 }

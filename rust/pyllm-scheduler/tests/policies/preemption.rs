@@ -39,6 +39,7 @@ fn recomputed(mut engine: Engine) -> u64 {
     engine.finish();
     assert!([1, 2].iter().all(|&id| engine.num_tokens(id) == 20));
     let stats = engine.scheduler.stats();
+    assert_eq!((stats.num_ended_preemptions, stats.num_preemptions), (1, 1));
     let before = if engine.served.contains_key(&9) { 16 + 3 } else { 0 };
     stats.num_computed_tokens - before - 2 * (8 + 19)
 }

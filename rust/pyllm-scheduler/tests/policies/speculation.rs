@@ -158,6 +158,8 @@ fn nothing_is_drafted_after_a_stop_token() {
     let stats = engine.finish();
     assert_eq!(engine.outputs[&0], [token(4, 12), token(4, 13)]);
     assert_eq!((stats.num_drafts, stats.num_accepted_drafts), (1, 1));
+    let rows: Vec<_> = stats.accepted_drafts.named().take(2).collect();
+    assert_eq!(rows, [("accepted_drafts_le_0", 0), ("accepted_drafts_le_1", 1)]);
 }
 
 #[test]

@@ -196,7 +196,7 @@ fn without_prefix_caching_nothing_is_kept_or_looked_up() -> Result<(), Error> {
         scheduler.add(request(id, [1; 9], 1))?;
         assert_eq!(run_to_the_end(&mut scheduler, 5).cached_tokens, [0]);
     }
-    let Stats { num_cached_blocks, prefix_queries, prefix_hits, .. } = scheduler.stats();
-    assert_eq!((num_cached_blocks, prefix_queries, prefix_hits), (0, 0, 0));
+    let Stats { num_cached_blocks, prefix_queries, prefix_hits, num_uncached_tokens, .. } = scheduler.stats();
+    assert_eq!((num_cached_blocks, prefix_queries, prefix_hits, num_uncached_tokens), (0, 0, 0, 18));
     Ok(())
 }

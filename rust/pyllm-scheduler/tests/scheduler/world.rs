@@ -175,6 +175,11 @@ impl World {
         let stats = self.scheduler.stats();
         assert_eq!((stats.num_used_blocks, stats.num_free_host_blocks), (0, stats.num_host_blocks));
         assert!(stats.prefix_queries <= self.added_tokens, "a sequence is looked up at its first admission only");
+        assert!(stats.num_uncached_tokens <= self.added_tokens, "its tokens are computed for the first time once");
+        assert_eq!(stats.num_ended_preemptions, stats.num_preemptions);
+        let counts: Vec<u64> = stats.accepted_drafts.named().map(|(_, count)| count).collect();
+        let num_rows = counts[counts.len() - 1];
+        assert_eq!(counts.into_iter().map(|count| num_rows - count).sum::<u64>(), stats.num_accepted_drafts);
         let policy = match self.config.policy {
             PolicyName::Fcfs => "ends under fcfs",
             PolicyName::Priority => "ends under priority",
