@@ -50,7 +50,7 @@ def parsers_of(template: str, reads_tools: bool, tool_call: str, reasoning: str)
     """
     found = Parsers(
         _shown_tool_call_parser(template, reads_tools) if tool_call == "auto" else tool_call,
-        _shown_reasoning_parser(template) if reasoning == "auto" else reasoning,
+        shown_reasoning_parser(template) if reasoning == "auto" else reasoning,
     )
     if found.tool_call == "openai" or found.reasoning == "openai_gptoss":
         return Parsers("openai", "none" if reasoning == "none" else "openai_gptoss")
@@ -149,6 +149,6 @@ def _is_of(form: ToolForm, template: str) -> bool:
     return any(all(part in template for part in sign) for sign in form.signs)
 
 
-def _shown_reasoning_parser(template: str) -> str:
+def shown_reasoning_parser(template: str) -> str:
     forms = REASONING_FORMS.items()
     return next((name for name, form in forms if any(sign in template for sign in form.signs)), "none")
