@@ -79,6 +79,11 @@ def test_every_change_changes_what_comes(alone: list[CompletionOutput]) -> None:
     assert by_name["thinking"].token_ids[:8] == [*by_name["nothing"].token_ids[:5], 9617, 17400, 46]
 
 
+def test_a_budget_needs_to_know_how_reasoning_ends(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="thinking_token_budget is not supported here: there is no reasoning parser"):
+        llm.generate(FRANCE, SamplingParams(thinking_token_budget=5))
+
+
 @pytest.mark.parametrize("setting", SCHEDULED)
 def test_changes_depend_on_nothing_but_the_request(setting: str, alone: list[CompletionOutput]) -> None:
     options = dict(SCHEDULED[setting])
@@ -96,8 +101,8 @@ def test_what_repeats_itself_is_guessed_and_is_told_as_without(llm: LLM) -> None
     prompt = "One, two, three, four, five. One, two, three, four, five. One, two,"
     each = {"max_tokens": 60, "ignore_eos": True, "logprobs": 3}
     params = [SamplingParams(**each, temperature=0), SamplingParams(**each, temperature=0.5, seed=1, stop=["five. T"])]
-    thinking = {"reasoning_end_token_ids": [[9617, 17400, 46]], "min_tokens": 30}
-    params += [SamplingParams(**each, **thinking, temperature=0, thinking_token_budget=number) for number in (5, 10, 11)]
+    thinking = each | CHANGES["thinking"] | {"temperature": 0, "min_tokens": 30}
+    params += [SamplingParams(**thinking | {"thinking_token_budget": budget}) for budget in (5, 10, 11)]
     before = llm.stats()["num_accepted_drafts"]
     guessed = [llm.generate(prompt, own)[0].outputs for own in params]
     assert llm.stats()["num_accepted_drafts"] >= before + 10

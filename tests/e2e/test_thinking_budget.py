@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from pyllm import LLM, LLMEngine, SamplingParams, StructuredOutputsParams
+from pyllm.errors import RequestError
 from tests.e2e.server import Server
 from tests.e2e.titles import CORE, WORKER
 
@@ -14,7 +16,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
 MESSAGES = [{"role": "user", "content": "Which city is the capital of France? Tell me about it."}]
-CLOSING_TOKENS = 3  # `</`, `think`, `>`
+CLOSING = [9617, 17400, 46]  # `</`, `think`, `>`
+FORM = StructuredOutputsParams(choice=["Paris", "Rome"])
 BUDGETS = [0, 1, 5]
 DRAWN = {"temperature": 0.8, "seed": 5, "max_tokens": 40}
 
@@ -45,7 +48,7 @@ def num_tokens(server: Server, text: str) -> int:
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_an_answer_has_so_many_tokens_of_reasoning(thinking: Server, budget: int) -> None:
     whole = chat(thinking, **DRAWN, n=2, thinking_token_budget=budget)
-    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2 * (budget + CLOSING_TOKENS)
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2 * (budget + len(CLOSING))
     unbounded = chat(thinking, **DRAWN, n=2)["choices"]
     for choice, free in zip(whole["choices"], unbounded, strict=True):
         message = choice["message"]
@@ -60,7 +63,7 @@ def test_an_answer_has_so_many_tokens_of_reasoning(thinking: Server, budget: int
 def test_responses_and_messages_count_them_too(thinking: Server, budget: int) -> None:
     own = {"temperature": 0, "input": MESSAGES[0]["content"], "max_output_tokens": 40}
     response = ask(thinking, "/v1/responses", **own, thinking_token_budget=budget)
-    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == budget + CLOSING_TOKENS
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == budget + len(CLOSING)
     bounded = {"type": "enabled", "budget_tokens": budget}
     own = {"temperature": 0, "messages": MESSAGES, "max_tokens": 40}
     blocks = ask(thinking, "/v1/messages", **own, thinking=bounded)["content"]
@@ -71,9 +74,27 @@ def test_responses_and_messages_count_them_too(thinking: Server, budget: int) ->
 
 def test_a_plain_prompt_that_opens_reasoning_is_bounded(thinking: Server) -> None:
     own = {"temperature": 0, "max_tokens": 24, "thinking_token_budget": 6, "logprobs": 1}
-    opened, plain = ask(thinking, "/v1/completions", prompt=["Q: 2+2? A: <think>\n", "Q: 2+2? A:"], **own)["choices"]
-    assert opened["logprobs"]["tokens"][6:9] == ["</", "think", ">"]
-    assert "think" not in plain["text"]
+    prompts = ["Q: 2+2? A: <think>\n", "Q: 2+2? A:"]
+    opened, plain = ask(thinking, "/v1/completions", prompt=prompts, **own)["choices"]
+    free = ask(thinking, "/v1/completions", prompt=prompts, **own | {"thinking_token_budget": -1})["choices"]
+    assert opened["logprobs"]["tokens"][:9] == [*free[0]["logprobs"]["tokens"][:6], "</", "think", ">"]
+    assert plain == free[1]
+
+
+def test_python_bounds_reasoning_by_the_models_template() -> None:
+    params = SamplingParams(temperature=0, max_tokens=12, thinking_token_budget=4)
+    with LLM(chat_template=TEMPLATE) as llm:
+        (outputs,) = llm.chat(MESSAGES, params)
+        prompt = outputs.prompt_token_ids
+    engine = LLMEngine(chat_template=TEMPLATE)
+    engine.add_request("same", {"prompt_token_ids": prompt}, params)
+    same = [output for _ in range(14) for output in engine.step()]
+    with pytest.raises(RequestError, match="structured_outputs leave no room for reasoning"):
+        engine.add_request("form", prompt, SamplingParams(thinking_token_budget=4, structured_outputs=FORM))
+    engine.close()
+    tokens = outputs.outputs[0].token_ids
+    assert tokens[4:7] == CLOSING
+    assert same[-1].outputs[0].token_ids == tokens
 
 
 def test_a_format_follows_the_end_of_reasoning(thinking: Server) -> None:
@@ -84,7 +105,7 @@ def test_a_format_follows_the_end_of_reasoning(thinking: Server) -> None:
         (choice,) = whole["choices"]
         assert json.loads(choice["message"]["content"])["city"] in ("Paris", "Rome")
         assert choice["finish_reason"] == "stop"
-        assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == budget + CLOSING_TOKENS
+        assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == budget + len(CLOSING)
 
 
 @pytest.mark.parametrize("title", [WORKER, CORE])

@@ -129,6 +129,7 @@ DESCRIPTIONS: Mapping[str, FieldDescription] = {
     # Reasoning.
     "reasoning": FieldDescription("How much the model reasons, where its template reads it."),
     "reasoning_effort": FieldDescription("How much the model reasons, where its template reads it."),
+    "thinking_token_budget": _from("Most tokens of reasoning, whose end is forced then; -1 is no limit.", -1),
     "think": FieldDescription("Ollama's name of reasoning_effort; false turns reasoning off."),
     "thinking": FieldDescription("disabled turns reasoning off, where the template can."),
     # How a prompt is made.
