@@ -38,7 +38,7 @@ class ReasoningMarkers:
         if self._form is None:
             return "there is no reasoning parser, so nothing says where the model's reasoning ends"
         if self._form.in_channels:
-            return "the model reasons in several messages, of which none has an end of its own: use reasoning_effort"
+            return "the model may reason in several messages, and no marker ends them all: use reasoning_effort"
         return self._unwritten
 
     def resolve(self, params: SamplingParams, opened: bool = False) -> SamplingParams:
@@ -55,15 +55,16 @@ class ReasoningMarkers:
         return msgspec.structs.replace(params, reasoning_start_token_ids=starts, reasoning_end_token_ids=self._ends)
 
     def resolve_plain(self, params: SamplingParams) -> SamplingParams:
-        """The same for a prompt that is no conversation, where a constraint holds from the first token.
+        """The same for a prompt that is no conversation: a constraint holds from its first token, and is refused.
 
         Raises:
             RequestError: the reasoning cannot be bounded.
         """
-        if params.thinking_token_budget is not None and params.structured_outputs is not None:
+        resolved = self.resolve(params)
+        if resolved is not params and params.structured_outputs is not None:
             text = "structured_outputs leave no room for reasoning in a plain prompt: leave thinking_token_budget out"
             raise RequestError(text, "thinking_token_budget")
-        return self.resolve(params)
+        return resolved
 
     @cached_property
     def _unwritten(self) -> str:

@@ -79,6 +79,8 @@ def test_a_plain_prompt_has_reasoning_or_a_constraint(tokenizer: Tokenizer) -> N
     assert markers.resolve_plain(BOUNDED) == markers.resolve(BOUNDED)
     with pytest.raises(RequestError, match="leave thinking_token_budget out"):
         markers.resolve_plain(constrained)
+    prepared = markers.resolve(constrained)  # as of a conversation, where the constraint follows the reasoning
+    assert markers.resolve_plain(prepared) == prepared
 
 
 def test_the_template_shows_the_markers(tokenizer: Tokenizer) -> None:
