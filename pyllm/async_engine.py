@@ -28,6 +28,7 @@ from pyllm.engine_processes import LIMITS, EngineProcesses
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
+from pyllm.frontend.chat.reasoning_markers import ReasoningMarkers
 from pyllm.frontend.chat.renderer import ChatRenderer, program_messages
 from pyllm.frontend.observability.core_metrics import figures_of_cores
 from pyllm.frontend.observability.measured_sink import MeasuredSink
@@ -86,6 +87,7 @@ class AsyncEngine:
         self._config, self._checkpoint = resolve_config(engine_config(engine_keywords({"model": model, **options})))
         self.tokenizer = Tokenizer(self._checkpoint.tokenizer)
         self._chat_template = ChatTemplate.of(self._checkpoint.tokenizer)
+        self._markers = ReasoningMarkers.shown_by(self._chat_template, self.tokenizer)
         give_up = weakref.WeakMethod(self._give_up)
         self._processes = EngineProcesses(self._config, self._checkpoint, lambda error: _call(give_up(), error))
         self._owner = OwningProcess("AsyncEngine")
@@ -388,7 +390,7 @@ class AsyncEngine:
         too_long = refuse_prompt if truncation is None else None
         (tokens,) = await encoder.encode([prompt.content], too_long=too_long)
         truncated = tokens if truncation is None else truncation.kept(tokens)
-        params = await resolve_texts_aside(params, self.tokenizer)
+        params = await resolve_texts_aside(self._markers.resolve_plain(params), self.tokenizer)
         if name in self._processors:
             raise RequestError(f"request {name!r} is running already; give each request an id of its own", "request_id")
         changed = asyncio.Event()

@@ -24,9 +24,11 @@ from pyllm.core.executors.inline import InlineExecutor
 from pyllm.engine_args import EngineArgs
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
+from pyllm.frontend.chat.reasoning_markers import ReasoningMarkers
 from pyllm.frontend.text.model_tokenizer import ModelTokenizer
 from pyllm.frontend.text.outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from pyllm.frontend.text.sampling_texts import resolve_texts
+from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.launch import entrypoints
@@ -75,6 +77,7 @@ class LLMEngine:
         )
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
         self._tokenizer_files = checkpoint.tokenizer
+        self._markers = ReasoningMarkers.shown_by(ChatTemplate.of(checkpoint.tokenizer), self.tokenizer)
         self._default_params = SamplingParams(**checkpoint.sampling.given())
         self._executor = InlineExecutor(lambda: entrypoints.load_rank(core_config))
         self._requests: dict[str, tuple[RequestProcessor, OutputFold]] = {}
@@ -124,7 +127,7 @@ class LLMEngine:
             raise RequestError(f"request {request_id!r} is running already", "request_id")
         params = copy(instance("params", self._default_params if params is None else params, SamplingParams))
         params.validate()
-        params = resolve_texts(params, self.tokenizer)
+        params = resolve_texts(self._markers.resolve_plain(params), self.tokenizer)
         read = read_prompt(prompt, with_priority(scheduling, priority))
         content, model = read.content, self._client.model
         tokens = known_tokens(self.tokenizer.encode(content) if isinstance(content, str) else content, model.vocab_size)

@@ -53,7 +53,9 @@ _NUMBERS = (
 _INTEGERS = ("n", "top_k", "min_tokens", "beam_width")
 _OPTIONAL_INTEGERS = (
     *("seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "stream_interval"),
+    "thinking_token_budget",
 )
+_SEQUENCES = ("bad_words_token_ids", "reasoning_start_token_ids", "reasoning_end_token_ids")
 _FLAGS = (
     *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
     *("detokenize", "skip_clone"),
@@ -78,6 +80,7 @@ _NOT_WITH_BEAMS = (
     "bad_words_token_ids",
     "structured_outputs",
     "extra_args",
+    "thinking_token_budget",
     "stop",
     "logprobs",
     "prompt_logprobs",
@@ -110,6 +113,11 @@ class SamplingParams(
     at most 1,024 tokens, each by at most 100 up or down; what is beyond 100 is taken for it.
     `extra_args` are the arguments of logits processors and samplers, by the names of their entry points. Plain values
     below other names go to the only one that is installed.
+
+    After `thinking_token_budget` tokens of reasoning its end is forced, and the model goes on with its answer; 0 is at
+    once, -1 no limit. The markers are those of the model's reasoning parser; who has no tokenizer gives them as
+    `reasoning_start_token_ids`, one of which ends the prompt or begins the output, none if the model always reasons,
+    and `reasoning_end_token_ids`, of which the first is what is forced.
 
     `logprobs` and `prompt_logprobs` count the likeliest tokens whose log-probabilities come beside the token's own; -1
     is the whole vocabulary. `logprob_token_ids` are at most 128 tokens that come in place of the likeliest.
@@ -157,6 +165,9 @@ class SamplingParams(
     extra_args: dict[str, Any] | None = None
     beam_width: int = 0
     length_penalty: float = 1.0
+    thinking_token_budget: int | None = None
+    reasoning_start_token_ids: Sequence[Sequence[int]] = ()
+    reasoning_end_token_ids: Sequence[Sequence[int]] = ()
     truncate_prompt_tokens: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int | None = None
@@ -168,7 +179,6 @@ class SamplingParams(
     prompt_logprob_token_ids: Sequence[int] | None = None
     prompt_logprob_start: int | None = None
     skip_reading_prefix_cache: bool | None = None
-    thinking_token_budget: int | None = None
     watermarking: bool | None = None
     repetition_detection: Any = None
     routed_experts_prompt_start: int = 0
@@ -247,10 +257,11 @@ class SamplingParams(
         for name in ("allowed_token_ids", "logprob_token_ids"):
             if (given := getattr(self, name)) is not None:
                 setattr(self, name, token_ids(name, given))
-        words = as_list(self.bad_words_token_ids)
-        if not isinstance(words, list | tuple):
-            refuse("bad_words_token_ids", words, "a list of lists of token ids")
-        self.bad_words_token_ids = [token_ids("bad_words_token_ids", each) for each in words] if words else ()
+        for name in _SEQUENCES:
+            sequences = as_list(getattr(self, name))
+            if not isinstance(sequences, list | tuple):
+                refuse(name, sequences, "a list of lists of token ids")
+            setattr(self, name, [token_ids(name, each) for each in sequences] if sequences else ())
         if self.logit_bias is not None:
             biases = mapping("logit_bias", self.logit_bias)
             self.logit_bias = {
@@ -276,7 +287,7 @@ class SamplingParams(
         if self.allowed_token_ids is not None:
             check("allowed_token_ids", "none", len(self.allowed_token_ids) > 0, "left out, or at least one token id")
             _check_tokens("allowed_token_ids", self.allowed_token_ids)
-        for name, most in (("bad_words", MAX_BAD_WORDS), ("bad_words_token_ids", MAX_BAD_WORDS_TOKEN_IDS)):
+        for name, most in (("bad_words", MAX_BAD_WORDS), *((name, MAX_BAD_WORDS_TOKEN_IDS) for name in _SEQUENCES)):
             words = getattr(self, name)
             check(name, len(words), len(words) <= most, f"at most {most}")
             if not all(words):
@@ -284,8 +295,13 @@ class SamplingParams(
         num_characters = sum(map(len, self.bad_words or ()))
         allowed = f"at most {MAX_BAD_WORD_CHARACTERS} characters together"
         check("bad_words", num_characters, num_characters <= MAX_BAD_WORD_CHARACTERS, allowed)
-        for tokens in self.bad_words_token_ids:
-            _check_tokens("bad_words_token_ids", tokens)
+        for name in _SEQUENCES:
+            for tokens in getattr(self, name):
+                _check_tokens(name, tokens)
+        budget = self.thinking_token_budget = None if self.thinking_token_budget == -1 else self.thinking_token_budget
+        if budget is not None:
+            check("thinking_token_budget", budget, 0 <= budget < 2**31, "0 or more, or -1 for no limit")
+            self._exclude("thinking_token_budget", ("allowed_token_ids", "extra_args"))
 
     def _check_logprob_tokens(self) -> None:
         if not self.logprob_token_ids:

@@ -110,6 +110,12 @@ def test_as_many_stop_strings_as_the_bounds_allow() -> None:
         ("bad_words_token_ids", [[1]] * 5121),
         ("bad_words_token_ids", [[]]),
         ("bad_words_token_ids", [[-1]]),
+        ("thinking_token_budget", -2),
+        ("thinking_token_budget", 2**31),
+        ("thinking_token_budget", 1.5),
+        ("reasoning_start_token_ids", [5]),
+        ("reasoning_end_token_ids", [[5], []]),
+        ("reasoning_end_token_ids", [[-1]]),
         ("min_tokens", -1),
         ("logprobs", -2),
         ("prompt_logprobs", -2),
@@ -158,6 +164,14 @@ def test_the_end_of_a_form_ends_the_output() -> None:
         assert refused.value.parameter in others
 
 
+def test_the_end_of_reasoning_cannot_be_forced_where_other_code_chooses() -> None:
+    for others in ({"allowed_token_ids": [5]}, {"extra_args": {"mine": {}}}):
+        SamplingParams(thinking_token_budget=-1, **others)
+        with pytest.raises(RequestError, match="thinking_token_budget exclude one another") as refused:
+            SamplingParams(thinking_token_budget=5, **others)
+        assert refused.value.parameter in others
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -173,6 +187,7 @@ def test_the_end_of_a_form_ends_the_output() -> None:
         ("bad_words_token_ids", [[1]]),
         ("structured_outputs", StructuredOutputsParams(json_object=True)),
         ("extra_args", {"mine": {}}),
+        ("thinking_token_budget", 0),
         ("stop", "x"),
         ("logprobs", 1),
         ("prompt_logprobs", 1),
@@ -186,7 +201,7 @@ def test_beam_search_excludes_what_changes_its_candidates(name: str, value: obje
 
 
 def test_beam_search_goes_with_what_it_can_honour() -> None:
-    neutral = {"top_k": -1, "logit_bias": {}, "bad_words": [], "stop": []}
+    neutral = {"top_k": -1, "logit_bias": {}, "bad_words": [], "stop": [], "thinking_token_budget": -1}
     for options in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 1}, {"min_tokens": 3, "ignore_eos": True}):
         SamplingParams(beam_width=2, n=2, length_penalty=0.5, stop_token_ids=[3], **options, **neutral)
     with pytest.raises(RequestError, match="n must be the beam_width, 2"):

@@ -41,7 +41,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
     `min_tokens` of output. `logprobs` and `prompt_logprobs` count the likeliest tokens that come beside the token
     itself; None: none. `logprob_token_ids` come in place of the likeliest. `grammar` is llguidance's text; "": none.
     `extra_args` are those of logits processors, by their names. `pooling` "last" or "mean" asks for the prompt's
-    embedding in place of tokens, see `POOLING`.
+    embedding in place of tokens, see `POOLING`. After `thinking_budget` tokens of reasoning the first of
+    `thinking_ends` is forced; without ends there is no bound. The model reasons if one of `thinking_starts` ends its
+    prompt or begins its output, or if there is none.
     """
 
     temperature: float = 1.0
@@ -62,6 +64,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
     extra_args: dict[str, Any] = {}
     pooling: str = ""
     logprob_token_ids: bytes = b""
+    thinking_budget: int = 0
+    thinking_starts: tuple[bytes, ...] = ()
+    thinking_ends: tuple[bytes, ...] = ()
 
     @property
     def is_stateful(self) -> bool:
@@ -81,6 +86,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
             or self.min_tokens
             or self.grammar
             or self.extra_args
+            or self.thinking_ends
         )
 
 

@@ -6,12 +6,14 @@
 mod edits;
 mod python;
 mod slot;
+mod thinking;
 
 use std::fmt;
 
 pub(crate) use edits::Edits;
 pub(crate) use python::LogitsStates;
 pub(crate) use slot::{Rules, Slot};
+pub(crate) use thinking::Thinking;
 
 /// The states, one for each slot.
 pub(crate) struct Slots {
@@ -81,7 +83,9 @@ pub(crate) enum StateError {
         value: f32,
         allowed: &'static str,
     },
-    NoTokens,
+    NoTokens {
+        what: &'static str,
+    },
 }
 
 impl fmt::Display for StateError {
@@ -102,7 +106,7 @@ impl fmt::Display for StateError {
                  initialise the slot with all tokens before"
             ),
             Self::Number { what, value, allowed } => write!(formatter, "{what} is {value}: it must be {allowed}"),
-            Self::NoTokens => write!(formatter, "a bad word has no tokens: leave it out"),
+            Self::NoTokens { what } => write!(formatter, "{what} has no tokens: leave it out"),
         }
     }
 }

@@ -68,11 +68,11 @@ class ToolChoiceParam(Struct, kw_only=True):
 
 
 class ThinkingParam(Struct, kw_only=True):
-    """Whether the model thinks before it answers. The budget is a target, which is not looked at."""
+    """Whether the model thinks before it answers, and after how many tokens of that its answer begins at the latest."""
 
     type: Literal["enabled", "disabled", "adaptive"]
 
-    budget_tokens: Hint = None
+    budget_tokens: int | None = None
     display: Hint = None
 
 

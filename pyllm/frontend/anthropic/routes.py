@@ -11,7 +11,7 @@ from litestar.params import JSONBody
 from pyllm.errors import RequestError
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.anthropic.answer_format import MessageFormat
-from pyllm.frontend.anthropic.chat_conversation import check_thinking, conversation_of
+from pyllm.frontend.anthropic.chat_conversation import check_thinking, conversation_of, thinking_budget
 from pyllm.frontend.anthropic.error_format import ERROR_RESPONSES
 from pyllm.frontend.anthropic.protocol import (
     CountTokensRequest,
@@ -39,6 +39,7 @@ FIELD_NAMES = {
     "prompt": "messages",
     "reasoning_effort": "output_config.effort",
     "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
     "tool_choice required": "tool_choice any",
 }
 
@@ -68,7 +69,8 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
             raise UnsupportedThreadError(text, "thread")
         check_thinking(data.thinking, state.chat, context.ignore)
         scheduling = scheduling_from(context, data.priority, cache_salt=data.cache_salt)
-        conversation, params = conversation_of(data, context.ignore), _sampling_params(state, data)
+        budget = thinking_budget(data.thinking, state.chat, context.ignore)
+        conversation, params = conversation_of(data, context.ignore), _sampling_params(state, data, budget)
         prepared, generation = await generate_chat(state, context, scheduling, conversation, params)
         usage = MessageUsage(len(prepared.prompts[0]), 0)
         message = Message(f"msg_{context.request_id}", state.model_name, [], usage)
@@ -119,12 +121,13 @@ def _output_format(request: MessagesRequest) -> OutputFormat | None:
     return newer or request.output_format
 
 
-def _sampling_params(state: ServerState, request: MessagesRequest) -> SamplingParams:
+def _sampling_params(state: ServerState, request: MessagesRequest, budget: int | None) -> SamplingParams:
     given = {name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(request, name)) is not None}
     output_format = _output_format(request)
     return SamplingParams(
         **state.sampling.merged(given, request.max_tokens),
         stop=tuple(request.stop_sequences or ()),
+        thinking_token_budget=budget,
         structured_outputs=None if output_format is None else StructuredOutputsParams(json=output_format.schema),
         extra_args=request.vllm_xargs,
     )

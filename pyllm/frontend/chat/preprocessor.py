@@ -17,6 +17,7 @@ from pyllm.frontend.chat.parsers.harmony import HARMONY_STOPS, HarmonyParser
 from pyllm.frontend.chat.parsers.parser_selection import reasoning_form
 from pyllm.frontend.chat.parsers.reasoning_forms import THINK
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
+from pyllm.frontend.chat.reasoning_markers import ReasoningMarkers
 from pyllm.frontend.chat.renderer import ChatRenderer
 from pyllm.frontend.chat.tool_constraint import ToolConstraint
 from pyllm.frontend.chat.tool_grammar import after_reasoning
@@ -50,6 +51,7 @@ class ChatPreprocessor:
         self._parsers = self._renderer.parsers
         self._in_channels = self._parsers.tool_call == "openai"  # Harmony
         self._form = reasoning_form(self._parsers.reasoning) if self.has_reasoning else THINK
+        self.markers = ReasoningMarkers(tokenizer, self._form if self.has_reasoning else None)
 
     @property
     def has_reasoning(self) -> bool:
@@ -108,6 +110,7 @@ class ChatPreprocessor:
         elif self.has_reasoning:
             opened = self._opens_reasoning(conversation, prompt)
             params = self._after_reasoning(params, opened)
+        params = self.markers.resolve(params, opened is True)
         separate = conversation.separate_reasoning and self.has_reasoning
         if tool_constraint is None and not self._in_channels and (opened is None or not separate):
             return Prepared([prompt], params, adjusted=adjusted)

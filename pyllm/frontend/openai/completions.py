@@ -73,7 +73,8 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
             params = msgspec.structs.replace(params, stop_token_ids=tuple(dict.fromkeys(stops)))
 
         async def prepare() -> Prepared:
-            resolved = await resolve_texts_aside(params, state.tokenizer, context.ignore)
+            resolved = state.chat.markers.resolve_plain(params)
+            resolved = await resolve_texts_aside(resolved, state.tokenizer, context.ignore)
             too_long = refuse_prompt if truncation is None else None
             whole = await state.prompts.encode(given, data.add_special_tokens is not False, too_long)
             prompts = whole if truncation is None else [truncation.kept(tokens) for tokens in whole]

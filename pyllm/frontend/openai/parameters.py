@@ -37,6 +37,7 @@ _SAMPLING_FIELDS = (
     "min_tokens",
     "ignore_eos",
     "skip_special_tokens",
+    "thinking_token_budget",
 )
 # Older versions of OpenAI's package spell it in-memory.
 _OPENAI_RETENTIONS: dict[str, Retention] = {"in_memory": "none", "in-memory": "none", "24h": "long"}

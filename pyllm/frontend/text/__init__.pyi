@@ -7,7 +7,7 @@ from .json_schemas import Ignore, enforced_schema, json_type, warn_once
 from .model_tokenizer import ModelTokenizer
 from .outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from .prompt_encoder import PromptEncoder, RefusePrompt
-from .sampling_texts import resolve_texts, resolve_texts_aside
+from .sampling_texts import resolve_texts, resolve_texts_aside, token_forms
 from .structured_outputs import JSON_STYLE, grammar_text, resolve_constraint
 from .templates import NO_CHAT_TEMPLATE, ChatTemplate, Message
 from .text_decoder import TextDecoder
@@ -44,6 +44,7 @@ __all__ = [
     "resolve_constraint",
     "resolve_texts",
     "resolve_texts_aside",
+    "token_forms",
     "truncation_from",
     "warn_once",
     "with_ascii_classes",

@@ -60,7 +60,7 @@ REFUSED = {
     "options": ({"temperature": 0}, {}),
     "parameters": ({"temperature": 0}, {}),
     "reasoning_format": ("none", "auto"),
-    "thinking_token_budget": (5, -1),
+    "reasoning_budget_message": ("Now the answer.", ""),
     "kv_transfer_params": ({"a": 1}, {}),
     "no_repeat_ngram_size": (3, 0),
     "guided_whitespace_pattern": (" ", None),
@@ -82,6 +82,8 @@ SAME = {
     "max_new_tokens": (3, "max_tokens"),
     "max_output_tokens": (3, "max_tokens"),
     "n_cmpl": (2, "n"),
+    "thinking_budget_tokens": (0, "thinking_token_budget"),
+    "reasoning_budget": (5, "thinking_token_budget"),
 }
 
 
@@ -175,3 +177,5 @@ async def test_messages_name_what_they_have_not(tokenizer: Tokenizer) -> None:
         refused = await frontend.http.post("/v1/messages", json=body)
     assert refused.status_code == 400
     assert "repeat_penalty is not supported yet" in refused.json()["error"]["message"]
+    with pytest.raises(RequestError, match="thinking_token_budget is not supported; use thinking"):
+        refuse_unsupported(decode(MessagesRequest, thinking_token_budget=5))

@@ -34,6 +34,10 @@ impl Default for Edits {
 impl Edits {
     /// What changes after the slot's tokens and these drafts.
     pub(super) fn extend(&mut self, slot: &Slot, drafts: &[i32]) {
+        if let Some(id) = slot.forced(drafts) {
+            self.push(id, f32::INFINITY, 1.0, 0.0); // It is chosen, whatever the others have.
+            return;
+        }
         let (rules, counts) = (&*slot.rules, &slot.counts);
         let mut next = 0;
         for change in changes(slot, drafts) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::StateError;
+use super::thinking::{Output, Stage, Thinking};
 
 /// What a request asks for that depends on its tokens, or changes logits at every position.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +19,7 @@ pub(crate) struct Rules {
     /// So many tokens are put out before one of `stop_token_ids` is.
     pub(crate) min_tokens: usize,
     pub(crate) stop_token_ids: Vec<i32>,
+    pub(crate) thinking: Thinking,
 }
 
 impl Rules {
@@ -44,7 +46,13 @@ impl Rules {
             }
         }
         if self.bad_words.iter().any(Vec::is_empty) {
-            return Err(StateError::NoTokens);
+            return Err(StateError::NoTokens { what: "a bad word" });
+        }
+        if self.thinking.starts.iter().chain(&self.thinking.ends).any(Vec::is_empty) {
+            return Err(StateError::NoTokens { what: "a start or an end of reasoning" });
+        }
+        if let Some(&token) = self.thinking.ends.iter().flatten().find(|&&token| !is_token(token)) {
+            return Err(StateError::Token { what: "an end of reasoning", token, vocabulary });
         }
         self.bias.sort_by_key(|&(token, _)| token);
         self.bad_words.retain(|word| word.iter().all(|&token| is_token(token)));
@@ -76,6 +84,8 @@ pub(crate) struct Slot {
     pub(super) rules: Arc<Rules>,
     prompt: Arc<Prompt>,
     output: Vec<i32>,
+    /// Where reasoning stands after the output.
+    stage: Stage,
     /// Empty where nothing depends on it.
     pub(super) counts: Counts,
 }
@@ -101,6 +111,7 @@ impl Slot {
         let distinct = if rules.repeat() { bits_of(prompt, vocabulary) } else { Vec::new() };
         let counts = if rules.count_output() { Counts::new(&distinct, output, vocabulary) } else { Counts::default() };
         Self {
+            stage: rules.thinking.stage(prompt, output),
             rules: Arc::new(rules),
             prompt: Arc::new(Prompt { tokens: prompt.to_vec(), distinct }),
             output: output.to_vec(),
@@ -117,6 +128,13 @@ impl Slot {
         &self.output
     }
 
+    /// The token that reasoning beyond its budget forces after the output and these drafts.
+    pub(super) fn forced(&self, drafts: &[i32]) -> Option<i32> {
+        let (thinking, after) = (&self.rules.thinking, |length| Output(&self.output, &drafts[..length]));
+        let stage = (1..=drafts.len()).fold(self.stage, |stage, length| thinking.advance(stage, after(length)));
+        thinking.forced(stage, after(drafts.len()))
+    }
+
     /// What is known from a position on.
     pub(crate) fn tokens_from(&self, start: usize) -> Vec<i32> {
         let prompt = &self.prompt.tokens;
@@ -126,6 +144,7 @@ impl Slot {
 
     pub(super) fn append(&mut self, token: i32) {
         self.output.push(token);
+        self.stage = self.rules.thinking.advance(self.stage, Output(&self.output, &[]));
         if self.rules.count_output() {
             self.counts.add(token);
         }
@@ -150,6 +169,7 @@ impl Slot {
 
     fn truncate(&mut self, num_output_tokens: usize) {
         let forgotten = self.output.split_off(num_output_tokens);
+        self.stage = self.rules.thinking.stage(&self.prompt.tokens, &self.output);
         if self.rules.count_output() {
             for token in forgotten {
                 self.counts.remove(token, &self.prompt.distinct);

@@ -2,12 +2,13 @@
 
 use proptest::prelude::*;
 
+use super::thinking::tests::{forced, thinking};
 use super::*;
 
 const NUM_SLOTS: usize = 3;
-const VOCABULARY: usize = 9;
+pub(super) const VOCABULARY: usize = 9;
 
-fn plain_rules() -> Rules {
+pub(super) fn plain_rules() -> Rules {
     Rules {
         presence_penalty: 0.0,
         frequency_penalty: 0.0,
@@ -16,6 +17,7 @@ fn plain_rules() -> Rules {
         bad_words: Vec::new(),
         min_tokens: 0,
         stop_token_ids: Vec::new(),
+        thinking: Thinking::default(),
     }
 }
 
@@ -78,6 +80,9 @@ impl Naive {
         let rules = &self.rules;
         let known = [&self.tokens, drafts].concat();
         let output = &known[self.num_prompt_tokens..];
+        if let Some(id) = forced(&rules.thinking, &known[..self.num_prompt_tokens], output) {
+            return vec![(id, f32::INFINITY, 1.0, 0.0)];
+        }
         let mut edits = Vec::new();
         for id in 0..VOCABULARY as i32 {
             let biases = rules.bias.iter().filter(|&&(biased, _)| biased == id);
@@ -115,15 +120,19 @@ fn rules() -> impl Strategy<Value = Rules> {
         prop::collection::vec(prop::collection::vec(0..3_i32, 1..4), 0..4),
         0..6_usize,
         prop::collection::vec(token(), 0..3),
+        thinking(),
     )
-        .prop_map(|(presence, frequency, repetition, bias, bad_words, min_tokens, stop_token_ids)| Rules {
-            presence_penalty: presence,
-            frequency_penalty: frequency,
-            repetition_penalty: repetition,
-            bias,
-            bad_words,
-            min_tokens,
-            stop_token_ids,
+        .prop_map(|(presence, frequency, repetition, bias, bad_words, min_tokens, stop_token_ids, thinking)| {
+            Rules {
+                presence_penalty: presence,
+                frequency_penalty: frequency,
+                repetition_penalty: repetition,
+                bias,
+                bad_words,
+                min_tokens,
+                stop_token_ids,
+                thinking,
+            }
         })
 }
 
@@ -260,6 +269,10 @@ fn calls_that_do_not_fit_are_refused_and_change_nothing() {
     assert_eq!(refusal(rules, &[], 0), "a bias is inf: it must be finite");
     let rules = Rules { bad_words: vec![vec![]], ..plain_rules() };
     assert_eq!(refusal(rules, &[], 0), "a bad word has no tokens: leave it out");
+    let rules = Rules { thinking: Thinking { ends: vec![vec![]], ..Thinking::default() }, ..plain_rules() };
+    assert_eq!(refusal(rules, &[], 0), "a start or an end of reasoning has no tokens: leave it out");
+    let rules = Rules { thinking: Thinking { ends: vec![vec![9]], ..Thinking::default() }, ..plain_rules() };
+    assert_eq!(refusal(rules, &[], 0), "an end of reasoning has token 9: give ids from 0 to 8");
     assert!(states.get(1).expect("the slot is there").is_none());
 
     states.initialise(1, &[1, 2], 2, plain_rules()).expect("all fits");
