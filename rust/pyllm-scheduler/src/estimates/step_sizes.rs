@@ -1,8 +1,8 @@
-//! How many tokens steps compute, as a histogram. Knows nothing of what they are.
+//! A histogram of tokens per step. Does not tell prefill from decode.
 
 const NUM_BUCKETS: usize = 14;
 
-/// The largest size of each bucket, and the figure that counts the steps up to it. The bounds are those of vLLM's
+/// The largest size of each bucket, and the name of its counter. The bounds are those of vLLM's
 /// `iteration_tokens_total`.
 const BUCKETS: [(u64, &str); NUM_BUCKETS] = [
     (1, "iteration_tokens_le_1"),
@@ -21,21 +21,21 @@ const BUCKETS: [(u64, &str); NUM_BUCKETS] = [
     (u64::MAX, "iteration_tokens_le_inf"),
 ];
 
-/// Steps by their tokens.
+/// Numbers of steps by their tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepSizes {
     counts: [u64; NUM_BUCKETS],
 }
 
 impl StepSizes {
-    /// A step computes so many tokens; one that only moves blocks is not counted.
+    /// Counts a step of so many tokens; steps that only move blocks are not counted.
     pub(crate) fn add(&mut self, num_tokens: u64) {
         if num_tokens > 0 {
             self.counts[BUCKETS.partition_point(|&(bound, _)| bound < num_tokens)] += 1;
         }
     }
 
-    /// Every bucket's name, and how many steps had at most its tokens.
+    /// Every bucket's name, and the number of steps with at most its tokens.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let counts = self.counts.into_iter().scan(0, |total, count| {
             *total += count;
