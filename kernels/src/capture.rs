@@ -1,5 +1,5 @@
-//! The shim of graphs, of the memory that is lent to the tensors of one, and of the times of ops. `_cpu.pyi` documents
-//! all three.
+//! The Python classes for graphs, for memory lent to their tensors, and for times of ops. `_cpu.pyi` documents all
+//! three.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -82,7 +82,7 @@ impl Graph {
     }
 }
 
-/// A piece of a graph's memory, which goes back when Python lets go of this.
+/// A piece of a graph's memory, returned when Python drops this.
 #[pyclass(frozen, module = "pyllm_kernels._cpu")]
 pub(crate) struct Lease {
     arena: Arc<Arena>,

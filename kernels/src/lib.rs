@@ -1,5 +1,5 @@
-//! `pyllm_kernels._cpu`: the kernels for CPUs. The shim makes slices of what Python points to, and checks that they
-//! fit; the stub `pyllm_kernels/_cpu.pyi` is its documentation.
+//! `pyllm_kernels._cpu`: the kernels for CPUs. The shim makes slices of Python's pointers, and checks their sizes; the
+//! stub `pyllm_kernels/_cpu.pyi` is its documentation.
 
 #[cfg(target_arch = "x86_64")]
 mod amx_tiles;
@@ -231,7 +231,7 @@ fn stay_awake(py: Python<'_>, awake: bool) {
     py.detach(|| pool().stay_awake(awake));
 }
 
-/// A forked process has none of the threads, and a lock that may be held for ever: it begins with a pool of its own.
+/// A forked process has no threads, and a lock that may be held for ever: it starts with a new pool.
 #[pyfunction]
 fn forget_threads() {
     pool::forget();

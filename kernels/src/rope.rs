@@ -11,7 +11,8 @@ use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range, run_rows};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
-/// Works in place. The halves of a head's first dimensions form its pairs, as many as the table has; the rest stays.
+/// Works in place. The halves of a head's first dimensions form its pairs, as many as the table has; the other
+/// dimensions stay.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RopeAndKvWrite {
     pub(crate) tokens: usize,
@@ -25,9 +26,9 @@ pub(crate) struct RopeAndKvWrite {
     pub(crate) cos_sin: Matrix,
     pub(crate) num_positions: usize,
     pub(crate) norm: Option<HeadNorm>,
-    /// Address of a float32 for each position, which its query is multiplied by.
+    /// Address of a float32 factor of the query for each position.
     pub(crate) query_scales: Option<usize>,
-    /// A cell of the cache for each token; none where it is negative.
+    /// A cell of the cache for each token; negative: no cell.
     pub(crate) slot_mapping: Indices,
     pub(crate) cache: KvLayer,
 }

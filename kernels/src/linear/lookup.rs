@@ -1,11 +1,11 @@
-//! Rows of a packed matrix, found by their indices and made into elements. Knows no layout of a panel.
+//! Lookup of rows of a packed matrix by index, converted to elements. Knows no layout of a panel.
 
 use super::format::Format;
 use super::output::PANEL;
 use super::{Linear, equal_part, floats, ggml, int8};
 use crate::threads::Pool;
 
-/// Rows of the matrix as inputs would be, of as many indices as it is run with.
+/// Writes rows of the matrix in the dtype of inputs, for as many indices as it is run with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lookup {
     pub(crate) linear: Linear,
@@ -16,7 +16,7 @@ pub(crate) struct Lookup {
     pub(crate) out: *mut u8,
 }
 
-// SAFETY: the pointers are followed in `run` alone, whose caller answers for them.
+// SAFETY: only `run` dereferences the pointers, and its caller guarantees them.
 unsafe impl Send for Lookup {}
 // SAFETY: as above; tasks write to rows that no other task has.
 unsafe impl Sync for Lookup {}

@@ -1,4 +1,4 @@
-//! What is done to each number of a matrix: a bias, a factor and a cap, or the residual added.
+//! Elementwise changes of a matrix: a bias, a factor and a cap, or the residual added.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
@@ -9,7 +9,7 @@ use crate::op::{Extent, Matrix, Op, OutOfRange, run_rows};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
-/// What becomes of x.
+/// The new value of x.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change {
     /// `x + bias`, one row for all.
@@ -108,7 +108,7 @@ impl<X: Storage> Row<'_, X> {
         unsafe { self.change::<V>(row, |x, at, left| x.add(B::load_up_to(bias.add(at), left))) }
     }
 
-    /// Change each vector; `change` gets its place in the row, and how many numbers are left from there on.
+    /// Change each vector; `change` gets its index in the row, and the number of elements from there on.
     ///
     /// # Safety
     ///

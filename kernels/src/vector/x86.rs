@@ -41,7 +41,7 @@ pub(super) unsafe fn run_avx2<K: Kernel>(kernel: &K, part: usize) {
     unsafe { kernel.run::<Avx2>(part) }
 }
 
-/// Into the second cache: there may be more of it than the first has room for.
+/// Prefetch into the L2 cache: there may be more data than fits into the L1 cache.
 #[inline(always)]
 pub(super) fn prefetch(from: *const u8) {
     // SAFETY: every processor of the architecture has the instruction, and it ignores an address that is none.
@@ -126,7 +126,7 @@ impl Vector for Avx512 {
             for (row, &from) in rows.iter_mut().zip(from) {
                 *row = _mm512_loadu_ps(from);
             }
-            // In turn, pairs of rows, fours of them, then halves and quarters of registers change places.
+            // Interleave pairs of rows, fours of them, then halves and quarters of registers, in turn.
             let mut pairs = rows;
             for i in (0..LANES).step_by(2) {
                 pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);

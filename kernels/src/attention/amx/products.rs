@@ -1,5 +1,5 @@
-//! The products of a tile in AMX, and what they need to lie as they do. A block is what a register of AMX holds: 16
-//! rows of 64 bytes; it has two bfloat16 in a word where it is for columns.
+//! The products of a tile in AMX, and its operands' layout. A block is the contents of an AMX register: 16 rows of 64
+//! bytes; as columns it has two bfloat16 per word.
 #![expect(clippy::cast_ptr_alignment, reason = "what may lie anywhere is read as what may: `read_unaligned`, `loadu`")]
 
 use std::arch::asm;
@@ -20,13 +20,13 @@ use crate::vector::{Avx512, Bfloat16, Vector};
 
 /// Rows of a block, and its columns of words.
 pub(super) const SIDE: usize = 16;
-/// Numbers of a row of bfloat16.
+/// Numbers in a row of bfloat16.
 pub(super) const DEPTH: usize = 2 * SIDE;
 pub(super) const BLOCK_BYTES: usize = SIDE * LINE_BYTES;
 const LINE_BYTES: usize = 64;
 
-/// For panels with so many lanes of a KV head. Scores are 0 and 1, their queries 2; 3 and 4 are keys, then values; sums
-/// of values are 5 and 6, their weights 7.
+/// The configuration for panels with so many lanes of a KV head. Tiles 0 and 1 are scores, 2 their queries; 3 and 4 are
+/// keys, then values; 5 and 6 are sums of values, 7 their weights.
 pub(super) fn configuration(lanes: usize) -> Configuration {
     let (scores, whole, sums) = ([SIDE, lanes * 4], [SIDE, LINE_BYTES], [lanes, LINE_BYTES]);
     Configuration::of([scores, scores, scores, whole, whole, sums, sums, sums])
@@ -50,13 +50,13 @@ pub(super) unsafe fn load_queries(pairs: &[*const f32; SIDE], head_dim: usize, t
     }
 }
 
-/// A head's keys of a tile, sixteen after sixteen: where they begin, and the bytes from one to the next.
+/// A head's keys of a tile, in chunks of sixteen: their address, and the bytes from one key to the next.
 pub(super) struct Keys {
     chunks: [(*const u8, usize); TILE / SIDE],
     num_chunks: usize,
 }
 
-/// Find the keys of a head in the cache. Sixteen that do not lie one after the other there are copied, or have been.
+/// Find the keys of a head in the cache. Chunks that are not contiguous there are copied, unless they have been.
 ///
 /// # Safety
 ///
@@ -80,7 +80,7 @@ pub(super) unsafe fn keys_of(cache: &KvLayer, cells: &[usize], head: usize, copi
     Keys { chunks, num_chunks: cells.len().div_ceil(SIDE) }
 }
 
-/// Write the scores of keys, a row of `SIDE` each, for the pairs of a panel that are of their head.
+/// Write the scores of keys, a row of `SIDE` each, for the pairs of a panel that belong to their head.
 ///
 /// # Safety
 ///
@@ -112,8 +112,8 @@ pub(super) unsafe fn scores(keys: &Keys, queries: *const u8, head_dim: usize, to
     }
 }
 
-/// A head's values of a tile, to become blocks: a row is two positions, whose numbers take turns. `DEPTH` dimensions
-/// are two blocks, since the lower and the upper halves of 16 bytes are what is cheap to part.
+/// A head's values of a tile, to be made into blocks: a row is two positions with interleaved numbers. `DEPTH`
+/// dimensions are two blocks, since splitting 16 bytes into halves is cheap.
 pub(super) struct Values<'a> {
     pub(super) cache: &'a KvLayer,
     pub(super) cells: &'a [usize],
@@ -161,7 +161,7 @@ impl Values<'_> {
         }
     }
 
-    /// Whether the blocks have no infinity in them, and nothing that is not a number.
+    /// Whether the blocks have neither infinities nor NaNs.
     ///
     /// # Safety
     ///
@@ -228,7 +228,7 @@ pub(super) unsafe fn products(
     }
 }
 
-/// Divide the sums of a pair, times a factor, by its weights, and write that in the order of dimensions.
+/// Divide the sums of a pair, times a factor, by its weights, and write the result in the order of dimensions.
 ///
 /// # Safety
 ///
@@ -250,7 +250,7 @@ pub(super) unsafe fn finish(sums: *const f32, factor: f32, weights: f32, head_di
     }
 }
 
-/// Which column of two blocks a dimension is.
+/// The column of each dimension in two blocks.
 static ORDER: [u16; DEPTH] = {
     let mut order = [0; DEPTH];
     let mut dimension = 0;

@@ -4,7 +4,7 @@
 use crate::attention::TILE;
 use crate::vector::{LANES, Vector};
 
-/// The most vectors of columns: a tile's positions.
+/// Maximum number of vectors of columns: a tile's positions.
 pub(super) const VECTORS: usize = TILE / LANES;
 
 /// `out = left @ right`, or `out += left @ right`, of a few rows and up to four vectors of columns: an output is summed

@@ -1,8 +1,8 @@
-//! What one call of a micro-kernel computes: a few rows of the input times one panel of weights.
+//! The arguments of a micro-kernel: a few rows of the input times one panel of weights.
 
 use crate::linear::output::Output;
 
-/// The arguments of a micro-kernel, whose number of rows is its own.
+/// The arguments of a micro-kernel, which fixes the number of rows.
 pub(super) struct Tile {
     /// The first of the rows, each of `in_features` elements, not aligned.
     pub(super) x: *const u8,

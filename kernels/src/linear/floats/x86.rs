@@ -12,7 +12,7 @@ use super::tile::{Multiply, Tile};
 use crate::linear::output::PANEL;
 use crate::linear::{for_rows, prefetch_distance};
 
-// Two sums a row, and room for two weights and an input among 32 registers; half of it among 16.
+// Two sums per row, two weights and an input among 32 registers; half of it among 16.
 pub(super) const FLOAT32_AVX512: [Multiply; 12] = for_rows!(float32_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
 pub(super) const BFLOAT16_AVX512_BF16: [Multiply; 12] = for_rows!(bfloat16_avx512_bf16: 1 2 3 4 5 6 7 8 9 10 11 12);
 pub(super) const BFLOAT16_AVX512: [Multiply; 12] = for_rows!(bfloat16_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
@@ -81,7 +81,7 @@ fn bfloat16s(pairs: __m512i) -> __m512bh {
     unsafe { std::mem::transmute(pairs) }
 }
 
-/// Pairs of features whose inputs are made float32 at once: they stay in the first cache.
+/// Pairs of features whose inputs are converted to float32 at once: they stay in the L1 cache.
 const PAIRS_AT_ONCE: usize = 128;
 
 /// The low and the high halves of some pairs of an input row.
@@ -123,7 +123,7 @@ unsafe fn bfloat16_avx512<const ROWS: usize>(tile: &Tile) {
     }
 }
 
-/// Make pairs of a row float32, from the pair `first` on; zeros follow its last element.
+/// Convert pairs of a row to float32, from the pair `first` on; zeros follow its last element.
 ///
 /// # Safety
 ///

@@ -1,5 +1,4 @@
-//! The micro-kernel in AMX, of expanded panels: products of 16 rows and 16 columns at once, for rows enough to be worth
-//! it.
+//! The micro-kernel in AMX, for expanded panels: products of 16 rows and 16 columns at once, for large numbers of rows.
 
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -13,10 +12,10 @@ use crate::amx_tiles::{Configuration, Tiles, add_dots, load, store, zero};
 use crate::linear::format::GROUP;
 use crate::linear::output::{PANEL, Products, SIDE, STEP_BYTES, STEP_FEATURES};
 
-/// Below so many rows the vectors are faster.
+/// Below this many rows the vector kernels are faster.
 pub(super) const MIN_ROWS: usize = 33;
 
-/// The tiles make so many products before vectors add these up: what a tile wrote is slow to read soon after.
+/// Products that the tiles compute before vectors add them up: memory that a tile wrote is slow to read at first.
 const PRODUCTS_AT_ONCE: usize = 12;
 
 /// # Safety
@@ -85,8 +84,8 @@ unsafe fn half_panel<W: Weights, const ROWS: usize>(tile: &Tile, side: usize) {
     }
 }
 
-/// Inputs have a sign, and weights have none. One product after the other has tiles of its own, so that the next is
-/// loaded while one is multiplied.
+/// Inputs are signed, weights unsigned. Consecutive products use different tiles, so that the next is loaded while one
+/// is multiplied.
 ///
 /// # Safety
 ///

@@ -1,4 +1,4 @@
-//! The micro-kernel in AVX2, of expanded panels: products of 16 bits, whose sums of two cannot overflow.
+//! The micro-kernel in AVX2, for expanded panels: products of 16 bits, whose sums of two cannot overflow.
 
 use std::arch::x86_64::{
     __m256, _mm256_cvtepi32_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps, _mm256_set1_epi32,
@@ -15,7 +15,7 @@ use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 ///
 /// As for `IntegerFormat::multiply`; the panel is expanded.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
-    // Two products and two sums a row, of half of the panel at a time, among 16 registers.
+    // Two products and two sums per row, for half of the panel at a time, among 16 registers.
     let kernels: [unsafe fn(&Tile); 2] = for_rows!(rows<W>: 1 2);
     // SAFETY: as the caller promises.
     unsafe { tile.parts(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };

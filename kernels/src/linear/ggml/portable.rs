@@ -1,4 +1,4 @@
-//! The micro-kernel in plain Rust, of expanded panels.
+//! The micro-kernel in plain Rust, for expanded panels.
 
 use super::tile::{InputFactors, Tile, Weights};
 use crate::linear::dots;

@@ -9,7 +9,7 @@ use super::tile::{CHUNK, PLANES, Tile};
 use crate::linear::dots;
 use crate::linear::output::{PANEL, SIDE, STEP_BYTES, STEP_FEATURES};
 
-/// Columns of a vector, of which there are two at a time.
+/// Columns in a vector; there are two vectors at a time.
 const COLUMNS: usize = 8;
 
 /// # Safety
@@ -44,7 +44,7 @@ unsafe fn multiply_row(row: &Tile) {
     }
 }
 
-/// Of each plane, the products of 16 columns.
+/// The products of 16 columns, for each plane.
 ///
 /// # Safety
 ///

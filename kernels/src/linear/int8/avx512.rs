@@ -12,9 +12,9 @@ use crate::linear::format::GROUP;
 use crate::linear::output::{SIDE, STEP_BYTES, STEP_FEATURES};
 use crate::linear::{for_rows, prefetch_distance};
 
-/// Rows at once: four products of each, among 32 registers. Of more, a panel of 4 bits is made into bytes beforehand.
+/// Rows at once: four products each, among 32 registers. For more rows, a 4-bit panel is expanded to bytes beforehand.
 const MAX_ROWS: usize = 6;
-/// Steps of a group.
+/// Steps in a group.
 const STEPS: usize = GROUP / STEP_FEATURES;
 
 /// # Safety
@@ -40,7 +40,7 @@ unsafe fn multiply_parts<W: Weights>(tile: &Tile) {
     unsafe { tile.parts(MAX_ROWS).for_each(|part| kernels[part.rows - 1](&part)) };
 }
 
-/// Of a row: of each plane, the products of each half of the panel.
+/// The products of a row: for each plane, those of each half of the panel.
 type Products = [[__m512i; 2]; PLANES];
 
 /// # Safety
