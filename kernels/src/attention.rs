@@ -100,7 +100,7 @@ impl PagedAttention {
     ///
     /// # Safety
     ///
-    /// As for `Op::run`.
+    /// See `Op::run`.
     unsafe fn sink(&self, head: usize) -> Option<f32> {
         // SAFETY: as the caller promises.
         self.sinks.map(|sinks| unsafe { with_exposed_provenance::<f32>(sinks).add(head).read_unaligned() })
@@ -121,7 +121,7 @@ impl Batch {
     ///
     /// # Safety
     ///
-    /// What the batch points to is there, and nothing writes to it meanwhile.
+    /// The batch's pointers are valid, and nothing writes to their memory meanwhile.
     unsafe fn sequences<'a>(&self, rows: usize) -> Sequences<'a> {
         // SAFETY: as the caller promises.
         unsafe {
@@ -141,7 +141,7 @@ impl Sequences<'_> {
     fn check(&self, tokens: usize, cache: &KvLayer, num_slots: usize, window: usize) -> Result<(), OutOfRange> {
         check_range("slot of row", self.slots, 0..num_slots as i64)?;
         check_range("query start", self.query_starts, 0..tokens as i64 + 1)?;
-        // A token outside all sequences would get whatever was in memory.
+        // A token outside all sequences would get leftovers in memory.
         for (index, number) in [(0, 0), (self.slots.len(), tokens as i64)] {
             check_range("query start", &self.query_starts[index..=index], number..number + 1)?;
         }

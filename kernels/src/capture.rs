@@ -54,7 +54,7 @@ impl Graph {
 
     /// # Safety
     ///
-    /// What the ops point to is still there, and nothing else touches it during the call.
+    /// The ops' pointers are still valid, and nothing else touches their memory during the call.
     unsafe fn replay(&self, py: Python<'_>, num_tokens: usize, num_rows: usize) -> PyResult<()> {
         let extent = Extent { tokens: num_tokens, rows: num_rows };
         let done = py.detach(|| {

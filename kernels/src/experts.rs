@@ -71,7 +71,7 @@ impl Op for Experts {
 impl Experts {
     /// # Safety
     ///
-    /// As for `Op::run`; x is made of X.
+    /// See `Op::run`; x is made of X.
     unsafe fn run_as<X: Storage>(&self, num_tokens: usize, isa: Isa, pool: &mut Pool) {
         // SAFETY: as the caller promises.
         let routes = unsafe { Routes::of::<X>(&self.router, self.logits, num_tokens) };
@@ -114,7 +114,7 @@ impl Experts {
 impl ExpertMatrices {
     /// # Safety
     ///
-    /// As for `Product::run_groups`; x and out are made of X, and out has rows of `out_width`.
+    /// See `Product::run_groups`; x and out are made of X, and out has rows of `out_width`.
     unsafe fn multiply<X: Storage>(
         &self,
         x: *const X,

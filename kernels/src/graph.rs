@@ -72,7 +72,7 @@ impl Graph {
     ///
     /// # Safety
     ///
-    /// As for `Op::run`, of all ops, but for the extent, which is checked.
+    /// See `Op::run`, of all ops, but for the extent, which is checked.
     pub(crate) unsafe fn replay(
         &self,
         extent: Extent,

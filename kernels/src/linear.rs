@@ -149,7 +149,7 @@ impl Linear {
     ///
     /// # Safety
     ///
-    /// As for `pack`.
+    /// See `pack`.
     unsafe fn pack_panel(&self, rows: &[Row], panel: &mut [u8]) -> Option<usize> {
         // SAFETY: as the caller promises.
         let rows: Vec<_> = rows.iter().map(|row| unsafe { row.content(self.in_features) }).collect();

@@ -33,7 +33,7 @@ pub(crate) trait Op: Send + Sync {
 
     /// # Safety
     ///
-    /// The extent is within the capacity, what the op points to is there, nothing else touches it during the call, and
+    /// The extent is within the capacity, the op's pointers are valid, nothing else touches their memory during the call, and
     /// the machine has `isa`.
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange>;
 
@@ -51,7 +51,7 @@ pub(crate) trait Op: Send + Sync {
     ///
     /// # Safety
     ///
-    /// As for `run`, and for the writer's `write`.
+    /// See `run`, and for the writer's `write`.
     unsafe fn run_after(
         &self,
         writer: &dyn RowWriter,
@@ -81,7 +81,7 @@ pub(crate) trait RowWriter {
     ///
     /// # Safety
     ///
-    /// As for `Op::run`.
+    /// See `Op::run`.
     unsafe fn write(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync));
 }
 
@@ -149,7 +149,7 @@ pub(crate) struct Indices(pub(crate) usize);
 impl Indices {
     /// # Safety
     ///
-    /// So many int32 are there, and nothing writes to them while the slice lives.
+    /// `count` int32 are valid, and nothing writes to them while the slice lives.
     pub(crate) unsafe fn first<'a>(self, count: usize) -> &'a [i32] {
         if count == 0 {
             return &[]; // torch gives an empty tensor a null pointer
@@ -164,7 +164,7 @@ impl Indices {
 ///
 /// # Safety
 ///
-/// As for `Kernel::run`, for every row; the machine has `isa`.
+/// See `Kernel::run`, for every row; the machine has `isa`.
 pub(crate) unsafe fn run_rows<K: Kernel>(
     kernel: &K,
     num_rows: usize,

@@ -98,7 +98,7 @@ fn end_watch(is_here: impl Fn(&Watcher) -> bool) -> bool {
 ///
 /// # Safety
 ///
-/// As for `Op::run`, now and whenever the graph is replayed.
+/// See `Op::run`, now and whenever the graph is replayed.
 pub(crate) unsafe fn execute(py: Python<'_>, op: impl Op + 'static) -> PyResult<()> {
     // SAFETY: as the caller promises.
     let run = || unsafe { op.run(op.capacity(), Isa::best(), &mut pool()) };
@@ -124,7 +124,7 @@ pub(crate) fn graph_error(error: &GraphError) -> PyErr {
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[pyo3(signature = (shape, x, weight, epsilon, centred, out, stream=None))]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
@@ -151,7 +151,7 @@ pub(crate) unsafe fn norm(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 pub(crate) unsafe fn activation(
     py: Python<'_>,
@@ -170,7 +170,7 @@ pub(crate) unsafe fn activation(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
 pub(crate) unsafe fn experts(
@@ -226,7 +226,7 @@ pub(crate) unsafe fn experts(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 pub(crate) unsafe fn add(
     py: Python<'_>,
@@ -243,7 +243,7 @@ pub(crate) unsafe fn add(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 pub(crate) unsafe fn add_bias(py: Python<'_>, shape: (usize, usize), x: Matrix, bias: Matrix) -> PyResult<()> {
     // SAFETY: as the caller promises.
@@ -252,7 +252,7 @@ pub(crate) unsafe fn add_bias(py: Python<'_>, shape: (usize, usize), x: Matrix, 
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[pyo3(signature = (shape, x, factor, cap=None))]
 pub(crate) unsafe fn scale_and_cap(
@@ -268,7 +268,7 @@ pub(crate) unsafe fn scale_and_cap(
 
 /// # Safety
 ///
-/// As for `execute`.
+/// See `execute`.
 unsafe fn change(py: Python<'_>, change: Change, shape: (usize, usize), x: Matrix, out: Matrix) -> PyResult<()> {
     let (tokens, width) = shape;
     check_alike("out", out, x, shape)?;
@@ -278,7 +278,7 @@ unsafe fn change(py: Python<'_>, change: Change, shape: (usize, usize), x: Matri
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[pyo3(signature = (shape, heads, positions, cos_sin, slot_mapping, cache, norm=None, query_scales=None))]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
@@ -324,7 +324,7 @@ pub(crate) unsafe fn rope_and_kv_write(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 pub(crate) unsafe fn paged_attention(
     py: Python<'_>,
@@ -348,7 +348,7 @@ pub(crate) unsafe fn paged_attention(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
 pub(crate) unsafe fn score_blocks(
@@ -378,7 +378,7 @@ pub(crate) unsafe fn score_blocks(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
 pub(crate) unsafe fn select_blocks(
@@ -407,7 +407,7 @@ fn read_budget((num_sink_blocks, top_k, num_recent_blocks): (usize, usize, usize
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 pub(crate) unsafe fn copy_blocks(py: Python<'_>, cache: KvLayer, copies: usize, num_copies: usize) -> PyResult<()> {
     // SAFETY: as the caller promises.
@@ -416,7 +416,7 @@ pub(crate) unsafe fn copy_blocks(py: Python<'_>, cache: KvLayer, copies: usize, 
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 pub(crate) unsafe fn sample(
     py: Python<'_>,
@@ -447,7 +447,7 @@ pub(crate) unsafe fn sample(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
 pub(crate) unsafe fn edit_logits(
@@ -468,7 +468,7 @@ pub(crate) unsafe fn edit_logits(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
 pub(crate) unsafe fn logprobs(

@@ -30,17 +30,17 @@ pub(crate) trait Vector: Copy {
     unsafe fn splat(value: f32) -> Self;
     /// # Safety
     ///
-    /// As for `splat`; sixteen numbers are there.
+    /// See `splat`; `from` points to sixteen numbers.
     unsafe fn load(from: *const f32) -> Self;
     /// # Safety
     ///
-    /// As for `splat`; sixteen numbers are there.
+    /// See `splat`; `from` points to sixteen numbers.
     unsafe fn load_bfloat16(from: *const u16) -> Self;
     /// Lane `i` of vector `j` is word `j` behind pointer `i`: sixteen words are read behind each.
     ///
     /// # Safety
     ///
-    /// As for `splat`; the words are there.
+    /// See `splat`; the words are valid.
     unsafe fn load_transposed(from: &[*const f32; LANES]) -> [Self; LANES];
     /// # Safety
     ///
@@ -136,18 +136,18 @@ pub(crate) trait Storage: Copy + Default + Sync {
     fn widen(self) -> f32;
     /// # Safety
     ///
-    /// As for `Vector::load`.
+    /// See `Vector::load`.
     unsafe fn load<V: Vector>(from: *const Self) -> V;
     /// # Safety
     ///
-    /// As for `Vector::store`.
+    /// See `Vector::store`.
     unsafe fn store<V: Vector>(vector: V, to: *mut Self);
 
     /// Load sixteen numbers, or as many as are left, and zeros.
     ///
     /// # Safety
     ///
-    /// As for `Vector::load`, but for `left` numbers where those are fewer.
+    /// See `Vector::load`, but for `left` numbers where those are fewer.
     #[inline(always)]
     unsafe fn load_up_to<V: Vector>(from: *const Self, left: usize) -> V {
         // SAFETY: as the caller promises; a vector has room for its first lanes.
@@ -165,7 +165,7 @@ pub(crate) trait Storage: Copy + Default + Sync {
     ///
     /// # Safety
     ///
-    /// As for `Vector::store`, but for `left` numbers where those are fewer.
+    /// See `Vector::store`, but for `left` numbers where those are fewer.
     #[inline(always)]
     unsafe fn store_up_to<V: Vector>(vector: V, to: *mut Self, left: usize) {
         // SAFETY: as the caller promises.
@@ -239,8 +239,8 @@ pub(crate) trait Kernel: Sync {
     ///
     /// # Safety
     ///
-    /// The machine has V's instructions; what the kernel points to is there, and nothing else touches what this part of
-    /// it writes.
+    /// The machine has V's instructions; the kernel's pointers are valid, and nothing else touches the output of
+    /// this part.
     unsafe fn run<V: Vector>(&self, part: usize);
 }
 
@@ -248,7 +248,7 @@ pub(crate) trait Kernel: Sync {
 ///
 /// # Safety
 ///
-/// As for `Kernel::run`; the machine has `isa`.
+/// See `Kernel::run`; the machine has `isa`.
 pub(crate) unsafe fn run<K: Kernel>(isa: Isa, kernel: &K, part: usize) {
     // SAFETY: as the caller promises.
     unsafe {

@@ -166,7 +166,7 @@ impl Amx<'_> {
     ///
     /// # Safety
     ///
-    /// As for `take`.
+    /// See `take`.
     unsafe fn take_heads(&self, step: &Step<'_>, first_head: usize, state: State) {
         let (op, memory, panels, cells) = (self.call.op, &self.memory, &self.panels, step.cells.get());
         let (cache, num_heads) = (&op.cache, panels.heads.min(self.work.num_kv_heads - first_head));

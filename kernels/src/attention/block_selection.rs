@@ -140,7 +140,7 @@ impl SparseRows {
     ///
     /// # Safety
     ///
-    /// As for `Op::run`.
+    /// See `Op::run`.
     unsafe fn read<'a>(&self, extent: Extent) -> Result<(Sequences<'a>, &'a [i32]), OutOfRange> {
         // SAFETY: as the caller promises.
         let (sequences, is_sparse) = unsafe { (self.batch.sequences(extent.rows), self.is_sparse.first(extent.rows)) };
@@ -172,7 +172,7 @@ impl SparseRows {
 impl ScoreBlocks {
     /// # Safety
     ///
-    /// As for `Op::run`; the cache is made of C.
+    /// See `Op::run`; the cache is made of C.
     unsafe fn score<C: vector::Storage>(&self, selecting: &[SelectingRow<'_>], isa: Isa, pool: &mut Pool) {
         let summaries = &self.summaries;
         // SAFETY: as the caller promises: nobody else writes to the marks meanwhile.
@@ -226,7 +226,7 @@ impl ScoreBlocks {
 impl SelectBlocks {
     /// # Safety
     ///
-    /// As for `Op::run`.
+    /// See `Op::run`.
     unsafe fn keep_all(&self, sequences: &Sequences<'_>, row: usize) {
         let length = sequences.lengths[row];
         let used = (length as usize).div_ceil(self.rows.cache.block_size);
@@ -242,7 +242,7 @@ impl SelectBlocks {
     ///
     /// # Safety
     ///
-    /// As for `Op::run`.
+    /// See `Op::run`.
     unsafe fn keep_best(&self, selecting_row: &SelectingRow<'_>, sequences: &Sequences<'_>) {
         let SelectingRow { row, table, ref candidates, .. } = *selecting_row;
         let (top_k, block_size) = (self.rows.budget.top_k, self.rows.cache.block_size);
@@ -274,7 +274,7 @@ impl SelectBlocks {
 
     /// # Safety
     ///
-    /// As for `Op::run`.
+    /// See `Op::run`.
     unsafe fn write_row(&self, row: usize, length: i32) {
         let at = |address| with_exposed_provenance_mut::<i32>(address).wrapping_add(row);
         // SAFETY: as the caller promises.

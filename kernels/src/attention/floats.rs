@@ -161,7 +161,7 @@ impl Floats<'_> {
 
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     unsafe fn load_tile(&self, cells: &[usize], kv_head: usize, ahead: &Ahead<'_>) {
         // SAFETY: as the caller promises.
         unsafe {
@@ -174,7 +174,7 @@ impl Floats<'_> {
 
     /// # Safety
     ///
-    /// As for `Kernel::run`; the cache is made of C.
+    /// See `Kernel::run`; the cache is made of C.
     unsafe fn load_tile_of<C: Storage>(&self, cells: &[usize], kv_head: usize, ahead: &Ahead<'_>) {
         let (cache, offset) = (&self.call.op.cache, kv_head * self.call.op.cache.head_dim);
         // SAFETY: as the caller promises.

@@ -37,8 +37,8 @@ pub(super) trait TileBackend<'a>: Sized {
 
     /// # Safety
     ///
-    /// As for `Op::run`; the indices were checked, the backend takes the op, and there is so much scratch, from the
-    /// start of a cache line on. The same holds for what follows, and for its states.
+    /// See `Op::run`; the indices were checked, the backend takes the op, and there is so much scratch, from the
+    /// start of a cache line on. The same holds for the methods below, and for states.
     unsafe fn new(call: Call<'a>, work: Work, scratch: *mut f32) -> Self;
     /// Get ready for tiles.
     ///
@@ -77,7 +77,7 @@ thread_local! {
 
 /// # Safety
 ///
-/// As for `Op::run`; the indices were checked, and the backend takes the op.
+/// See `Op::run`; the indices were checked, and the backend takes the op.
 pub(super) unsafe fn attend<'a, B: TileBackend<'a>>(call: &Call<'a>, pool: &mut Pool) {
     PLAN.with_borrow_mut(|plan| {
         plan.make(call.sequences, call.op.cache.kv_heads, call.op.window, pool.num_threads());
@@ -107,7 +107,7 @@ pub(super) unsafe fn attend<'a, B: TileBackend<'a>>(call: &Call<'a>, pool: &mut 
 ///
 /// # Safety
 ///
-/// As for `attend`.
+/// See `attend`.
 unsafe fn whole<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, next: Option<&Work>) {
     let state_floats = B::state_floats(call.op, work).next_multiple_of(LINE_FLOATS);
     let scratch = scratch(2 * state_floats + B::scratch_floats(call.op, work));
@@ -130,7 +130,7 @@ unsafe fn whole<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, next: Opti
 ///
 /// # Safety
 ///
-/// As for `attend`; the memory is that of a state.
+/// See `attend`; the memory is that of a state.
 unsafe fn split<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, next: Option<&Work>, state: *mut f32) {
     // SAFETY: there is so much memory, and the rest as the caller promises.
     unsafe {
@@ -144,7 +144,7 @@ unsafe fn split<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, next: Opti
 ///
 /// # Safety
 ///
-/// As for `attend`; every split was summed up.
+/// See `attend`; every split was summed up.
 unsafe fn merge<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, partials: *mut f32, floats_a_split: usize) {
     let first = work.partial.unwrap_or_default();
     // SAFETY: as the caller promises.
@@ -160,7 +160,7 @@ unsafe fn merge<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, partials: 
 
 /// # Safety
 ///
-/// As for `attend`; the backend has started, and the memory is that of a state.
+/// See `attend`; the backend has started, and the memory is that of a state.
 unsafe fn sum_split<'a, B: TileBackend<'a>>(
     call: &Call<'a>,
     work: &Work,

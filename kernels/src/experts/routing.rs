@@ -38,7 +38,7 @@ pub(super) struct Routes {
 impl Routes {
     /// # Safety
     ///
-    /// So many rows of logits are there, and are made of X.
+    /// `num_tokens` rows of logits are valid, with elements of X.
     pub(super) unsafe fn of<X: Storage>(router: &Router, logits: Matrix, num_tokens: usize) -> Self {
         let mut pairs = Vec::with_capacity(num_tokens * router.active);
         let mut scores = vec![0.0; router.num_experts];

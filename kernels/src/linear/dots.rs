@@ -1,5 +1,4 @@
 //! Sums of a step's integer products, where no single instruction computes them. Knows neither layouts nor scales.
-//! what scales them.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{

@@ -104,7 +104,7 @@ pub(super) fn unpack_column(panel: &[u8], column: usize, out: &mut [u8]) {
 ///
 /// # Safety
 ///
-/// As for `tile::Multiply`: x is the first input row of the linear's kind, and the rest is what `part` says.
+/// See `tile::Multiply`: x is the first input row, of the linear's dtype, and `part` describes the rest.
 pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, part: &Part, output: Output) {
     let x_stride = linear.in_bytes();
     #[cfg(target_arch = "x86_64")]

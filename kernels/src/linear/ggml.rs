@@ -8,9 +8,8 @@
 //! instruction set.
 //!
 //! GGUF has many formats, but they share few inner loops: all are groups of 32 integers of 4, 5, 6 or 8 bits, with
-//! factors in one of three forms (see `Encoding`). With AVX-512, each is compiled into a kernel for up to
-//! `MAX_PACKED_ROWS` rows; otherwise the panel is first expanded to bytes and float32, so that four kernels serve all
-//! formats.
+//! factors in one of three forms (see `Encoding`). With AVX-512, each has a kernel for up to `MAX_PACKED_ROWS` rows;
+//! otherwise the panel is first expanded to bytes and float32, so that four kernels serve all formats.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -80,7 +79,7 @@ impl IntegerFormat for GgmlType {
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel's weights are these.
+/// See `IntegerFormat::multiply`; the panel's weights are these.
 unsafe fn multiply<W: Weights>(isa: Isa, tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {

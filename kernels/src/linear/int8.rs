@@ -60,7 +60,7 @@ impl IntegerFormat for Int8Source {
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel is so stored.
+/// See `IntegerFormat::multiply`; the panel is so stored.
 unsafe fn multiply<W: Weights>(isa: Isa, tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {

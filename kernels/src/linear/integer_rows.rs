@@ -32,7 +32,7 @@ pub(super) trait IntegerFormat: Copy + Sync {
     ///
     /// # Safety
     ///
-    /// Both pointers are to the row's own in a tile (see `Tile`), and nothing else touches what is the row's.
+    /// Both pointers are to the row's memory in a tile (see `Tile`), and nothing else touches it.
     unsafe fn quantise<const BYTES: usize>(
         self,
         numbers: &[[u8; BYTES]],
@@ -43,7 +43,7 @@ pub(super) trait IntegerFormat: Copy + Sync {
 
     /// # Safety
     ///
-    /// Every row, chunk and column that the tile names is there, the rows up to a multiple of `SIDE` can be read, the
+    /// Every row, chunk and column that the tile names is valid, the rows up to a multiple of `SIDE` can be read, the
     /// panel is of this format, nothing else touches the output, and this machine has `isa`.
     unsafe fn multiply(self, isa: Isa, tile: &Tile<Self>);
 }
@@ -162,7 +162,7 @@ impl<F: IntegerFormat> Tile<F> {
     ///
     /// # Safety
     ///
-    /// As for `IntegerFormat::multiply`; the rows have the chunk.
+    /// See `IntegerFormat::multiply`; the rows have the chunk.
     #[inline]
     pub(super) unsafe fn chunk(&self, chunk: usize, plane: usize) -> *const i8 {
         // SAFETY: as the caller promises.
@@ -173,7 +173,7 @@ impl<F: IntegerFormat> Tile<F> {
     ///
     /// # Safety
     ///
-    /// As for `IntegerFormat::multiply`; the rows have the chunk, and it has factors.
+    /// See `IntegerFormat::multiply`; the rows have the chunk, and it has factors.
     #[inline]
     pub(super) unsafe fn chunk_factors(&self, chunk: usize) -> *const F::Factors {
         // SAFETY: as the caller promises.
@@ -184,7 +184,7 @@ impl<F: IntegerFormat> Tile<F> {
     ///
     /// # Safety
     ///
-    /// As for `IntegerFormat::multiply`.
+    /// See `IntegerFormat::multiply`.
     #[inline]
     pub(super) unsafe fn parts(&self, largest: usize) -> impl Iterator<Item = Self> {
         // SAFETY: as the caller promises; these are rows of the tile.
@@ -193,7 +193,7 @@ impl<F: IntegerFormat> Tile<F> {
 
     /// # Safety
     ///
-    /// As for `IntegerFormat::multiply`; the tile has the rows from `start` on, `rows` of them.
+    /// See `IntegerFormat::multiply`; the tile has the rows from `start` on, `rows` of them.
     #[inline]
     unsafe fn part(&self, start: usize, rows: usize) -> Self {
         let (side, within) = (start / SIDE * SIDE, start % SIDE);
@@ -227,7 +227,7 @@ fn parts_of_sides(rows: usize, largest: usize) -> impl Iterator<Item = Range<usi
 ///
 /// # Safety
 ///
-/// As for `IntegerFormat::quantise`; this machine has `isa`.
+/// See `IntegerFormat::quantise`; this machine has `isa`.
 pub(super) unsafe fn quantise<F: IntegerFormat>(
     isa: Isa,
     format: F,
@@ -252,7 +252,7 @@ pub(super) unsafe fn quantise<F: IntegerFormat>(
 ///
 /// # Safety
 ///
-/// As for `quantise`.
+/// See `quantise`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn quantise_avx512<F: IntegerFormat>(
@@ -270,7 +270,7 @@ unsafe fn quantise_avx512<F: IntegerFormat>(
 ///
 /// # Safety
 ///
-/// As for `quantise`.
+/// See `quantise`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn quantise_avx2<F: IntegerFormat>(
@@ -286,7 +286,7 @@ unsafe fn quantise_avx2<F: IntegerFormat>(
 
 /// # Safety
 ///
-/// As for `quantise`.
+/// See `quantise`.
 #[inline(always)] // so that it is compiled anew for each instruction set
 #[expect(clippy::inline_always, reason = "see above")]
 unsafe fn quantise_portable<F: IntegerFormat>(

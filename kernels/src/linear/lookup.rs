@@ -29,7 +29,7 @@ impl Lookup {
     /// # Safety
     ///
     /// There are `num_rows` indices and rows of out, `packed` has the linear's `packed_bytes`, written by
-    /// `Linear::pack`; nothing writes to what is read during the call and nothing else touches out.
+    /// `Linear::pack`; nothing writes to its inputs during the call and nothing else touches out.
     pub(crate) unsafe fn run(&self, num_rows: usize, pool: &mut Pool) -> Result<(), i32> {
         // SAFETY: as the caller promises.
         let index = |row| unsafe { self.indices.cast::<i32>().add(row).read_unaligned() };
@@ -49,7 +49,7 @@ impl Lookup {
 
     /// # Safety
     ///
-    /// As for `run`; the matrix has the row that this row's index names.
+    /// See `run`; the matrix has the row that this row's index names.
     unsafe fn copy(&self, row: usize) {
         let (panel_bytes, row_bytes) = (self.linear.panel_bytes(), self.linear.in_bytes());
         // SAFETY: as the caller promises.

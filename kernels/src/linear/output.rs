@@ -40,7 +40,7 @@ impl Output {
     ///
     /// # Safety
     ///
-    /// The row is there, with so many columns, and nothing else touches them.
+    /// The row is valid, with so many columns, and nothing else touches them.
     #[inline]
     pub(crate) unsafe fn store(&self, row: usize, sums: &[f32; PANEL]) {
         // SAFETY: as the caller promises; an array has at least `columns` elements.
@@ -60,7 +60,7 @@ impl Output {
     ///
     /// # Safety
     ///
-    /// As for `store`.
+    /// See `store`.
     #[cfg(target_arch = "x86_64")]
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -91,7 +91,7 @@ impl Output {
     ///
     /// # Safety
     ///
-    /// The row is there.
+    /// The row is valid.
     pub(crate) unsafe fn rows_from(&self, row: usize) -> Self {
         // SAFETY: as the caller promises.
         Self { first: unsafe { self.first.add(row * self.stride) }, ..*self }

@@ -73,7 +73,7 @@ impl Product {
     ///
     /// # Safety
     ///
-    /// As for `run`, and for the writer's `write`; where one is given, this takes its rows.
+    /// See `run`, and for the writer's `write`; where one is given, this takes its rows.
     pub(crate) unsafe fn run_after(&self, writer: Option<&dyn RowWriter>, num_rows: usize, isa: Isa, pool: &mut Pool) {
         match self.linear.format {
             Format::Float => {
@@ -91,7 +91,7 @@ impl Product {
 
     /// # Safety
     ///
-    /// As for `run_after`; the weights are of this format.
+    /// See `run_after`; the weights are of this format.
     unsafe fn run_integers<F: IntegerFormat>(
         &self,
         format: F,
@@ -123,7 +123,7 @@ impl Product {
     ///
     /// # Safety
     ///
-    /// As for `run`, of the rows of the groups, and `packed` has all matrices that they name.
+    /// See `run`, of the rows of the groups, and `packed` has all matrices that they name.
     pub(crate) unsafe fn run_groups(&self, groups: &[RowGroup], isa: Isa, pool: &mut Pool) {
         match self.linear.format {
             Format::Float => {
@@ -141,7 +141,7 @@ impl Product {
 
     /// # Safety
     ///
-    /// As for `run_groups`; the weights are of this format.
+    /// See `run_groups`; the weights are of this format.
     unsafe fn run_integer_groups<F: IntegerFormat>(&self, format: F, groups: &[RowGroup], isa: Isa, pool: &mut Pool) {
         let mut scratch = mem::take(&mut pool.scratch);
         let num_rows = groups.last().map_or(0, |group| group.rows.end);
@@ -207,7 +207,7 @@ impl Product {
 
     /// # Safety
     ///
-    /// As for `run`; the part and the output are some of its own.
+    /// See `run`; the part and the output are some of its own.
     unsafe fn multiply_floats(&self, isa: Isa, part: &Part, output: Output) {
         // SAFETY: as the caller promises.
         unsafe { floats::multiply(&self.linear, isa, self.x, part, output) };

@@ -483,9 +483,8 @@ proptest! {
     }
 }
 
-/// Checks the precision of float sums in any order: each of n roundings is off by at most 2⁻²⁴ of the sum of the
-/// products' magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), and one to bfloat16 by
-/// 2⁻⁸.
+/// Checks the error of float sums in any order: each of n roundings is off by at most 2⁻²⁴ of the sum of the products'
+/// magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), and one to bfloat16 by 2⁻⁸.
 fn close_to_the_product(linear: &Linear, weight: &[u8], x: &[u8], packed: &[u8]) -> Result<(), TestCaseError> {
     let (w, rows) = (numbers(linear.dtype, weight), numbers(linear.dtype, x));
     let of_a_sum = f64::from(u32::try_from(linear.in_features + 1).expect("few features")) * 2.0_f64.powi(-24);

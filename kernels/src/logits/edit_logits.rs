@@ -101,7 +101,7 @@ impl Op for EditLogits {
 impl EditLogits {
     /// # Safety
     ///
-    /// As for `Op::run`; the logits are made of L, the row is there, and so is what the mask and `out` point to.
+    /// See `Op::run`; the logits are made of L, the row is valid, and so are the pointers of the mask and `out`.
     unsafe fn copy<L: Storage>(&self, row: usize, mask: Option<Mask>, out: *mut f32, isa: Isa) {
         let logits = self.logits.row::<L>(row).cast_const();
         // SAFETY: as the caller promises.
@@ -112,7 +112,7 @@ impl EditLogits {
 impl Edits {
     /// # Safety
     ///
-    /// The edits are among those that there are, and name what `out` has.
+    /// The edits are valid, and their tokens are within `out`.
     unsafe fn apply(&self, edits: Range<usize>, ids: &[i32], out: *mut f32) {
         let number = |address, edit| {
             // SAFETY: as the caller promises.
@@ -161,7 +161,7 @@ impl Mask {
     ///
     /// # Safety
     ///
-    /// The words are there.
+    /// The words are valid.
     #[inline(always)]
     unsafe fn lanes(self, at: usize) -> u32 {
         let word = at / WORD_BITS;

@@ -86,7 +86,7 @@ impl Op for Logprobs {
 impl Logprobs {
     /// # Safety
     ///
-    /// As for `Op::run`; the logits are made of L, and the row, the token and the sample are there.
+    /// See `Op::run`; the logits are made of L, and the row, the token and the sample are valid.
     unsafe fn tell<L: Logit>(&self, sample: usize, row: usize, token: usize, isa: Isa, scratch: &mut Scratch) {
         let row = Row { logits: self.logits.row::<L>(row).cast_const(), vocabulary: self.vocabulary };
         // SAFETY: as the caller promises.
@@ -113,7 +113,7 @@ impl Logprobs {
     ///
     /// # Safety
     ///
-    /// The row is there, and the maxima are its blocks'.
+    /// The row is valid, and the maxima are its blocks'.
     unsafe fn likeliest<L: Logit>(&self, row: Row<L>, scratch: &mut Scratch) {
         let Scratch { maxima, sorted, candidates } = scratch;
         candidates.clear();

@@ -43,7 +43,7 @@ impl<L: Logit> Row<L> {
     ///
     /// # Safety
     ///
-    /// They are there, and the machine has V's instructions.
+    /// The logits are valid, and the machine has V's instructions.
     #[inline(always)]
     pub(crate) unsafe fn block<V: Vector>(&self, block: usize) -> [V; 4] {
         // SAFETY: as the caller promises.
@@ -67,7 +67,7 @@ impl<L: Logit> Row<L> {
     ///
     /// # Safety
     ///
-    /// It is there.
+    /// The logit is valid.
     pub(crate) unsafe fn logit(&self, id: usize) -> f32 {
         // SAFETY: as the caller promises.
         let logit = unsafe { self.logits.add(id).read() }.number();

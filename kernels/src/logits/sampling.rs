@@ -102,7 +102,7 @@ impl Sampling {
     ///
     /// # Safety
     ///
-    /// As for `Op::run`; the logits are made of L, and the row and the sample are there.
+    /// See `Op::run`; the logits are made of L, and the row and the sample are valid.
     unsafe fn token<L: Logit>(&self, sample: usize, row: usize, isa: Isa, scratch: &mut Scratch) -> Option<usize> {
         let row = Row { logits: self.logits.row::<L>(row).cast_const(), vocabulary: self.vocabulary };
         // SAFETY: as the caller promises.
@@ -140,7 +140,7 @@ struct Draw<L> {
 impl<L: Logit> Draw<L> {
     /// # Safety
     ///
-    /// The row is there, the machine has the instructions, and the scratch has the maxima of the row's blocks.
+    /// The row is valid, the machine has the instructions, and the scratch has the maxima of the row's blocks.
     #[expect(clippy::cast_precision_loss, reason = "a vocabulary has fewer than 2^31 tokens")]
     unsafe fn token(self, limits: Limits, uniform: f64, scratch: &mut Scratch) -> Option<usize> {
         let Scratch { maxima, sums, sorted, candidates } = scratch;
@@ -171,7 +171,7 @@ impl<L: Logit> Draw<L> {
     ///
     /// # Safety
     ///
-    /// As for `token`; the sums are of the row's blocks.
+    /// See `token`; the sums are of the row's blocks.
     unsafe fn choose_from_all(self, sums: &[f32], target: f64) -> usize {
         let (mut before, mut last) = (0.0, 0);
         for (block, sum) in sums.iter().map(|&sum| f64::from(sum)).enumerate().filter(|&(_, sum)| sum > 0.0) {
@@ -192,7 +192,7 @@ impl<L: Logit> Draw<L> {
     ///
     /// # Safety
     ///
-    /// As for `token`; the figures are of the row's blocks.
+    /// See `token`; the figures are of the row's blocks.
     unsafe fn collect(self, figures: &[f32], least: f32, least_weight: f32, candidates: &mut Vec<Candidate>) {
         candidates.clear();
         for (block, _) in figures.iter().enumerate().filter(|&(_, &figure)| figure >= least) {
@@ -211,7 +211,7 @@ impl<L: Logit> Draw<L> {
 
     /// # Safety
     ///
-    /// As for `token`; the block is there.
+    /// See `token`; the block is valid.
     unsafe fn weights(self, block: usize) -> [f32; BLOCK] {
         let mut weights = [0.0; BLOCK];
         // SAFETY: as the caller promises.

@@ -38,10 +38,10 @@ pub(crate) struct Step<'a> {
 /// Whether a row can be sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
-    /// It is not sampled, or its slot is plain.
+    /// The row is not sampled, or its slot is plain.
     Plain = 0,
     Ready = 1,
-    /// Its slot lacks tokens before its first sampled position, or has more.
+    /// The slot lacks tokens before its first sampled position, or has more.
     Stale = 2,
 }
 

@@ -1,6 +1,6 @@
 //! Scratch memory of kernels, kept from one call to the next. Knows no kernel.
 
-/// As large as the largest request so far.
+/// A buffer as large as the largest request so far.
 #[derive(Default)]
 pub(crate) struct Scratch(Vec<Line>);
 
@@ -10,7 +10,7 @@ pub(crate) struct Scratch(Vec<Line>);
 struct Line([u8; 64]);
 
 impl Scratch {
-    /// At least so many bytes with arbitrary contents, from the start of a cache line on.
+    /// At least `length` bytes with arbitrary contents, from the start of a cache line on.
     pub(crate) fn bytes(&mut self, length: usize) -> &mut [u8] {
         let lines = length.div_ceil(size_of::<Line>());
         if self.0.len() < lines {

@@ -14,9 +14,9 @@ use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
     Silu,
-    /// With the error function.
+    /// GELU by the error function.
     Gelu,
-    /// With the hyperbolic tangent.
+    /// GELU by the hyperbolic tangent.
     GeluTanh,
     /// `(up + 1) * gate * sigmoid(alpha * gate)`, the gate up to the limit and up between the limits; always gated.
     ClampedSwiglu {
@@ -76,7 +76,7 @@ impl RowWriter for Activation {
 impl Activation {
     /// # Safety
     ///
-    /// As for `RowWriter::write`; x is made of X.
+    /// See `RowWriter::write`; x is made of X.
     unsafe fn run_as<X: Storage>(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync)) {
         let kernel = Activate::<X>::new(self);
         // SAFETY: as the caller promises.
@@ -110,7 +110,7 @@ impl<X: Storage> Activate<'_, X> {
     ///
     /// # Safety
     ///
-    /// As for `Kernel::run`; the biases are as wide as out.
+    /// See `Kernel::run`; the biases are as wide as out.
     #[inline(always)]
     pub(crate) unsafe fn run_with<V: Vector>(&self, row: usize, biases: Option<[*const X; 2]>) {
         let Activation { kind, gated, width, x, out, .. } = *self.op;

@@ -58,7 +58,7 @@ impl Op for Elementwise {
 impl Elementwise {
     /// # Safety
     ///
-    /// As for `Op::run`; x is made of X.
+    /// See `Op::run`; x is made of X.
     unsafe fn run_as<X: Storage>(&self, num_tokens: usize, isa: Isa, pool: &mut Pool) {
         let kernel = Row::<X> { op: self, elements: PhantomData };
         // SAFETY: as the caller promises.
@@ -101,7 +101,7 @@ impl<X: Storage> Kernel for Row<'_, X> {
 impl<X: Storage> Row<'_, X> {
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn add_bias<V: Vector, B: Storage>(&self, row: usize, bias: *const B) {
         // SAFETY: as the caller promises.
@@ -112,7 +112,7 @@ impl<X: Storage> Row<'_, X> {
     ///
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn change<V: Vector>(&self, row: usize, change: impl Fn(V, usize, usize) -> V) {
         let Elementwise { width, x, out, .. } = *self.op;

@@ -80,7 +80,7 @@ impl RowWriter for Norm {
 impl Norm {
     /// # Safety
     ///
-    /// As for `RowWriter::write`; x and the weight are made of X and W.
+    /// See `RowWriter::write`; x and the weight are made of X and W.
     unsafe fn run_as<X: Storage, W: Storage>(
         &self,
         num_tokens: usize,
@@ -148,7 +148,7 @@ impl<X: Storage, W: Storage, const CENTRED: bool> Kernel for Normalise<'_, X, W,
 ///
 /// # Safety
 ///
-/// As for `Kernel::run`; so many numbers are there.
+/// See `Kernel::run`; `count` numbers are valid.
 #[inline(always)]
 unsafe fn sum_up<V: Vector, X: Storage>(row: *const X, count: usize, add: impl Fn(V, V, usize) -> V) -> f32 {
     // SAFETY: as the caller promises.

@@ -25,7 +25,7 @@ use super::{Kernel, LANES, Vector};
 
 /// # Safety
 ///
-/// As for `Kernel::run`.
+/// See `Kernel::run`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
 pub(super) unsafe fn run_avx512<K: Kernel>(kernel: &K, part: usize) {
     // SAFETY: as the caller promises.
@@ -34,7 +34,7 @@ pub(super) unsafe fn run_avx512<K: Kernel>(kernel: &K, part: usize) {
 
 /// # Safety
 ///
-/// As for `Kernel::run`.
+/// See `Kernel::run`.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn run_avx2<K: Kernel>(kernel: &K, part: usize) {
     // SAFETY: as the caller promises.
@@ -92,8 +92,8 @@ unsafe fn halves_512(lanes: __m512) -> [__m256; 2] {
     }
 }
 
-// SAFETY, of every block below that does not say more: the machine has the instructions, since `self` exists or the
-// caller of an unsafe function promises it; and what is read or written is there, as that caller promises, too.
+// SAFETY, of every block below without a comment of its own: the machine has the instructions, since `self` exists or
+// the caller of an unsafe function promises it; and the caller promises valid memory, too.
 impl Vector for Avx512 {
     const ACCUMULATORS: usize = 24;
 

@@ -59,7 +59,7 @@ pub(crate) struct FoundChain {
 /// The longest start of a sequence that all groups have cached, as far as their windows need it.
 #[derive(Default)]
 pub(crate) struct FoundStart {
-    /// In blocks.
+    /// Length in blocks.
     pub(crate) length: u32,
     /// The first token that may be computed again.
     pub(crate) lowest: u32,

@@ -97,7 +97,7 @@ pub enum Pooling {
 pub enum Retention {
     /// Blocks are not saved.
     None,
-    /// By the connector's settings.
+    /// The default of the connector's settings.
     #[default]
     Default,
     /// Longer than the default.

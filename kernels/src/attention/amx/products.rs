@@ -36,7 +36,7 @@ pub(super) fn configuration(lanes: usize) -> Configuration {
 ///
 /// # Safety
 ///
-/// The machine has AMX, the queries are there, and there is room for the blocks.
+/// The machine has AMX, the queries are valid, and there is room for the blocks.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
 pub(super) unsafe fn load_queries(pairs: &[*const f32; SIDE], head_dim: usize, to: *mut u8) {
     for block in 0..head_dim / DEPTH {
@@ -84,7 +84,7 @@ pub(super) unsafe fn keys_of(cache: &KvLayer, cells: &[usize], head: usize, copi
 ///
 /// # Safety
 ///
-/// Tiles are configured; the blocks of the queries are there, and room for the scores of whole chunks.
+/// Tiles are configured; the blocks of the queries are valid, and there is room for the scores of whole chunks.
 pub(super) unsafe fn scores(keys: &Keys, queries: *const u8, head_dim: usize, to: *mut f32, ahead: &Ahead<'_>) {
     for chunk in (0..keys.num_chunks).step_by(2) {
         let (both, blocks) = (chunk + 1 < keys.num_chunks, head_dim / DEPTH);
@@ -165,7 +165,7 @@ impl Values<'_> {
     ///
     /// # Safety
     ///
-    /// As for `load`, which was called.
+    /// See `load`, which was called.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     pub(super) unsafe fn are_finite(&self) -> bool {
         let exponent = _mm512_set1_epi16(0x7f80);
@@ -181,7 +181,7 @@ impl Values<'_> {
 ///
 /// # Safety
 ///
-/// As for `Values::load`.
+/// See `Values::load`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn take_turns(even: __m512i, odd: __m512i, to: *mut u8) {
@@ -196,7 +196,7 @@ unsafe fn take_turns(even: __m512i, odd: __m512i, to: *mut u8) {
 ///
 /// # Safety
 ///
-/// Tiles are configured for so many rows; the weights and the blocks of values are there, and room for the sums.
+/// Tiles are configured for so many rows; the weights and the blocks of values are valid, and there is room for the sums.
 pub(super) unsafe fn products(
     weights: *const u8,
     values: *const u8,
@@ -232,7 +232,7 @@ pub(super) unsafe fn products(
 ///
 /// # Safety
 ///
-/// The machine has AMX, the sums are there, and room for the result.
+/// The machine has AMX, the sums are valid, and there is room for the result.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn finish(sums: *const f32, factor: f32, weights: f32, head_dim: usize, to: *mut Bfloat16) {
     let (factor, weights, zero) = (_mm512_set1_ps(factor), _mm512_set1_ps(weights), _mm512_setzero_ps());

@@ -67,7 +67,7 @@ impl Weigh<'_> {
     ///
     /// # Safety
     ///
-    /// The machine has AMX; the scores are there, and room for the weights of so many pairs.
+    /// The machine has AMX; the scores are valid, and there is room for the weights of so many pairs.
     pub(super) unsafe fn run(&self, panel: &Panel, num_pairs: usize, ahead: &Ahead<'_>) -> Factors {
         // SAFETY: as the caller promises.
         unsafe {
@@ -81,7 +81,7 @@ impl Weigh<'_> {
 
     /// # Safety
     ///
-    /// As for `run`; all see all where nothing is masked.
+    /// See `run`; all see all where nothing is masked.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
     unsafe fn run_where<const MASKED: bool>(&self, panel: &Panel, num_pairs: usize, ahead: &Ahead<'_>) -> Factors {
         // SAFETY: as the caller promises.
@@ -216,8 +216,7 @@ static TAKE_TURNS: [u16; DEPTH] = {
     order
 };
 
-/// Two to the power of `x`, with a relative error of 3e-6, which is lost in rounding to bfloat16: exactly 1 of 0, and 0
-/// of very low numbers.
+/// Two to the power of `x`, with a relative error of 3e-6, lost in rounding to bfloat16. Exactly 1 of 0, 0 of very low.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn power_of_two(x: __m512) -> __m512 {

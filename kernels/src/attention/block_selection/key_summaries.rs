@@ -44,7 +44,7 @@ impl KeySummaries {
     ///
     /// # Safety
     ///
-    /// There is a mark for each block, and nobody else looks at one meanwhile.
+    /// There is a mark for each block, and no other thread accesses them meanwhile.
     pub(super) unsafe fn take_missing<'a>(&self, blocks: impl Iterator<Item = &'a i32>) -> Vec<i32> {
         let known = with_exposed_provenance_mut::<u8>(self.known);
         let mut missing = Vec::new();

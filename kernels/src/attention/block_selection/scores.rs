@@ -69,7 +69,7 @@ impl<C: Storage> Kernel for Scores<'_, C> {
 impl<C: Storage> Scores<'_, C> {
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn load_queries<V: Vector>(&self, head: usize, count: usize, to: *mut f32, width: usize) {
         // SAFETY: as the caller promises.
@@ -81,12 +81,11 @@ impl<C: Storage> Scores<'_, C> {
         }
     }
 
-    /// Load scaled queries for each part of a summary: with bounds, positive elements for the maximum, then negative
-    /// ones for the minimum.
+    /// Load scaled queries for a summary: with bounds, positive elements for the maxima, negative ones for the minima.
     ///
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn load_queries_of<Q: Storage, V: Vector>(&self, head: usize, count: usize, to: *mut f32, width: usize) {
         let (head_dim, parts) = (self.op.rows.cache.head_dim, self.op.summaries.kind.parts());
@@ -113,7 +112,7 @@ impl<C: Storage> Scores<'_, C> {
 
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn score<V: Vector, const HEADS: usize>(
         &self,

@@ -24,7 +24,7 @@ pub(super) struct Product {
 impl Product {
     /// # Safety
     ///
-    /// As for `Kernel::run`; the matrices are there.
+    /// See `Kernel::run`; the matrices are valid.
     #[inline(always)]
     pub(super) unsafe fn compute<V: Vector, const ROWS: usize>(&self, vectors: usize) {
         // SAFETY: as the caller promises.
@@ -40,7 +40,7 @@ impl Product {
 
     /// # Safety
     ///
-    /// As for `compute`.
+    /// See `compute`.
     #[inline(always)]
     unsafe fn compute_vectors<V: Vector, const ROWS: usize, const VECTORS: usize>(&self) {
         let Self { left, left_stride, right, right_stride, out, out_stride, depth, add } = *self;

@@ -250,14 +250,13 @@ impl Tile {
     ///
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn rows<V: Vector, const ROWS: usize>(&self, pair: usize) {
         let width = self.state.width;
         // Later tokens see more positions, or all.
         let (least, most) = (self.visible(pair), self.visible(pair + ROWS - 1));
-        // With several pairs no position is hidden. Hidden positions of one pair are not multiplied, as they may be
-        // NaN.
+        // With several pairs no position is hidden. Hidden ones of a single pair are skipped, as they may be NaN.
         let hidden = if ROWS == 1 { self.hidden(pair) } else { 0 };
         // SAFETY: as the caller promises.
         unsafe {
@@ -334,7 +333,7 @@ impl Tile {
     ///
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn weigh<V: Vector>(&self, pair: usize, scores: *mut f32, seen: &Range<usize>) {
         let State { sums, greatest, weights, width } = self.state;
@@ -385,7 +384,7 @@ fn only<V: Vector>(vector: V, at: usize, seen: &Range<usize>, other: V) -> V {
 ///
 /// # Safety
 ///
-/// As for `Kernel::run`; the vectors are there.
+/// See `Kernel::run`; the vectors are valid.
 #[inline(always)]
 unsafe fn hold_below<V: Vector>(cap: f32, scores: *mut f32, seen: &Range<usize>) {
     for at in vectors_of(seen) {

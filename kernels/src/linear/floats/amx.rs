@@ -23,7 +23,7 @@ pub(super) fn takes(in_features: usize) -> bool {
 
 /// # Safety
 ///
-/// As for `tile::Multiply`, of so many rows; they have features that tiles take.
+/// See `tile::Multiply`, of so many rows; they have features that tiles take.
 pub(super) unsafe fn multiply(tile: &Tile, rows: usize) {
     for start in (0..rows).step_by(2 * SIDE) {
         let rows = (rows - start).min(2 * SIDE);
@@ -41,7 +41,7 @@ struct Sums([[f32; SIDE]; SIDE]);
 
 /// # Safety
 ///
-/// As for `multiply`, with at most twice `SIDE` rows.
+/// See `multiply`, with at most twice `SIDE` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn part(tile: &Tile, rows: usize) {
     let mut sums = [const { Sums([[0.0; SIDE]; SIDE]) }; 4];

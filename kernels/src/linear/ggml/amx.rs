@@ -20,7 +20,7 @@ const PRODUCTS_AT_ONCE: usize = 12;
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; so many whole tiles of rows can be read, and the panel is expanded.
+/// See `IntegerFormat::multiply`; so many whole tiles of rows can be read, and the panel is expanded.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     const WHOLE: Configuration = Configuration::new(GROUP, [SIDE; 2]);
     const HALVES: Configuration = Configuration::new(GROUP / 2, [SIDE; 2]);
@@ -41,7 +41,7 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
 
 /// # Safety
 ///
-/// As for `multiply`, with at most `ROWS` rows; the tiles are configured.
+/// See `multiply`, with at most `ROWS` rows; the tiles are configured.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn half_panel<W: Weights, const ROWS: usize>(tile: &Tile, side: usize) {
     let mut sums = [_mm512_setzero_ps(); ROWS];
@@ -89,7 +89,7 @@ unsafe fn half_panel<W: Weights, const ROWS: usize>(tile: &Tile, side: usize) {
 ///
 /// # Safety
 ///
-/// As for `half_panel`; the group is there, and `to` can be written.
+/// See `half_panel`; the group is valid, and `to` can be written.
 #[inline]
 unsafe fn multiply_group<W: Weights>(tile: &Tile, side: usize, group: usize, half: usize, to: *mut Products) {
     let feature = half * GROUP / 2;

@@ -24,7 +24,7 @@ const STEPS: usize = 2 * PAIRS;
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel is as `W` says.
+/// See `IntegerFormat::multiply`; the panel is as `W` says.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     // Two products and two sums per row, among 32 registers. If integers are unpacked for each part, fewer parts
     // outweigh sums that wait in memory until a group ends.
@@ -68,7 +68,7 @@ pub(super) unsafe fn expand<W: Weights>(panel: &[u8], out: &mut [u8]) {
 
 /// # Safety
 ///
-/// As for `multiply`.
+/// See `multiply`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
@@ -126,7 +126,7 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
 ///
 /// # Safety
 ///
-/// The group is there.
+/// The group is valid.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn unpack<W: Weights>(
@@ -198,7 +198,7 @@ fn integers<W: Weights>(nibbles: [__m512i; 2], highs: [__m512i; 2]) -> [__m512i;
 ///
 /// # Safety
 ///
-/// The group is there.
+/// The group is valid.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn factor<W: Weights>(
@@ -243,7 +243,7 @@ fn halves_of_exponents(bytes: __m128i) -> __m512 {
 ///
 /// # Safety
 ///
-/// A super-block is there.
+/// A super-block is valid.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn next_supers<W: Weights>(weights: &mut *const u8, distance: usize) -> [[__m512; 2]; 2] {
@@ -258,7 +258,7 @@ unsafe fn next_supers<W: Weights>(weights: &mut *const u8, distance: usize) -> [
 
 /// # Safety
 ///
-/// A panel's float16 are there.
+/// A panel's float16 are valid.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn half_floats(from: *const u8, distance: usize) -> [__m512; 2] {

@@ -19,7 +19,7 @@ thread_local! {
 ///
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel's weights are these.
+/// See `IntegerFormat::multiply`; the panel's weights are these.
 pub(super) unsafe fn expanded<W: Weights>(tile: &Tile, isa: Isa, run: impl FnOnce(&Tile)) {
     let bytes = W::ENCODING.panel_bytes(tile.num_chunks);
     // SAFETY: as the caller promises.

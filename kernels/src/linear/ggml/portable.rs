@@ -7,7 +7,7 @@ use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel is expanded.
+/// See `IntegerFormat::multiply`; the panel is expanded.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {

@@ -14,7 +14,7 @@ const LARGEST: f32 = 127.0;
 ///
 /// # Safety
 ///
-/// As for `IntegerFormat::quantise`.
+/// See `IntegerFormat::quantise`.
 #[inline(always)] // so that it is compiled anew for each instruction set
 #[expect(clippy::inline_always, reason = "see above")]
 pub(super) unsafe fn quantise<const BYTES: usize>(

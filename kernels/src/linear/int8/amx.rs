@@ -17,7 +17,7 @@ const MAX_ROWS_BY_CHUNKS: usize = 2 * SIDE;
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; so many whole tiles of rows can be read.
+/// See `IntegerFormat::multiply`; so many whole tiles of rows can be read.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
@@ -31,7 +31,7 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
 
 /// # Safety
 ///
-/// As for `multiply`.
+/// See `multiply`.
 unsafe fn multiply_sides<W: Weights>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
@@ -47,7 +47,7 @@ struct Chunk([u8; CHUNK * PANEL]);
 
 /// # Safety
 ///
-/// As for `multiply`, with at most `SIDE` rows; the tiles are configured.
+/// See `multiply`, with at most `SIDE` rows; the tiles are configured.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn multiply_side<W: Weights>(side: &Tile) {
     let mut bytes = Chunk([0; CHUNK * PANEL]);

@@ -14,7 +14,7 @@ const COLUMNS: usize = 8;
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`, with integers in bytes.
+/// See `IntegerFormat::multiply`, with integers in bytes.
 pub(super) unsafe fn multiply(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe { tile.parts(1).for_each(|row| multiply_row(&row)) };
@@ -22,7 +22,7 @@ pub(super) unsafe fn multiply(tile: &Tile) {
 
 /// # Safety
 ///
-/// As for `multiply`.
+/// See `multiply`.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn multiply_row(row: &Tile) {
     let mut out = [0.0; PANEL];
@@ -48,7 +48,7 @@ unsafe fn multiply_row(row: &Tile) {
 ///
 /// # Safety
 ///
-/// As for `multiply`.
+/// See `multiply`.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn products(row: &Tile, starts: [i32; PLANES], column: usize) -> [[__m256i; 2]; PLANES] {

@@ -40,7 +40,7 @@ thread_local! {
 ///
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel is so stored.
+/// See `IntegerFormat::multiply`; the panel is so stored.
 pub(super) unsafe fn in_bytes<W: Weights>(tile: &Tile, isa: Isa, run: impl FnOnce(&Tile)) {
     if !W::NIBBLES {
         return run(tile);
@@ -130,7 +130,7 @@ pub(super) struct VectorFactors {
 impl VectorFactors {
     /// # Safety
     ///
-    /// The group is there.
+    /// The group is valid.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) unsafe fn load(group: *const u8, distance: usize) -> Self {

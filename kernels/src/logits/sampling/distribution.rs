@@ -48,8 +48,7 @@ pub(super) fn limit(candidates: &mut Vec<Candidate>, limits: Limits, mut total: 
     }
 }
 
-/// The id of the first candidate at which the running sum of weights exceeds `uniform` times their total; else of the
-/// last.
+/// The id of the first candidate at which the sum of weights exceeds `uniform` times their total; else of the last.
 pub(super) fn choose(candidates: &[Candidate], uniform: f64) -> Option<usize> {
     let weights = candidates.iter().map(|candidate| f64::from(candidate.weight));
     let place = first_beyond(weights.clone(), 0.0, uniform * weights.sum::<f64>());

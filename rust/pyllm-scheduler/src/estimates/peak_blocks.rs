@@ -46,7 +46,7 @@ impl PeakBlocks {
         num_used + self.peak_with(one) <= limit
     }
 
-    /// When a sequence ends, all that grow at least as long still run, each larger by its growth until then.
+    /// The peak with one more sequence. At the end of one, all that grow at least as long still run, grown as much.
     fn peak_with(&self, one: Expected) -> u64 {
         let (mut held, mut peak, mut is_in) = (0, 0, false);
         let mut count = 0;

@@ -24,9 +24,9 @@ pub(crate) struct Work {
     pub(crate) due: f64,
     /// The same for a running sequence: without a target, some time after its last token.
     pub(crate) running_due: f64,
-    /// Its service, counted from the service of its tenant's other requests at its arrival.
+    /// Service of the request, counted from the service of its tenant's other requests at its arrival.
     pub(crate) service: u64,
-    /// Its tenant's service, divided by weight. Known for running sequences.
+    /// Service of the tenant, divided by weight. Known for running sequences.
     pub(crate) tenant_service: u64,
 }
 
