@@ -33,8 +33,8 @@ pub(crate) trait Op: Send + Sync {
 
     /// # Safety
     ///
-    /// The extent is within the capacity, the op's pointers are valid, nothing else touches their memory during the call, and
-    /// the machine has `isa`.
+    /// The extent is within the capacity, the op's pointers are valid, nothing else touches their memory during the
+    /// call, and the machine has `isa`.
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange>;
 
     /// Itself, if it writes its result row by row.

@@ -196,7 +196,7 @@ unsafe fn take_turns(even: __m512i, odd: __m512i, to: *mut u8) {
 ///
 /// # Safety
 ///
-/// Tiles are configured for so many rows; the weights and the blocks of values are valid, and there is room for the sums.
+/// Tiles are configured for so many rows; the weights and the blocks of values are valid, with room for the sums.
 pub(super) unsafe fn products(
     weights: *const u8,
     values: *const u8,

@@ -1,12 +1,11 @@
 //! The choice between cores by the cost of a request on each. Knows neither prompts nor caches.
 //!
 //! **The imbalance is bounded.** Let `before_c` be the seconds that the request waits for other work on core c, and
-//! `own_c` the seconds from then until its own work is done. The chosen core c has `before_c + own_c` at most `before_j
-//! + own_j + tolerance` for every other candidate j, since no core is chosen whose cost is more than the tolerance
-//! above the least. So `before_c <= before_j + own_j + tolerance`: as in list scheduling (Graham, "Bounds on
-//! Multiprocessing Timing Anomalies", 1969), the work on two cores differs by at most that of the last request placed,
-//! which the other core would have had to do in full, and the tolerance. Neither prefixes nor sessions can exceed this
-//! bound.
+//! `own_c` the seconds from then until its own work is done. Every other candidate j has `before_j + own_j` at least
+//! `before_c + own_c - tolerance`, as no core is chosen whose cost is more than the tolerance above the least. So
+//! `before_c <= before_j + own_j + tolerance`: as in list scheduling (Graham, "Bounds on Multiprocessing Timing
+//! Anomalies", 1969), the work on two cores differs by at most that of the last request placed, which the other core
+//! would have had to do in full, and the tolerance. Neither prefixes nor sessions can exceed this bound.
 
 /// Two costs are taken as equal if they differ by less than this share of the least: output lengths are not known more
 /// precisely. With long queues this keeps equal prefixes together, which saves repeated prefills.
