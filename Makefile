@@ -53,6 +53,7 @@ lint: setup
 	$(BIN)/ruff format --check
 	cargo fmt --check
 	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	$(BIN)/python -m tests.words
 
 types: setup
 	$(BIN)/mypy
