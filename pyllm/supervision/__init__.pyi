@@ -19,7 +19,7 @@ from .process_samples import ProcessSample, ProcessSampler, Samples, load_nvml
 from .restart_budget import WINDOW, RestartBudget
 from .restart_counts import all_restarted, with_pids
 from .server_processes import STOP_GRACE, last_of, supervise
-from .start_progress import show_progress
+from .start_progress import can_redraw, show_progress
 from .step_trace import StepTrace
 from .supervised_process import ProcessLimits, SupervisedProcess, start_state
 
@@ -51,6 +51,7 @@ __all__ = [
     "all_restarted",
     "attach",
     "await_configuration",
+    "can_redraw",
     "changed_log_level",
     "child_handle",
     "config_json",

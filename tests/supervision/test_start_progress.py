@@ -14,6 +14,19 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.fixture(autouse=True)
+def kind_of_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.mark.parametrize("kind", ["dumb", "unknown", ""])
+async def test_a_terminal_that_cannot_redraw_sees_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", kind)
+    terminal = Terminal()
+    await show_progress(lambda: (0.5, "core 0 is starting"), terminal)
+    assert terminal.getvalue() == ""
+
+
 async def test_a_terminal_sees_how_far_it_is() -> None:
     terminal, state = Terminal(), [(0.0, "core 0 is starting")]
     showing = asyncio.create_task(show_progress(lambda: state[0], terminal))
