@@ -161,7 +161,7 @@ type RowsOf = (String, usize, usize, usize, usize);
 
 /// # Safety
 ///
-/// The addresses are to so many addresses.
+/// The addresses point to as many addresses as the parts say.
 unsafe fn all_rows(parts: Vec<RowsOf>, in_features: usize) -> PyResult<Vec<Row>> {
     let mut rows = Vec::new();
     for (name, addresses, num_rows, scales, features) in parts {

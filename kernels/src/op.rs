@@ -77,7 +77,7 @@ pub(crate) trait RowWriter {
     /// The result.
     fn out(&self) -> Matrix;
 
-    /// Write the rows of so many tokens, and call `then` with each, on the thread that wrote it.
+    /// Write the rows of `num_tokens`, and call `then` with each, on the thread that wrote it.
     ///
     /// # Safety
     ///

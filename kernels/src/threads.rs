@@ -311,7 +311,7 @@ impl Coming {
     }
 }
 
-/// A thread's share of so many tasks.
+/// A thread's share of `num_tasks`.
 fn share_of(thread: usize, num_threads: usize, num_tasks: usize) -> Range<usize> {
     num_tasks * thread / num_threads..num_tasks * (thread + 1) / num_threads
 }

@@ -40,7 +40,7 @@ impl Cells {
 }
 
 /// Cells to be read soon, with all heads as they lie, which load faster than one head of each. The processor has few
-/// slots for loads under way, so prefetches should be small and constant.
+/// slots for loads under way, so prefetches should be small and steady.
 #[derive(Clone)]
 pub(super) struct Ahead<'a> {
     cells: &'a [usize],

@@ -37,7 +37,7 @@ pub(super) trait TileBackend<'a>: Sized {
 
     /// # Safety
     ///
-    /// See `Op::run`; the indices were checked, the backend takes the op, and there is so much scratch, from the
+    /// See `Op::run`; the indices were checked, the backend takes the op, and there is enough scratch, from the
     /// start of a cache line on. The same holds for the methods below, and for states.
     unsafe fn new(call: Call<'a>, work: Work, scratch: *mut f32) -> Self;
     /// Get ready for tiles.
@@ -203,7 +203,7 @@ impl Call<'_> {
 /// Floats of a cache line.
 const LINE_FLOATS: usize = 16;
 
-/// The thread's own memory of so many floats, uninitialised; valid until the next call.
+/// The thread's own memory of `floats` floats, uninitialised; valid until the next call.
 fn scratch(floats: usize) -> *mut f32 {
     SCRATCH.with_borrow_mut(|scratch| scratch.bytes(floats * size_of::<f32>()).as_mut_ptr().cast())
 }

@@ -230,7 +230,7 @@ impl Encoding {
         }
     }
 
-    /// Bytes of so many groups in a panel.
+    /// Bytes of `groups` groups in a panel.
     pub(crate) const fn panel_bytes(self, groups: usize) -> usize {
         groups * self.group_bytes() + groups / SUPER_GROUPS * self.super_bytes()
     }

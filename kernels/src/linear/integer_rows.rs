@@ -91,7 +91,7 @@ impl<F: IntegerFormat> IntegerRows<F> {
         }
     }
 
-    /// Number of rows in so many bytes.
+    /// Number of rows in `bytes` bytes.
     pub(super) fn at_once(&self, bytes: usize) -> usize {
         (bytes / row_bytes::<F>(self.num_chunks)).max(1)
     }

@@ -40,7 +40,7 @@ impl Output {
     ///
     /// # Safety
     ///
-    /// The row is valid, with so many columns, and nothing else touches them.
+    /// The row is valid, with `columns` columns, and nothing else touches them.
     #[inline]
     pub(crate) unsafe fn store(&self, row: usize, sums: &[f32; PANEL]) {
         // SAFETY: as the caller promises; an array has at least `columns` elements.

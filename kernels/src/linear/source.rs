@@ -43,7 +43,7 @@ impl Source {
         }
     }
 
-    /// Bytes of a row of so many features, which fill whole blocks.
+    /// Bytes of a row of `in_features`, which fill whole blocks.
     pub(crate) fn row_bytes(self, in_features: usize) -> usize {
         match self {
             Self::Elements(dtype) => in_features * dtype.bytes(),
@@ -80,7 +80,7 @@ impl Row {
     ///
     /// # Safety
     ///
-    /// The row is valid with so many features, and its scales are, aligned; nothing writes to them while the content
+    /// The row is valid with `in_features`, and its scales are, aligned; nothing writes to them while the content
     /// lives.
     pub(super) unsafe fn content<'a>(self, in_features: usize) -> Option<Content<'a>> {
         let Self { source, address, scales } = self;
@@ -158,7 +158,7 @@ impl Content<'_> {
 ///
 /// # Safety
 ///
-/// The rows are valid with so many features, and nothing writes to them during the call.
+/// The rows are valid with `in_features`, and nothing writes to them during the call.
 pub(crate) unsafe fn copy_rows(rows: &[Row], in_features: usize, out: &mut [u8], pool: &mut Pool) {
     let copy = |content: Content, out: &mut [u8]| out.copy_from_slice(content.bytes);
     // SAFETY: as the caller promises.
@@ -169,7 +169,7 @@ pub(crate) unsafe fn copy_rows(rows: &[Row], in_features: usize, out: &mut [u8],
 ///
 /// # Safety
 ///
-/// The rows and their scales are valid with so many features, and nothing writes to them during the call.
+/// The rows and their scales are valid with `in_features`, and nothing writes to them during the call.
 pub(crate) unsafe fn read_rows(rows: &[Row], in_features: usize, out: &mut [f32], pool: &mut Pool) {
     let read = |content: Content, out: &mut [f32]| content.numbers(0, out);
     // SAFETY: as the caller promises.
@@ -180,7 +180,7 @@ pub(crate) unsafe fn read_rows(rows: &[Row], in_features: usize, out: &mut [f32]
 ///
 /// # Safety
 ///
-/// The rows and their scales are valid with so many features, and nothing writes to them during the call.
+/// The rows and their scales are valid with `in_features`, and nothing writes to them during the call.
 unsafe fn fill_rows<T: Copy + Default + Send>(
     rows: &[Row],
     in_features: usize,

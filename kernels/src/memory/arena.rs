@@ -17,7 +17,7 @@ struct Piece {
 struct Line(#[expect(dead_code, reason = "whoever borrows it reads it")] [u8; 64]);
 
 impl Arena {
-    /// A piece of at least so many bytes, zeros at first: its number and its address. None if memory has run out.
+    /// A piece of at least `bytes` bytes, zeros at first: its number and its address. None if memory has run out.
     pub(crate) fn lend(&self, bytes: usize) -> Option<(usize, usize)> {
         let num_lines = bytes.div_ceil(size_of::<Line>());
         let mut pieces = self.pieces();

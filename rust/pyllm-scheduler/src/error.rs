@@ -12,7 +12,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     /// A limit in `Config` is out of its range.
     Config(String),
-    /// A field of a new request is not valid, whatever the state of the scheduler.
+    /// A field of a new request is not valid in any state of the scheduler.
     Request(String),
     /// The client already has a live request with this id.
     DuplicateRequest {

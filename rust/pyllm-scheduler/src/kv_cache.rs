@@ -63,7 +63,7 @@ pub(crate) struct FoundStart {
     pub(crate) length: u32,
     /// The first token that may be computed again.
     pub(crate) lowest: u32,
-    pub(crate) chains: Vec<FoundChain>, // one a group
+    pub(crate) chains: Vec<FoundChain>, // one per group
 }
 
 impl FoundStart {

@@ -1,5 +1,5 @@
 //! Randomness as a counter: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
-//! Holds no state, so a token's number does not depend on what was drawn before it.
+//! Holds no state, so a token's number does not depend on earlier draws.
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_INCREMENTS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];

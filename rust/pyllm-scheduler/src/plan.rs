@@ -78,7 +78,7 @@ pub(crate) struct Draft {
     max_num_seqs: u32,
     pub(crate) tokens: Vec<i32>,
     pub(crate) positions: Vec<i32>,
-    pub(crate) slot_mappings: Vec<Vec<i32>>, // one a group
+    pub(crate) slot_mappings: Vec<Vec<i32>>, // one per group
     query_starts: Vec<i32>,
     sequence_lengths: Vec<i32>,
     slots: Vec<i32>,

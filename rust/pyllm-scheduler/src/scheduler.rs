@@ -347,7 +347,7 @@ impl Scheduler {
         self.outbox.pending()
     }
 
-    /// A client's new output since the last call, one row a sample.
+    /// A client's new output since the last call, one row per sample.
     pub fn take_deltas(&mut self, client: ClientId) -> Option<&DeltaColumns> {
         self.outbox.take(client)
     }

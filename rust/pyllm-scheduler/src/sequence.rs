@@ -157,7 +157,7 @@ pub(crate) struct Sequence {
     /// Positions to sample where the known tokens end: n until the samples fork, then 1.
     pub(crate) num_samples: u32,
     pub(crate) output: Vec<i32>,
-    pub(crate) chains: Box<[Chain]>, // one a group
+    pub(crate) chains: Box<[Chain]>, // one per group
     pub(crate) num_stored: u32,      // blocks that the prefix cache has seen
     pub(crate) num_loaded: u32,      // blocks that came, at least in part, from an external store, which needs no copy
     /// The last step with a row of this sequence; `last_share` is the number of that row's tokens.

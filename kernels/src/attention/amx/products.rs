@@ -25,7 +25,7 @@ pub(super) const DEPTH: usize = 2 * SIDE;
 pub(super) const BLOCK_BYTES: usize = SIDE * LINE_BYTES;
 const LINE_BYTES: usize = 64;
 
-/// The configuration for panels with so many lanes of a KV head. Tiles 0 and 1 are scores, 2 their queries; 3 and 4 are
+/// The configuration for panels with `lanes` of a KV head. Tiles 0 and 1 are scores, 2 their queries; 3 and 4 are
 /// keys, then values; 5 and 6 are sums of values, 7 their weights.
 pub(super) fn configuration(lanes: usize) -> Configuration {
     let (scores, whole, sums) = ([SIDE, lanes * 4], [SIDE, LINE_BYTES], [lanes, LINE_BYTES]);
@@ -196,7 +196,7 @@ unsafe fn take_turns(even: __m512i, odd: __m512i, to: *mut u8) {
 ///
 /// # Safety
 ///
-/// Tiles are configured for so many rows; the weights and the blocks of values are valid, with room for the sums.
+/// Tiles are configured for these rows; the weights and the blocks of values are valid, with room for the sums.
 pub(super) unsafe fn products(
     weights: *const u8,
     values: *const u8,

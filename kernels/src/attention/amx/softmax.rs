@@ -67,7 +67,7 @@ impl Weigh<'_> {
     ///
     /// # Safety
     ///
-    /// The machine has AMX; the scores are valid, and there is room for the weights of so many pairs.
+    /// The machine has AMX; the scores are valid, and there is room for the weights of `num_pairs`.
     pub(super) unsafe fn run(&self, panel: &Panel, num_pairs: usize, ahead: &Ahead<'_>) -> Factors {
         // SAFETY: as the caller promises.
         unsafe {
@@ -142,7 +142,7 @@ impl Panel {
     ///
     /// # Safety
     ///
-    /// The machine has AMX, and there are so many dimensions of these rows.
+    /// The machine has AMX, and these rows have `head_dim` dimensions.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn add(&self, rows: Range<usize>, factors: &Factors, products: *const f32, head_dim: usize) {
         for row in rows {
@@ -161,7 +161,7 @@ impl Panel {
     ///
     /// # Safety
     ///
-    /// The machine has AMX, and both have so many dimensions.
+    /// The machine has AMX, and both have `head_dim` dimensions.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn merge(&self, later: &Self, head_dim: usize) {
         // SAFETY: as the caller promises.

@@ -33,7 +33,7 @@ pub(super) struct State {
 impl State {
     /// # Safety
     ///
-    /// There are so many pairs.
+    /// The state has `pairs` pairs.
     pub(super) unsafe fn clear(&self, pairs: usize) {
         // SAFETY: as the caller promises.
         unsafe {

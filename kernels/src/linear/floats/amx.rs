@@ -16,14 +16,14 @@ const DEPTH: usize = 32;
 /// Steps of a panel in a tile.
 const STEPS: usize = DEPTH / 2;
 
-/// Whether tiles can take rows of so many features: only whole tiles, as there is no padding.
+/// Whether tiles can take rows of `in_features`: only whole tiles, as there is no padding.
 pub(super) fn takes(in_features: usize) -> bool {
     in_features.is_multiple_of(DEPTH)
 }
 
 /// # Safety
 ///
-/// See `tile::Multiply`, of so many rows; they have features that tiles take.
+/// See `tile::Multiply`, for `rows` rows; tiles take their features.
 pub(super) unsafe fn multiply(tile: &Tile, rows: usize) {
     for start in (0..rows).step_by(2 * SIDE) {
         let rows = (rows - start).min(2 * SIDE);

@@ -20,7 +20,7 @@ const PRODUCTS_AT_ONCE: usize = 12;
 
 /// # Safety
 ///
-/// See `IntegerFormat::multiply`; so many whole tiles of rows can be read, and the panel is expanded.
+/// See `IntegerFormat::multiply`; whole tiles of these rows can be read, and the panel is expanded.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     const WHOLE: Configuration = Configuration::new(GROUP, [SIDE; 2]);
     const HALVES: Configuration = Configuration::new(GROUP / 2, [SIDE; 2]);

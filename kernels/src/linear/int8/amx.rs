@@ -17,7 +17,7 @@ const MAX_ROWS_BY_CHUNKS: usize = 2 * SIDE;
 
 /// # Safety
 ///
-/// See `IntegerFormat::multiply`; so many whole tiles of rows can be read.
+/// See `IntegerFormat::multiply`; whole tiles of these rows can be read.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {

@@ -33,7 +33,7 @@ pub(crate) struct TenantLoad {
     pub(crate) work: f64,
 }
 
-/// Work of so many tokens to compute and to generate, in the units that tenants are charged.
+/// Work of tokens to compute and to generate, in the units that tenants are charged.
 #[expect(clippy::cast_precision_loss, reason = "what a token costs is a small number")]
 pub(crate) fn work(num_inputs: u32, num_outputs: u32) -> f64 {
     f64::from(num_inputs) * INPUT_COST as f64 + f64::from(num_outputs) * OUTPUT_COST as f64

@@ -23,7 +23,7 @@ impl OutputLengths {
         Self { weights: nothing(), sums: nothing(), longer: nothing(), mean: FIRST_LENGTH, is_stale: false }
     }
 
-    /// Adds a sample that ended with so many output tokens.
+    /// Adds a sample that ended with `length` output tokens.
     pub(crate) fn add(&mut self, length: u32) {
         for value in self.weights.iter_mut().chain(self.sums.iter_mut()) {
             *value *= KEPT;

@@ -28,7 +28,7 @@ impl StepTimes {
         self.prefill_token.unwrap_or(0.0) * f64::from(num_tokens)
     }
 
-    /// Expected seconds of a step with so many prefill tokens; none before a similar step was measured.
+    /// Expected seconds of a step with these prefill tokens; none before a similar step was measured.
     pub(crate) fn step_seconds(&self, num_prefill_tokens: u32) -> Option<f64> {
         match num_prefill_tokens {
             0 => self.decode_step,

@@ -231,8 +231,7 @@ impl<B: Block> BlockPool<B> {
         &mut self.entries[block.number() as usize]
     }
 
-    /// Links a block as the last of its class's list; one without contents as the first, since it may still be in a
-    /// CPU's cache.
+    /// Appends a block to its class's list; one without contents is put first, as it may still be in a CPU's cache.
     fn link(&mut self, block: u32) {
         let list = self.entries[block as usize].list();
         let ends = self.ends(list);

@@ -149,8 +149,7 @@ impl EventLog {
         }
     }
 
-    /// At most `limit` events from number `first` on, without those dropped already. Any number of readers may call
-    /// this.
+    /// At most `limit` events from number `first` on, without those dropped already. For any number of readers.
     pub(crate) fn events(&self, first: u64, limit: usize) -> Events {
         let (first, events) = self.since(first);
         Events { incarnation: self.incarnation, first, events: events.take(limit).cloned().collect() }

@@ -84,8 +84,7 @@ impl KvCache {
         !self.swaps.is_empty()
     }
 
-    /// The swaps, all outs before all ins; no two write to the same block. An out has the name of its contents, if they
-    /// have one.
+    /// The swaps, all outs before all ins; no two write to one block. An out has the name of its contents, if any.
     pub(crate) fn drain_swaps(&mut self) -> impl Iterator<Item = (Swap, Option<Name>)> {
         let host = &self.host;
         self.swaps.drain().map(move |swap| match swap {

@@ -208,9 +208,8 @@ impl DeltaColumns {
         self.start_times.clear();
     }
 
-    /// The same deltas with one row per sample: a sample's later tokens and finish join its first row.
-    /// Log-probabilities of its prompt keep a row of their own, which need not be adjacent to the output of a resumed
-    /// sample.
+    /// The same deltas with one row per sample: its later tokens and finish join its first row. Log-probabilities of
+    /// its prompt keep a row of their own, which may not be adjacent to the output of a resumed sample.
     fn merged(&self) -> Self {
         let mut order: Vec<usize> = (0..self.len()).collect();
         let name = |row: usize| (self.requests[row], self.samples[row], self.offsets[row] >= 0);

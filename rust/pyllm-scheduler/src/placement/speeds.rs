@@ -7,7 +7,7 @@ use crate::estimates::step_sums::StepSums;
 /// Limit of a core's slowness, and of its inverse: a first step may include compilation.
 const MAX_SLOWNESS: f64 = 16.0;
 
-/// Seconds per unit of work before any measurement. All cores without measurements get this, so it does not matter.
+/// Seconds per unit of work before any measurement, where it is the same for all cores.
 const UNMEASURED: f64 = 1e-4;
 
 /// Means over all cores.

@@ -65,7 +65,7 @@ pub(crate) fn policy(name: PolicyName) -> Box<dyn Policy> {
 
 /// Maps finite numbers to integers in the same order.
 pub(crate) fn ordered(value: f64) -> u64 {
-    // The bits of a float are in its order once negatives are flipped and positives lifted above them.
+    // Bits of floats are in the order of the floats after negatives are flipped, and positives moved above them.
     let bits = (value + 0.0).to_bits();
     let sign = 1 << 63;
     if bits & sign == 0 { bits | sign } else { !bits }

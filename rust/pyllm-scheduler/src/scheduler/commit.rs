@@ -363,7 +363,7 @@ impl Scheduler {
 }
 
 impl Row {
-    /// Whether the row may have so many sampled tokens.
+    /// Whether the row may have `length` sampled tokens.
     fn may_give(self, length: i64) -> bool {
         let planned = i64::from(self.num_samples);
         match length {

@@ -16,7 +16,7 @@ const PART_BITS: u32 = 20;
 /// Maximum number of queued sequences whose cached tokens are looked up per load. The others are taken to be alike.
 const MAX_LOOKED_UP: u32 = 256;
 
-/// Sequences per input by which a load may be outdated.
+/// A reported load may be older by one input per this many live sequences.
 const SEQUENCES_PER_INPUT: u64 = 1000;
 
 /// Stride in blocks at which a prompt is probed for the end of its cached prefix.
@@ -33,7 +33,7 @@ pub struct LoadReport {
     pub load: Vec<u8>,
 }
 
-/// The encoded load after so many inputs.
+/// The encoded load after `num_inputs`.
 #[derive(Default)]
 pub(super) struct PackedLoad {
     num_inputs: u64,

@@ -82,7 +82,7 @@ impl Scheduler {
         Ok((self.found.length * block_size, hashes))
     }
 
-    /// Expected seconds to compute so many tokens of a prompt; none before any measurement.
+    /// Expected seconds to compute `num_tokens` of a prompt; none before any measurement.
     pub fn prefill_seconds(&self, num_tokens: u32) -> Option<f64> {
         self.times.is_measured().then(|| self.times.prefill_seconds(num_tokens))
     }

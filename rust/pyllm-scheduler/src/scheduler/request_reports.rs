@@ -33,7 +33,7 @@ pub struct RequestReport {
     pub num_blocks: u32,
     pub num_preemptions: u32,
     pub arrival: f64,
-    /// Time of the first step that computed a part of it.
+    /// Time of the first step with tokens of the request.
     pub scheduled_at: Option<f64>,
     /// Time at which it ended, and the finish reason of its last sample.
     pub ended: Option<(f64, Finish)>,

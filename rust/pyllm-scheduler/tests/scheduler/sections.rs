@@ -48,7 +48,7 @@ impl Sections {
         &self.ints[name]
     }
 
-    /// A section of `starts`, as one range a row.
+    /// A section of `starts`, as one range per row.
     pub fn ranges(&self, name: &str) -> Vec<std::ops::Range<usize>> {
         let starts = self.ints(name);
         assert_eq!(starts[0], 0, "{name} begins at 0");
