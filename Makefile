@@ -103,7 +103,7 @@ chaos: setup
 cluster: setup
 	@$(BIN)/python -m tests.cluster $(ARGS)
 
-# Real programs, unchanged, against this server: each in an environment of its own in .clients (6 GB in all).
+# Real programs, unchanged, against this server: each in an environment of its own in .clients (8 GB in all).
 clients: setup
 	@$(BIN)/python -m tests.clients $(ONLY) $(if $(UPGRADE),--upgrade) $(if $(TEMPLATE),--template $(TEMPLATE))
 
