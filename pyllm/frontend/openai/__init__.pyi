@@ -6,7 +6,9 @@ from .error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES, error_respons
 from .logprobs import chat_logprobs
 from .model_list import models_routes
 from .parameters import (
+    SAMPLING_FIELDS,
     constraint_names,
+    given_fields,
     num_top_logprobs,
     output_limit,
     own_constraint,
@@ -20,6 +22,7 @@ from .tokenization import detokenize_route, tokenize_route, tokenizer_info_route
 __all__ = [
     "ERROR_RESPONSES",
     "LOOKUP_ERROR_RESPONSES",
+    "SAMPLING_FIELDS",
     "ChatLogprob",
     "EngineRequest",
     "chat_logprobs",
@@ -29,6 +32,7 @@ __all__ = [
     "detokenize_route",
     "embeddings_route",
     "error_response",
+    "given_fields",
     "models_routes",
     "num_top_logprobs",
     "output_limit",
