@@ -69,7 +69,7 @@ class Done:
 class AsyncEngine:
     """Use it as `async with AsyncEngine(model, tensor_parallel_size=2) as engine:`, or call `start` and `close`.
 
-    One that is dropped without that ends its processes, too. It belongs to the process that made it, not to its forks.
+    The first request starts it where nobody did, as in vLLM. One that is dropped without that ends its processes, too. It belongs to the process that made it, not to its forks.
 
     `model` is a GGUF file or a Hugging Face folder, empty for the embedded one; the options are those of `pyllm serve`,
     with underscores, and vLLM's are read as `pyllm serve` reads them. One that is None has its default.
@@ -94,6 +94,9 @@ class AsyncEngine:
         self._connections = contextlib.ExitStack()
         self._owner.when_dropped(self, self._processes.abandon, self._connections.close)
         self._client: EngineClient | None = None
+        self._loss: PyllmError | None = None
+        self._starts_itself = True
+        self._starting: asyncio.Task[None] | None = None  # by the first request
         self._prompts: PromptEncoder | None = None
         self._renderer: ChatRenderer | None = None
         self._request_ids = itertools.count()
@@ -172,6 +175,7 @@ class AsyncEngine:
         self._owner.check()
         if self._processes.is_started:
             raise PyllmError("this engine is started already: `start` is for a new one, or for one that was closed")
+        self._loss = None
         try:
             await self._processes.start(self._connect)
         except BaseException:
@@ -260,6 +264,7 @@ class AsyncEngine:
         """A conversation as a prompt for `generate`, with its text and its token ids; raises as `chat` does."""
         messages = read_messages(messages)
         instance("rendering", rendering, Rendering)
+        await self._start_once()
         encoder = self._encoder()
         renderer = self._renderer
         assert renderer is not None
@@ -290,6 +295,7 @@ class AsyncEngine:
             DeadlineError: the `timeout` of `scheduling` passed.
             RequestError, EngineDeadError: as `generate`; the prompt may fill the context.
         """
+        await self._start_once()
         client = self._connected()
         read = read_prompt(prompt, with_priority(scheduling, priority))
         if dimensions is not None:
@@ -363,9 +369,46 @@ class AsyncEngine:
         """Abort what runs and end the core; may be called twice, and on an engine that never became ready."""
         if not self._owner.is_this:  # They are another process's.
             return
-        self._connections.close()
-        self._client = None
+        self._disconnect()
         await self._processes.close()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """`close` as vLLM has it: does not wait. `timeout` has no effect."""
+        del timeout
+        if self._owner.is_this:
+            self._disconnect()
+            self._processes.abandon(lambda: None)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is started, and not given up."""
+        return self._client is not None and not self.errored
+
+    @property
+    def errored(self) -> bool:
+        """Whether it was given up, as the core or its workers died too often."""
+        return self._loss is not None
+
+    async def check_health(self) -> None:
+        """Nothing where the engine answers; raises EngineDeadError where it does not run, or was given up."""
+        await self.stats()
+
+    async def _start_once(self) -> None:
+        """Start, unless somebody did; who comes meanwhile waits for the same start."""
+        self._owner.check()
+        if self._starts_itself and self._starting is None and not self._processes.is_started:
+            self._starting = asyncio.create_task(self.start())
+        if (starting := self._starting) is not None:
+            await asyncio.wait({starting})
+            if not starting.cancelled():
+                starting.result()
+
+    def _disconnect(self) -> None:
+        self._starts_itself, self._client = False, None
+        starting, self._starting = self._starting, None
+        if starting is not None and starting is not asyncio.current_task():
+            starting.cancel()
+        self._connections.close()
 
     def _read(
         self,
@@ -385,6 +428,7 @@ class AsyncEngine:
     @contextlib.asynccontextmanager
     async def _running(self, request: _ParsedRequest) -> AsyncIterator[tuple[OutputFold, asyncio.Event]]:
         name, params, prompt = request
+        await self._start_once()
         client, encoder = self._connected(), self._encoder()
         truncation = truncation_from(params.truncate_prompt_tokens, None, params.max_tokens or 1, client.model)
         too_long = refuse_prompt if truncation is None else None
@@ -416,6 +460,7 @@ class AsyncEngine:
         self._renderer = await asyncio.to_thread(ChatRenderer, self._prompts, self._chat_template)
 
     def _give_up(self, error: PyllmError) -> None:
+        self._loss = error
         if self._client is not None:
             self._client.give_up(error)
 
