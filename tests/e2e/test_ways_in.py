@@ -145,6 +145,9 @@ def test_llm_refuses_what_cannot_run_and_goes_on() -> None:
             llm.generate([[1] * 9000, FRANCE], GREEDY)
         with pytest.raises(RequestError, match="KV cache"):
             llm.generate([[1] * 4000], SamplingParams(max_tokens=10))
+        for wrong in (SamplingParams(n=5000), "greedy"):
+            with pytest.raises(RequestError, match=r"^sampling_params\[1\]:? "):
+                llm.generate([FRANCE, FRANCE], [GREEDY, wrong])  # type: ignore[list-item]
         assert llm.stats()["num_requests"] == 0
         assert llm.generate(FRANCE, GREEDY)[0].outputs[0].text.startswith(" Paris")
     with pytest.raises(EngineDeadError, match="closed"):
