@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from copy import copy
 from os import PathLike
 from types import TracebackType
@@ -19,6 +19,7 @@ from pyllm.arguments import instance, integer, text, texts
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.client.client import EngineClient
 from pyllm.client.embedding import EmbeddingOutput, EmbeddingRequestOutput
+from pyllm.client.pending_calls import Done
 from pyllm.client.reports import Decision, SampleReport
 from pyllm.client.submission import refuse_input, refuse_prompt
 from pyllm.config.option_reading import engine_config
@@ -57,13 +58,6 @@ class _ParsedRequest(NamedTuple):
     name: str
     params: SamplingParams
     prompt: ParsedPrompt
-
-
-class Done:
-    """The result of a call that is finished; it may be awaited, as vLLM's coroutines."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield from ()
 
 
 class AsyncEngine:
@@ -307,7 +301,7 @@ class AsyncEngine:
             name, EmbeddingOutput(embedding.values.tolist()), tokens.tolist(), embedding.cached_tokens
         )
 
-    def abort(self, request_id: str | Sequence[str]) -> "Done":
+    def abort(self, request_id: str | Sequence[str]) -> Done:
         """End requests that `generate` is running: their last output says `abort`. Unknown ids are ignored.
 
         It is done when this returns, and may be awaited, as vLLM's.
