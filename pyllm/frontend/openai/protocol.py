@@ -242,12 +242,15 @@ class Completion(Struct):
 
 
 class AssistantMessage(Struct):
-    """What the model said. There is no content where it only called tools, or did not come to the end of reasoning."""
+    """What the model said. There is no content where it only called tools, or did not come to the end of reasoning.
+
+    Without reasoning that is null, as in vLLM.
+    """
 
     role: str
     content: str | None
     refusal: None = None
-    reasoning: str | UnsetType = UNSET
+    reasoning: str | None = None
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
