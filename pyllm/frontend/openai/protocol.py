@@ -93,7 +93,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     echo: bool | None = False
     suffix: str | None = None
 
+    # Of chat completions.
     tools: Unsupported[list[Any]] = msgspec.field(default_factory=list)
+    messages: Annotated[Any, unsupported_field("prompt", [])] = None
+    chat_template: Unsupported[str] = None
+    max_completion_tokens: Annotated[int | None, unsupported_field("max_tokens")] = None
+    top_logprobs: Annotated[int | None, unsupported_field("logprobs")] = 0
 
 
 class ContentPart(HistoryPart, kw_only=True):
