@@ -33,8 +33,7 @@ MAX_STOP_CHARACTERS = 65_536  # of all of them together, which take the event lo
 MAX_STOP_STRING_CHARACTERS = 1024  # of one: as many may be held back, and looked at at once when they go another way
 MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's
 MAX_BAD_WORDS = 128
-MAX_BAD_WORDS_TOKEN_IDS = 40 * MAX_BAD_WORDS  # A word's tokens differ with what is before it.
-MAX_BAD_WORDS_TOKENS = 1 << 16  # of all of them together
+MAX_BAD_WORDS_TOKENS = 1 << 16  # of all of them together: a word's tokens differ with what is around it
 MAX_BAD_WORD_CHARACTERS = 4096  # of all of them together
 MAX_LOGIT_BIASES = 1024
 MAX_LOGIT_BIAS = 100.0  # OpenAI's; what is beyond is taken for it
@@ -287,7 +286,7 @@ class SamplingParams(
         if self.allowed_token_ids is not None:
             check("allowed_token_ids", "none", len(self.allowed_token_ids) > 0, "left out, or at least one token id")
             _check_tokens("allowed_token_ids", self.allowed_token_ids)
-        for name, most in (("bad_words", MAX_BAD_WORDS), *((name, MAX_BAD_WORDS_TOKEN_IDS) for name in _SEQUENCES)):
+        for name, most in (("bad_words", MAX_BAD_WORDS), *((name, MAX_BAD_WORDS_TOKENS) for name in _SEQUENCES)):
             words = getattr(self, name)
             check(name, len(words), len(words) <= most, f"at most {most}")
             if not all(words):
