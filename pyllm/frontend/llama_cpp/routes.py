@@ -49,7 +49,8 @@ def infill_route(state: ServerState) -> HTTPRouteHandler:
         limits = LineLimits(data.n_indent or 0, (data.t_max_predict_ms or 0) / 1000)
 
         async def prepare() -> Prepared:
-            resolved = await resolve_texts_aside(params, tokenizer, context.ignore)
+            resolved = state.chat.markers.resolve_plain(params)
+            resolved = await resolve_texts_aside(resolved, tokenizer, context.ignore)
             (tokens,) = await state.prompts.encode([middle])
             if not files:
                 return Prepared([tokens], resolved)

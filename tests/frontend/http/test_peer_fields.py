@@ -45,7 +45,6 @@ REFUSED = {
     "dry_multiplier": (0.8, 0.0),
     "dynatemp_range": (0.5, 0.0),
     "min_keep": (3, 0),
-    "reasoning_budget_tokens": (5, -1),
     "system_prompt": ("Be brief.", None),
     "guideline": ("x", None),
     "tool_prompt": ("x", None),
@@ -84,6 +83,7 @@ SAME = {
     "n_cmpl": (2, "n"),
     "thinking_budget_tokens": (0, "thinking_token_budget"),
     "reasoning_budget": (5, "thinking_token_budget"),
+    "reasoning_budget_tokens": (5, "thinking_token_budget"),
 }
 
 

@@ -151,6 +151,14 @@ async def test_a_stream_adds_up_to_the_answer(coder: Tokenizer) -> None:
     assert [event for event in events if event["stop"]] == [last] * 2
 
 
+async def test_a_budget_of_reasoning_reaches_the_core(coder: Tokenizer) -> None:
+    async with in_process(answering(coder, TEXT), coder, "{# </think> #}") as frontend:
+        await infill(frontend, input_prefix="x", input_suffix="y", thinking_budget_tokens=3)
+        (submit,) = frontend.core.sent(Submit)
+    assert submit.sampling.thinking_budget == 3
+    assert coder.decode(array("i", submit.sampling.thinking_ends[0]).tolist(), False) == "</think>"
+
+
 async def test_what_would_change_the_answer_is_refused_by_name(coder: Tokenizer, tokenizer: Tokenizer) -> None:
     async with in_process(answering(coder, TEXT), coder) as frontend:
         for wrong, field in (
@@ -158,6 +166,7 @@ async def test_what_would_change_the_answer_is_refused_by_name(coder: Tokenizer,
             ({"lora": [{"id": 0, "scale": 0.5}]}, "lora"),
             ({"n_probs": 3}, "n_probs"),
             ({"n_predict": -7}, "n_predict"),
+            ({"reasoning_budget_tokens": 0}, "reasoning_budget_tokens"),
             ({"input_prefix": "x" * 9000}, "prompt"),
         ):
             response = await post(frontend, input_suffix="", **{"input_prefix": "x"} | wrong)
