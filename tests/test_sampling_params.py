@@ -107,7 +107,7 @@ def test_as_many_stop_strings_as_the_bounds_allow() -> None:
         ("bad_words", [""]),
         ("bad_words", "word"),
         ("bad_words", ["x" * 4097]),
-        ("bad_words_token_ids", [[1]] * 5121),
+        ("bad_words_token_ids", [[1]] * 65537),
         ("bad_words_token_ids", [[]]),
         ("bad_words_token_ids", [[-1]]),
         ("thinking_token_budget", -2),
