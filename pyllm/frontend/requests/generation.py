@@ -1,6 +1,6 @@
 """All samples of all prompts of one HTTP request: submits, counts and ends them together. Knows no answer format."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +12,7 @@ from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.http.event_ids import LAST_EVENT_ID, StreamIdentity
 from pyllm.frontend.http.keep_alive import KeepAlive
 from pyllm.frontend.observability.metrics import RequestMetrics
-from pyllm.frontend.requests.output_sinks import EndingSink, HiddenSink, LoggedSink
+from pyllm.frontend.requests.output_sinks import EndingSink, HiddenSink, LoggedSink, TakeText
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.request_lifecycle import RequestLifecycle
 from pyllm.frontend.requests.server_state import ServerState
@@ -63,7 +63,7 @@ class Generation:
         self._seed: int | None = None  # where the request has none, and its answer may have to be generated again
         self._boundaries: Sequence[Sequence[int]] | None = None
         self._hides_output = False
-        self._may_end: Callable[[int, str], bool] | None = None
+        self._takes: Sequence[TakeText] = ()
         self._sink: OutputSink[TextDelta]
         self._processors: list[RequestProcessor] = []
 
@@ -125,9 +125,9 @@ class Generation:
         """Before `start`: the answer is that of a request for no tokens, though one is computed."""
         self._hides_output = True
 
-    def end_when(self, may_end: Callable[[int, str], bool]) -> None:
-        """Before `start`: end the choices early once each of them may, by its index and its new text."""
-        self._may_end = may_end
+    def limit_texts(self, takes: Sequence[TakeText]) -> None:
+        """Before `start`: cut the choices' texts, and end all early once each has all of its text; see `EndingSink`."""
+        self._takes = takes
 
     def start(self, sink: OutputSink[TextDelta]) -> None:
         """Submit every prompt. Each choice is an index of the sink.
@@ -139,8 +139,8 @@ class Generation:
         log = self._state.request_log
         log.received(self._request_id, self._prompts, self._params)
         self._sink = HiddenSink(sink) if self._hides_output else sink
-        if self._may_end is not None:
-            self._sink = EndingSink(self._sink, self.num_choices, self._may_end, self._end_early)
+        if self._takes:
+            self._sink = EndingSink(self._sink, self._takes, self._end_early)
         if log.has_outputs:
             self._sink = LoggedSink(self._sink, log, self._request_id)
         self._lifecycle.start(self._submit, sink.error)

@@ -34,13 +34,14 @@ def test_hidden_output_is_an_end_alone() -> None:
     assert kept.calls == [(0, [{}]), (0, "", [], "length"), failure]
 
 
-def test_choices_end_early_once_all_may() -> None:
+def test_choices_are_cut_and_end_early_once_all_have_their_text() -> None:
     kept, ends = Kept(), []
-    sink = EndingSink(kept, 3, lambda index, text: text == f"end {index}", lambda: ends.append(len(kept.calls)))
-    for index, text, reason in [(0, "end 0", None), (1, "end 0", None), (0, "more", None), (2, "", "stop")]:
+    takes = [lambda text, end=f"end {index}": (text[:5], text == end) for index in range(3)]
+    sink = EndingSink(kept, takes, lambda: ends.append(len(kept.calls)))
+    for index, text, reason in [(0, "end 0", None), (1, "end 0", None), (0, "too much", None), (2, "", "stop")]:
         sink.delta(index, TextDelta(text, [1], reason))
         assert not ends
     sink.delta(1, TextDelta("end 1", [1]))
     sink.delta(0, TextDelta("", [], "abort"))
     assert ends == [5]
-    assert len(kept.calls) == 6
+    assert [text for _, text, *_ in kept.calls] == ["end 0", "end 0", "too m", "", "end 1", ""]
