@@ -139,7 +139,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     logit_bias: Unsupported[Any] = None
     presence_penalty: Unsupported[float] = 0.0
     frequency_penalty: Unsupported[float] = 0.0
-    repetition_penalty: Unsupported[float] = 1.0
+    repetition_penalty: Annotated[float | None, unsupported_field(None, 1.0)] = None
     response_format: Annotated[Any, unsupported_field("output_config.format")] = None
     structured_outputs: Annotated[Any, unsupported_field("output_config.format")] = None
 

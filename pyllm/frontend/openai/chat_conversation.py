@@ -16,7 +16,7 @@ from pyllm.frontend.chat.conversation import (
 from pyllm.frontend.chat.history_parts import TEXT_PARTS, part_text, result_text
 from pyllm.frontend.http.ignored_fields import ignore_server_tool
 from pyllm.frontend.http.unsupported import refuse_unsupported
-from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
+from pyllm.frontend.openai.protocol import ChatMessage, ChatReasoning, ChatRequest
 from pyllm.frontend.openai.tool_protocol import (
     AllowedTools,
     ChosenTools,
@@ -69,13 +69,23 @@ def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
 
 
 def _reasoning_effort(request: ChatRequest) -> str | None:
-    """How much is to be thought, in whichever field a request says so."""
-    if request.reasoning_effort is not None:
-        return request.reasoning_effort
-    reasoning = request.reasoning
-    if reasoning is not None and (reasoning.effort or reasoning.enabled is False):
-        return reasoning.effort or "none"
-    return request.think if isinstance(request.think, str) else "none" if request.think is False else None
+    """How much is to be thought, in whichever field a request says so.
+
+    Raises:
+        RequestError: two fields differ.
+    """
+    reasoning = request.reasoning or ChatReasoning()
+    asked = {
+        "think": "none" if request.think is False else None if request.think is True else request.think,
+        "reasoning.effort": reasoning.effort or None,
+        "reasoning.enabled": "none" if reasoning.enabled is False else None,
+        "reasoning_effort": request.reasoning_effort,
+    }
+    given = {field: effort for field, effort in asked.items() if effort is not None}
+    if len(set(given.values())) > 1:
+        text = f"{' and '.join(given)} are one setting, and have two values; leave one of them out"
+        raise RequestError(text, next(iter(given)))
+    return next(iter(given.values()), None)
 
 
 def _tools(request: ChatRequest, ignore: Ignore) -> tuple[tuple[Tool, ...], ToolChoice]:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec import Meta, Struct
 
+from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.errors import RequestError
 from pyllm.frontend.anthropic.protocol import MessagesRequest
 from pyllm.frontend.http.ignored_fields import Hint
@@ -131,6 +132,10 @@ def test_two_names_of_one_field_with_two_values_are_refused() -> None:
     with pytest.raises(RequestError, match="repeat_penalty and repetition_penalty are one setting") as refused:
         use_own_names(decode(ChatRequest, repeat_penalty=1.1, repetition_penalty=1.2))
     assert refused.value.parameter == "repeat_penalty"
+    for name in ("max_new_tokens", "n_predict", "max_output_tokens"):
+        with pytest.raises(RequestError, match=f"{name} and max_completion_tokens are one setting"):
+            use_own_names(decode(ChatRequest, max_completion_tokens=10, **{name: 5}))
+        use_own_names(decode(ChatRequest, max_completion_tokens=5, **{name: 5}))
     given = decode(ChatRequest, no_stop_trim=False, include_stop_str_in_output=True)
     use_own_names(given)
     assert given.include_stop_str_in_output
@@ -140,7 +145,8 @@ def test_a_window_of_penalties_is_refused_where_there_is_a_penalty() -> None:
     use_own_names(decode(ChatRequest, repeat_last_n=64))
     use_own_names(decode(ChatRequest, repeat_last_n=64, repeat_penalty=1.0))
     use_own_names(decode(ChatRequest, repeat_last_n=-1, repeat_penalty=1.1))
-    with pytest.raises(RequestError, match=r"repeat_last_n can only be -1 beside a penalty.* got 64"):
+    use_own_names(decode(ChatRequest, repeat_last_n=64, repeat_penalty=1.0), 1.05)
+    with pytest.raises(RequestError, match=r"repeat_last_n can only be -1 beside a penalty, here 1\.1,.* got 64"):
         use_own_names(decode(ChatRequest, repeat_last_n=64, repeat_penalty=1.1))
 
 
@@ -153,6 +159,16 @@ async def test_every_route_looks_at_the_table(tokenizer: Tokenizer, route: str) 
     assert (refused.status_code, hinted.status_code) == (400, 200), refused.text + hinted.text
     assert "top_n_sigma is not supported yet" in refused.json()["error"]["message"]
     assert hinted.headers[HEADER] == "keep_alive"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_window_is_refused_beside_the_models_own_penalty(tokenizer: Tokenizer, route: str) -> None:
+    sampling = SamplingDefaults(repetition_penalty=1.05)
+    async with in_process(answering(tokenizer, "ok"), tokenizer, sampling=sampling) as frontend:
+        refused = await frontend.http.post(route, json=ROUTES[route] | {"repeat_last_n": 64})
+        taken = await frontend.http.post(route, json=ROUTES[route] | {"repeat_last_n": -1})
+    assert (refused.status_code, taken.status_code) == (400, 200), refused.text
+    assert "beside a penalty, here 1.05" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("route", list(ROUTES)[:3])
