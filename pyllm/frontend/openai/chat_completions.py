@@ -69,6 +69,8 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         context.name_session(data.prompt_cache_key, data.user)
         has_tools = bool(data.tools) and data.structured_outputs is None
         names = constraint_names(format_field(data), has_tools)
+        if data.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
         context.name_fields(_FIELD_NAMES | names)
         limit = output_limit(data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens)
         warms_up = is_warm_up(data, context)

@@ -223,7 +223,7 @@ def num_top_logprobs(count: int | None, model: ModelInfo) -> int:
         RequestError: they are more than the model gives.
     """
     limit = model.max_logprobs
-    check("top_logprobs", count, -1 <= (count or 0) <= limit, f"from 0 to {limit} (--max-logprobs)")
+    check("top_logprobs", count, -1 <= (count or 0) <= limit, f"from -1 (all) to {limit} (--max-logprobs)")
     return num_logprobs("top_logprobs", count, model) or 0
 
 
