@@ -56,6 +56,11 @@ class ChatPreprocessor:
         """Whether a reasoning parser is on."""
         return self._parsers.reasoning != "none"
 
+    @property
+    def reads_calls(self) -> bool:
+        """Whether a parser of tool calls is on."""
+        return self._parsers.tool_call != "none"
+
     def tool_call_id(self, request_id: str, choice: int, index: int) -> str:
         """A name for one call, the same whenever its request is run again; Mistral's templates want nine letters."""
         digest = hashlib.sha256(f"{request_id}/{choice}/{index}".encode()).hexdigest()

@@ -338,7 +338,7 @@ class ModelCapabilities(Struct):
 
     completion_chat: bool
     function_calling: bool
-    completion_fim: bool = False
+    completion_fim: bool
     fine_tuning: bool = False
     vision: bool = False
 
