@@ -193,7 +193,7 @@ def _with_constraint(params: SamplingParams, constraint: StructuredOutputsParams
 
 
 def _variables(conversation: Conversation, known: Set[str], has_reasoning: bool, ignore: Ignore) -> dict[str, Any]:
-    """What the template, which looks at the `known` variables, is given beside the messages.
+    """Variables for a template that looks at the `known` ones.
 
     Documents that it does not look at are refused, as the answer would know nothing of them; other variables are hints.
     """

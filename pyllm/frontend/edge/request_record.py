@@ -111,7 +111,7 @@ def _log(scope: HTTPScope, status: int, seconds: float, request_id: str) -> None
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """Of a route's path; a parameter of type `path` may have slashes."""
+    """The pattern of a route's path; a parameter of type `path` may have slashes."""
     parts, end = [], 0
     for match in _PARAMETER.finditer(path):
         parts += [re.escape(path[end : match.start()]), ".+" if match[2] == "path" else "[^/]+"]

@@ -1,4 +1,4 @@
-"""What each field of a request that works is, and its range, for the OpenAPI document. Checks nothing.
+"""Descriptions and ranges of the request fields that work, for the OpenAPI document. Checks nothing.
 
 The ranges are those that `SamplingParams` and `SchedulingParams` check; `docs/http-api.md` says more.
 """

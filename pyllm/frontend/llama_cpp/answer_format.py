@@ -1,4 +1,4 @@
-"""What `/infill` answers, as JSON: the events of a stream, which has no last one of its own, and the whole."""
+"""The answers of `/infill` as JSON: the events of a stream, which has no last one of its own, and the whole."""
 
 from typing import Any
 

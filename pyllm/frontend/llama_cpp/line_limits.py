@@ -1,4 +1,4 @@
-"""Where code that is filled in ends early: at a line that leaves its block, and when time is up. Knows no request."""
+"""The early end of code that is filled in: at a line that leaves its block, or when time is up. Knows no request."""
 
 import re
 import time
@@ -8,9 +8,9 @@ _LINE_START = re.compile(r"\n[ \t]*")
 
 
 class LineLimits:
-    """Those of one text: `num_indent` are the least blanks before each line but the first; `seconds` start with it.
+    """The limits of one text: at least `num_indent` blanks before each line but the first, and `seconds` in all.
 
-    0 is no limit. Time ends only a text that has a whole line.
+    0 is no limit. Time counts from the first call of `take`, and ends only a text that has a whole line.
     """
 
     def __init__(self, num_indent: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,7 +32,7 @@ class LineLimits:
         return new, self._is_cut or (self._has_line and 0 < self._seconds < now - self._start)
 
     def _cut(self, new: str) -> str:
-        """Up to the first line that has too few blanks before it, and these blanks."""
+        """Keep the text up to the first line that has too few blanks before it, and these blanks."""
         if self._is_cut:
             return ""
         num_known = len(self._line_start)

@@ -62,9 +62,7 @@ def infill_route(state: ServerState) -> HTTPRouteHandler:
             return Prepared([[*others[max(len(others) - max(room, 0), 0) :], *tokens]], resolved)
 
         _, generation = await generate(state, context, scheduling, params.n, prepare)
-        if data.max_tokens == 0:
-            generation.hide_output()
-        elif data.n_indent or data.t_max_predict_ms:
+        if data.n_indent or data.t_max_predict_ms:
             seconds = (data.t_max_predict_ms or 0) / 1000
             generation.limit_texts([LineLimits(data.n_indent or 0, seconds).take for _ in range(params.n)])
         answer_format = InfillFormat(
@@ -81,8 +79,7 @@ def infill_route(state: ServerState) -> HTTPRouteHandler:
 
 
 def _sampling_params(state: ServerState, request: InfillRequest) -> SamplingParams:
-    # Nothing of the output is shown of a request for no tokens, but one is computed: that is where prompts end.
-    limit = 1 if request.max_tokens == 0 else output_limit(request.max_tokens)
+    limit = output_limit(request.max_tokens, may_be_none=True)
     params = sample_params(request, state.sampling, limit, None, own_constraint(request.structured_outputs))
     stops = [*(params.stop_token_ids or ()), *middle_stops(state.tokenizer)]
     return msgspec.structs.replace(

@@ -37,7 +37,7 @@ _ROLES_OF = {
 
 
 def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
-    """What a request says.
+    """The conversation of a request.
 
     Raises:
         RequestError: a message or a choice of tools cannot be understood, or two fields exclude one another.
@@ -69,7 +69,7 @@ def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
 
 
 def _reasoning_effort(request: ChatRequest) -> str | None:
-    """How much is to be thought, in whichever field a request says so.
+    """The effort of reasoning that a request asks for, in any of its fields.
 
     Raises:
         RequestError: two fields differ.
@@ -114,7 +114,7 @@ def _allowed(tools: tuple[Tool, ...], allowed: AllowedTools) -> tuple[Tool, ...]
 
 
 def _shown_tools(definitions: Iterable[ToolDefinition], ignore: Ignore) -> Iterator[Tool]:
-    """Those that the model sees."""
+    """The tools that the model sees."""
     for index, definition in enumerate(definitions):
         kind, where = definition.type, f"tools[{index}]"
         if kind in ("function", "custom"):
@@ -214,7 +214,7 @@ def _of_assistant(message: ChatMessage, where: str) -> dict[str, Any]:
 
 
 def _called(call: MessageToolCall, where: str) -> dict[str, Any]:
-    """What was called: to a template a custom tool is a function of its input."""
+    """The function that was called: to a template a custom tool is a function of its input."""
     if call.custom is not None and (call.type == "custom" or call.function is None):
         return {"name": call.custom.name, "arguments": input_arguments(call.custom.input or "")}
     if call.function is None:

@@ -1,4 +1,4 @@
-"""Sinks around the one that makes a request's answer: they log its text, hide it, or end it early. Know no answer."""
+"""Sinks around the one that makes a request's answer: they log its text, or cut it and end it early. Know no answer."""
 
 from collections.abc import Callable, Sequence
 
@@ -31,27 +31,7 @@ class LoggedSink:
         self._sink.delta(index, delta)
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Those of the prompt's next tokens."""
-        self._sink.prompt_logprobs(index, logprobs)
-
-    def error(self, error: PyllmError) -> None:
-        """The request has failed."""
-        self._sink.error(error)
-
-
-class HiddenSink:
-    """Passes only ends on, as of a request for no tokens: one is computed, since that is where prompts end."""
-
-    def __init__(self, sink: OutputSink[TextDelta]) -> None:
-        self._sink = sink
-
-    def delta(self, index: int, delta: TextDelta) -> None:
-        """New output of one choice."""
-        if delta.finish_reason is not None:
-            self._sink.delta(index, TextDelta("", [], "length", cached_tokens=delta.cached_tokens))
-
-    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Those of the prompt's next tokens."""
+        """Log-probabilities of the prompt's next tokens."""
         self._sink.prompt_logprobs(index, logprobs)
 
     def error(self, error: PyllmError) -> None:
@@ -60,7 +40,7 @@ class HiddenSink:
 
 
 class EndingSink:
-    """Passes on what stays of texts, and calls `end` once each choice has ended or has all of its text.
+    """Cuts texts, and calls `end` once each choice has ended or has all of its text.
 
     `takes` has a function for each choice, which gives the part of its next text that stays, and whether that is all.
     """
@@ -81,7 +61,7 @@ class EndingSink:
                 self._end()
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Those of the prompt's next tokens."""
+        """Log-probabilities of the prompt's next tokens."""
         self._sink.prompt_logprobs(index, logprobs)
 
     def error(self, error: PyllmError) -> None:

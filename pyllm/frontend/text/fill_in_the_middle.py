@@ -57,7 +57,7 @@ def middle_prompt(tokenizer: Tokenizer, before: str, after: str) -> str:
 
 
 def files_prompt(tokenizer: Tokenizer, files: Sequence[tuple[str, str]]) -> str:
-    """What stands before that prompt of other files, each a name and a text; the form is llama.cpp's.
+    """The text of other files, each a name and a text, that stands before that prompt; the form is llama.cpp's.
 
     Where a family has tokens for them, a repository with these files, the last of which has the middle.
     """

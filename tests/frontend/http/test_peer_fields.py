@@ -182,7 +182,7 @@ async def test_the_engine_gets_what_a_peers_name_says(tokenizer: Tokenizer, rout
     assert (submit.sampling.repetition_penalty, submit.max_tokens) == (1.5, 3)
     assert wrong.json()["error"]["message"] == "repeat_penalty must be from 0.01 to 100, got 1000.0"
     assert wrong.json()["error"]["param"] == "repeat_penalty"
-    assert none.json()["error"]["message"] == "num_predict must be at least 1, or 0 with prompt_logprobs, got -7"
+    assert none.json()["error"]["message"] == "num_predict must be at least 1, or -1 for no limit, got -7"
 
 
 async def test_messages_name_what_they_have_not(tokenizer: Tokenizer) -> None:

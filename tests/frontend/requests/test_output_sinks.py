@@ -1,10 +1,10 @@
-"""What stands between a request's output and its answer: text that is hidden, choices that end early."""
+"""What stands between a request's output and its answer: texts that are cut, choices that end early."""
 
 from typing import Any
 
 from pyllm.client.logprobs import LogprobEntries
 from pyllm.errors import PyllmError
-from pyllm.frontend.requests.output_sinks import EndingSink, HiddenSink
+from pyllm.frontend.requests.output_sinks import EndingSink
 from pyllm.frontend.text.detokenizer import TextDelta
 
 
@@ -22,16 +22,6 @@ class Kept:
 
     def error(self, error: PyllmError) -> None:
         self.calls.append(error)
-
-
-def test_hidden_output_is_an_end_alone() -> None:
-    kept, failure = Kept(), PyllmError("no")
-    sink = HiddenSink(kept)
-    sink.delta(0, TextDelta("a", [5]))
-    sink.prompt_logprobs(0, [{}])
-    sink.delta(0, TextDelta("b", [6], "stop", "b"))
-    sink.error(failure)
-    assert kept.calls == [(0, [{}]), (0, "", [], "length"), failure]
 
 
 def test_choices_are_cut_and_end_early_once_all_have_their_text() -> None:
