@@ -23,7 +23,7 @@ from pyllm.frontend.text.fill_in_the_middle import files_prompt, middle_prompt, 
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.sampling_params import SamplingParams
 
-# Tokens that files leave room for where the request has no limit; as many as editors ask for.
+# Tokens that files leave room for where the request has no limit or is for none; as many as editors ask for.
 LEAST_OUTPUT = 128
 MAX_RESPONSE_FIELDS = 64
 
