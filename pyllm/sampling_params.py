@@ -104,8 +104,8 @@ class SamplingParams(
     """Names, meanings and defaults are vLLM's, `max_tokens` included: 16, of which a chat needs more.
 
     `temperature` 0 is greedy, and then `top_k`, `top_p` and `min_p` have no effect. `top_k` 0 or -1 is off.
-    `max_tokens` None is all that is left of the context; with `prompt_logprobs` it may be 0: the prompt alone. `seed`
-    None or -1 lets the client draw one. `stop` strings end the text before the match, or after it where
+    `max_tokens` None is all that is left of the context, and 0 the prompt alone. `seed` None
+    or -1 lets the client draw one. `stop` strings end the text before the match, or after it where
     `include_stop_str_in_output` is set; neither they nor stop tokens end it before `min_tokens`. There are at most
     1,024 of them, of at most 1,024 characters each and 65,536 together.
     `bad_words` are texts, which take a tokenizer; `bad_words_token_ids` are the same for who has none. `logit_bias` has
@@ -314,8 +314,8 @@ class SamplingParams(
 
     def _check_ends(self) -> None:
         if self.max_tokens is not None:
-            least = 1 if self.prompt_logprobs is None else 0
-            check("max_tokens", self.max_tokens, self.max_tokens >= least, "at least 1, or 0 with prompt_logprobs")
+            least = 1 if self.beam_width else 0
+            check("max_tokens", self.max_tokens, self.max_tokens >= least, f"at least {least}")
         check("min_tokens", self.min_tokens, 0 <= self.min_tokens < 2**31, "0 or more")
         if self.max_tokens is not None:
             allowed = f"at most max_tokens, {self.max_tokens}"

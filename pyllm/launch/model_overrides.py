@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from pyllm.arguments import check
 from pyllm.checkpoint.generation_config import SamplingDefaults, parse_overrides
 from pyllm.checkpoint.huggingface import read_generation_config
 from pyllm.checkpoint.types import Checkpoint
@@ -59,6 +60,7 @@ def _sampling(own: SamplingDefaults, config: ModelConfig) -> SamplingDefaults:
     chosen = msgspec.structs.replace(own, **overrides.given())
     try:
         SamplingParams(**chosen.given())
+        check("max_tokens", chosen.max_tokens, chosen.max_tokens != 0, "at least 1")
     except RequestError as error:
         raise ConfigError(
             f"a sampling default cannot be used: {error}; change it by --override-generation-config, or take none of "

@@ -12,7 +12,8 @@ from typing import Any, cast
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from pyllm.frontend.edge.gateway import PROBES, below
+from pyllm.frontend.edge.gateway import PROBES
+from pyllm.frontend.http.unknown_routes import normal_path
 from pyllm.frontend.observability.http_counts import NO_ROUTE, HttpCounts
 
 REQUEST_ID = b"x-request-id"
@@ -67,7 +68,7 @@ class RequestRecord:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        path = below(scope, self._root_path)["path"] if self._root_path else scope["path"]
+        path = normal_path(scope["path"], self._root_path)
         status, request_id, start = CLIENT_GONE, "", self._clock()
 
         # Not a coroutine of its own: who pushes answers drives the server's one by hand.
@@ -110,7 +111,7 @@ def _log(scope: HTTPScope, status: int, seconds: float, request_id: str) -> None
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """Of a route's path; a parameter of type `path` may have slashes."""
+    """The pattern of a route's path; a parameter of type `path` may have slashes."""
     parts, end = [], 0
     for match in _PARAMETER.finditer(path):
         parts += [re.escape(path[end : match.start()]), ".+" if match[2] == "path" else "[^/]+"]

@@ -1,6 +1,7 @@
 from .admission_control import admit, charge
 from .embedding_batch import EmbeddingBatch
 from .generation import Generation, TokenCounts, num_choices
+from .json_request import JsonRequest, body_type
 from .request_context import (
     ADJUSTED_MESSAGES_HEADER,
     CONTEXT,
@@ -23,12 +24,14 @@ __all__ = [
     "CoreStatus",
     "EmbeddingBatch",
     "Generation",
+    "JsonRequest",
     "RequestContext",
     "ServerCores",
     "ServerState",
     "TokenCounts",
     "admit",
     "begin",
+    "body_type",
     "charge",
     "check_model",
     "checked_tenant",

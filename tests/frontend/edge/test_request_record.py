@@ -26,6 +26,7 @@ async def test_every_answer_is_counted_but_those_of_probes(tokenizer: Tokenizer)
         async with http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as response:
             _ = [line async for line in response.aiter_lines()]
         await http.post("/v1/completions", content=b"{")
+        await http.post("/completions", json=BODY)
         await http.get("/v1/completions")
         await http.get("/nowhere/at/all")
         await http.get("/v1/responses/resp_1")
@@ -34,29 +35,33 @@ async def test_every_answer_is_counted_but_those_of_probes(tokenizer: Tokenizer)
             await http.get(probe)
         text = (await http.get("/metrics")).text
     assert counts(text) == {
-        '{handler="/v1/completions",method="POST",status="2xx"}': 2,
+        '{handler="/v1/completions",method="POST",status="2xx"}': 3,
         '{handler="/v1/completions",method="POST",status="4xx"}': 1,
         '{handler="/v1/completions",method="GET",status="4xx"}': 1,
         '{handler="none",method="GET",status="4xx"}': 1,
         '{handler="/v1/responses/{response_id}",method="GET",status="4xx"}': 1,
         '{handler="/v1/models",method="other",status="4xx"}': 1,
     }
-    assert 'http_request_duration_seconds_count{handler="/v1/completions",method="POST"} 3.0' in text
+    assert 'http_request_duration_seconds_count{handler="/v1/completions",method="POST"} 4.0' in text
 
 
-async def test_a_refused_key_and_what_is_no_http_are_counted(
+async def test_a_refused_host_and_what_is_no_http_are_counted_and_logged(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = ServerConfig(access_log=True)
     async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer, server=server) as frontend:
-        async with httpx.AsyncClient(base_url=frontend.http.base_url) as other:
-            await other.get("/v1/models", headers={"host": "evil.example", "origin": "http://evil.example"})
-            await other.get("/v1/models", headers={"x-large": "x" * (80 << 10)})
+        with caplog.at_level(logging.INFO, "pyllm.frontend"):
+            async with httpx.AsyncClient(base_url=frontend.http.base_url) as other:
+                await other.get("/v1/models", headers={"host": "evil.example", "origin": "http://evil.example"})
+                await other.get("/v1/models", headers={"x-large": "x" * (80 << 10)})
         text = (await frontend.http.get("/metrics")).text
     assert counts(text) == {
         '{handler="/v1/models",method="GET",status="4xx"}': 1,
         '{handler="none",method="other",status="4xx"}': 1,
     }
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert [line for line in lines if '"GET /v1/models" 403 ' in line]
+    assert "what came on a connection was no request: answered with 431" in lines
 
 
 async def test_the_access_log_has_each_request_with_its_id_and_no_probe(
