@@ -206,6 +206,8 @@ def _api_config(api: ApiConfig, engine: EngineConfig, index: int) -> ApiConfig:
 def _become_supervisor() -> None:
     setproctitle("pyllm::serve")
     keep_exit_codes()
+    # Service managers send it for a reload; the default is to end.
+    signal.signal(signal.SIGUSR1, lambda *_: logger.info("SIGUSR1: this process has nothing to read again"))
 
 
 def _supervise(
