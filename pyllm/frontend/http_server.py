@@ -189,8 +189,10 @@ class HttpServer(uvicorn.Server):
         """Close the port, then the connections. Who had connected before is answered, if only with a refusal."""
         for _ in range(LAST_TURNS):
             await asyncio.sleep(0)
-        for closing in (*self.servers, *self._listeners):
-            closing.close()
+        for server in self.servers:
+            server.close()
+        for listener in self._listeners:
+            listener.close()
         await asyncio.sleep(LAST_ANSWERS)
         await super().shutdown(sockets)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 from setproctitle import setproctitle
 
-from pyllm import log
 from pyllm.config.credentials import Credentials
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, StateConfig
@@ -29,6 +28,7 @@ from pyllm.launch.resolve import resolve_config, resolve_server, shared_config
 from pyllm.launch.service_manager import ServiceManager
 from pyllm.recording import check_recording_path
 from pyllm.supervision import line_writer
+from pyllm.supervision.json_log import is_json
 from pyllm.supervision.log_level import set_log_level
 from pyllm.supervision.parent_link import keep_exit_codes
 from pyllm.supervision.server_processes import supervise
@@ -228,7 +228,7 @@ def _supervise(
 def _ready(service: ServiceManager, address: str, line: str) -> str:
     """Tell whoever waits that all is ready; gives the line to print, in place of which a JSON log gets a record."""
     service.ready()
-    if not log.is_json():
+    if not is_json():
         return line
     logger.info("pyllm is ready on %s", address, extra={"fields": {"event": "ready", "address": address}})
     return ""

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pyllm.errors import EngineDeadError, StartError, WrongSettingError
-from pyllm.supervision import line_writer
+from pyllm.supervision import json_log
 from pyllm.supervision.child_log import ChildLog
 from pyllm.supervision.log_level import changed_log_level
 from pyllm.supervision.memory import num_oom_kills
@@ -83,7 +83,7 @@ class ChildProcess:
         # The same socket, for what must not wait: a child that is stopped reads nothing.
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._unsent = bytearray()
-        self._log = None if stderr is None else ChildLog(stderr, line_writer.stderr().forward)
+        self._log = None if stderr is None else ChildLog(stderr, partial(json_log.forward, name))
         self._memory = memory
         self._reap = reap
         # Who was started by another process may have been reaped by now; it was given a group of its own.
