@@ -426,7 +426,7 @@ class Heartbeat(Message, frozen=True):
     `blamed_on_request` is the doing of one request. `progress` is the share of the model that is loaded.
 
     A parent's `log_level` is the one that was set while it ran, empty if none was. `restarts` are those of all
-    processes, which API processes are told, and `reloads` the times that they were to read keys and certificates again.
+    processes, which API processes are told, and `news` are keys and a certificate that were read again, sent once.
     """
 
     stage: str = ""
@@ -436,7 +436,7 @@ class Heartbeat(Message, frozen=True):
     progress: float = 0.0
     log_level: str = ""
     restarts: tuple[Restarts, ...] = ()
-    reloads: int = 0
+    news: bytes = b""
 
 
 # "recovering": it has lost its workers and starts others; "stalled": work waits, and no step has been completed for

@@ -23,7 +23,7 @@ from pyllm.frontend.http.failure import AuthenticationError, MediaTypeError, des
 from pyllm.frontend.http.ignored_fields import RequestFields
 from pyllm.frontend.http.unknown_routes import normal_path
 from pyllm.frontend.page.page_files import is_public
-from pyllm.frontend.requests.request_context import CONTEXT, RequestContext
+from pyllm.frontend.requests.request_context import CONTEXT, REQUEST_ID, RequestContext
 from pyllm.frontend.requests.scheduling import least_timeout
 from pyllm.frontend.requests.server_state import ServerState
 
@@ -66,11 +66,13 @@ class Gateway:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
+        head = RequestHeaders(cast("list[tuple[bytes, bytes]]", scope["headers"]))
+        name = head.request_id or uuid.uuid4().hex
+        # In the scope that came: who logs the request knows none of the copies below.
+        cast("dict[str, Any]", scope)[REQUEST_ID] = name
         if (path := normal_path(scope["path"], self._root_path)) != scope["path"]:
             scope = cast("HTTPScope", {**scope, "path": path})
-        head = RequestHeaders(cast("list[tuple[bytes, bytes]]", scope["headers"]))
         body = BoundedBody(receive, self._max_body_bytes, self._body_patience)
-        name = head.request_id or uuid.uuid4().hex
         # What is kept has an id that is ours, as a caller may send its own again, which would replace it.
         own = uuid.uuid4().hex if scope["path"].rstrip("/") == KEPT else name
         context = RequestContext(own, allowance=self._allowance, fields=RequestFields(self._unknown_fields))
