@@ -20,7 +20,6 @@ from pyllm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-GENERATION_CONFIG = "generation_config.json"
 # Ids that may be skipped between the tokens of a vocabulary and those that are added behind them.
 _LARGEST_GAP = 1 << 16
 
@@ -79,10 +78,6 @@ class _TokenizerJson(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-class _EndTokens(msgspec.Struct):
-    eos_token_id: int | list[int] | msgspec.UnsetType | None = msgspec.UNSET
-
-
 def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
     """The tokenizer in such a folder, with its chat template.
 
@@ -100,19 +95,14 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
     if missing := _missing_tokens(folder, document, vocabulary, _declared_tokens(folder, options, special)):
         path = _with_tokens(path, missing)
         ids |= {token.content: index for index, token in missing.items()}
-    eos_ids = read_json(folder / GENERATION_CONFIG, _EndTokens, optional=True).eos_token_id
-    if eos_ids is msgspec.UNSET:
-        eos_ids = read_json(folder / "config.json", _EndTokens, optional=True).eos_token_id
-    eos_token_ids = set(eos_ids if isinstance(eos_ids, list) else [eos_ids] if isinstance(eos_ids, int) else [])
     eos_token = _text(special.eos_token)
-    eos_token_ids.update([ids[eos_token]] if eos_token in ids else [])
     return TokenizerFiles(
         path=str(path),
         chat_template=_chat_template(folder, options),
         tool_chat_template=_tool_chat_template(folder, options),
         bos_token=_text(special.bos_token),
         eos_token=eos_token,
-        eos_token_ids=tuple(sorted(eos_token_ids)),
+        eos_token_ids=(ids[eos_token],) if eos_token in ids else (),
         num_tokens=max(vocabulary.values(), default=-1) + 1,
     )
 

@@ -28,7 +28,7 @@ def test_it_describes_the_model(tmp_path: Path) -> None:
     assert (spec.attention.heads, spec.attention.kv_heads, spec.attention.head_size) == (6, 3, 16)
     assert (spec.dtype, spec.tie_word_embeddings) == ("float32", False)
     assert (checkpoint.tokenizer.bos_token, checkpoint.tokenizer.eos_token) == (START, END)
-    assert checkpoint.tokenizer.eos_token_ids == (257,)
+    assert checkpoint.eos_token_ids == (257,)
     assert checkpoint.tokenizer.chat_template == CHAT_TEMPLATE
 
 
@@ -180,10 +180,28 @@ def test_the_head_of_a_model_within_another_is_used(tmp_path: Path) -> None:
 def test_end_tokens_come_from_the_generation_config_and_the_tokenizer(tmp_path: Path) -> None:
     folder = Path(write_tiny_model(tmp_path))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
-    assert read_checkpoint(str(folder)).tokenizer.eos_token_ids == (7, 9, 257)
+    assert read_checkpoint(str(folder)).eos_token_ids == (7, 9, 257)
     (folder / "generation_config.json").unlink()
     edit(folder / "config.json", eos_token_id=11)
-    assert read_checkpoint(str(folder)).tokenizer.eos_token_ids == (11, 257)
+    assert read_checkpoint(str(folder)).eos_token_ids == (11, 257)
+    assert read_checkpoint(str(folder), overrides={"eos_token_id": [12, 290, -1]}).eos_token_ids == (12, 257)
+    edit(folder / "config.json", eos_token_id=None, text_config={"eos_token_id": [13]})
+    assert read_checkpoint(str(folder)).eos_token_ids == (13, 257)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
+    assert read_checkpoint(str(folder)).eos_token_ids == (257,)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": "257"}))
+    with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id is '257'; it must be a whole number"):
+        read_checkpoint(str(folder))
+
+
+def test_end_tokens_are_the_models_whatever_the_tokenizer(tmp_path: Path) -> None:
+    other, folder = write_tiny_model(tmp_path / "other"), Path(write_tiny_model(tmp_path / "tiny"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [69]}))
+    assert read_checkpoint(str(folder), tokenizer=other).eos_token_ids == (69, 257)
+    assert read_checkpoint(other, tokenizer=str(folder)).eos_token_ids == (257,)
+    (folder / "model.safetensors").unlink()
+    dummy = read_checkpoint(str(folder), tokenizer=other, has_dummy_weights=True)
+    assert dummy.eos_token_ids == (69, 257)
 
 
 def test_a_chat_template_may_be_a_file_or_one_of_several(tmp_path: Path) -> None:
@@ -289,3 +307,7 @@ def test_entries_of_the_configuration_may_be_replaced(tmp_path: Path) -> None:
     assert spec.max_position_embeddings == 77 != read_checkpoint(folder).spec.max_position_embeddings
     with pytest.raises(ConfigError, match="hf_overrides are for config"):
         read_checkpoint(overrides={"max_position_embeddings": 77})
+    embedding = read_checkpoint(folder, overrides={"matryoshka_dimensions": [16]}).embedding
+    assert (embedding.is_matryoshka, embedding.dimensions) == (True, (16,))
+    with pytest.raises(ConfigError, match=r"config\.json: Expected .* `\$\.matryoshka_dimensions`"):
+        read_checkpoint(folder, overrides={"matryoshka_dimensions": 16})

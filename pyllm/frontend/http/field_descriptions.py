@@ -140,7 +140,9 @@ DESCRIPTIONS: Mapping[str, FieldDescription] = {
     "reasoning_effort": FieldDescription("How much the model reasons, where its template reads it."),
     "thinking_token_budget": _from("Most tokens of reasoning, whose end is forced then; -1 is no limit.", -1),
     "think": FieldDescription("Ollama's name of reasoning_effort; false turns reasoning off."),
-    "thinking": FieldDescription("disabled turns reasoning off, where the template can; budget_tokens of enabled bounds it."),
+    "thinking": FieldDescription(
+        "disabled turns reasoning off, where the template can; budget_tokens of enabled bounds it."
+    ),
     # How a prompt is made.
     "add_special_tokens": FieldDescription("Begin the prompt with the tokenizer's special tokens."),
     "add_generation_prompt": FieldDescription("End the prompt where the assistant's message begins; the default."),
