@@ -222,7 +222,7 @@ def test_a_chat_template_may_be_a_file_or_one_of_several(tmp_path: Path) -> None
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported; supported: Cohere2ForCausalLM,"),
         ({"architectures": None, "model_type": "x"}, "names no architecture, and none of its model_type 'x' is known"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "has no field original_max_position_embeddings"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "has no field low_freq_factor"),
         ({"rope_scaling": {"type": "twisted", "factor": 2.0}}, "rope_type 'twisted' is not supported, only default"),
         ({"rope_theta": 1e300}, r"rope_theta is 1e\+300; it must be a number above 1 and below 1e\+20"),
         ({"attention_bias": True}, r"no tensor 'model\.layers\.0\.self_attn\.q_proj\.bias', which its architecture"),
