@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+# What peft puts into the names of an adapter's tensors, and of the layers that it changes.
+_OF_ADAPTERS = (".lora_", ".base_layer.", ".modules_to_save.", ".original_module.")
 _ADAPTER = (
     "a LoRA adapter, which is not supported by itself: merge it into its model (peft's `merge_and_unload`, then "
     "`save_pretrained`) and give that folder"
@@ -80,13 +82,11 @@ def read_huggingface(
     config = Config(fields)
     quantization = read_quantization_config(config)  # first, to refuse a method by its name
     files, tensors = read_tensors(folder)
-    if adapters := [tensor.name for tensor in tensors if ".lora_" in tensor.name]:
+    if adapters := [tensor.name for tensor in tensors if any(part in tensor.name for part in _OF_ADAPTERS)]:
         raise ConfigError(f"{folder} has {len(adapters)} tensors such as {adapters[0]!r}, {_ADAPTER}")
     may_be_other = probe is not None and implementation == "auto"
     family = None if implementation == "transformers" else _family(config, may_be_other)
-    # transformers skips some that are not floats, such as masks in the files of old models.
-    is_checked = family is not None or quantization is not None
-    gathered = gather(tensors, quantization, files) if is_checked else Gathered(list(tensors), {})
+    gathered = gather(tensors, quantization, files)
     if family is not None:
         spec = family.read(config)
         names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
