@@ -115,7 +115,9 @@ def resolve_settings(
     _check_transformers(config, checkpoint)
     if checkpoint.skipped and spec.transformers is None:
         listed = ", ".join(checkpoint.skipped[:5]) + (", ..." if len(checkpoint.skipped) > 5 else "")
-        logger.warning("%d tensors are not loaded, as its text needs none of them: %s", len(checkpoint.skipped), listed)
+        logger.warning(
+            "%d tensors are not loaded, as its text model has none such: %s", len(checkpoint.skipped), listed
+        )
     device, cards = config.device.device, list_cards()
     if device == "auto":
         device = "cuda" if cards else "cpu"
