@@ -154,7 +154,12 @@ def read_options(name: str, arguments: Sequence[str]) -> argparse.Namespace:
     options, model_of_file = None, None
     if file:
         parser.source = file
+        required = [action for action in parser._actions if action.required]
+        for action in required:
+            action.required = False
         options = parser.read(expand(settings))
+        for action in required:  # What the file lacks the command line has to have.
+            action.required = getattr(options, action.dest) is None
         parser.source = ""
         if options.model_argument is not None:  # In a file it has no place: the model is `model: NAME`.
             raise ConfigError(f"--config {file}: {options.model_argument!r:.80} is no flag's value, as in `port: 8000`")

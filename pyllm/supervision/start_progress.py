@@ -24,7 +24,8 @@ def can_redraw(stream: TextIO) -> bool:
 
 
 async def show_progress(read: Callable[[], tuple[float, str]], stream: TextIO | None = None) -> None:
-    """Show how far a start is, until this is cancelled; nothing where `stream` (stderr) cannot redraw, or has a JSON log.
+    """Show how far a start is, until this is cancelled; nothing where `stream` (stderr) cannot redraw, or has
+    a JSON log.
 
     `read` gives the share of the model that is loaded, and what else is waited for, which is shown before the first
     weights and after the last.

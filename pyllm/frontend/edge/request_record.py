@@ -68,13 +68,7 @@ class RequestRecord:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-<<<<<<< HEAD
-        path = normal_path(scope["path"], self._root_path)
-        status, request_id, start = CLIENT_GONE, "", self._clock()
-=======
-        path = below(scope, self._root_path)["path"] if self._root_path else scope["path"]
-        status, start = CLIENT_GONE, self._clock()
->>>>>>> mend-ops
+        path, status, start = normal_path(scope["path"], self._root_path), CLIENT_GONE, self._clock()
 
         # Not a coroutine of its own: who pushes answers drives the server's one by hand.
         def answer(message: Message) -> Awaitable[None]:

@@ -7,7 +7,9 @@ from .invocations import invocations_route
 from .logprobs import chat_logprobs
 from .model_list import models_routes
 from .parameters import (
+    SAMPLING_FIELDS,
     constraint_names,
+    given_fields,
     num_top_logprobs,
     output_limit,
     own_constraint,
@@ -21,6 +23,7 @@ from .tokenization import detokenize_route, tokenize_route, tokenizer_info_route
 __all__ = [
     "ERROR_RESPONSES",
     "LOOKUP_ERROR_RESPONSES",
+    "SAMPLING_FIELDS",
     "ChatLogprob",
     "EngineRequest",
     "chat_logprobs",
@@ -30,6 +33,7 @@ __all__ = [
     "detokenize_route",
     "embeddings_route",
     "error_response",
+    "given_fields",
     "invocations_route",
     "models_routes",
     "num_top_logprobs",

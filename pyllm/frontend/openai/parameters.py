@@ -1,5 +1,6 @@
 """Turns the fields of a body into the engine's parameters. Knows no route and no response."""
 
+from collections.abc import Iterable
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -22,7 +23,7 @@ from pyllm.wire.messages import ModelInfo
 
 Request = TypeVar("Request", bound=GenerationRequest)
 
-_SAMPLING_FIELDS = (
+SAMPLING_FIELDS = (
     "temperature",
     "top_p",
     "top_k",
@@ -41,6 +42,11 @@ _SAMPLING_FIELDS = (
 )
 # Older versions of OpenAI's package spell it in-memory.
 _OPENAI_RETENTIONS: dict[str, Retention] = {"in_memory": "none", "in-memory": "none", "24h": "long"}
+
+
+def given_fields(request: msgspec.Struct, names: Iterable[str]) -> dict[str, Any]:
+    """Those of these fields that a request has."""
+    return {name: value for name in names if (value := getattr(request, name)) is not None}
 
 
 def split_prompts(given: str | list[str | int | list[int]], name: str, most: int) -> list[str | list[int]]:
@@ -150,8 +156,8 @@ def sampling_params(
         raise RequestError("logprob_token_ids requires logprobs", "logprob_token_ids")
     names = ("n", "prompt_logprobs", "length_penalty", "logprob_token_ids")
     return SamplingParams(
-        **defaults.merged(_given(request, _SAMPLING_FIELDS), max_tokens),
-        **_given(request, names),
+        **defaults.merged(given_fields(request, SAMPLING_FIELDS), max_tokens),
+        **given_fields(request, names),
         **_ends(request),
         logprobs=None if request.logprob_token_ids else logprobs,
         structured_outputs=_constraint(request),
@@ -169,7 +175,7 @@ def sample_params(
 ) -> SamplingParams:
     """The same for a route whose answer is one sample; raises as `sampling_params` does."""
     return SamplingParams(
-        **defaults.merged(_given(request, _SAMPLING_FIELDS), max_tokens),
+        **defaults.merged(given_fields(request, SAMPLING_FIELDS), max_tokens),
         **_ends(request),
         logprobs=logprobs,
         structured_outputs=constraint,
@@ -256,10 +262,6 @@ def scheduling_params(request: EngineRequest, context: RequestContext, model: Mo
         cache_salt=request.cache_salt,
         kv_cache_retention=kv_cache_retention,
     )
-
-
-def _given(request: EngineRequest, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: value for name in names if (value := getattr(request, name)) is not None}
 
 
 def _ends(request: EngineRequest) -> dict[str, Any]:

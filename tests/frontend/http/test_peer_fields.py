@@ -50,6 +50,9 @@ REFUSED = {
     "guideline": ("x", None),
     "tool_prompt": ("x", None),
     "stop_regex": ("a+", []),
+    "sampling_params": ({"temperature": 0}, {}),
+    "input_embeds": ([[1.0]], []),
+    "inputs": ("x", None),
     "custom_logit_processor": ("x", None),
     "adapter_id": ("mine", None),
     "lora_path": ("mine", ""),
@@ -97,6 +100,14 @@ def test_every_field_of_the_table_is_the_same_as_ours_a_hint_or_refused() -> Non
         marks = [mark for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, Meta)]
         is_same = any(mark.extra is not None and "same_as" in mark.extra for mark in marks)
         assert is_same + (field.type == Hint) + is_unsupported(field.type) == 1, field.name
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_each_body_has_a_field_of_ours_for_each_that_is_the_same(kind: type[Struct]) -> None:
+    for field in msgspec.structs.fields(kind):
+        marks = [mark.extra or {} for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, Meta)]
+        for names in [mark["same_as"] for mark in marks if "same_as" in mark]:
+            assert set(names) & set(kind.__struct_fields__), field.name
 
 
 @pytest.mark.parametrize("kind", BODIES)
@@ -188,10 +199,10 @@ async def test_the_engine_gets_what_a_peers_name_says(tokenizer: Tokenizer, rout
 
 
 async def test_messages_name_what_they_have_not(tokenizer: Tokenizer) -> None:
-    body = ROUTES["/v1/messages"] | {"repeat_penalty": 1.5}
+    body = ROUTES["/v1/messages"] | {"n_cmpl": 2}
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         refused = await frontend.http.post("/v1/messages", json=body)
     assert refused.status_code == 400
-    assert "repeat_penalty is not supported yet" in refused.json()["error"]["message"]
+    assert "n_cmpl is not supported yet" in refused.json()["error"]["message"]
     with pytest.raises(RequestError, match="thinking_token_budget is not supported; use thinking"):
         refuse_unsupported(decode(MessagesRequest, thinking_token_budget=5))
