@@ -12,6 +12,7 @@ mod holds;
 mod isolation;
 mod loads;
 mod load_report;
+mod logprob_room;
 mod planning;
 mod preemption;
 mod prompt_logprobs;
@@ -95,6 +96,7 @@ pub struct Scheduler {
     found: FoundStart, // by the last look into the prefix cache
     peak_blocks: PeakBlocks,
     lagging: Vec<Key<Sequence>>,
+    wide: Vec<Key<Sequence>>,
     reordered: Vec<(QueueKey, Key<Sequence>)>,
     copied: Vec<BlockId>, // by the plan being made, each with one reference of its own
     forked: Vec<(Key<Sequence>, usize)>, // and which of the sampled tokens is its own
@@ -175,6 +177,7 @@ impl Scheduler {
             found: FoundStart { chains: vec![FoundChain::default(); layout.groups.len()], ..FoundStart::default() },
             peak_blocks: PeakBlocks::default(),
             lagging: Vec::new(),
+            wide: Vec::new(),
             reordered: Vec::new(),
             copied: Vec::new(),
             forked: Vec::new(),

@@ -38,7 +38,7 @@ pub enum Reason {
     InterTokenTarget,
     /// A later step takes it: each of those in flight in a pipeline has its share of what runs.
     Pipeline,
-    /// The positions that a step may sample were used up.
+    /// The positions that a step may sample were used up, or the log-probabilities that it may carry.
     Samples,
     /// All slots are taken: `max_num_seqs`.
     Slots,
