@@ -80,10 +80,10 @@ def read_tokenizer(name: str, hub: Hub | None = None) -> TokenizerFiles:
         ConfigError: as `read_checkpoint`.
     """
     place = parse_model(name)
-    path = find_model(place, hub or Hub(), collect_tokenizer) if isinstance(place, HubName) else _gguf_within(place)
-    if path.is_dir():
-        return read_huggingface_tokenizer(path)
-    return _read(path).tokenizer
+    path = find_model(place, hub or Hub(), collect_tokenizer) if isinstance(place, HubName) else place
+    if not (path / "tokenizer.json").is_file():
+        path = _gguf_within(path)
+    return read_huggingface_tokenizer(path) if path.is_dir() else _read(path).tokenizer
 
 
 def embedded_model(package: str = EMBEDDED_PACKAGE) -> Path:
