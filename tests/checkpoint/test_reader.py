@@ -126,7 +126,6 @@ def test_the_tokenizer_of_a_folder_is_its_own_file_beside_however_many_models(tm
         assert read_tokenizer(str(folder)) == own
 
 
-
 def test_a_folder_with_weights_of_its_own_is_read_as_such(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "tiny")
     write_tiny_gguf(folder, tmp_path / "tiny/tiny.gguf")
