@@ -3,7 +3,6 @@
 Numbers of numpy become Python's. A bool is no number here.
 """
 
-import difflib
 import math
 import numbers
 import reprlib
@@ -15,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from pyllm.errors import RequestError, UnknownParameterError
+from pyllm.nearest_name import nearest_name
 
 Kind = TypeVar("Kind")
 
@@ -190,8 +190,8 @@ def as_list(value: Any) -> Any:
 def _meant(name: str, known: Sequence[str]) -> str:
     if _OTHER_NAMES.get(name, "").partition(",")[0] in known:
         return f": it is {_OTHER_NAMES[name]} here"
-    near = difflib.get_close_matches(name, known, n=1)
-    return f": did you mean {near[0]!r}?" if near else ""
+    near = nearest_name(name, known)
+    return f": did you mean {near!r}?" if near else ""
 
 
 def _parameter(name: str) -> str:

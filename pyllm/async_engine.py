@@ -28,6 +28,7 @@ from pyllm.engine_processes import LIMITS, EngineProcesses
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
 from pyllm.frontend.chat.preprocessor import ChatPreprocessor
+from pyllm.frontend.chat.reasoning_markers import ReasoningMarkers
 from pyllm.frontend.chat.renderer import ChatRenderer, program_messages
 from pyllm.frontend.observability.core_metrics import figures_of_cores
 from pyllm.frontend.observability.measured_sink import MeasuredSink
@@ -86,11 +87,12 @@ class AsyncEngine:
         self._config, self._checkpoint = resolve_config(engine_config(engine_keywords({"model": model, **options})))
         self.tokenizer = Tokenizer(self._checkpoint.tokenizer)
         self._chat_template = ChatTemplate.of(self._checkpoint.tokenizer)
+        self._markers = ReasoningMarkers.shown_by(self._chat_template, self.tokenizer)
         give_up = weakref.WeakMethod(self._give_up)
         self._processes = EngineProcesses(self._config, self._checkpoint, lambda error: _call(give_up(), error))
         self._owner = OwningProcess("AsyncEngine")
-        self._dropped = weakref.finalize(self, _end_dropped, self._owner, self._processes, None)
-        self._dropped.atexit = False  # The end of this process is theirs.
+        self._connections = contextlib.ExitStack()
+        self._owner.when_dropped(self, self._processes.abandon, self._connections.close)
         self._client: EngineClient | None = None
         self._prompts: PromptEncoder | None = None
         self._renderer: ChatRenderer | None = None
@@ -361,9 +363,8 @@ class AsyncEngine:
         """Abort what runs and end the core; may be called twice, and on an engine that never became ready."""
         if not self._owner.is_this:  # They are another process's.
             return
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        self._connections.close()
+        self._client = None
         await self._processes.close()
 
     def _read(
@@ -389,14 +390,14 @@ class AsyncEngine:
         too_long = refuse_prompt if truncation is None else None
         (tokens,) = await encoder.encode([prompt.content], too_long=too_long)
         truncated = tokens if truncation is None else truncation.kept(tokens)
-        params = await resolve_texts_aside(params, self.tokenizer)
+        params = await resolve_texts_aside(self._markers.resolve_plain(params), self.tokenizer)
         if name in self._processors:
             raise RequestError(f"request {name!r} is running already; give each request an id of its own", "request_id")
         changed = asyncio.Event()
         fold = OutputFold(name, prompt.text, list(truncated), params, changed.set)
         submitted = Request(truncated, params, msgspec.structs.replace(prompt.scheduling, name=name))
         assert self._metrics is not None, "it is there from the connection on"
-        sink = MeasuredSink(fold, self._metrics.request(len(truncated), params.n), self._recent)
+        sink = MeasuredSink(fold, self._metrics.request(len(truncated), params), self._recent)
         processor = self._processors[name] = RequestProcessor(client, self.tokenizer, submitted, sink)
         try:
             yield fold, changed
@@ -407,9 +408,7 @@ class AsyncEngine:
     async def _connect(self, addresses: list[str]) -> None:
         placement = self._config.parallel.data_parallel_placement if len(addresses) > 1 else "failover"
         self._client = await EngineClient.connect(addresses, placement=placement)
-        self._dropped.detach()
-        self._dropped = weakref.finalize(self, _end_dropped, self._owner, self._processes, self._client)
-        self._dropped.atexit = False
+        self._connections.callback(self._client.close)
         self._client.draw_seeds_from(self._config.model.seed)
         model = self._client.model
         self._metrics = Metrics(model.name, model, connection=self._client.counts)
@@ -435,11 +434,6 @@ class AsyncEngine:
 def _call(give_up: Callable[[PyllmError], None] | None, error: PyllmError) -> None:
     if give_up is not None:
         give_up(error)
-
-
-def _end_dropped(owner: OwningProcess, processes: EngineProcesses, client: EngineClient | None) -> None:
-    if owner.is_this:
-        processes.abandon(*(() if client is None else (client.close,)))
 
 
 AsyncLLMEngine = AsyncEngine  # vLLM's name

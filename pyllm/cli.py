@@ -104,9 +104,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _say(error: PyllmError) -> None:
     """The reason of an end: the last line, or the last record where all are JSON."""
-    from pyllm import log
+    from pyllm.supervision import is_json
 
-    if log.is_json():
+    if is_json():
         logging.getLogger(__name__).error("%s", error, extra={"fields": {"event": "failed"}})
     else:
         print(f"pyllm: {error}", file=sys.stderr)
@@ -154,7 +154,12 @@ def read_options(name: str, arguments: Sequence[str]) -> argparse.Namespace:
     options, model_of_file = None, None
     if file:
         parser.source = file
+        required = [action for action in parser._actions if action.required]
+        for action in required:
+            action.required = False
         options = parser.read(expand(settings))
+        for action in required:  # What the file lacks the command line has to have.
+            action.required = getattr(options, action.dest) is None
         parser.source = ""
         if options.model_argument is not None:  # In a file it has no place: the model is `model: NAME`.
             raise ConfigError(f"--config {file}: {options.model_argument!r:.80} is no flag's value, as in `port: 8000`")

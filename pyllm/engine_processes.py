@@ -1,7 +1,7 @@
 """The processes of an engine inside a program: its cores, and the fork server where there is one. Knows no request."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pyllm.checkpoint.types import Checkpoint
@@ -107,13 +107,13 @@ class EngineProcesses:
             if folder is not None:
                 folder.close()
 
-    def abandon(self, *also_close: Callable[[], None]) -> None:
-        """End the processes from any thread, without waiting for them, and call these first.
+    def abandon(self, disconnect: Callable[[], None]) -> None:
+        """End the processes from any thread, without waiting for them; disconnect first, where their loop still runs.
 
         What was never started ends by itself, as nobody holds its connection any more.
         """
         if self._loop is not None and self._loop.is_running():
-            self._loop.call_soon_threadsafe(self._close_aside, also_close)
+            self._loop.call_soon_threadsafe(self._close_aside, disconnect)
         elif self._loop is not None:  # Whatever watched the processes has ended.
             processes, self._processes = self._processes, []
             for process in processes:
@@ -121,9 +121,8 @@ class EngineProcesses:
             if self._folder is not None:
                 self._folder.close()
 
-    def _close_aside(self, also_close: Sequence[Callable[[], None]]) -> None:
-        for close in also_close:
-            close()
+    def _close_aside(self, disconnect: Callable[[], None]) -> None:
+        disconnect()
         self._closing = asyncio.create_task(self.close(), name="close a dropped engine")
 
     async def _reach(self, connect: Callable[[list[str]], Awaitable[None]]) -> None:

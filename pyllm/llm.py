@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import weakref
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -59,8 +58,7 @@ class LLM:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=_run, args=(self._loop,), name="pyllm", daemon=True)
         self._thread.start()
-        self._dropped = weakref.finalize(self, _end_dropped, self._owner, self._engine, self._loop, self._thread)
-        self._dropped.atexit = False  # The end of this process is the engine's.
+        self._dropped = self._owner.when_dropped(self, _end_dropped, self._engine, self._loop, self._thread)
         try:
             self._engine.spawn()
             self._run(self._engine.start())
@@ -305,11 +303,9 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-def _end_dropped(
-    owner: OwningProcess, engine: AsyncEngine, loop: asyncio.AbstractEventLoop, thread: threading.Thread
-) -> None:
+def _end_dropped(engine: AsyncEngine, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     """Called when nobody holds the `LLM` any more, in whichever thread that is."""
-    if not owner.is_this or not thread.is_alive():
+    if not thread.is_alive():
         return
 
     async def end() -> None:

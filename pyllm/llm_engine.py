@@ -6,7 +6,6 @@ The same core, client and detokenizer as everywhere, over an in-memory endpoint;
 import asyncio
 import contextlib
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from copy import copy
 from os import PathLike
@@ -25,9 +24,11 @@ from pyllm.core.executors.inline import InlineExecutor
 from pyllm.engine_args import EngineArgs
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.flags.keyword_settings import engine_keywords
+from pyllm.frontend.chat.reasoning_markers import ReasoningMarkers
 from pyllm.frontend.text.model_tokenizer import ModelTokenizer
 from pyllm.frontend.text.outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from pyllm.frontend.text.sampling_texts import resolve_texts
+from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.frontend.text.truncation import truncation_from
 from pyllm.launch import entrypoints
@@ -76,6 +77,7 @@ class LLMEngine:
         )
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
         self._tokenizer_files = checkpoint.tokenizer
+        self._markers = ReasoningMarkers.shown_by(ChatTemplate.of(checkpoint.tokenizer), self.tokenizer)
         self._default_params = SamplingParams(**checkpoint.sampling.given())
         self._executor = InlineExecutor(lambda: entrypoints.load_rank(core_config))
         self._requests: dict[str, tuple[RequestProcessor, OutputFold]] = {}
@@ -83,8 +85,7 @@ class LLMEngine:
         self._loop = asyncio.new_event_loop()
         self._at_close = contextlib.ExitStack()
         self._owner = OwningProcess("LLMEngine")
-        self._dropped = weakref.finalize(self, _end_dropped, self._owner, self._loop, self._at_close, self._executor)
-        self._dropped.atexit = False
+        self._dropped = self._owner.when_dropped(self, _close_aside, self._loop, self._at_close, self._executor)
         try:
             self._loop.run_until_complete(self._start(core_config))
         except BaseException:
@@ -126,7 +127,7 @@ class LLMEngine:
             raise RequestError(f"request {request_id!r} is running already", "request_id")
         params = copy(instance("params", self._default_params if params is None else params, SamplingParams))
         params.validate()
-        params = resolve_texts(params, self.tokenizer)
+        params = resolve_texts(self._markers.resolve_plain(params), self.tokenizer)
         read = read_prompt(prompt, with_priority(scheduling, priority))
         content, model = read.content, self._client.model
         tokens = known_tokens(self.tokenizer.encode(content) if isinstance(content, str) else content, model.vocab_size)
@@ -185,6 +186,7 @@ class LLMEngine:
     def close(self) -> None:
         """Free the model; may be called twice. Nothing is freed in a fork."""
         if self._owner.is_this:
+            self._dropped.detach()
             _close(self._loop, self._at_close, self._executor)
 
     def _check_open(self) -> None:
@@ -222,13 +224,8 @@ def _close(loop: asyncio.AbstractEventLoop, at_close: contextlib.ExitStack, exec
         loop.close()
 
 
-def _end_dropped(
-    owner: OwningProcess, loop: asyncio.AbstractEventLoop, at_close: contextlib.ExitStack, executor: InlineExecutor
-) -> None:
-    """Called when nobody holds the `LLMEngine` any more; maybe where another event loop runs, beside which no second
-    one can.
-    """
-    if owner.is_this:
-        closing = threading.Thread(target=_close, args=(loop, at_close, executor), name="close LLMEngine")
-        closing.start()
-        closing.join()
+def _close_aside(loop: asyncio.AbstractEventLoop, at_close: contextlib.ExitStack, executor: InlineExecutor) -> None:
+    """Another event loop may run in this thread, beside which no second one can."""
+    closing = threading.Thread(target=_close, args=(loop, at_close, executor), name="close LLMEngine")
+    closing.start()
+    closing.join()

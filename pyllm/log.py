@@ -3,18 +3,17 @@
 No line has a key. `--enable-log-requests` adds prompts, `--enable-log-outputs` outputs.
 """
 
-import datetime
 import json
 import logging
 import logging.config
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from pyllm.config.engine_settings import LogConfig
 from pyllm.errors import ConfigError
 from pyllm.supervision import line_writer
+from pyllm.supervision.json_log import JsonFormatter
 from pyllm.supervision.log_level import LOG_LEVELS, changed_log_level
 
 DEFAULT = LogConfig()
@@ -37,36 +36,6 @@ def configure(process: str, config: LogConfig = DEFAULT, may_wait: bool = False)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     if config.log_config_file:
         _apply_file(Path(config.log_config_file))
-
-
-def is_json() -> bool:
-    """Whether this process logs JSON, so that nothing else may be written."""
-    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
-
-
-class JsonFormatter(logging.Formatter):
-    """A line of JSON for each record: time, level, process, logger, message, its request's id and its `fields`."""
-
-    def __init__(self, process: str) -> None:
-        super().__init__()
-        self._process = process
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
-        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
-        line: dict[str, Any] = {
-            "time": time,
-            "level": record.levelname,
-            "process": self._process,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if (request_id := getattr(record, "request_id", None)) is not None:
-            line["request_id"] = request_id
-        line |= getattr(record, "fields", {})
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
 
 
 def _apply_file(path: Path) -> None:

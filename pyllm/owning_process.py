@@ -1,6 +1,9 @@
 """The process that an engine was made in, and that alone may use it. Knows no engine."""
 
 import os
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 from pyllm.errors import EngineDeadError
 
@@ -20,6 +23,12 @@ class OwningProcess:
         """Whether this process is the one, and no fork of it."""
         return os.getpid() == self._pid
 
+    def when_dropped(self, engine: object, end: Callable[..., object], *held: object) -> "weakref.finalize[..., Any]":
+        """Call `end` with what is held once nobody holds the engine: not in a fork, and not as the process ends."""
+        finalizer = weakref.finalize(engine, self._end, end, held)
+        finalizer.atexit = False  # The end of this process ends the engine's, too.
+        return finalizer
+
     def check(self) -> None:
         """Raises `EngineDeadError` in a forked process."""
         if not self.is_this:
@@ -27,3 +36,7 @@ class OwningProcess:
                 f"this {self._engine} belongs to process {self._pid}, and this is process {os.getpid()}, a fork of it: "
                 f"make the {self._engine} after the fork, in the process that uses it"
             )
+
+    def _end(self, end: Callable[..., object], held: tuple[object, ...]) -> None:
+        if self.is_this:
+            end(*held)

@@ -33,8 +33,7 @@ MAX_STOP_CHARACTERS = 65_536  # of all of them together, which take the event lo
 MAX_STOP_STRING_CHARACTERS = 1024  # of one: as many may be held back, and looked at at once when they go another way
 MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's
 MAX_BAD_WORDS = 128
-MAX_BAD_WORDS_TOKEN_IDS = 40 * MAX_BAD_WORDS  # A word's tokens differ with what is before it.
-MAX_BAD_WORDS_TOKENS = 1 << 16  # of all of them together
+MAX_BAD_WORDS_TOKENS = 1 << 16  # of all of them together: a word's tokens differ with what is around it
 MAX_BAD_WORD_CHARACTERS = 4096  # of all of them together
 MAX_LOGIT_BIASES = 1024
 MAX_LOGIT_BIAS = 100.0  # OpenAI's; what is beyond is taken for it
@@ -53,7 +52,9 @@ _NUMBERS = (
 _INTEGERS = ("n", "top_k", "min_tokens", "beam_width")
 _OPTIONAL_INTEGERS = (
     *("seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "stream_interval"),
+    "thinking_token_budget",
 )
+_SEQUENCES = ("bad_words_token_ids", "reasoning_start_token_ids", "reasoning_end_token_ids")
 _FLAGS = (
     *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
     *("detokenize", "skip_clone"),
@@ -78,6 +79,7 @@ _NOT_WITH_BEAMS = (
     "bad_words_token_ids",
     "structured_outputs",
     "extra_args",
+    "thinking_token_budget",
     "stop",
     "logprobs",
     "prompt_logprobs",
@@ -102,14 +104,19 @@ class SamplingParams(
     """Names, meanings and defaults are vLLM's, `max_tokens` included: 16, of which a chat needs more.
 
     `temperature` 0 is greedy, and then `top_k`, `top_p` and `min_p` have no effect. `top_k` 0 or -1 is off.
-    `max_tokens` None is all that is left of the context; with `prompt_logprobs` it may be 0: the prompt alone. `seed`
-    None or -1 lets the client draw one. `stop` strings end the text before the match, or after it where
+    `max_tokens` None is all that is left of the context, and 0 the prompt alone. `seed` None
+    or -1 lets the client draw one. `stop` strings end the text before the match, or after it where
     `include_stop_str_in_output` is set; neither they nor stop tokens end it before `min_tokens`. There are at most
     1,024 of them, of at most 1,024 characters each and 65,536 together.
     `bad_words` are texts, which take a tokenizer; `bad_words_token_ids` are the same for who has none. `logit_bias` has
     at most 1,024 tokens, each by at most 100 up or down; what is beyond 100 is taken for it.
     `extra_args` are the arguments of logits processors and samplers, by the names of their entry points. Plain values
     below other names go to the only one that is installed.
+
+    After `thinking_token_budget` tokens of reasoning its end is forced, and the model goes on with its answer; 0 is at
+    once, -1 no limit. The markers are those of the model's reasoning parser; who has no tokenizer gives them as
+    `reasoning_start_token_ids`, one of which ends the prompt or begins the output, none if the model always reasons,
+    and `reasoning_end_token_ids`, of which the first is what is forced.
 
     `logprobs` and `prompt_logprobs` count the likeliest tokens whose log-probabilities come beside the token's own; -1
     is the whole vocabulary. `logprob_token_ids` are at most 128 tokens that come in place of the likeliest.
@@ -157,6 +164,9 @@ class SamplingParams(
     extra_args: dict[str, Any] | None = None
     beam_width: int = 0
     length_penalty: float = 1.0
+    thinking_token_budget: int | None = None
+    reasoning_start_token_ids: Sequence[Sequence[int]] = ()
+    reasoning_end_token_ids: Sequence[Sequence[int]] = ()
     truncate_prompt_tokens: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int | None = None
@@ -168,7 +178,6 @@ class SamplingParams(
     prompt_logprob_token_ids: Sequence[int] | None = None
     prompt_logprob_start: int | None = None
     skip_reading_prefix_cache: bool | None = None
-    thinking_token_budget: int | None = None
     watermarking: bool | None = None
     repetition_detection: Any = None
     routed_experts_prompt_start: int = 0
@@ -247,10 +256,11 @@ class SamplingParams(
         for name in ("allowed_token_ids", "logprob_token_ids"):
             if (given := getattr(self, name)) is not None:
                 setattr(self, name, token_ids(name, given))
-        words = as_list(self.bad_words_token_ids)
-        if not isinstance(words, list | tuple):
-            refuse("bad_words_token_ids", words, "a list of lists of token ids")
-        self.bad_words_token_ids = [token_ids("bad_words_token_ids", each) for each in words] if words else ()
+        for name in _SEQUENCES:
+            sequences = as_list(getattr(self, name))
+            if not isinstance(sequences, list | tuple):
+                refuse(name, sequences, "a list of lists of token ids")
+            setattr(self, name, [token_ids(name, each) for each in sequences] if sequences else ())
         if self.logit_bias is not None:
             biases = mapping("logit_bias", self.logit_bias)
             self.logit_bias = {
@@ -276,7 +286,7 @@ class SamplingParams(
         if self.allowed_token_ids is not None:
             check("allowed_token_ids", "none", len(self.allowed_token_ids) > 0, "left out, or at least one token id")
             _check_tokens("allowed_token_ids", self.allowed_token_ids)
-        for name, most in (("bad_words", MAX_BAD_WORDS), ("bad_words_token_ids", MAX_BAD_WORDS_TOKEN_IDS)):
+        for name, most in (("bad_words", MAX_BAD_WORDS), *((name, MAX_BAD_WORDS_TOKENS) for name in _SEQUENCES)):
             words = getattr(self, name)
             check(name, len(words), len(words) <= most, f"at most {most}")
             if not all(words):
@@ -284,8 +294,13 @@ class SamplingParams(
         num_characters = sum(map(len, self.bad_words or ()))
         allowed = f"at most {MAX_BAD_WORD_CHARACTERS} characters together"
         check("bad_words", num_characters, num_characters <= MAX_BAD_WORD_CHARACTERS, allowed)
-        for tokens in self.bad_words_token_ids:
-            _check_tokens("bad_words_token_ids", tokens)
+        for name in _SEQUENCES:
+            for tokens in getattr(self, name):
+                _check_tokens(name, tokens)
+        budget = self.thinking_token_budget = None if self.thinking_token_budget == -1 else self.thinking_token_budget
+        if budget is not None:
+            check("thinking_token_budget", budget, 0 <= budget < 2**31, "0 or more, or -1 for no limit")
+            self._exclude("thinking_token_budget", ("allowed_token_ids", "extra_args"))
 
     def _check_logprob_tokens(self) -> None:
         if not self.logprob_token_ids:
@@ -299,8 +314,8 @@ class SamplingParams(
 
     def _check_ends(self) -> None:
         if self.max_tokens is not None:
-            least = 1 if self.prompt_logprobs is None else 0
-            check("max_tokens", self.max_tokens, self.max_tokens >= least, "at least 1, or 0 with prompt_logprobs")
+            least = 1 if self.beam_width else 0
+            check("max_tokens", self.max_tokens, self.max_tokens >= least, f"at least {least}")
         check("min_tokens", self.min_tokens, 0 <= self.min_tokens < 2**31, "0 or more")
         if self.max_tokens is not None:
             allowed = f"at most max_tokens, {self.max_tokens}"

@@ -25,7 +25,6 @@ SAMPLING: Mapping[str, Fixed] = {
     "prompt_logprob_token_ids": Fixed((None, []), "ask for the likeliest tokens by prompt_logprobs"),
     "prompt_logprob_start": Fixed((None, 0), "take a slice of the output's prompt_logprobs"),
     "skip_reading_prefix_cache": Fixed((None, False), "give the prompt a cache_salt of its own"),
-    "thinking_token_budget": Fixed((None, -1), "bound the output by max_tokens"),
     "watermarking": Fixed((None, False), "outputs are not watermarked"),
     "repetition_detection": Fixed((None,), "use repetition_penalty or frequency_penalty"),
     "routed_experts_prompt_start": Fixed((0, None), "routed experts are not given"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllm.cli import COMMANDS, SHELLS, main, make_parser
+from pyllm.cli import COMMANDS, SHELLS, main, make_parser, read_options
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import option_names
 from pyllm.config.server_settings import HeadlessConfig, ServerConfig
@@ -543,3 +543,15 @@ def test_what_an_unset_variable_of_a_shell_gives_is_refused(
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else -1
     assert (code, text in capsys.readouterr().err) == (2, True)
+
+
+def test_a_file_of_flags_and_the_command_line_have_what_is_required_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "batch.yaml"
+    file.write_text("max-model-len: 64\noutput-file: out.jsonl\n")
+    options = read_options("batch", ["--config", str(file), "-i", "in.jsonl"])
+    assert (options.max_model_len, options.input_file, options.output_file) == (64, Path("in.jsonl"), Path("out.jsonl"))
+    with pytest.raises(SystemExit):
+        read_options("batch", ["--config", str(file)])
+    assert capsys.readouterr().err == "pyllm batch: the following arguments are required: -i/--input-file\n"

@@ -24,7 +24,7 @@ from pyllm.vllm_parameters import SAMPLING
         ("top_k", 2**64),
         ("min_p", -0.1),
         ("min_p", 1.1),
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("max_tokens", -5),
         ("seed", 2**64),
         ("stop", ""),
@@ -59,10 +59,12 @@ def test_a_name_that_there_is_not_is_told_what_was_meant(keywords: dict[str, Any
         SamplingParams(1)  # type: ignore[misc]
 
 
-def test_no_tokens_may_be_asked_for_where_the_prompt_is_scored() -> None:
-    assert SamplingParams(max_tokens=0, prompt_logprobs=0).max_tokens == 0
-    with pytest.raises(RequestError, match="max_tokens must be at least 1, or 0 with prompt_logprobs, got 0"):
-        SamplingParams(max_tokens=0)
+def test_no_tokens_may_be_asked_for_but_of_beams() -> None:
+    assert SamplingParams(max_tokens=0).max_tokens == 0
+    with pytest.raises(RequestError, match="max_tokens must be at least 0, got -1"):
+        SamplingParams(max_tokens=-1)
+    with pytest.raises(RequestError, match="max_tokens must be at least 1, got 0"):
+        SamplingParams(max_tokens=0, n=2, beam_width=2)
 
 
 def test_stop_is_a_string_or_several() -> None:
@@ -107,9 +109,15 @@ def test_as_many_stop_strings_as_the_bounds_allow() -> None:
         ("bad_words", [""]),
         ("bad_words", "word"),
         ("bad_words", ["x" * 4097]),
-        ("bad_words_token_ids", [[1]] * 5121),
+        ("bad_words_token_ids", [[1]] * 65537),
         ("bad_words_token_ids", [[]]),
         ("bad_words_token_ids", [[-1]]),
+        ("thinking_token_budget", -2),
+        ("thinking_token_budget", 2**31),
+        ("thinking_token_budget", 1.5),
+        ("reasoning_start_token_ids", [5]),
+        ("reasoning_end_token_ids", [[5], []]),
+        ("reasoning_end_token_ids", [[-1]]),
         ("min_tokens", -1),
         ("logprobs", -2),
         ("prompt_logprobs", -2),
@@ -158,6 +166,14 @@ def test_the_end_of_a_form_ends_the_output() -> None:
         assert refused.value.parameter in others
 
 
+def test_the_end_of_reasoning_cannot_be_forced_where_other_code_chooses() -> None:
+    for others in ({"allowed_token_ids": [5]}, {"extra_args": {"mine": {}}}):
+        SamplingParams(thinking_token_budget=-1, **others)
+        with pytest.raises(RequestError, match="thinking_token_budget exclude one another") as refused:
+            SamplingParams(thinking_token_budget=5, **others)
+        assert refused.value.parameter in others
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -173,6 +189,7 @@ def test_the_end_of_a_form_ends_the_output() -> None:
         ("bad_words_token_ids", [[1]]),
         ("structured_outputs", StructuredOutputsParams(json_object=True)),
         ("extra_args", {"mine": {}}),
+        ("thinking_token_budget", 0),
         ("stop", "x"),
         ("logprobs", 1),
         ("prompt_logprobs", 1),
@@ -186,7 +203,7 @@ def test_beam_search_excludes_what_changes_its_candidates(name: str, value: obje
 
 
 def test_beam_search_goes_with_what_it_can_honour() -> None:
-    neutral = {"top_k": -1, "logit_bias": {}, "bad_words": [], "stop": []}
+    neutral = {"top_k": -1, "logit_bias": {}, "bad_words": [], "stop": [], "thinking_token_budget": -1}
     for options in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 1}, {"min_tokens": 3, "ignore_eos": True}):
         SamplingParams(beam_width=2, n=2, length_penalty=0.5, stop_token_ids=[3], **options, **neutral)
     with pytest.raises(RequestError, match="n must be the beam_width, 2"):

@@ -330,12 +330,19 @@ class LogitsStates:
         bad_words: Sequence[_Numbers] | None = None,
         min_tokens: int = 0,
         stop_token_ids: _Numbers | None = None,
+        thinking_budget: int = 0,
+        thinking_starts: Sequence[_Numbers] | None = None,
+        thinking_ends: Sequence[_Numbers] | None = None,
     ) -> None:
         """The slot has a state from now on: all its tokens, of which the first are its prompt, and what it asked for.
 
         Each of `bad_words` bans its last token where the output ends with the others; `stop_token_ids` are banned as
         long as the output has fewer than `min_tokens`. Both may name what is beyond the vocabulary, which nothing can
         choose.
+
+        With `thinking_ends` reasoning is bounded. It begins at the output's beginning if one of `thinking_starts` ends
+        the prompt, or if there is none; otherwise behind the one that the output begins with. After `thinking_budget`
+        tokens of it the first of the ends is forced, or the rest of one that has begun: its bias is infinite.
         """
     def clear(self, slots: _Numbers) -> None:
         """These slots are plain from now on."""

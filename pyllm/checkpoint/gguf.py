@@ -61,6 +61,7 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
         tensors=entries,
         tokenizer=tokenizer,
         fingerprint=weights_fingerprint(files, entries),
+        configured_ends=_ends(fields, spec.vocab_size),
         sampling=sampling_defaults(Config(fields, PLACE), GGUF_FIELDS),
         embedding=_embedding(fields),
         skipped=skipped,
@@ -71,6 +72,12 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
 def _embedding(fields: Fields) -> EmbeddingSpec:
     field = f"{fields['general.architecture']}.pooling_type"
     return gguf_embedding_spec(Config(fields, PLACE).integer(field, 0, least=0))
+
+
+def _ends(fields: Fields, vocab_size: int) -> tuple[int, ...]:
+    """The ends that the file names, which another tokenizer need not know."""
+    named = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    return tuple(index for index in named if isinstance(index, int) and 0 <= index < vocab_size)
 
 
 def _numbers(tensor: FileTensor, files: Sequence[str]) -> list[float]:

@@ -65,8 +65,6 @@ def gather(found: Sequence[FileTensor], config: QuantizationConfig | None, files
     for tensor in rest:
         if config is not None and tensor.name.endswith(_UNUSED):
             continue
-        if tensor.type not in (*_FLOATS, "F64", "BOOL"):  # Of the latter two, `map_tensors` knows the use.
-            raise _unsupported(tensor, config)
         gathered.tensors.append(tensor)
     return gathered._replace(no_biases=tuple(name for name in biases if folder.has_zeros(name)))
 
@@ -268,14 +266,3 @@ def _checked(tensor: FileTensor, types: Sequence[str], shape: Shape | None) -> F
     if shape is not None and tensor.shape != shape:
         raise ConfigError(f"tensor {tensor.name!r} has the shape {tensor.shape}, and its matrix needs {shape}")
     return tensor
-
-
-def _unsupported(tensor: FileTensor, config: QuantizationConfig | None) -> ConfigError:
-    message = f"tensor {tensor.name!r} has type {tensor.type}, which is not supported"
-    if tensor.type in {*_INTEGERS, *_BYTES.values(), "U8"}:
-        message += (
-            " without a quantization_config in config.json"
-            if config is None
-            else " beside a matrix that is quantised otherwise, or not at all"
-        )
-    return ConfigError(message)

@@ -69,6 +69,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     `fingerprint` is a hash of the tensor table and of the beginning of each tensor, equal on every machine that has the
     same model; hashing all of the bytes would take longer than loading them. `skipped` names the tensors that the text
     model does not need. `sampling` has the defaults of requests, `embedding` says how prompts are embedded.
+    `configured_ends` are the tokens that end an answer beside those of its tokenizer, whichever that is.
     `quantization` is the method by which safetensors are quantised, empty where they are not.
     """
 
@@ -79,10 +80,17 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[TensorEntry, ...]
     tokenizer: TokenizerFiles
     fingerprint: str
+    configured_ends: tuple[int, ...] = ()
     sampling: SamplingDefaults = SamplingDefaults()
     embedding: EmbeddingSpec = EmbeddingSpec()
     skipped: tuple[str, ...] = ()
     quantization: str = ""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All tokens that end an answer, in order, of those that the model can give."""
+        named = {*self.tokenizer.eos_token_ids, *self.configured_ends}
+        return tuple(sorted(index for index in named if 0 <= index < self.spec.vocab_size))
 
 
 def check_vocabulary(tokenizer: TokenizerFiles, spec: ModelSpec) -> None:

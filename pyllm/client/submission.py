@@ -233,6 +233,10 @@ def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, mo
     if params.bad_words:
         text = "bad_words are texts, and there is no tokenizer here; give bad_words_token_ids"
         raise RequestError(text, "bad_words")
+    has_budget = params.thinking_token_budget is not None
+    if has_budget and not params.reasoning_end_token_ids:
+        text = "thinking_token_budget needs reasoning_end_token_ids here, where there is no tokenizer to find them"
+        raise RequestError(text, "thinking_token_budget")
     return Sampling(
         temperature=max(params.temperature, LEAST_POSITIVE) if params.temperature else 0.0,
         top_k=max(params.top_k, 0),
@@ -243,7 +247,7 @@ def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, mo
         repetition_penalty=params.repetition_penalty,
         logit_bias=_logit_bias(params.logit_bias or {}, model),
         allowed_token_ids=_pack(sorted(set(params.allowed_token_ids or ())), "allowed_token_ids", model),
-        bad_words=tuple(_pack(tokens, "bad_words_token_ids", model) for tokens in params.bad_words_token_ids),
+        bad_words=_pack_each("bad_words_token_ids", params, model),
         min_tokens=min_tokens,
         stop_token_ids=stop_token_ids if min_tokens else b"",
         logprobs=logprobs,
@@ -251,6 +255,9 @@ def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, mo
         grammar=_grammar(params.structured_outputs),
         extra_args=_extra_args(params.extra_args or {}),
         logprob_token_ids=named,
+        thinking_budget=params.thinking_token_budget or 0,
+        thinking_starts=_pack_each("reasoning_start_token_ids", params, model) if has_budget else (),
+        thinking_ends=_pack_each("reasoning_end_token_ids", params, model) if has_budget else (),
     )
 
 
@@ -298,6 +305,10 @@ def _pack(tokens: Iterable[int], name: str, model: ModelInfo) -> bytes:
         if not 0 <= token < model.vocab_size:
             raise RequestError(f"token id {token} is outside the vocabulary of {model.vocab_size} tokens", name)
     return packed.tobytes()
+
+
+def _pack_each(name: str, params: SamplingParams, model: ModelInfo) -> tuple[bytes, ...]:
+    return tuple(_pack(tokens, name, model) for tokens in getattr(params, name))
 
 
 def _num_tokens(prompt: Prompt) -> int:

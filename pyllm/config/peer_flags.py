@@ -81,7 +81,7 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     "use --hf-overrides, of a Hugging Face folder; nothing replaces a GGUF file's metadata": ("--override-kv",),
     _ONE_MODEL: ("--models-dir", "--models-max", "--models-preset"),
     "a model stays loaded until the server ends": ("--keepalive", "--keep-alive", "--sleep-idle-seconds"),
-    "no flag limits reasoning": ("--reasoning-budget",),
+    "requests say it, as thinking_token_budget": ("--reasoning-budget",),
     "there are no routes for reranking": ("--rerank", "--reranking"),
     "the model's files say how embeddings pool": ("--pooling",),
     "use --enable-log-requests, or PYLLM_LOG_LEVEL=DEBUG": ("-v", "-lv", "--verbose", "--log-verbosity"),

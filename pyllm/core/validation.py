@@ -14,7 +14,6 @@ from pyllm.errors import RequestError
 from pyllm.plugins import arguments_by_plugin
 from pyllm.sampling_params import (
     LEAST_POSITIVE,
-    MAX_BAD_WORDS_TOKEN_IDS,
     MAX_BAD_WORDS_TOKENS,
     MAX_EXTRA_ARGS_BYTES,
     MAX_LOGIT_BIAS,
@@ -63,7 +62,8 @@ def check_submit(submit: Submit, model: ModelInfo, sampling_plugins: Collection[
     check("logprob_token_ids", number, number <= MAX_LOGPROB_TOKEN_IDS, f"at most {MAX_LOGPROB_TOKEN_IDS} tokens")
     if number:
         check("logprobs", sampling.logprobs, sampling.logprobs == 0, "0 beside logprob_token_ids")
-    _check_bad_words(sampling.bad_words, model)
+    for name in ("bad_words", "thinking_starts", "thinking_ends"):
+        _check_sequences(name, getattr(sampling, name), model)
     _check_logit_bias(sampling.logit_bias, model)
     size = len(sampling.grammar.encode())
     check("grammar", size, size <= MAX_GRAMMAR_BYTES, f"at most {MAX_GRAMMAR_BYTES} bytes")
@@ -89,6 +89,7 @@ def _check_numbers(sampling: Sampling, max_tokens: int, model: ModelInfo) -> Non
     for name in ("temperature", "top_p"):
         number = getattr(sampling, name)
         check(name, number, number == 0.0 or number >= LEAST_POSITIVE, f"at least {LEAST_POSITIVE:g} where it is not 0")
+    check("thinking_budget", sampling.thinking_budget, 0 <= sampling.thinking_budget < 2**31, "0 or more, below 2**31")
     least = sampling.min_tokens
     check("min_tokens", least, 0 <= least <= max_tokens, f"from 0 to max_tokens, {max_tokens}")
     for name in ("logprobs", "prompt_logprobs"):
@@ -106,13 +107,13 @@ def _check_ids(name: str, packed: bytes, model: ModelInfo) -> None:
         check(name, token, 0 <= token < model.vocab_size, f"token ids below {model.vocab_size}")
 
 
-def _check_bad_words(words: tuple[bytes, ...], model: ModelInfo) -> None:
-    check("bad_words", len(words), len(words) <= MAX_BAD_WORDS_TOKEN_IDS, f"at most {MAX_BAD_WORDS_TOKEN_IDS}")
-    num_tokens = sum(map(len, words)) // 4
-    check("bad_words", num_tokens, num_tokens <= MAX_BAD_WORDS_TOKENS, f"at most {MAX_BAD_WORDS_TOKENS} tokens")
-    for word in words:
-        check("bad_words", len(word), len(word) > 0, "at least one token each")
-        _check_ids("bad_words", word, model)
+def _check_sequences(name: str, sequences: tuple[bytes, ...], model: ModelInfo) -> None:
+    check(name, len(sequences), len(sequences) <= MAX_BAD_WORDS_TOKENS, f"at most {MAX_BAD_WORDS_TOKENS}")
+    num_tokens = sum(map(len, sequences)) // 4
+    check(name, num_tokens, num_tokens <= MAX_BAD_WORDS_TOKENS, f"at most {MAX_BAD_WORDS_TOKENS} tokens")
+    for sequence in sequences:
+        check(name, len(sequence), len(sequence) > 0, "at least one token each")
+        _check_ids(name, sequence, model)
 
 
 def _check_logit_bias(logit_bias: dict[int, float], model: ModelInfo) -> None:

@@ -56,8 +56,8 @@ class EmbeddedApp:
         return self._state.client.fingerprint
 
     async def tend(self) -> None:
-        """Follow the list of cores, and look after memory and counts."""
-        following = asyncio.ensure_future(self.cores.follow())
+        """Follow the list of cores and the metrics, and look after memory and counts."""
+        following = asyncio.gather(self.cores.follow(), self._state.history.follow())
         try:
             await self._tend(following)
         finally:
@@ -70,7 +70,7 @@ class EmbeddedApp:
         if self._state.tracer is not None:
             self._state.tracer.close()
 
-    async def _tend(self, following: "asyncio.Future[None]") -> None:
+    async def _tend(self, following: "asyncio.Future[Any]") -> None:
         """Twice a second: tell the shared state that this process lives, and give memory back where it is short."""
         state = self._state
         pressure = MemoryPressure([state.prompts.resize_cache, self._shared.resize])

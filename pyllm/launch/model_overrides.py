@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from pyllm.arguments import check
 from pyllm.checkpoint.generation_config import SamplingDefaults, parse_overrides
 from pyllm.checkpoint.huggingface import read_generation_config
 from pyllm.checkpoint.types import Checkpoint
@@ -16,7 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 def with_overrides(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
-    """The checkpoint with the chat template and the sampling defaults that the user chose.
+    """The checkpoint with the chat template, the sampling defaults and the ends that the user chose.
+
+    As vLLM: of the defaults `auto` takes the model's own, `vllm` none; the ends of another file replace the model's.
 
     Raises:
         ConfigError: a file cannot be read, or a default is out of its range.
@@ -25,7 +28,15 @@ def with_overrides(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     if config.chat_template:
         template = _chat_template(config.chat_template)
         tokenizer = msgspec.structs.replace(tokenizer, chat_template=template, tool_chat_template=None)
-    return msgspec.structs.replace(checkpoint, tokenizer=tokenizer, sampling=_sampling(checkpoint.sampling, config))
+    sampling, ends = checkpoint.sampling, checkpoint.configured_ends
+    if config.generation_config == "vllm":
+        sampling = SamplingDefaults()
+    elif config.generation_config != "auto":
+        sampling, named = read_generation_config(Path(config.generation_config).expanduser())
+        ends = ends if named is None else named
+    return msgspec.structs.replace(
+        checkpoint, tokenizer=tokenizer, sampling=_overridden(sampling, config), configured_ends=ends
+    )
 
 
 def chat_template_notice(checkpoint: Checkpoint) -> str:
@@ -49,16 +60,12 @@ def _chat_template(given: str) -> str:
     return given
 
 
-def _sampling(own: SamplingDefaults, config: ModelConfig) -> SamplingDefaults:
-    """As vLLM: `auto` takes the model's own, `vllm` none; then the overrides replace single ones."""
-    if config.generation_config == "vllm":
-        own = SamplingDefaults()
-    elif config.generation_config != "auto":
-        own = read_generation_config(Path(config.generation_config).expanduser())
+def _overridden(own: SamplingDefaults, config: ModelConfig) -> SamplingDefaults:
     overrides = parse_overrides(config.override_generation_config, "override_generation_config")
     chosen = msgspec.structs.replace(own, **overrides.given())
     try:
         SamplingParams(**chosen.given())
+        check("max_tokens", chosen.max_tokens, chosen.max_tokens != 0, "at least 1")
     except RequestError as error:
         raise ConfigError(
             f"a sampling default cannot be used: {error}; change it by --override-generation-config, or take none of "

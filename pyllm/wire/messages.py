@@ -41,7 +41,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
     `min_tokens` of output. `logprobs` and `prompt_logprobs` count the likeliest tokens that come beside the token
     itself; None: none. `logprob_token_ids` come in place of the likeliest. `grammar` is llguidance's text; "": none.
     `extra_args` are those of logits processors, by their names. `pooling` "last" or "mean" asks for the prompt's
-    embedding in place of tokens, see `POOLING`.
+    embedding in place of tokens, see `POOLING`. After `thinking_budget` tokens of reasoning the first of
+    `thinking_ends` is forced; without ends there is no bound. The model reasons if one of `thinking_starts` ends its
+    prompt or begins its output, or if there is none.
     """
 
     temperature: float = 1.0
@@ -62,6 +64,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
     extra_args: dict[str, Any] = {}
     pooling: str = ""
     logprob_token_ids: bytes = b""
+    thinking_budget: int = 0
+    thinking_starts: tuple[bytes, ...] = ()
+    thinking_ends: tuple[bytes, ...] = ()
 
     @property
     def is_stateful(self) -> bool:
@@ -87,6 +92,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
             or self.min_tokens
             or self.grammar
             or self.extra_args
+            or self.thinking_ends
         )
 
 
@@ -426,7 +432,7 @@ class Heartbeat(Message, frozen=True):
     `blamed_on_request` is the doing of one request. `progress` is the share of the model that is loaded.
 
     A parent's `log_level` is the one that was set while it ran, empty if none was. `restarts` are those of all
-    processes, which API processes are told, and `reloads` the times that they were to read keys and certificates again.
+    processes, which API processes are told, and `news` are keys and a certificate that were read again, sent once.
     """
 
     stage: str = ""
@@ -436,7 +442,7 @@ class Heartbeat(Message, frozen=True):
     progress: float = 0.0
     log_level: str = ""
     restarts: tuple[Restarts, ...] = ()
-    reloads: int = 0
+    news: bytes = b""
 
 
 # "recovering": it has lost its workers and starts others; "stalled": work waits, and no step has been completed for

@@ -59,6 +59,9 @@ STATS = (
     "loaded_prefix_hits",
     *("num_computed_tokens", "num_steps", "num_drafts", "num_accepted_drafts", "num_failed_loads"),
     *(f"iteration_tokens_le_{bound}" for bound in (1, *(2**power for power in range(3, 15)), "inf")),
+    *(f"accepted_drafts_le_{bound}" for bound in (*range(16), "inf")),
+    *(f"request_preemptions_le_{bound}" for bound in (1, 2, 3, 4, 5, 10, 20, "inf")),
+    *("num_ended_preemptions", "num_uncached_tokens", "num_speculative_tokens"),
     *("num_recoveries", "num_suspects", "num_quarantine_failures", "num_degradations"),
 )
 

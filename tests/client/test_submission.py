@@ -158,6 +158,17 @@ def packed(*tokens: int) -> bytes:
             Sampling(min_tokens=4, stop_token_ids=packed(0, 3, 9)),
         ),
         ({"stop_token_ids": [9]}, Sampling()),
+        (
+            {
+                "thinking_token_budget": 7,
+                "reasoning_start_token_ids": [[4], [5, 4]],
+                "reasoning_end_token_ids": [[6, 7]],
+            },
+            Sampling(thinking_budget=7, thinking_starts=(packed(4), packed(5, 4)), thinking_ends=(packed(6, 7),)),
+        ),
+        ({"thinking_token_budget": 0, "reasoning_end_token_ids": [[6]]}, Sampling(thinking_ends=(packed(6),))),
+        ({"thinking_token_budget": -1, "reasoning_end_token_ids": [[6]]}, Sampling()),
+        ({"reasoning_start_token_ids": [[5]], "reasoning_end_token_ids": [[6]]}, Sampling()),
         ({"logprobs": 0}, Sampling(logprobs=0)),
         ({"prompt_logprobs": 20}, Sampling(prompt_logprobs=20)),
         ({"logprob_token_ids": [9, 3]}, Sampling(logprobs=0, logprob_token_ids=packed(9, 3))),
@@ -180,6 +191,7 @@ def test_who_changes_no_logits_is_not_stateful() -> None:
     neutral = {"logit_bias": {5: 0.0}, "bad_words": [], "allowed_token_ids": None, "extra_args": {}}
     assert not sampling(**neutral, stop_token_ids=[3], logprobs=5).is_stateful
     assert sampling(min_tokens=1).is_stateful
+    assert sampling(thinking_token_budget=0, reasoning_end_token_ids=[[5]]).is_stateful
 
 
 def test_tokens_to_come_at_least_reach_the_wire() -> None:
@@ -232,6 +244,12 @@ def test_bad_words_take_a_tokenizer() -> None:
     with pytest.raises(RequestError, match="no tokenizer here; give bad_words_token_ids") as refused:
         sampling(bad_words=["x"])
     assert refused.value.parameter == "bad_words"
+
+
+def test_a_budget_of_reasoning_takes_a_tokenizer_or_the_ids_of_its_end() -> None:
+    with pytest.raises(RequestError, match="needs reasoning_end_token_ids here, where there is no tok") as refused:
+        sampling(thinking_token_budget=0)
+    assert refused.value.parameter == "thinking_token_budget"
 
 
 @pytest.mark.parametrize(

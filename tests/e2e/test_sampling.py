@@ -34,6 +34,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "allowed": {"allowed_token_ids": [260, 354, 7042, 30, 28]},
     "bad words": {"bad_words": ["Paris", "the", "is"]},
     "least": {"min_tokens": 24, "ignore_eos": False, "stop_token_ids": [30, 28]},
+    "thinking": {"thinking_token_budget": 5, "reasoning_end_token_ids": [[9617, 17400, 46]]},  # </think>
     "choice": {"structured_outputs": StructuredOutputsParams(choice=["Rome", "Berlin"]), "ignore_eos": False},
     "regex": {"structured_outputs": StructuredOutputsParams(regex=r"[0-9]{3}-[a-z]{4}"), "ignore_eos": False},
 }
@@ -75,6 +76,12 @@ def test_every_change_changes_what_comes(alone: list[CompletionOutput]) -> None:
     assert not any(word in by_name["bad words"].text for word in ("Paris", " the", " is"))
     assert len(by_name["least"].token_ids) >= 24
     assert by_name["choice"].text in ("Rome", "Berlin")
+    assert by_name["thinking"].token_ids[:8] == [*by_name["nothing"].token_ids[:5], 9617, 17400, 46]
+
+
+def test_a_budget_needs_to_know_how_reasoning_ends(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="thinking_token_budget is not supported here: there is no reasoning parser"):
+        llm.generate(FRANCE, SamplingParams(thinking_token_budget=5))
 
 
 @pytest.mark.parametrize("setting", SCHEDULED)
@@ -94,6 +101,8 @@ def test_what_repeats_itself_is_guessed_and_is_told_as_without(llm: LLM) -> None
     prompt = "One, two, three, four, five. One, two, three, four, five. One, two,"
     each = {"max_tokens": 60, "ignore_eos": True, "logprobs": 3}
     params = [SamplingParams(**each, temperature=0), SamplingParams(**each, temperature=0.5, seed=1, stop=["five. T"])]
+    thinking = each | CHANGES["thinking"] | {"temperature": 0, "min_tokens": 30}
+    params += [SamplingParams(**thinking | {"thinking_token_budget": budget}) for budget in (5, 10, 11)]
     before = llm.stats()["num_accepted_drafts"]
     guessed = [llm.generate(prompt, own)[0].outputs for own in params]
     assert llm.stats()["num_accepted_drafts"] >= before + 10

@@ -131,6 +131,23 @@ async def test_a_key_is_known_to_all_and_so_are_the_counters(tmp_path: Path) -> 
         assert await generated(processes.clients[1]) == await generated(processes.clients[0])
 
 
+async def test_each_process_remembers_what_all_have_counted(tmp_path: Path) -> None:
+    async with two_processes(tmp_path) as processes:
+        for client in processes.clients:
+            assert (await client.post(PATH, json=BODY)).status_code == 200
+        num_tokens = 2 * len(processes.cores[1].script([], 0))
+        for client in processes.clients:
+            while (looks := await remembered(client, "vllm:generation_tokens_total"))[-1] < num_tokens:
+                pass
+            assert looks == sorted(looks)
+            assert looks[-1] == num_tokens
+
+
+async def remembered(client: httpx.AsyncClient, name: str) -> list[float]:
+    series = (await client.get("/metrics/history")).json()["series"]
+    return [float(value) for value in series.get(f'{name}{{engine="0"}}', [0.0])]
+
+
 async def generated(client: httpx.AsyncClient) -> float:
     families = text_string_to_metric_families((await client.get("/metrics")).text)
     (family,) = [family for family in families if family.name == "vllm:generation_tokens"]

@@ -59,6 +59,17 @@ async def test_it_lives_as_long_as_its_client(embedded: EmbeddedApp) -> None:
     assert not embedded.alive
 
 
+async def test_it_remembers_its_metrics(embedded: EmbeddedApp) -> None:
+    tending = asyncio.create_task(embedded.tend())
+    app: Any = embedded.app
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        while not (await http.get("/metrics/history")).json()["ages"]:
+            await asyncio.sleep(0)
+    tending.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await tending
+
+
 async def test_it_records_where_requests_go(tokenizer: Tokenizer, tmp_path: Path) -> None:
     address, recording = f"ipc://{tmp_path}/core", tmp_path / "recording"
     async with ZmqCore(answering(tokenizer, "hello"), address):

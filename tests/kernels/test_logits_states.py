@@ -101,6 +101,21 @@ def test_stop_tokens_are_banned_until_there_are_min_tokens() -> None:
     assert torch.equal(edited(states, 0, torch.zeros(VOCABULARY)), torch.zeros(VOCABULARY))
 
 
+def test_a_budget_forces_the_end_of_reasoning() -> None:
+    states = LogitsStates(1, VOCABULARY)
+    markers = {"thinking_starts": [ints(8)], "thinking_ends": [ints(5, 6), ints(7)]}
+    states.initialise(0, ints(9, 8, 1), 2, thinking_budget=2, bad_words=[ints(5)], min_tokens=9, **markers)
+
+    def forced(drafts: list[int]) -> list[int]:
+        return (edited(states, 0, torch.zeros(VOCABULARY), drafts) == torch.inf).nonzero().flatten().tolist()
+
+    assert [forced(drafts) for drafts in ([], [1], [5], [1, 5], [1, 5, 6], [7, 1])] == [[], [5], [6], [6], [], []]
+    states.push(ints(0), ints(0, 2), ints(1, 5))
+    assert forced([]) == [6]
+    with pytest.raises(ValueError, match="a start or an end of reasoning has no tokens"):
+        states.initialise(0, ints(1), 1, thinking_ends=[ints()])
+
+
 def test_drafts_count_only_at_their_position() -> None:
     states = LogitsStates(2, VOCABULARY)
     states.initialise(1, ints(3), 1, frequency_penalty=1.0)

@@ -50,6 +50,21 @@ def conversation_of(request: CountTokensRequest, ignore: Ignore) -> Conversation
     )
 
 
+def thinking_budget(thinking: ThinkingParam | None, chat: ChatPreprocessor, ignore: Ignore) -> int | None:
+    """The most tokens of thinking. Notes a budget that cannot be held.
+
+    Raises:
+        RequestError: the server is strict.
+    """
+    if thinking is None or thinking.budget_tokens is None:
+        return None
+    reason = chat.markers.missing if thinking.type == "enabled" else f"it is for the type enabled, not {thinking.type}"
+    if not reason:
+        return thinking.budget_tokens
+    ignore("thinking.budget_tokens", f"thinking.budget_tokens has no effect: {reason}")
+    return None
+
+
 def check_thinking(thinking: ThinkingParam | None, chat: ChatPreprocessor, ignore: Ignore) -> None:
     """Note thinking that the model can neither do nor leave.
 

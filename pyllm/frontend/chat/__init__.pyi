@@ -10,6 +10,7 @@ from .conversation import (
 )
 from .history_parts import TEXT_PARTS, HistoryPart, document_text, part_text, result_text
 from .preprocessor import ChatPreprocessor
+from .reasoning_markers import ReasoningMarkers
 from .renderer import ChatRenderer, program_messages
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "InputFormat",
     "NamedTool",
     "Prepared",
+    "ReasoningMarkers",
     "Tool",
     "ToolChoice",
     "call_arguments",

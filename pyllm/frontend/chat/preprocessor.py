@@ -17,6 +17,7 @@ from pyllm.frontend.chat.parsers.harmony import HARMONY_STOPS, HarmonyParser
 from pyllm.frontend.chat.parsers.parser_selection import reasoning_form
 from pyllm.frontend.chat.parsers.reasoning_forms import THINK
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
+from pyllm.frontend.chat.reasoning_markers import ReasoningMarkers
 from pyllm.frontend.chat.renderer import ChatRenderer
 from pyllm.frontend.chat.tool_constraint import ToolConstraint
 from pyllm.frontend.chat.tool_grammar import after_reasoning
@@ -50,11 +51,17 @@ class ChatPreprocessor:
         self._parsers = self._renderer.parsers
         self._in_channels = self._parsers.tool_call == "openai"  # Harmony
         self._form = reasoning_form(self._parsers.reasoning) if self.has_reasoning else THINK
+        self.markers = ReasoningMarkers(tokenizer, self._form if self.has_reasoning else None)
 
     @property
     def has_reasoning(self) -> bool:
         """Whether a reasoning parser is on."""
         return self._parsers.reasoning != "none"
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether a parser of tool calls is on."""
+        return self._parsers.tool_call != "none"
 
     def tool_call_id(self, request_id: str, choice: int, index: int) -> str:
         """A name for one call, the same whenever its request is run again; Mistral's templates want nine letters."""
@@ -108,6 +115,7 @@ class ChatPreprocessor:
         elif self.has_reasoning:
             opened = self._opens_reasoning(conversation, prompt)
             params = self._after_reasoning(params, opened)
+        params = self.markers.resolve(params, opened is True)
         separate = conversation.separate_reasoning and self.has_reasoning
         if tool_constraint is None and not self._in_channels and (opened is None or not separate):
             return Prepared([prompt], params, adjusted=adjusted)
@@ -188,7 +196,7 @@ def _with_constraint(params: SamplingParams, constraint: StructuredOutputsParams
 
 
 def _variables(conversation: Conversation, known: Set[str], has_reasoning: bool, ignore: Ignore) -> dict[str, Any]:
-    """What the template, which looks at the `known` variables, is given beside the messages.
+    """Variables for a template that looks at the `known` ones.
 
     Documents that it does not look at are refused, as the answer would know nothing of them; other variables are hints.
     """

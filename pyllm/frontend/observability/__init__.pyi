@@ -2,6 +2,7 @@ from .core_metrics import figures_of_cores
 from .http_counts import NO_ROUTE, HttpCounts
 from .measured_sink import MeasuredSink
 from .metrics import Metrics, RequestMetrics
+from .metrics_history import Looks, MetricsHistory
 from .metrics_snapshot import Counter, Gauge, Metric, read_families
 from .request_log import RequestLog
 from .stats_line import STATS_INTERVAL, StatsLine
@@ -15,9 +16,11 @@ __all__ = [
     "Counter",
     "Gauge",
     "HttpCounts",
+    "Looks",
     "MeasuredSink",
     "Metric",
     "Metrics",
+    "MetricsHistory",
     "Percentiles",
     "RecentRequests",
     "RequestLog",

@@ -35,8 +35,11 @@ COUNTERS = (
     (OURS, "quarantine_failures", "Requests that failed because they ended workers.", "num_quarantine_failures"),
 )
 
-# The core's figures that count the steps of at most so many tokens, by the bound that follows.
-STEPS_UP_TO = "iteration_tokens_le_"
+# Name, text, and the core's figures that it is: those of each bound, by their prefix, and the sum.
+HISTOGRAMS = (
+    ("iteration_tokens_total", "Tokens of a step.", "iteration_tokens", "num_computed_tokens"),
+    ("request_num_preemptions", "Preemptions of a request.", "request_preemptions", "num_ended_preemptions"),
+)
 
 # What a core gives up so as not to die: its budget of tokens becomes lower.
 CORE_DEGRADATION = "device_memory"
@@ -64,11 +67,11 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
     for prefix, name, text, figure in COUNTERS:
         if figure in stats:
             yield families.counter(prefix, name, text, stats[figure])
-    steps = [(float(name.removeprefix(STEPS_UP_TO)), stats[name]) for name in stats if name.startswith(STEPS_UP_TO)]
-    if steps:
-        buckets = [("+Inf" if math.isinf(bound) else str(bound), float(count)) for bound, count in sorted(steps)]
-        num_tokens = stats["num_computed_tokens"]
-        yield families.buckets("iteration_tokens_total", "Tokens of a step.", buckets, num_tokens)
+    for name, text, prefix, total in HISTOGRAMS:
+        if counts := _up_to(stats, prefix):
+            buckets = [("+Inf" if math.isinf(bound) else str(bound), float(count)) for bound, count in counts]
+            yield families.buckets(name, text, buckets, stats[total])
+    yield from _families_of_drafts(families, stats)
     capacity, deferred = stats["num_waiting"], stats["num_held"] + stats["num_loading"]
     yield families.gauge(VLLM, "num_requests_waiting", "Requests that wait.", capacity + deferred)
     reasons = {"capacity": capacity, "deferred": deferred}
@@ -80,6 +83,14 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
     queries, external = stats["prefix_queries"], stats["host_prefix_hits"] + stats.get("loaded_prefix_hits", 0)
     on_device = stats["prefix_hits"] - external
     yield families.counter(VLLM, "prefix_cache_hits", "Prompt tokens found on the device.", on_device)
+    tiers = {"device": on_device, "host": stats["host_prefix_hits"]}
+    tiers["external_unspecified"] = external - tiers["host"]
+    text = "Prompt tokens found in a cache."
+    yield families.counters(VLLM, "prompt_tokens_cached_by_source", text, "source", tiers)
+    if "num_uncached_tokens" in stats:
+        sources = {"local_compute": stats["num_uncached_tokens"], "local_cache_hit": on_device}
+        sources["external_kv_transfer"] = external
+        yield families.counters(VLLM, "prompt_tokens_by_source", "Prompt tokens.", "source", sources)
     text = "Prompt tokens looked up on the host or by a KV connector."
     yield families.counter(VLLM, "external_prefix_cache_queries", text, queries - on_device)
     text = "Prompt tokens found on the host or loaded by a KV connector."
@@ -88,11 +99,14 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
     in_use = {"device": stats["num_used_blocks"], "host": num_host_blocks - stats["num_free_host_blocks"]}
     usage, host_usage = share(in_use["device"], stats["num_blocks"]), share(in_use["host"], num_host_blocks)
     yield families.gauge(VLLM, "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
+    yield families.gauge(VLLM, "gpu_cache_usage_perc", "The older name of kv_cache_usage_perc.", usage)
     yield families.gauge(VLLM, "cpu_cache_usage_perc", "Share of the host's KV blocks in use, 0 to 1.", host_usage)
     cached = {"device": stats["num_cached_blocks"], "host": stats["num_cached_host_blocks"]}
     yield families.gauges(OURS, "num_cached_blocks", "Blocks that the prefix cache knows.", "tier", cached)
     yield from _families_of_fragmentation(families, stats, in_use, model.block_size)
     yield from families_of_tiers(families, stats)
+    awake = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+    yield families.gauges(VLLM, "engine_sleep_state", "Always awake: there is no sleep mode.", "sleep_state", awake)
     configuration = {
         "block_size": str(model.block_size),
         "num_gpu_blocks": str(stats["num_blocks"]),
@@ -102,6 +116,22 @@ def families_of_core(families: Families, figures: CoreFigures, model: ModelInfo)
     yield families.information(VLLM, "cache_config_info", "The KV cache's configuration.", configuration)
     if (lowered := stats.get("num_degradations")) is not None:
         yield families.counters(OURS, "degradations", DEGRADATIONS_TEXT, "reason", {CORE_DEGRADATION: lowered})
+
+
+def _families_of_drafts(families: Families, stats: Stats) -> Iterator[Metric]:
+    counts = [count for _, count in _up_to(stats, "accepted_drafts")]
+    if not counts:  # of a core of another version
+        return
+    yield families.counter(VLLM, "spec_decode_num_drafts", "Rows with draft tokens that were verified.", counts[-1])
+    text = "Rows whose draft token at this position became output."
+    positions = {str(at): counts[-1] - counts[at] for at in range(stats["num_speculative_tokens"])}
+    yield families.counters(VLLM, "spec_decode_num_accepted_tokens_per_pos", text, "position", positions)
+
+
+def _up_to(stats: Stats, prefix: str) -> list[tuple[float, int]]:
+    """The bounds of a core's histogram, ascending, each with how many values are not above it."""
+    prefix += "_le_"
+    return sorted((float(name.removeprefix(prefix)), stats[name]) for name in stats if name.startswith(prefix))
 
 
 def _families_of_fragmentation(

@@ -32,6 +32,7 @@ from pyllm.frontend.observability.metric_families import OURS, VLLM, Families, m
 from pyllm.frontend.shared.messages import LIMIT_REASONS, QUEUE_REASONS, REASONS
 from pyllm.frontend.shared.totals import Row, decode_row, encode_row
 from pyllm.frontend.text.encoding_threads import EncodingCounts
+from pyllm.sampling_params import SamplingParams
 from pyllm.supervision.process_samples import ProcessSample
 from pyllm.wire.messages import FinishCode, ModelInfo
 
@@ -44,13 +45,8 @@ COUNTED = (
     *("prompt_tokens", "cached_prompt_tokens", "generation_tokens", "finished"),
     *("rejected", "degradations", "encoding", "first_token", "inter_token", "request_seconds"),
     *("queue_seconds", "prefill_seconds", "decode_seconds", "inference_seconds", "output_token_seconds"),
-    *(
-        "request_prompt_tokens",
-        "request_computed_tokens",
-        "request_generation_tokens",
-        "longest_sample_tokens",
-        "request_num_samples",
-    ),
+    *("request_prompt_tokens", "request_computed_tokens", "request_generation_tokens", "longest_sample_tokens"),
+    *("request_num_samples", "request_max_tokens"),
     "connection",
 )
 
@@ -95,6 +91,7 @@ class Metrics(Collector):
         self.request_generation_tokens = Histogram(token_bounds(model.max_model_len))
         self.longest_sample_tokens = Histogram(token_bounds(model.max_model_len))
         self.request_num_samples = Histogram(NUM_SAMPLES_BOUNDS)
+        self.request_max_tokens = Histogram(token_bounds(model.max_model_len))
         self._model = model
         self._labels = {"model_name": model_name, "engine": "0"}
         self._cores: Cores = {}
@@ -103,8 +100,13 @@ class Metrics(Collector):
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    def request(self, num_prompt_tokens: int, num_samples: int) -> "RequestMetrics":
-        """Follow one request, which arrives now."""
+    def request(self, num_prompt_tokens: int, params: SamplingParams | None) -> "RequestMetrics":
+        """Follow one request, which arrives now; `params` are None where nothing is sampled."""
+        num_samples = 1
+        if params is not None:
+            num_samples, limit = params.n, params.max_tokens
+            room = max(self._model.max_model_len - num_prompt_tokens, 0)
+            self.request_max_tokens.observe(room if limit is None else limit)
         self.request_num_samples.observe(num_samples)
         return RequestMetrics(self, num_prompt_tokens, num_samples)
 
@@ -184,6 +186,8 @@ class Metrics(Collector):
         yield families.counter(OURS, "encoding_cache_hits", "Of these, known from earlier texts.", found)
         yield families.histogram("time_to_first_token_seconds", "From arrival to the first token.", self.first_token)
         yield families.histogram("inter_token_latency_seconds", "Between two deltas of a sample.", self.inter_token)
+        text = "The older name of inter_token_latency_seconds."
+        yield families.histogram("time_per_output_token_seconds", text, self.inter_token)
         yield families.histogram("e2e_request_latency_seconds", "From arrival to the last token.", self.request_seconds)
         yield families.histogram("request_queue_time_seconds", "From arrival to the first step.", self.queue_seconds)
         yield families.histogram(
@@ -207,6 +211,8 @@ class Metrics(Collector):
             "request_max_num_generation_tokens", "Tokens of a request's longest sample.", self.longest_sample_tokens
         )
         yield families.histogram("request_params_n", "Samples of a request.", self.request_num_samples)
+        text = "Tokens that a request allows a sample, or that the context leaves it."
+        yield families.histogram("request_params_max_tokens", text, self.request_max_tokens)
         yield from self.http.collect()
 
     def describe(self) -> Iterator[Metric]:

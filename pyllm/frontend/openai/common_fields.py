@@ -50,6 +50,7 @@ class EngineRequest(PeerFields, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: StructuredOutputs | None = None
+    thinking_token_budget: int | None = None
     vllm_xargs: dict[str, Any] | None = None
     stream: bool | None = False
     priority: int | None = None

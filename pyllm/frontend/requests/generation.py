@@ -1,6 +1,6 @@
 """All samples of all prompts of one HTTP request: submits, counts and ends them together. Knows no answer format."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +12,7 @@ from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.http.event_ids import LAST_EVENT_ID, StreamIdentity
 from pyllm.frontend.http.keep_alive import KeepAlive
 from pyllm.frontend.observability.metrics import RequestMetrics
-from pyllm.frontend.requests.output_sinks import EndingSink, HiddenSink, LoggedSink
+from pyllm.frontend.requests.output_sinks import EndingSink, LoggedSink, TakeText
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.request_lifecycle import RequestLifecycle
 from pyllm.frontend.requests.server_state import ServerState
@@ -68,8 +68,7 @@ class Generation:
         self._lifecycle = RequestLifecycle(state, context, prompts, params, scheduling, drop=self._drop)
         self._seed: int | None = None  # where the request has none, and its answer may have to be generated again
         self._boundaries: Sequence[Sequence[int]] | None = None
-        self._hides_output = False
-        self._may_end: Callable[[int, str], bool] | None = None
+        self._takes: Sequence[TakeText] = ()
         self._sink: OutputSink[TextDelta]
         self._processors: list[RequestProcessor] = []
 
@@ -82,28 +81,26 @@ class Generation:
     def counts(self) -> TokenCounts:
         """Tokens so far."""
         cycle = self._lifecycle
-        num_tokens = 0 if self._hides_output else cycle.num_output_tokens
-        return TokenCounts(cycle.num_prompt_tokens, num_tokens, cycle.num_cached_tokens, cycle.is_expired)
+        return TokenCounts(cycle.num_prompt_tokens, cycle.num_output_tokens, cycle.num_cached_tokens, cycle.is_expired)
 
     def counts_of(self, choice: int) -> TokenCounts:
         """Tokens of one choice so far, and of its prompt."""
         index, sample = divmod(choice, self._params.n)
         metrics = self._lifecycle.metrics[index]
-        num_tokens = 0 if self._hides_output else metrics.num_tokens_of(sample)
-        return TokenCounts(len(self._prompts[index]), num_tokens, metrics.num_cached_tokens)
+        return TokenCounts(len(self._prompts[index]), metrics.num_tokens_of(sample), metrics.num_cached_tokens)
 
     def seconds_of(self, choice: int) -> tuple[float, float]:
-        """How long a choice took to its first token, and from that to its last one so far; 0: it has none."""
+        """Seconds of a choice to its first token, and from that to its last one so far; 0: it has none."""
         index, sample = divmod(choice, self._params.n)
         return self._lifecycle.metrics[index].seconds_of(sample)
 
     @property
     def keep_alive(self) -> KeepAlive:
-        """Who keeps silent streams open."""
+        """The sender of comments that keep silent streams open."""
         return self._state.keep_alive
 
     def identity(self) -> StreamIdentity:
-        """What its tokens depend on besides the seed."""
+        """The model, prompts and parameters that its tokens depend on, besides the seed."""
         return StreamIdentity.of(self._state.client.fingerprint, self._prompts, self._params)
 
     def fix_seed(self, seed: int | None, is_repeated: bool = False) -> int:
@@ -127,13 +124,9 @@ class Generation:
         if any(boundaries):
             self._boundaries = boundaries
 
-    def hide_output(self) -> None:
-        """Before `start`: the answer is that of a request for no tokens, though one is computed."""
-        self._hides_output = True
-
-    def end_when(self, may_end: Callable[[int, str], bool]) -> None:
-        """Before `start`: end the choices early once each of them may, by its index and its new text."""
-        self._may_end = may_end
+    def limit_texts(self, takes: Sequence[TakeText]) -> None:
+        """Before `start`: cut the choices' texts, and end all early once each has all of its text; see `EndingSink`."""
+        self._takes = takes
 
     def start(self, sink: OutputSink[TextDelta]) -> None:
         """Submit every prompt. Each choice is an index of the sink.
@@ -144,15 +137,15 @@ class Generation:
         """
         log = self._state.request_log
         log.received(self._request_id, self._prompts, self._params)
-        self._sink = HiddenSink(sink) if self._hides_output else sink
-        if self._may_end is not None:
-            self._sink = EndingSink(self._sink, self.num_choices, self._may_end, self._end_early)
+        self._sink = sink
+        if self._takes:
+            self._sink = EndingSink(self._sink, self._takes, self._end_early)
         if log.has_outputs:
             self._sink = LoggedSink(self._sink, log, self._request_id)
         self._lifecycle.start(self._submit, sink.error)
 
     def abort(self) -> None:
-        """End what still runs; nothing more is heard of it."""
+        """End the rest; its sink gets nothing more."""
         self._lifecycle.abort()
 
     def _submit(self, index: int, metrics: RequestMetrics, scheduling: SchedulingParams) -> None:
@@ -176,7 +169,7 @@ class Generation:
 
 
 def num_choices(num_prompts: int, params: SamplingParams) -> int:
-    """How many choices that makes.
+    """The number of choices of so many prompts.
 
     Raises:
         RequestError: there are more than one request may have.
@@ -224,7 +217,7 @@ class _PromptSink:
     def delta(self, index: int, delta: TextDelta) -> None:
         if delta.start_times is not None:
             self._metrics.started(delta.start_times)
-        if delta.tokens:
+        if delta.tokens or (delta.finish_reason == "length" and not self._has_tokens):  # the end of a prompt alone
             if not self._has_tokens:
                 self._has_tokens = True
                 self._lifecycle.output_started()

@@ -36,8 +36,7 @@ class RequestLifecycle:
         drop: Callable[[], None],
     ) -> None:
         assert context.ticket is not None
-        self._num_samples = 1 if params is None else params.n
-        self.num_choices = len(prompts) * self._num_samples
+        self.num_choices = len(prompts) * (1 if params is None else params.n)
         self.num_open = self.num_choices  # 0: nothing follows
         self.num_prompt_tokens = sum(map(len, prompts))
         self.is_expired = False  # a deadline has ended a choice
@@ -76,7 +75,7 @@ class RequestLifecycle:
             for index, prompt in enumerate(self._prompts):
                 if not self.num_open:
                     return  # One before it was refused at once.
-                metrics = self._state.metrics.request(len(prompt), self._num_samples)
+                metrics = self._state.metrics.request(len(prompt), self._params)
                 self.metrics.append(metrics)
                 with RequestError.of_item(index, len(self._prompts)):
                     submit(index, metrics, scheduling)

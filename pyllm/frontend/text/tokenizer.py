@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import tokenizers
 from tokenizers import decoders
@@ -18,6 +18,7 @@ from pyllm.frontend.text.text_decoder import (
     byte_table,
     without_special_tokens,
 )
+from pyllm.frontend.text.vocabulary import Vocabulary
 
 # Below this a text is encoded in 0.2 ms, twice what a thread takes to be woken and to answer.
 INLINE_CHARACTERS = 1024
@@ -101,6 +102,13 @@ class Tokenizer:
             piece = table[token] if token < len(table) else ""
             return piece if isinstance(piece, bytes) else piece.encode()
         return _sentence_piece(self._pieces.get(token, ""))
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The texts of tokens that are no added ones, and no parts of characters. Takes some 2 us a token, once."""
+        added = set(self._added.values())
+        texts = ["" if token in added else self.token_text(token) for token in range(self.max_token_id + 1)]
+        return Vocabulary(["" if "\ufffd" in text else text for text in texts])
 
     def token_names(self, tokens: Sequence[int]) -> list[str]:
         """How the vocabulary spells each token; nothing for an unknown id."""

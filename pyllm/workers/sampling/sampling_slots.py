@@ -172,6 +172,9 @@ class SamplingSlots:
                 bad_words=[_ints(word) for word in sampling.bad_words],
                 min_tokens=sampling.min_tokens,
                 stop_token_ids=_ints(sampling.stop_token_ids),
+                thinking_budget=sampling.thinking_budget,
+                thinking_starts=[_ints(start) for start in sampling.thinking_starts],
+                thinking_ends=[_ints(end) for end in sampling.thinking_ends],
             )
         except ValueError as error:
             self.states.initialise(slot, history, num_prompt_tokens)

@@ -1,8 +1,7 @@
-//! What planning expects of the future, from what was: lengths of outputs, blocks at their peak, times and sizes of steps.
+//! Estimates from measurements, for planning: output lengths, peak numbers of blocks, times of steps.
 
 pub(crate) mod core_load;
 pub(crate) mod output_lengths;
 pub(crate) mod peak_blocks;
-pub(crate) mod step_sizes;
 pub(crate) mod step_sums;
 pub(crate) mod step_times;

@@ -123,11 +123,31 @@ async def test_thinking_is_told_where_the_model_does_otherwise(
     assert ("<think>" in prompt) == (template is ALWAYS_THINKING or (template is THINKING and kind != "disabled"))
 
 
-async def test_a_budget_and_a_display_of_thinking_are_told(tokenizer: Tokenizer) -> None:
-    thinking = {"type": "enabled", "budget_tokens": 5, "display": "summarized"}
-    header, prompt = await told_and_prompt(tokenizer, THINKING, thinking=thinking)
-    assert header == "thinking.budget_tokens, thinking.display"
-    assert "<think>" in prompt
+async def test_a_display_of_thinking_and_a_budget_that_cannot_be_held_are_told(tokenizer: Tokenizer) -> None:
+    for kind, template, told in [
+        ("enabled", THINKING, "thinking.display"),
+        ("adaptive", THINKING, "thinking.budget_tokens, thinking.display"),
+        ("enabled", TEMPLATE, "thinking, thinking.budget_tokens, thinking.display"),
+        ("enabled", TEMPLATE + "{# <|channel|>analysis #}", "thinking.budget_tokens, thinking.display"),
+    ]:
+        thinking = {"type": kind, "budget_tokens": 5, "display": "summarized"}
+        header, prompt = await told_and_prompt(tokenizer, template, thinking=thinking)
+        assert header is not None
+        assert sorted(header.split(", ")) == told.split(", ")
+        assert ("<think>" in prompt) == (template is THINKING)
+
+
+async def test_a_budget_of_thinking_reaches_the_core(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok", ROOMY), tokenizer, THINKING) as frontend:
+        body = {"messages": [USER], "max_tokens": 5}
+        thinking = {"type": "enabled", "budget_tokens": 7}
+        response = await frontend.http.post("/v1/messages", json={**body, "thinking": thinking})
+        wrong = await frontend.http.post("/v1/messages", json={**body, "thinking": {**thinking, "budget_tokens": -5}})
+        (submit,) = frontend.core.sent(Submit)
+    assert HEADER not in response.headers
+    assert submit.sampling.thinking_budget == 7
+    assert tokenizer.decode(array("i", submit.sampling.thinking_ends[0]).tolist(), False) == "</think>"
+    assert "thinking.budget_tokens must be 0 or more" in wrong.json()["error"]["message"]
 
 
 async def test_an_effort_reaches_a_template_that_looks_at_it(tokenizer: Tokenizer) -> None:

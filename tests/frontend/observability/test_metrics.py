@@ -11,9 +11,11 @@ from pyllm.frontend.observability.histogram import Histogram, token_bounds
 from pyllm.frontend.observability.metrics import COUNTED, Metrics
 from pyllm.frontend.shared.totals import Totals
 from pyllm.frontend.text.encoding_threads import EncodingCounts
+from pyllm.sampling_params import SamplingParams
 from pyllm.supervision.process_samples import ProcessSample
 from tests.client.fake_core import MODEL
 from tests.client.fake_core import STATS as NAMES
+from tests.monitoring import VLLM_SERIES
 
 STATS = dict.fromkeys(NAMES, 0) | {
     "num_running": 3,
@@ -45,6 +47,16 @@ STATS = dict.fromkeys(NAMES, 0) | {
     "num_steps": 50,
     "num_drafts": 12,
     "num_accepted_drafts": 8,
+    "num_speculative_tokens": 3,
+    "accepted_drafts_le_0": 1,
+    "accepted_drafts_le_1": 3,
+    "accepted_drafts_le_2": 4,
+    "accepted_drafts_le_inf": 6,
+    "num_ended_preemptions": 4,
+    "request_preemptions_le_1": 7,
+    "request_preemptions_le_5": 8,
+    "request_preemptions_le_inf": 9,
+    "num_uncached_tokens": 45,
     "num_failed_loads": 1,
     "num_recoveries": 3,
     "num_suspects": 4,
@@ -90,10 +102,53 @@ def test_the_cores_numbers_have_vllms_names() -> None:
         "vllm:external_prefix_cache_hits_total": 20,
         "vllm:spec_decode_num_draft_tokens_total": 12,
         "vllm:spec_decode_num_accepted_tokens_total": 8,
+        "vllm:spec_decode_num_drafts_total": 6,
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total{'position': '0'}": 5,
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total{'position': '1'}": 3,
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total{'position': '2'}": 2,
+        "vllm:prompt_tokens_by_source_total{'source': 'local_compute'}": 45,
+        "vllm:prompt_tokens_by_source_total{'source': 'local_cache_hit'}": 40,
+        "vllm:prompt_tokens_by_source_total{'source': 'external_kv_transfer'}": 20,
+        "vllm:prompt_tokens_cached_by_source_total{'source': 'device'}": 40,
+        "vllm:prompt_tokens_cached_by_source_total{'source': 'host'}": 15,
+        "vllm:prompt_tokens_cached_by_source_total{'source': 'external_unspecified'}": 5,
+        "vllm:request_num_preemptions_bucket{'le': '1.0'}": 7,
+        "vllm:request_num_preemptions_bucket{'le': '5.0'}": 8,
+        "vllm:request_num_preemptions_bucket{'le': '+Inf'}": 9,
+        "vllm:request_num_preemptions_sum": 4,
+        "vllm:engine_sleep_state{'sleep_state': 'awake'}": 1,
         "vllm:cache_config_info{'block_size': '16', 'cache_dtype': 'float32', 'num_cpu_blocks': '40', "
         "'num_gpu_blocks': '32'}": 1,
     }
     assert expected.items() <= samples.items()
+    assert "vllm:spec_decode_num_accepted_tokens_per_pos_total{'position': '3'}" not in samples
+
+
+def test_vllms_dashboards_find_every_name() -> None:
+    names = {name.partition("{")[0] for name in exposed(Metrics("tiny", MODEL), STATS)}
+    assert names >= VLLM_SERIES
+
+
+def test_older_names_have_the_same_values() -> None:
+    metrics = Metrics("tiny", MODEL)
+    metrics.inter_token.observe(0.2)
+    samples = exposed(metrics, STATS)
+    assert samples["vllm:gpu_cache_usage_perc"] == samples["vllm:kv_cache_usage_perc"] == 0.25
+    older = "vllm:time_per_output_token_seconds"
+    assert samples[f"{older}_sum"] == 0.2
+    buckets = {name.removeprefix(older): value for name, value in samples.items() if name.startswith(older)}
+    newer = "vllm:inter_token_latency_seconds"
+    assert buckets == {name.removeprefix(newer): value for name, value in samples.items() if name.startswith(newer)}
+
+
+def test_a_request_without_a_limit_may_fill_the_context() -> None:
+    metrics = Metrics("tiny", MODEL)
+    for params in (SamplingParams(max_tokens=3), SamplingParams(max_tokens=None), None):
+        metrics.request(MODEL.max_model_len - 20, params)
+    metrics.request(MODEL.max_model_len + 1, SamplingParams(max_tokens=None))  # It is going to be refused.
+    samples = exposed(metrics, {})
+    assert (samples["vllm:request_params_max_tokens_sum"], samples["vllm:request_params_max_tokens_count"]) == (23, 3)
+    assert samples["vllm:request_params_n_count"] == 4
 
 
 def test_what_vllm_does_not_count_is_named_as_ours() -> None:
@@ -173,7 +228,7 @@ def test_without_a_host_pool_none_of_it_is_in_use() -> None:
 def test_a_request_is_timed_from_its_arrival() -> None:
     clock = Clock()
     metrics = Metrics("tiny", MODEL, clock)
-    request = metrics.request(num_prompt_tokens=7, num_samples=2)
+    request = metrics.request(7, SamplingParams(n=2))
     clock.now += 0.03
     request.delta(0, 1, 5)
     clock.now += 0.2
@@ -203,7 +258,7 @@ def test_a_request_is_timed_from_its_arrival() -> None:
 def test_a_requests_time_is_told_apart() -> None:
     clock = Clock()
     metrics = Metrics("tiny", MODEL, clock)
-    request = metrics.request(num_prompt_tokens=7, num_samples=2)
+    request = metrics.request(7, SamplingParams(n=2))
     request.started(StartTimes(4.0, 2.0))
     request.started(StartTimes(64.0, 64.0))  # another core begins it anew before its first token came
     clock.now += 8.0
@@ -239,7 +294,7 @@ def test_a_requests_time_is_told_apart() -> None:
 
 def test_one_token_takes_no_time_per_output_token() -> None:
     metrics = Metrics("tiny", MODEL, Clock())
-    request = metrics.request(num_prompt_tokens=7, num_samples=1)
+    request = metrics.request(7, SamplingParams())
     request.started(StartTimes(4.0, 2.0))
     request.delta(0, 1, 0)
     request.finish(0, "length")
@@ -249,7 +304,7 @@ def test_one_token_takes_no_time_per_output_token() -> None:
 
 def test_a_request_that_ends_without_a_token_has_no_times() -> None:
     metrics = Metrics("tiny", MODEL, Clock())
-    expired, aborted = (metrics.request(num_prompt_tokens=7, num_samples=1) for _ in range(2))
+    expired, aborted = (metrics.request(7, SamplingParams()) for _ in range(2))
     expired.finish(0, "deadline")
     aborted.started(StartTimes(4.0, 2.0))
     aborted.delta(0, 1, 0)
@@ -261,7 +316,7 @@ def test_a_request_that_ends_without_a_token_has_no_times() -> None:
 
 def test_a_core_that_does_not_say_when_a_request_began_leaves_its_decode_time() -> None:
     metrics = Metrics("tiny", MODEL, Clock())
-    request = metrics.request(num_prompt_tokens=7, num_samples=1)
+    request = metrics.request(7, SamplingParams())
     request.delta(0, 2, 0)
     request.finish(0, "stop")
     assert sum(metrics.decode_seconds.counts) == sum(metrics.output_token_seconds.counts) == 1

@@ -11,6 +11,7 @@ from pyllm.frontend.observability.measured_sink import MeasuredSink
 from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.summary import Percentiles, RecentRequests, check_window, percentiles
 from pyllm.frontend.text.detokenizer import TextDelta
+from pyllm.sampling_params import SamplingParams
 from tests.client.fake_core import MODEL
 
 STATS = dict.fromkeys(("num_running", "num_waiting", "num_held", "num_loading", "num_used_blocks"), 0) | {
@@ -47,7 +48,7 @@ class Discarded:
 def follow(recent: RecentRequests, clock: Clock, num_samples: int = 1) -> MeasuredSink:
     """A request of 10 prompt tokens, which comes now."""
     metrics = Metrics("tiny", MODEL, clock)
-    return MeasuredSink(Discarded(), metrics.request(10, num_samples), recent)
+    return MeasuredSink(Discarded(), metrics.request(10, SamplingParams(n=num_samples)), recent)
 
 
 def text_delta(num_tokens: int, cached: int = 0, finish: str | None = None) -> TextDelta:
@@ -98,7 +99,7 @@ def test_the_metrics_and_the_summary_have_one_measurement(clock: Clock) -> None:
         return clock.now
 
     recent, metrics = RecentRequests(slow), Metrics("tiny", MODEL, slow)
-    sink = MeasuredSink(Discarded(), metrics.request(10, 1), recent)
+    sink = MeasuredSink(Discarded(), metrics.request(10, SamplingParams()), recent)
     for finish in (None, None, "stop"):
         sink.delta(0, text_delta(1, finish=finish))
     summary = recent.summary(60.0, STATS, 0)

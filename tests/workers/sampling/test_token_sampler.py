@@ -203,6 +203,42 @@ def test_drafts_count_for_what_follows_them_and_are_kept_as_far_as_they_are_draw
     assert tokens_by_row(steps.draw(Row(0, [7], 7, [logits]))) == [[8]]
 
 
+BOUNDED = Sampling(
+    temperature=0.7,
+    repetition_penalty=2.0,
+    bad_words=(np.array([30], np.int32).tobytes(),),
+    thinking_budget=2,
+    thinking_starts=(np.array([20], np.int32).tobytes(),),
+    thinking_ends=(np.array([30, 31], np.int32).tobytes(),),
+)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"), [((), 5), ((5,), 5), ((5, 5), 30), ((5, 5, 30), 31), ((5, 5, 30, 31), 5), ((5, 30), 31)]
+)
+def test_reasoning_that_has_used_up_its_budget_ends(output: tuple[int, ...], expected: int) -> None:
+    """Whatever else the request excludes, however likely other tokens are, and in every copy of the slot."""
+    logits = {5: 90.0, 30: -50.0, 31: -50.0}
+    assert first_token(BOUNDED, logits, output) == expected
+    steps = Steps()
+    steps.start(0, BOUNDED, output=output)
+    known = [*PROMPT, *output]
+    assert tokens_by_row(steps.draw(Row(0, known, len(known), [logits], samples=2))) == [[expected] * 2]
+    steps.copies = [0, 1]
+    following = first_token(BOUNDED, logits, (*output, expected))
+    rows = [Row(slot, [expected], len(known) + 1, [logits]) for slot in (0, 1)]
+    assert tokens_by_row(steps.draw(*rows)) == [[following]] * 2
+
+
+def test_reasoning_ends_in_the_midst_of_drafts() -> None:
+    steps = Steps()
+    steps.start(0, msgspec.structs.replace(BOUNDED, temperature=0.0))
+    logits = {5: 90.0, 9: 1.0}
+    assert tokens_by_row(steps.draw(Row(0, PROMPT, 4, [logits]))) == [[5]]
+    assert tokens_by_row(steps.draw(Row(0, [5, 5, 5], 7, [logits] * 3))) == [[5, 30]]
+    assert tokens_by_row(steps.draw(Row(0, [30, 31, 5], 9, [logits] * 3))) == [[31, 5, 5]]
+
+
 def test_a_row_whose_last_token_is_not_known_is_told_nothing() -> None:
     steps = Steps()
     steps.start(0, greedy(presence_penalty=1.0))

@@ -8,7 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
-use super::{Rules, Slots, StateError, Step};
+use super::{Rules, Slots, StateError, Step, Thinking};
 
 type Columns<'py> = (
     Bound<'py, PyByteArray>,
@@ -34,6 +34,7 @@ impl LogitsStates {
     #[pyo3(signature = (
         slot, tokens, num_prompt_tokens, *, presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0,
         bias_ids=None, bias_values=None, bad_words=None, min_tokens=0, stop_token_ids=None,
+        thinking_budget=0, thinking_starts=None, thinking_ends=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are the keywords that Python has")]
     fn initialise(
@@ -50,7 +51,11 @@ impl LogitsStates {
         bad_words: Option<Vec<Numbers<i32>>>,
         min_tokens: usize,
         stop_token_ids: Option<Numbers<i32>>,
+        thinking_budget: usize,
+        thinking_starts: Option<Vec<Numbers<i32>>>,
+        thinking_ends: Option<Vec<Numbers<i32>>>,
     ) -> PyResult<()> {
+        let sequences = |all: Option<Vec<Numbers<i32>>>| all.unwrap_or_default().into_iter().map(|one| one.0).collect();
         let ids = bias_ids.map_or_else(Vec::new, |ids| ids.0);
         let values = bias_values.map_or_else(Vec::new, |values| values.0);
         if ids.len() != values.len() {
@@ -65,9 +70,14 @@ impl LogitsStates {
             frequency_penalty,
             repetition_penalty,
             bias: ids.into_iter().zip(values).collect(),
-            bad_words: bad_words.unwrap_or_default().into_iter().map(|word| word.0).collect(),
+            bad_words: sequences(bad_words),
             min_tokens,
             stop_token_ids: stop_token_ids.map_or_else(Vec::new, |ids| ids.0),
+            thinking: Thinking {
+                budget: thinking_budget,
+                starts: sequences(thinking_starts),
+                ends: sequences(thinking_ends),
+            },
         };
         self.with(py, |slots| slots.initialise(slot, &tokens.0, num_prompt_tokens, rules))
     }
@@ -135,7 +145,7 @@ impl LogitsStates {
 }
 
 impl LogitsStates {
-    /// Other threads may hold the interpreter meanwhile, and wait for this one here.
+    /// The interpreter lock is released, as another thread may hold it while waiting for this one.
     fn with<R: Send>(
         &self,
         py: Python<'_>,
@@ -153,7 +163,7 @@ fn state_error(error: &StateError) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
-/// Numbers of any buffer of them, or of their bytes.
+/// Numbers from any buffer of them, or from bytes.
 struct Numbers<T>(Vec<T>);
 
 impl<'py, T: Element + FromBytes> FromPyObject<'_, 'py> for Numbers<T> {

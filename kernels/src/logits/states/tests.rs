@@ -1,13 +1,14 @@
-//! Against a naive model, which keeps plain tokens and counts anew each time.
+//! A comparison with a naive model, which keeps plain tokens and counts anew each time.
 
 use proptest::prelude::*;
 
+use super::thinking::tests::{forced, thinking};
 use super::*;
 
 const NUM_SLOTS: usize = 3;
-const VOCABULARY: usize = 9;
+pub(super) const VOCABULARY: usize = 9;
 
-fn plain_rules() -> Rules {
+pub(super) fn plain_rules() -> Rules {
     Rules {
         presence_penalty: 0.0,
         frequency_penalty: 0.0,
@@ -16,6 +17,7 @@ fn plain_rules() -> Rules {
         bad_words: Vec::new(),
         min_tokens: 0,
         stop_token_ids: Vec::new(),
+        thinking: Thinking::default(),
     }
 }
 
@@ -40,7 +42,7 @@ enum Call {
         slot: i32,
         tokens: Vec<i32>,
     },
-    /// The row begins so far before the end of what is known, and so many of its tokens are drafts.
+    /// The row's distance from the end of the known tokens, and the number of its tokens that are drafts.
     CatchUp {
         slot: i32,
         before: usize,
@@ -72,12 +74,15 @@ impl Naive {
         if self.tokens.len() > first + tokens.len() { Readiness::Stale } else { Readiness::Ready }
     }
 
-    /// Id, bias, repetition penalty and what is subtracted, of each token that any of it concerns.
+    /// Id, bias, repetition penalty and subtracted number of each token with any of these.
     #[expect(clippy::float_cmp, reason = "exactly 1 changes nothing")]
     fn edits(&self, drafts: &[i32]) -> Vec<(i32, f32, f32, f32)> {
         let rules = &self.rules;
         let known = [&self.tokens, drafts].concat();
         let output = &known[self.num_prompt_tokens..];
+        if let Some(id) = forced(&rules.thinking, &known[..self.num_prompt_tokens], output) {
+            return vec![(id, f32::INFINITY, 1.0, 0.0)];
+        }
         let mut edits = Vec::new();
         for id in 0..VOCABULARY as i32 {
             let biases = rules.bias.iter().filter(|&&(biased, _)| biased == id);
@@ -115,15 +120,19 @@ fn rules() -> impl Strategy<Value = Rules> {
         prop::collection::vec(prop::collection::vec(0..3_i32, 1..4), 0..4),
         0..6_usize,
         prop::collection::vec(token(), 0..3),
+        thinking(),
     )
-        .prop_map(|(presence, frequency, repetition, bias, bad_words, min_tokens, stop_token_ids)| Rules {
-            presence_penalty: presence,
-            frequency_penalty: frequency,
-            repetition_penalty: repetition,
-            bias,
-            bad_words,
-            min_tokens,
-            stop_token_ids,
+        .prop_map(|(presence, frequency, repetition, bias, bad_words, min_tokens, stop_token_ids, thinking)| {
+            Rules {
+                presence_penalty: presence,
+                frequency_penalty: frequency,
+                repetition_penalty: repetition,
+                bias,
+                bad_words,
+                min_tokens,
+                stop_token_ids,
+                thinking,
+            }
         })
 }
 
@@ -188,7 +197,7 @@ proptest! {
                     let known = naive[slot as usize].as_ref().map_or(0, |naive| naive.tokens.len());
                     let first = known.saturating_sub(before);
                     let sampled = (tokens.len() - 1).saturating_sub(num_drafts) as i32;
-                    // Beside a row that is not sampled, whose tokens are not looked at.
+                    // Beside a row that is not sampled, whose tokens are not used.
                     let step = Step {
                         slots: &[(slot + 1) % NUM_SLOTS as i32, slot],
                         query_starts: &[0, 1, 1 + tokens.len() as i32],
@@ -260,6 +269,10 @@ fn calls_that_do_not_fit_are_refused_and_change_nothing() {
     assert_eq!(refusal(rules, &[], 0), "a bias is inf: it must be finite");
     let rules = Rules { bad_words: vec![vec![]], ..plain_rules() };
     assert_eq!(refusal(rules, &[], 0), "a bad word has no tokens: leave it out");
+    let rules = Rules { thinking: Thinking { ends: vec![vec![]], ..Thinking::default() }, ..plain_rules() };
+    assert_eq!(refusal(rules, &[], 0), "a start or an end of reasoning has no tokens: leave it out");
+    let rules = Rules { thinking: Thinking { ends: vec![vec![9]], ..Thinking::default() }, ..plain_rules() };
+    assert_eq!(refusal(rules, &[], 0), "an end of reasoning has token 9: give ids from 0 to 8");
     assert!(states.get(1).expect("the slot is there").is_none());
 
     states.initialise(1, &[1, 2], 2, plain_rules()).expect("all fits");

@@ -16,6 +16,7 @@ from .parser_selection import (
     calls_or_content_parser,
     parsers_of,
     reasoning_form,
+    shown_reasoning_parser,
     tool_call_parser,
     tool_form,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "folded",
     "parsers_of",
     "reasoning_form",
+    "shown_reasoning_parser",
     "tool_call_parser",
     "tool_form",
     "types_of",

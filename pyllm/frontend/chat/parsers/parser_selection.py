@@ -50,7 +50,7 @@ def parsers_of(template: str, reads_tools: bool, tool_call: str, reasoning: str)
     """
     found = Parsers(
         _shown_tool_call_parser(template, reads_tools) if tool_call == "auto" else tool_call,
-        _shown_reasoning_parser(template) if reasoning == "auto" else reasoning,
+        shown_reasoning_parser(template) if reasoning == "auto" else reasoning,
     )
     if found.tool_call == "openai" or found.reasoning == "openai_gptoss":
         return Parsers("openai", "none" if reasoning == "none" else "openai_gptoss")
@@ -108,6 +108,12 @@ def load_reasoning_form(name: str, offered: Iterable[EntryPoint] | None = None) 
     return form
 
 
+def shown_reasoning_parser(template: str) -> str:
+    """The name of the first form that a template shows, or `none`."""
+    forms = REASONING_FORMS.items()
+    return next((name for name, form in forms if any(sign in template for sign in form.signs)), "none")
+
+
 def tool_call_parser(kind: str, schemas: Schemas = _NO_SCHEMAS) -> Parser | None:
     """A machine for one sample's text; None for none. `schemas` are those of the tools, by name."""
     return None if kind == "none" else tool_form(kind).make_parser(schemas)
@@ -147,8 +153,3 @@ def _shown_tool_call_parser(template: str, reads_tools: bool) -> str:
 
 def _is_of(form: ToolForm, template: str) -> bool:
     return any(all(part in template for part in sign) for sign in form.signs)
-
-
-def _shown_reasoning_parser(template: str) -> str:
-    forms = REASONING_FORMS.items()
-    return next((name for name, form in forms if any(sign in template for sign in form.signs)), "none")

@@ -17,6 +17,7 @@ const MAX_EVENTS = 40;
 // `read` makes the value of a response.
 export const SOURCES = [
   { name: "metrics", path: "/metrics", read: async (response) => parseMetrics(await response.text()) },
+  { name: "history", path: "/metrics/history", once: true, read: (response) => response.json() },
   { name: "health", path: "/health/ready", takesErrors: true, read: (response) => response.json() },
   { name: "server", path: "/server_info", once: true, read: (response) => response.json() },
   { name: "requests", path: "/admin/requests?limit=20", read: (response) => response.json() },
@@ -80,6 +81,7 @@ export class EngineData {
     this.#number += 1;
     this.snapshot = Object.fromEntries(SOURCES.map(({ name }, index) => [name, found[index]]));
     this.#noteReplaced(this.snapshot.processes);
+    if (!this.length && this.snapshot.history) this.#recall(this.snapshot.history);
     this.take(this.snapshot.metrics, this.snapshot.health);
   }
 
@@ -87,7 +89,26 @@ export class EngineData {
   take(metrics, health) {
     const time = this.clock();
     this.#noteHealth(health, time);
-    if (!metrics) return;
+    if (metrics) this.#look(time, metrics);
+  }
+
+  // The latest value of a series, NaN if it has none.
+  latest(name) {
+    return this.length ? this.series[name][this.length - 1] : NaN;
+  }
+
+  // Takes in the looks that the server remembers; one just now would leave no time for a rate until the next.
+  #recall({ ages, series }) {
+    const now = this.clock();
+    ages.forEach((age, index) => {
+      if (1000 * age < POLL_EVERY / 2) return;
+      const known = Object.entries(series).filter(([, values]) => values[index] !== null);
+      const lines = known.map(([name, values]) => `${name} ${values[index]}`);
+      this.#look(now - 1000 * age, parseMetrics(lines.join("\n")));
+    });
+  }
+
+  #look(time, metrics) {
     const before = this.#looks.at(-1);
     const look = { time, metrics, histograms: {} };
     for (const [name, metric] of Object.entries(HISTOGRAMS)) look.histograms[name] = buckets(metrics, metric);
@@ -101,11 +122,6 @@ export class EngineData {
     this.#append(time, this.#figures(isSame ? before : null, look));
     this.current = look;
     this.oldest = this.#looks[0];
-  }
-
-  // The latest value of a series, NaN if it has none.
-  latest(name) {
-    return this.length ? this.series[name][this.length - 1] : NaN;
   }
 
   #figures(before, look) {
