@@ -6,7 +6,6 @@ Imports neither torch nor the web framework; `launch/entrypoints.py` has what th
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Collection
@@ -34,7 +33,14 @@ from pyllm.supervision.parent_link import keep_exit_codes
 from pyllm.supervision.server_processes import supervise
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
 from pyllm.wire.messages import Restarts
-from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener, claim_address, is_core_address
+from pyllm.wire.sockets import (
+    SocketFolder,
+    bind_listener,
+    bind_unix_listener,
+    claim_address,
+    claim_path,
+    is_core_address,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -50,30 +56,32 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     server, credentials = resolve_server(server)
     live = LiveCredentials(server, credentials, service)
     signal.signal(signal.SIGUSR1, live.ask)
-    engine, checkpoint = resolve_config(engine)
-    if notice := chat_template_notice(checkpoint):
-        logger.warning("%s", notice)
-    with _claim(server) as claim, _listener(server) as listener, SocketFolder() as folder:
-        cores = topology.core_configs(engine, checkpoint, folder, server.ready_timeout, server.shutdown_timeout)
-        api = _api(cores, server, credentials)
-        processes = topology.supervised_engine(cores, set_log_level)
-        address, line = _announcement(listener, api)
-        groups = _groups(cores[0], processes, api, listener, live)
+    with contextlib.ExitStack() as claim:
+        claim.enter_context(_claim(server))
+        engine, checkpoint = resolve_config(engine)
+        if notice := chat_template_notice(checkpoint):
+            logger.warning("%s", notice)
+        with _listener(server) as listener, SocketFolder() as folder:
+            cores = topology.core_configs(engine, checkpoint, folder, server.ready_timeout, server.shutdown_timeout)
+            api = _api(cores, server, credentials)
+            processes = topology.supervised_engine(cores, set_log_level)
+            address, line = _announcement(listener, api)
+            groups = _groups(cores[0], processes, api, listener, live)
 
-        def close_address() -> None:
-            # Once the API processes have closed the port, clients are to be refused: while it is open here, they would
-            # connect all the same, and wait until this process has ended. Another server may have it from then on.
-            listener.close()
-            claim.close()
-            service.stopping()
+            def close_address() -> None:
+                # Once the API processes have closed the port, clients are to be refused: while it is open here, they
+                # would connect all the same, and wait until this process has ended. Another server may have it then.
+                listener.close()
+                claim.close()
+                service.stopping()
 
-        _supervise(
-            groups,
-            lambda _: _ready(service, address, line),
-            server.shutdown_timeout,
-            close_address,
-            replicas=processes.cores,
-        )
+            _supervise(
+                groups,
+                lambda _: _ready(service, address, line),
+                server.shutdown_timeout,
+                close_address,
+                replicas=processes.cores,
+            )
     return 0
 
 
@@ -253,18 +261,18 @@ def _announcement(listener: socket.socket, api: ApiConfig) -> tuple[str, str]:
     return where, line
 
 
-def _claim(server: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
+def _claim(server: ServerConfig) -> contextlib.AbstractContextManager[object]:
     """Holds the server's address while nobody listens there yet; a port that is left open is nobody else's."""
     if server.uds:
-        return claim_address(os.path.realpath(server.uds))
-    return claim_address(f"{server.host}:{server.port}") if server.port else socket.socket()
+        return claim_path(server.uds)
+    return claim_address(f"{server.host}:{server.port}") if server.port else contextlib.nullcontext()
 
 
-def _claim_core(address: str) -> contextlib.AbstractContextManager[socket.socket]:
+def _claim_core(address: str) -> contextlib.AbstractContextManager[object]:
     """The same for a headless core: libzmq would take the path of another one away."""
     if address.startswith("ipc://"):
-        return claim_address(f"ipc://{os.path.realpath(address.removeprefix('ipc://'))}")
-    return socket.socket() if address.endswith((":0", ":*")) else claim_address(address)
+        return claim_path(address.removeprefix("ipc://"))
+    return contextlib.nullcontext() if address.endswith((":0", ":*")) else claim_address(address)
 
 
 def _listener(server: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:

@@ -74,6 +74,12 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
         return self.changes_logits or self.prompt_logprobs is not None
 
     @property
+    def num_logprobs(self) -> int:
+        """Log-probabilities that come with a token at most, its own included; 0: none."""
+        counts = [count for count in (self.logprobs, self.prompt_logprobs) if count is not None]
+        return 1 + max(*counts, len(self.logprob_token_ids) // 4) if counts else 0
+
+    @property
     def changes_logits(self) -> bool:
         """Whether a token is drawn from other logits than the model's."""
         return bool(

@@ -121,6 +121,17 @@ def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
     assert read_tokenizer(str(folder)).path == str(folder / "tokenizer.json")
 
 
+def test_the_tokenizer_of_a_folder_is_its_own_file_beside_however_many_models(tmp_path: Path) -> None:
+    """As on the hub: a folder of conversions keeps the tokenizer that they were made with."""
+    folder = Path(write_tiny_model(tmp_path / "tiny"))
+    own = read_tokenizer(str(folder))
+    for name in ("model.safetensors", "config.json"):
+        (folder / name).unlink()
+    for name in ("a.gguf", "b.gguf"):
+        (folder / name).symlink_to(embedded_model())
+        assert read_tokenizer(str(folder)) == own
+
+
 def test_a_folder_with_weights_of_its_own_is_read_as_such(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path / "tiny")
     write_tiny_gguf(folder, tmp_path / "tiny/tiny.gguf")

@@ -21,6 +21,11 @@ from pyllm.frontend.text.outputs import Request, RequestProcessor
 from pyllm.sampling_params import MAX_SAMPLES, SamplingParams
 from pyllm.scheduling_params import SchedulingParams
 
+# Most log-probabilities of an answer, where more than so many come with a token: each takes 2 us of the event loop as
+# JSON, and 100 bytes before.
+MAX_LOGPROBS = 1 << 20
+MAX_UNBOUNDED_LOGPROBS = 20  # the default of --max-logprobs
+
 
 class TokenCounts(NamedTuple):
     """Tokens of all choices together; a prompt counts once, however many samples it has.
@@ -40,7 +45,7 @@ class Generation:
     `context` is of a request that was admitted; from `start` on its ticket is this one's to give back.
 
     Raises:
-        RequestError: there are more choices than one request may have.
+        RequestError: there are more choices or log-probabilities than one request may have.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Generation:
     ) -> None:
         self.num_choices = num_choices(len(prompts), params)
         room = room_for_output(max(map(len, prompts)), state.client.model)
+        _check_logprobs(prompts, params, room, state.client.model.vocab_size)
         if params.max_tokens is not None and 0 < room < params.max_tokens:
             context.max_tokens = room
         self._state = state
@@ -172,6 +178,25 @@ def num_choices(num_prompts: int, params: SamplingParams) -> int:
     if number > MAX_SAMPLES:
         raise RequestError(f"{num_prompts} prompts times n = {params.n} is more than {MAX_SAMPLES} choices", "n")
     return number
+
+
+def _check_logprobs(prompts: Sequence[Sequence[int]], params: SamplingParams, room: int, vocab_size: int) -> None:
+    """Refuse more of a large part of the vocabulary than an answer can have: writing it would stop other streams."""
+    of_token, of_prompt = (
+        0 if count is None else 1 + (vocab_size if count < 0 else count)
+        for count in (params.logprobs, params.prompt_logprobs)
+    )
+    max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
+    num_prompt_tokens = sum(map(len, prompts)) - len(prompts)
+    num_logprobs = of_prompt * num_prompt_tokens + of_token * max_tokens * params.n * len(prompts)
+    if max(of_token, of_prompt) > 1 + MAX_UNBOUNDED_LOGPROBS and num_logprobs > MAX_LOGPROBS:
+        text = (
+            f"{num_prompt_tokens} prompt tokens with {of_prompt} log-probabilities each and {max_tokens} output tokens "
+            f"of {params.n * len(prompts)} choices with {of_token} each are {num_logprobs}, and an answer has at most "
+            f"{MAX_LOGPROBS} where more than {MAX_UNBOUNDED_LOGPROBS} come with a token: ask for fewer, or use "
+            "pyllm.LLM, which has no such limit"
+        )
+        raise RequestError(text, "prompt_logprobs" if of_prompt * num_prompt_tokens > MAX_LOGPROBS else "logprobs")
 
 
 class _PromptSink:

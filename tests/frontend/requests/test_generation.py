@@ -5,6 +5,7 @@ import re
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 
 from pyllm.frontend.text.tokenizer import Tokenizer
@@ -50,6 +51,25 @@ async def test_minus_one_is_no_limit(tokenizer: Tokenizer, path: str, body: dict
     assert answer.status_code == 200, answer.text
     assert submit.max_tokens == MODEL.max_model_len - len(array("i", submit.prompt))
     assert refusal.status_code == 400
+
+
+async def test_an_answer_has_only_so_many_log_probabilities_of_a_vocabulary(tokenizer: Tokenizer) -> None:
+    model = msgspec.structs.replace(MODEL, max_logprobs=MODEL.vocab_size)
+    whole: dict[str, Any] = {"prompt": "x", "n": 8, "logprobs": -1}
+    async with in_process(answering(tokenizer, "ok", model), tokenizer) as frontend:
+        refusals = [
+            await frontend.http.post("/v1/completions", json=body)
+            for body in (
+                whole | {"max_tokens": 250},
+                {"prompt": [[5] * 250] * 8, "max_tokens": 1, "prompt_logprobs": -1},
+            )
+        ]
+        few = await frontend.http.post("/v1/completions", json=whole | {"max_tokens": 2})
+        narrow = await frontend.http.post("/v1/completions", json=whole | {"logprobs": 20, "max_tokens": 250})
+    assert [refusal.status_code for refusal in refusals] == [400] * 2
+    assert [refusal.json()["error"]["param"] for refusal in refusals] == ["logprobs", "prompt_logprobs"]
+    assert "250 output tokens of 8 choices with 601 each are 1202000" in refusals[0].text
+    assert (few.status_code, narrow.status_code) == (200, 200), few.text
 
 
 async def test_a_prompt_alone_counts_as_no_output_and_ends_for_the_reason_that_it_had(tokenizer: Tokenizer) -> None:

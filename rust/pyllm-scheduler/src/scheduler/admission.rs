@@ -11,6 +11,7 @@ use crate::sequence::{Sequence, State};
 
 use super::Scheduler;
 use super::explain::Reason;
+use super::logprob_room::Share;
 use super::planning::Planning;
 use super::step_scope::StepScope;
 
@@ -28,7 +29,7 @@ impl Scheduler {
             if self.admit_first(key, planning) {
                 planning.is_stalled = false;
                 let sequence = &self.sequences[key];
-                let num_tokens = self.chunk(sequence, planning);
+                let num_tokens = self.fitting(sequence, self.chunk(sequence, planning), Share::Admissions, planning);
                 self.plan_row(key, num_tokens, planning);
             }
         }
@@ -46,7 +47,7 @@ impl Scheduler {
         if sequence.num_in_flight > 0 {
             return Err(Reason::InFlight);
         }
-        if sequence.num_samples > planning.samples {
+        if sequence.num_samples > planning.samples || !self.may_begin(sequence, planning) {
             return Err(Reason::Samples);
         }
         self.find_place(key, planning)
