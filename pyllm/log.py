@@ -36,6 +36,14 @@ def configure(process: str, config: LogConfig = DEFAULT, may_wait: bool = False)
         _apply_file(Path(config.log_config_file))
 
 
+def configure_child(process: str, config: LogConfig, may_wait: bool = False) -> None:
+    """The same in a child, which goes on without the file where that cannot be used: its parent could use it once."""
+    try:
+        configure(process, config, may_wait)
+    except ConfigError as error:
+        logging.getLogger(__name__).error("%s; this process goes on without it", error)
+
+
 def check(config: LogConfig) -> None:
     """Raises `ConfigError` where `configure` does; applies the file, and leaves handlers as they are without one."""
     _level()
