@@ -27,15 +27,35 @@ def configure(process: str, config: LogConfig = DEFAULT, may_wait: bool = False)
     Raises:
         ConfigError: PYLLM_LOG_LEVEL is not a level, or the file cannot be used.
     """
-    level = changed_log_level() or os.environ.get("PYLLM_LOG_LEVEL", "INFO").upper()
-    if level not in LOG_LEVELS:
-        raise ConfigError(f"PYLLM_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}, got {level!r}")
+    level = _level()
     handler = logging.StreamHandler(sys.stderr if may_wait else line_writer.stderr())
     layout = f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s"
     handler.setFormatter(JsonFormatter(process) if config.log_format == "json" else logging.Formatter(layout))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     if config.log_config_file:
         _apply_file(Path(config.log_config_file))
+
+
+def configure_child(process: str, config: LogConfig, may_wait: bool = False) -> None:
+    """The same in a child, which goes on without the file where that cannot be used: its parent could use it once."""
+    try:
+        configure(process, config, may_wait)
+    except ConfigError as error:
+        logging.getLogger(__name__).error("%s; this process goes on without it", error)
+
+
+def check(config: LogConfig) -> None:
+    """Raises `ConfigError` where `configure` does; applies the file, and leaves handlers as they are without one."""
+    _level()
+    if config.log_config_file:
+        _apply_file(Path(config.log_config_file))
+
+
+def _level() -> str:
+    level = changed_log_level() or os.environ.get("PYLLM_LOG_LEVEL", "INFO").upper()
+    if level not in LOG_LEVELS:
+        raise ConfigError(f"PYLLM_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}, got {level!r}")
+    return level
 
 
 def _apply_file(path: Path) -> None:

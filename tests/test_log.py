@@ -49,3 +49,13 @@ def test_a_json_log_on_a_terminal_has_nothing_but_json() -> None:
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         said = terminal.read(1 << 16)
     assert [json.loads(line)["event"] for line in said.splitlines()] == ["failed"]
+
+
+def test_a_child_goes_on_when_the_logs_file_is_broken_since_its_parent_read_it(tmp_path: Path) -> None:
+    file = tmp_path / "log.json"
+    file.write_text("{")
+    script = SCRIPT.replace("log.configure(", "log.configure_child(")
+    done = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "no configuration of Python's logging" in done.stderr
+    assert "loud" in done.stderr

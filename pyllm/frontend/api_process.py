@@ -53,7 +53,7 @@ def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> 
     """
     title = f"pyllm::api-{config.index}"
     parent = attach(connection, title)
-    log.configure(title, config.log)
+    log.configure_child(title, config.log)
     # Its warnings are about what clients send, a line each: they would fill any log, and a full pipe stops the server.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return parent.run(lambda: uvloop.run(_serve(config, listener, parent)))

@@ -255,7 +255,7 @@ def _announcement(listener: socket.socket, api: ApiConfig) -> tuple[str, str]:
         host, port = listener.getsockname()[:2]
         where = address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     command = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
-    contents = "routes and engine" if api.checkpoint.tokenizer.chat_template is None else "chat, routes and engine"
+    contents = "chat, routes and engine" if api.checkpoint.tokenizer.chat_template else "routes and engine"
     page = f"\n  {contents} in a browser: {where}{api.server.root_path}/"
     line = f"pyllm is ready on {where} - try: {command}{'' if listener.family == socket.AF_UNIX else page}"
     return where, line
