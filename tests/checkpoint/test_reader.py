@@ -139,6 +139,8 @@ def test_dummy_weights_are_refused_where_they_would_not_be_the_models(tmp_path: 
     file = write_tiny_gguf(folder, tmp_path / "tiny.gguf")
     with pytest.raises(ConfigError, match=r"load_format dummy makes up .*tiny\.gguf is another case"):
         read_checkpoint(file, has_dummy_weights=True)
+    with pytest.raises(ConfigError, match="load_format dummy makes up the weights of a Hugging Face folder: give its"):
+        read_checkpoint(has_dummy_weights=True)
     with pytest.raises(ConfigError, match="model_impl transformers is another case"):
         read_checkpoint(folder, has_dummy_weights=True, implementation="transformers")
     quantised = write_tiny_model(tmp_path / "awq", quantization_config={"quant_method": "awq", "bits": 4})
