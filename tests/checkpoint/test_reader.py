@@ -107,6 +107,7 @@ def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "tiny")
     file = write_tiny_gguf(source, folder / "tiny-Q8_0.gguf")
     (folder / "mmproj-tiny.gguf").write_bytes(b"of its images")
+    (folder / "._tiny-Q8_0.gguf").write_bytes(b"of macOS")
     (folder / "config.json").write_text("{}")  # as some repositories of GGUF files have it
     assert read_checkpoint(str(folder)) == read_checkpoint(file)
     assert read_tokenizer(str(folder)) == read_tokenizer(file)

