@@ -53,12 +53,12 @@ def test_an_answer_ends_where_the_file_or_its_chat_template_says(
     tokens = GGUFReader(path).fields["tokenizer.ggml.tokens"].contents()
     tokens[-2:] = ["<|im_end|>", "<|return|>"]
     write_tiny_gguf(source, path, fields={"tokenizer.ggml.tokens": tokens} | fields)
-    assert read_gguf(path, "")[0].eos_token_ids == tuple(ends)
-    other = msgspec.structs.replace(read_checkpoint(source).tokenizer, eos_token_ids=())
+    assert read_gguf(path, "")[0].tokenizer.eos_token_ids == tuple(ends)
+    other = msgspec.structs.replace(read_checkpoint(source).tokenizer, eos_token_ids=(), own_ends=())
     named = {
         fields.get(f"tokenizer.ggml.{name}_token_id", 257 if name == "eos" else -1) for name in ("eos", "eot", "eom")
     }
-    assert read_gguf(path, other)[0].eos_token_ids == tuple(sorted(named - {-1}))
+    assert read_gguf(path, other)[0].tokenizer.eos_token_ids == tuple(sorted(named - {-1}))
 
 
 def without_norms(spec: ModelSpec) -> ModelSpec:
