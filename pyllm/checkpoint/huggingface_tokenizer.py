@@ -102,13 +102,15 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
         path = _with_tokens(path, added)
         ids |= {token.content: index for index, token in added.items()}
     bos_token, eos_token = (special.named[name].content for name in ("bos_token", "eos_token"))
+    ends = (ids[eos_token],) if eos_token and eos_token in ids else ()
     return TokenizerFiles(
         path=str(path),
         chat_template=_chat_template(folder, options),
         tool_chat_template=_tool_chat_template(folder, options),
         bos_token=bos_token,
         eos_token=eos_token,
-        eos_token_ids=(ids[eos_token],) if eos_token and eos_token in ids else (),
+        eos_token_ids=ends,
+        own_ends=ends,
         num_tokens=max(vocabulary.values(), default=-1) + 1,
     )
 

@@ -63,6 +63,8 @@ def read_checkpoint(
     """
     files = read_tokenizer(tokenizer, hub) if tokenizer else None
     read = partial(_read, tokenizer=files, implementation=implementation, probe=probe, overrides=overrides)
+    if not model and has_dummy_weights:
+        raise ConfigError("load_format dummy makes up the weights of a Hugging Face folder: give its --model")
     if not model:
         return msgspec.structs.replace(read(embedded_model()), sampling=EMBEDDED_SAMPLING)
     place = parse_model(model)

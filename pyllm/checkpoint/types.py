@@ -4,7 +4,7 @@ Reads no file but small tensors and the beginnings of others. Knows neither torc
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -51,7 +51,8 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
     """What the frontend needs to turn text into token ids and back.
 
     `path` is a `tokenizers` JSON, whose own post-processor puts the BOS token first where the model wants it. An absent
-    token is an empty string.
+    token is an empty string. All of `eos_token_ids` end an answer: `own_ends`, which the tokenizer names, and those of
+    the model that it is for.
     """
 
     path: str
@@ -61,6 +62,14 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
     eos_token: str
     eos_token_ids: tuple[int, ...]
     num_tokens: int  # of its vocabulary, without those that were added to it
+    own_ends: tuple[int, ...] = ()
+
+    def with_ends(self, ends: Iterable[int], spec: ModelSpec) -> "TokenizerFiles":
+        """The same for a model that has these ends; only tokens that it can give count."""
+        named = {*self.own_ends, *ends}
+        return msgspec.structs.replace(
+            self, eos_token_ids=tuple(sorted(index for index in named if 0 <= index < spec.vocab_size))
+        )
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +78,6 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     `fingerprint` is a hash of the tensor table and of the beginning of each tensor, equal on every machine that has the
     same model; hashing all of the bytes would take longer than loading them. `skipped` names the tensors that the text
     model does not need. `sampling` has the defaults of requests, `embedding` says how prompts are embedded.
-    `configured_ends` are the tokens that end an answer beside those of its tokenizer, whichever that is.
     `quantization` is the method by which safetensors are quantised, empty where they are not.
     """
 
@@ -80,17 +88,10 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[TensorEntry, ...]
     tokenizer: TokenizerFiles
     fingerprint: str
-    configured_ends: tuple[int, ...] = ()
     sampling: SamplingDefaults = SamplingDefaults()
     embedding: EmbeddingSpec = EmbeddingSpec()
     skipped: tuple[str, ...] = ()
     quantization: str = ""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """All tokens that end an answer, in order, of those that the model can give."""
-        named = {*self.tokenizer.eos_token_ids, *self.configured_ends}
-        return tuple(sorted(index for index in named if 0 <= index < self.spec.vocab_size))
 
 
 def check_vocabulary(tokenizer: TokenizerFiles, spec: ModelSpec) -> None:

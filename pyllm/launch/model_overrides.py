@@ -29,15 +29,13 @@ def with_overrides(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     if config.chat_template:
         template = _chat_template(config.chat_template)
         tokenizer = msgspec.structs.replace(tokenizer, chat_template=template, tool_chat_template=None)
-    sampling, ends = checkpoint.sampling, checkpoint.configured_ends
+    sampling = checkpoint.sampling
     if config.generation_config == "vllm":
         sampling = SamplingDefaults()
     elif config.generation_config != "auto":
-        sampling, named = read_generation_config(Path(config.generation_config).expanduser())
-        ends = ends if named is None else named
-    return msgspec.structs.replace(
-        checkpoint, tokenizer=tokenizer, sampling=_overridden(sampling, config), configured_ends=ends
-    )
+        sampling, ends = read_generation_config(Path(config.generation_config).expanduser())
+        tokenizer = tokenizer if ends is None else tokenizer.with_ends(ends, checkpoint.spec)
+    return msgspec.structs.replace(checkpoint, tokenizer=tokenizer, sampling=_overridden(sampling, config))
 
 
 def check_overrides(config: ModelConfig) -> None:

@@ -31,7 +31,7 @@ def test_it_describes_the_model(tmp_path: Path) -> None:
     assert (spec.attention.heads, spec.attention.kv_heads, spec.attention.head_size) == (6, 3, 16)
     assert (spec.dtype, spec.tie_word_embeddings) == ("float32", False)
     assert (checkpoint.tokenizer.bos_token, checkpoint.tokenizer.eos_token) == (START, END)
-    assert checkpoint.eos_token_ids == (257,)
+    assert checkpoint.tokenizer.eos_token_ids == (257,)
     assert checkpoint.tokenizer.chat_template == CHAT_TEMPLATE
 
 
@@ -247,15 +247,15 @@ def test_the_head_of_a_model_within_another_is_used(tmp_path: Path) -> None:
 def test_end_tokens_come_from_the_generation_config_and_the_tokenizer(tmp_path: Path) -> None:
     folder = Path(write_tiny_model(tmp_path))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
-    assert read_checkpoint(str(folder)).eos_token_ids == (7, 9, 257)
+    assert read_checkpoint(str(folder)).tokenizer.eos_token_ids == (7, 9, 257)
     (folder / "generation_config.json").unlink()
     edit(folder / "config.json", eos_token_id=11)
-    assert read_checkpoint(str(folder)).eos_token_ids == (11, 257)
-    assert read_checkpoint(str(folder), overrides={"eos_token_id": [12, 290, -1]}).eos_token_ids == (12, 257)
+    assert read_checkpoint(str(folder)).tokenizer.eos_token_ids == (11, 257)
+    assert read_checkpoint(str(folder), overrides={"eos_token_id": [12, 290, -1]}).tokenizer.eos_token_ids == (12, 257)
     edit(folder / "config.json", eos_token_id=None, text_config={"eos_token_id": [13]})
-    assert read_checkpoint(str(folder)).eos_token_ids == (13, 257)
+    assert read_checkpoint(str(folder)).tokenizer.eos_token_ids == (13, 257)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
-    assert read_checkpoint(str(folder)).eos_token_ids == (257,)
+    assert read_checkpoint(str(folder)).tokenizer.eos_token_ids == (257,)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": "257"}))
     with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id is '257'; it must be a whole number"):
         read_checkpoint(str(folder))
@@ -264,11 +264,11 @@ def test_end_tokens_come_from_the_generation_config_and_the_tokenizer(tmp_path: 
 def test_end_tokens_are_the_models_whatever_the_tokenizer(tmp_path: Path) -> None:
     other, folder = write_tiny_model(tmp_path / "other"), Path(write_tiny_model(tmp_path / "tiny"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [69]}))
-    assert read_checkpoint(str(folder), tokenizer=other).eos_token_ids == (69, 257)
-    assert read_checkpoint(other, tokenizer=str(folder)).eos_token_ids == (257,)
+    assert read_checkpoint(str(folder), tokenizer=other).tokenizer.eos_token_ids == (69, 257)
+    assert read_checkpoint(other, tokenizer=str(folder)).tokenizer.eos_token_ids == (257,)
     (folder / "model.safetensors").unlink()
     dummy = read_checkpoint(str(folder), tokenizer=other, has_dummy_weights=True)
-    assert dummy.eos_token_ids == (69, 257)
+    assert dummy.tokenizer.eos_token_ids == (69, 257)
 
 
 def test_a_chat_template_may_be_a_file_or_one_of_several(tmp_path: Path) -> None:

@@ -110,6 +110,11 @@ def group(targets: list[str], symmetric: bool) -> dict[str, Any]:
         (["re:.*self_attn.*"], ["Linear"]),
         (["re:model.layers.*self_attn"], ["re:model.language_model.layers.*mlp", "lm_head"]),
         (["Linear"], [f"model.layers.{layer}.mlp.{name}_proj" for layer in (0, 1) for name in ("gate", "up", "down")]),
+        (
+            ["re:.*proj"],
+            [f"model.layers.{layer}.mlp.{name}_proj" for layer in (0, 1) for name in ("gate", "up", "down")],
+        ),  # as exact names do before patterns
+        (["re:.*proj"], ["re:.*mlp.*proj"]),  # which go by their alphabet
     ],
 )
 @pytest.mark.parametrize("is_first", [True, False])
@@ -120,6 +125,13 @@ def test_targets_choose_the_scheme(tmp_path: Path, symmetric: list[str], asymmet
     has_zeros = {entry.name: entry.quantised.zeros is not None for entry in entries if entry.quantised}
     assert has_zeros == {name: "feed_forward" in name for name in has_zeros}
     assert len(has_zeros) == 14
+
+
+def test_of_a_target_in_two_groups_the_last_wins(tmp_path: Path) -> None:
+    groups = {"group_0": group(["re:.*self_attn.*", "Linear"], True), "group_1": group(["Linear"], False)}
+    entries = [entry for entry in read_huggingface(mixed(tmp_path, groups)).tensors if entry.quantised]
+    has_zeros = {entry.name: entry.quantised.zeros is not None for entry in entries if entry.quantised}
+    assert has_zeros == {name: "feed_forward" in name for name in has_zeros}
 
 
 @pytest.mark.parametrize("ignore", [None, ["re:.*mlp.*"]])

@@ -108,6 +108,7 @@ def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "tiny")
     file = write_tiny_gguf(source, folder / "tiny-Q8_0.gguf")
     (folder / "mmproj-tiny.gguf").write_bytes(b"of its images")
+    (folder / "._tiny-Q8_0.gguf").write_bytes(b"of macOS")
     (folder / "config.json").write_text("{}")  # as some repositories of GGUF files have it
     assert read_checkpoint(str(folder)) == read_checkpoint(file)
     assert read_tokenizer(str(folder)) == read_tokenizer(file)
@@ -156,6 +157,8 @@ def test_dummy_weights_are_refused_where_they_would_not_be_the_models(tmp_path: 
     file = write_tiny_gguf(folder, tmp_path / "tiny.gguf")
     with pytest.raises(ConfigError, match=r"load_format dummy makes up .*tiny\.gguf is another case"):
         read_checkpoint(file, has_dummy_weights=True)
+    with pytest.raises(ConfigError, match="load_format dummy makes up the weights of a Hugging Face folder: give its"):
+        read_checkpoint(has_dummy_weights=True)
     with pytest.raises(ConfigError, match="model_impl transformers is another case"):
         read_checkpoint(folder, has_dummy_weights=True, implementation="transformers")
     quantised = write_tiny_model(tmp_path / "awq", quantization_config={"quant_method": "awq", "bits": 4})

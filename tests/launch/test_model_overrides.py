@@ -51,12 +51,13 @@ def test_sampling_defaults_are_replaced_as_in_vllm(checkpoint: Checkpoint, tmp_p
 def test_ends_of_another_generation_config_replace_those_of_the_models_own(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
-    checkpoint = msgspec.structs.replace(checkpoint, configured_ends=(69,))
-    assert changed(checkpoint, generation_config="vllm").eos_token_ids == (69, 257)
+    tokenizer = checkpoint.tokenizer.with_ends([69], checkpoint.spec)
+    checkpoint = msgspec.structs.replace(checkpoint, tokenizer=tokenizer)
+    assert changed(checkpoint, generation_config="vllm").tokenizer.eos_token_ids == (69, 257)
     file = tmp_path / "generation_config.json"
     for content, ends in (({}, (69, 257)), ({"eos_token_id": [7, 8]}, (7, 8, 257)), ({"eos_token_id": None}, (257,))):
         file.write_text(json.dumps(content))
-        assert changed(checkpoint, generation_config=str(tmp_path)).eos_token_ids == ends
+        assert changed(checkpoint, generation_config=str(tmp_path)).tokenizer.eos_token_ids == ends
 
 
 @pytest.mark.parametrize(
