@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import logging
 import os
 import sys
@@ -86,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return entrypoints.child_main(arguments[1], *map(int, arguments[2:]))
     _open_standard_files()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # One that cannot encode a character gets its escape, as stderr does.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(arguments)
     except (ConfigError, RequestError) as error:

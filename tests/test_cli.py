@@ -76,6 +76,9 @@ WRONG = {
         ("--served-model-name chat owner/repo", "give the model first, or by --model"),
         ("/nowhere/model.gguf --served-model-name chat gpt", "/nowhere/model.gguf"),
         ("--enable-lora", "merge the adapter"),
+        ("--enable-lora --tokenizer-mode mistral --unknown", "; unknown flag --unknown"),
+        ("--enable-lora --tokenizer-mode mistral", "; --tokenizer-mode mistral: "),
+        ("--tokenizer-mode mistral --load_format mistral", "; --load-format: there is no 'mistral'"),
         ("--numa-bind", "vLLM's and has no meaning here"),
         ("--hf-overrides [1]", "must be a JSON object"),
         ("--config /nowhere.yaml", "/nowhere.yaml"),
@@ -147,6 +150,7 @@ WRONG = {
         ("--json-schema /nowhere.json text", "cannot read --json-schema /nowhere.json"),
         ("--json-schema garbage text", "garbage is no JSON schema"),
         ("--json-schema empty text", "empty is no JSON schema"),
+        ("--json-schema latin text", "latin is no JSON schema"),
         ("--max-token 3 text", "did you mean --max-tokens?"),
         ("http://host text --block-size 16", "--block-size: settings of an engine do nothing"),
         ("a b c", "unexpected argument 'c'"),
@@ -378,6 +382,7 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "empty").touch()
+    (tmp_path / "latin").write_bytes('{"title": "M\u00fcller"}'.encode("latin-1"))
     (tmp_path / "list.yaml").write_text("port: [1, 2]\n")
     (tmp_path / "endless.yaml").write_text("hf-overrides: &all {all: *all}\n")
     (tmp_path / "twice.yaml").write_text("port: 1\nseed: 2\nport: 3\n")
