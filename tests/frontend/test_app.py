@@ -28,7 +28,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "length_penalty": {"use_beam_search": True, "temperature": 0},
     "min_tokens": {"max_tokens": -1},
     "/v1/responses min_tokens": {"max_output_tokens": -1},
-    "/v1/messages min_tokens": {},
+    "/v1/messages min_tokens": {"max_tokens": 2**31 - 1},
     "top_logprobs": {"logprobs": True},
     "/v1/responses top_logprobs": {"include": ["message.output_text.logprobs"]},
 }
