@@ -63,7 +63,8 @@ class _ParsedRequest(NamedTuple):
 class AsyncEngine:
     """Use it as `async with AsyncEngine(model, tensor_parallel_size=2) as engine:`, or call `start` and `close`.
 
-    The first request starts it where nobody did, as in vLLM. One that is dropped without that ends its processes, too. It belongs to the process that made it, not to its forks.
+    The first request starts it where nobody did, as in vLLM. One that is dropped without that ends its processes, too.
+    It belongs to the process that made it, not to its forks.
 
     `model` is a GGUF file or a Hugging Face folder, empty for the embedded one; the options are those of `pyllm serve`,
     with underscores, and vLLM's are read as `pyllm serve` reads them. One that is None has its default.

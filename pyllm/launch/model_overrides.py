@@ -42,7 +42,10 @@ def check_overrides(config: ModelConfig) -> None:
     """Raises `ConfigError` where no model can have these overrides."""
     if config.chat_template:
         ChatTemplate(_chat_template(config.chat_template), "", "")
-    _sampling(SamplingDefaults(), config)
+    sampling = SamplingDefaults()
+    if config.generation_config not in ("auto", "vllm"):
+        sampling, _ = read_generation_config(Path(config.generation_config).expanduser())
+    _overridden(sampling, config)
 
 
 def chat_template_notice(checkpoint: Checkpoint) -> str:

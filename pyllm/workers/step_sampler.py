@@ -115,7 +115,7 @@ class StepSampler:
     def _load_grammars(self) -> None:
         found = self._checkpoint
         try:
-            grammars = Grammars.load(found.tokenizer.path, found.spec.vocab_size, found.eos_token_ids)
+            grammars = Grammars.load(found.tokenizer.path, found.spec.vocab_size, found.tokenizer.eos_token_ids)
         except Exception as error:  # noqa: BLE001 - the first request with a grammar gets it
             self._grammars.set_exception(error)
         else:
