@@ -42,6 +42,8 @@ def read_credentials(server: ServerConfig, fixed_keys: tuple[ApiKey, ...] = ()) 
     """
     file_keys = read_api_keys(server.api_key_file, {}) if server.api_key_file else ()
     check_accounts(file_keys + fixed_keys)
+    if not server.ssl_certfile:  # `tls_context` refuses what does not go without it.
+        return Credentials(fixed_keys=fixed_keys, file_keys=file_keys)
     return Credentials(
         fixed_keys=fixed_keys,
         file_keys=file_keys,
