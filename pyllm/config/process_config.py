@@ -27,7 +27,6 @@ class CoreConfig(_ProcessConfig, frozen=True):
     ready_timeout: float
     shutdown_timeout: float
     curve_keys: str = ""  # folder with keys for tcp://; empty: no encryption
-    num_threads: int | None = None  # of each rank on this machine; None: those of the engine's settings
     fork_server: str = ""  # path of the socket of the process that forks workers; empty: there are none
     index: int = 0
     is_successor: bool = False
@@ -37,8 +36,8 @@ class CoreConfig(_ProcessConfig, frozen=True):
 class WorkerConfig(_ProcessConfig, frozen=True):
     """The configuration of one rank.
 
-    Where a rank has no `num_threads` it has those of the engine's settings, and where it has no `gpu` that is the one
-    of its own number. `curve_keys` are for an address of tcp://, and `client_key` is the core's public one.
+    Without a `gpu` the rank has the one of its own number. `curve_keys` are for an address of tcp://, and `client_key`
+    is the core's public one.
     """
 
     engine: EngineConfig
@@ -47,7 +46,6 @@ class WorkerConfig(_ProcessConfig, frozen=True):
     address: str  # ZeroMQ address that this rank binds its DEALER to; the core connects
     rendezvous: str  # init_method of torch.distributed
     core_index: int = 0
-    num_threads: int | None = None
     gpu: int | None = None
     host: str = ""  # this machine's address for the other ranks; empty: all of them are on this machine
     curve_keys: CurveKeys | None = None

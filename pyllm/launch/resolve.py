@@ -81,10 +81,11 @@ def resolve_config(
         ConfigError: the model cannot be read, two settings do not go together, or the memory is too small.
     """
     resolved, checkpoint = resolve_settings(config, probe, list_cards)
+    num_threads = config.device.num_threads or threads_of_each_rank(config.parallel)
+    resolved = msgspec.structs.replace(
+        resolved, device=msgspec.structs.replace(resolved.device, num_threads=num_threads)
+    )
     if config.parallel.distributed_executor_backend != "ray":  # whose ranks take the memory of other machines
-        num_threads = config.device.num_threads or threads_of_each_rank(config.parallel)
-        device = msgspec.structs.replace(resolved.device, num_threads=num_threads)
-        resolved = msgspec.structs.replace(resolved, device=device)
         check_memory(resolved, checkpoint)
         if resolved.device.device == "cpu" and resolved.cache.kv_cache_memory_bytes is None:
             available = min((memory.available for memory in host_memory()), default=0)

@@ -135,11 +135,7 @@ def load(
 
     engine = config.engine
     transformers = config.checkpoint.spec.transformers
-    set_threads(
-        engine,
-        torch_computes=transformers is not None and transformers.torch_computes,
-        num_threads=config.num_threads or engine.device.num_threads,
-    )
+    set_threads(engine, torch_computes=transformers is not None and transformers.torch_computes)
     sum_in_float32()
     enter("joining ranks")
     group = RankGroup.join(
