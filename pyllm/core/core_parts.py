@@ -227,7 +227,7 @@ def _model_info(
         name=engine.model.served_model_name[0],
         max_model_len=max_model_len,
         vocab_size=spec.vocab_size,
-        eos_token_ids=config.checkpoint.eos_token_ids,
+        eos_token_ids=config.checkpoint.tokenizer.eos_token_ids,
         dtype=engine.model.dtype,
         quantization=engine.model.quantization,
         kv_cache_dtype=engine.cache.kv_cache_dtype,
