@@ -53,6 +53,7 @@ lint: setup
 	$(BIN)/ruff format --check
 	cargo fmt --check
 	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	$(BIN)/python -m tests.words
 
 types: setup
 	$(BIN)/mypy
@@ -102,7 +103,7 @@ chaos: setup
 cluster: setup
 	@$(BIN)/python -m tests.cluster $(ARGS)
 
-# Real programs, unchanged, against this server: each in an environment of its own in .clients (6 GB in all).
+# Real programs, unchanged, against this server: each in an environment of its own in .clients (8 GB in all).
 clients: setup
 	@$(BIN)/python -m tests.clients $(ONLY) $(if $(UPGRADE),--upgrade) $(if $(TEMPLATE),--template $(TEMPLATE))
 

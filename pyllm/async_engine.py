@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from copy import copy
 from os import PathLike
 from types import TracebackType
@@ -19,6 +19,7 @@ from pyllm.arguments import instance, integer, text, texts
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.client.client import EngineClient
 from pyllm.client.embedding import EmbeddingOutput, EmbeddingRequestOutput
+from pyllm.client.pending_calls import Done
 from pyllm.client.reports import Decision, SampleReport
 from pyllm.client.submission import refuse_input, refuse_prompt
 from pyllm.config.option_reading import engine_config
@@ -59,17 +60,10 @@ class _ParsedRequest(NamedTuple):
     prompt: ParsedPrompt
 
 
-class Done:
-    """The result of a call that is finished; it may be awaited, as vLLM's coroutines."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield from ()
-
-
 class AsyncEngine:
     """Use it as `async with AsyncEngine(model, tensor_parallel_size=2) as engine:`, or call `start` and `close`.
 
-    One that is dropped without that ends its processes, too. It belongs to the process that made it, not to its forks.
+    The first request starts it where nobody did, as in vLLM. One that is dropped without that ends its processes, too. It belongs to the process that made it, not to its forks.
 
     `model` is a GGUF file or a Hugging Face folder, empty for the embedded one; the options are those of `pyllm serve`,
     with underscores, and vLLM's are read as `pyllm serve` reads them. One that is None has its default.
@@ -94,6 +88,9 @@ class AsyncEngine:
         self._connections = contextlib.ExitStack()
         self._owner.when_dropped(self, self._processes.abandon, self._connections.close)
         self._client: EngineClient | None = None
+        self._loss: PyllmError | None = None
+        self._starts_itself = True
+        self._starting: asyncio.Task[None] | None = None  # by the first request
         self._prompts: PromptEncoder | None = None
         self._renderer: ChatRenderer | None = None
         self._request_ids = itertools.count()
@@ -172,6 +169,7 @@ class AsyncEngine:
         self._owner.check()
         if self._processes.is_started:
             raise PyllmError("this engine is started already: `start` is for a new one, or for one that was closed")
+        self._loss = None
         try:
             await self._processes.start(self._connect)
         except BaseException:
@@ -260,6 +258,7 @@ class AsyncEngine:
         """A conversation as a prompt for `generate`, with its text and its token ids; raises as `chat` does."""
         messages = read_messages(messages)
         instance("rendering", rendering, Rendering)
+        await self._start_once()
         encoder = self._encoder()
         renderer = self._renderer
         assert renderer is not None
@@ -290,6 +289,7 @@ class AsyncEngine:
             DeadlineError: the `timeout` of `scheduling` passed.
             RequestError, EngineDeadError: as `generate`; the prompt may fill the context.
         """
+        await self._start_once()
         client = self._connected()
         read = read_prompt(prompt, with_priority(scheduling, priority))
         if dimensions is not None:
@@ -301,7 +301,7 @@ class AsyncEngine:
             name, EmbeddingOutput(embedding.values.tolist()), tokens.tolist(), embedding.cached_tokens
         )
 
-    def abort(self, request_id: str | Sequence[str]) -> "Done":
+    def abort(self, request_id: str | Sequence[str]) -> Done:
         """End requests that `generate` is running: their last output says `abort`. Unknown ids are ignored.
 
         It is done when this returns, and may be awaited, as vLLM's.
@@ -363,9 +363,46 @@ class AsyncEngine:
         """Abort what runs and end the core; may be called twice, and on an engine that never became ready."""
         if not self._owner.is_this:  # They are another process's.
             return
-        self._connections.close()
-        self._client = None
+        self._disconnect()
         await self._processes.close()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """`close` as vLLM has it: does not wait. `timeout` has no effect."""
+        del timeout
+        if self._owner.is_this:
+            self._disconnect()
+            self._processes.abandon(lambda: None)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is started, and not given up."""
+        return self._client is not None and not self.errored
+
+    @property
+    def errored(self) -> bool:
+        """Whether it was given up, as the core or its workers died too often."""
+        return self._loss is not None
+
+    async def check_health(self) -> None:
+        """Nothing where the engine answers; raises EngineDeadError where it does not run, or was given up."""
+        await self.stats()
+
+    async def _start_once(self) -> None:
+        """Start, unless somebody did; who comes meanwhile waits for the same start."""
+        self._owner.check()
+        if self._starts_itself and self._starting is None and not self._processes.is_started:
+            self._starting = asyncio.create_task(self.start())
+        if (starting := self._starting) is not None:
+            await asyncio.wait({starting})
+            if not starting.cancelled():
+                starting.result()
+
+    def _disconnect(self) -> None:
+        self._starts_itself, self._client = False, None
+        starting, self._starting = self._starting, None
+        if starting is not None and starting is not asyncio.current_task():
+            starting.cancel()
+        self._connections.close()
 
     def _read(
         self,
@@ -385,6 +422,7 @@ class AsyncEngine:
     @contextlib.asynccontextmanager
     async def _running(self, request: _ParsedRequest) -> AsyncIterator[tuple[OutputFold, asyncio.Event]]:
         name, params, prompt = request
+        await self._start_once()
         client, encoder = self._connected(), self._encoder()
         truncation = truncation_from(params.truncate_prompt_tokens, None, params.max_tokens or 1, client.model)
         too_long = refuse_prompt if truncation is None else None
@@ -416,6 +454,7 @@ class AsyncEngine:
         self._renderer = await asyncio.to_thread(ChatRenderer, self._prompts, self._chat_template)
 
     def _give_up(self, error: PyllmError) -> None:
+        self._loss = error
         if self._client is not None:
             self._client.give_up(error)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import logging
 import os
 import sys
@@ -86,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return entrypoints.child_main(arguments[1], *map(int, arguments[2:]))
     _open_standard_files()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # One that cannot encode a character gets its escape, as stderr does.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _run(arguments)
     except (ConfigError, RequestError) as error:
@@ -104,9 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _say(error: PyllmError) -> None:
     """The reason of an end: the last line, or the last record where all are JSON."""
-    from pyllm import log
+    from pyllm.supervision import is_json
 
-    if log.is_json():
+    if is_json():
         logging.getLogger(__name__).error("%s", error, extra={"fields": {"event": "failed"}})
     else:
         print(f"pyllm: {error}", file=sys.stderr)
@@ -154,7 +157,12 @@ def read_options(name: str, arguments: Sequence[str]) -> argparse.Namespace:
     options, model_of_file = None, None
     if file:
         parser.source = file
+        required = [action for action in parser._actions if action.required]
+        for action in required:
+            action.required = False
         options = parser.read(expand(settings))
+        for action in required:  # What the file lacks the command line has to have.
+            action.required = getattr(options, action.dest) is None
         parser.source = ""
         if options.model_argument is not None:  # In a file it has no place: the model is `model: NAME`.
             raise ConfigError(f"--config {file}: {options.model_argument!r:.80} is no flag's value, as in `port: 8000`")

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from os import PathLike
 from typing import Any
 
 from pyllm.flags.command_line import expand
@@ -15,8 +16,8 @@ class EngineArgs:
     As in vLLM, one made of keywords is what `AsyncEngine.from_engine_args` and `LLMEngine.from_engine_args` take.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self.options = options
+    def __init__(self, model: str | PathLike[str] | None = None, **options: Any) -> None:
+        self.options = options if model is None else {"model": model, **options}
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> "EngineArgs":

@@ -47,13 +47,17 @@ class RequestError(PyllmError, ValueError):
 
     @classmethod
     @contextmanager
-    def of_item(cls, index: int, number: int, name: str = "") -> Iterator[None]:
-        """Errors in here about a prompt say which of so many is at fault, in the list of this name or the parameter."""
+    def of_item(cls, index: int, number: int, name: str = "", params: str = "") -> Iterator[None]:
+        """Errors in here about a prompt say which of so many is at fault, in the list of this name or the parameter.
+
+        `params` is the list of which each has one, if there is one: other errors are in it.
+        """
         try:
             yield
         except cls as error:
-            if number > 1 and error.parameter in _PROMPTS:
-                error.args = (f"{name or error.parameter}[{index}]: {error}",)
+            where = name or error.parameter if error.parameter in _PROMPTS else params
+            if number > 1 and where:
+                error.args = (f"{where}[{index}]: {error}",)
             raise
 
 

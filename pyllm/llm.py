@@ -35,7 +35,8 @@ Scheduling = SchedulingParams | Sequence[SchedulingParams]
 _CONTENT_FORMATS = {"auto", "string", "openai"}
 # Seconds that whoever drops an `LLM` waits for its processes to end.
 DROP_PATIENCE = 5.0
-_Request = tuple[SamplingParams | None, SchedulingParams]
+# With the name of the list of sampling parameters, where there is one for each.
+_Request = tuple[SamplingParams | None, SchedulingParams, str]
 
 
 class LLM:
@@ -244,8 +245,8 @@ class LLM:
         self, prompts: Sequence[Prompt], requests: Sequence[_Request], progress: PromptProgress
     ) -> list[RequestOutput]:
         async def complete(index: int, prompt: Prompt, request: _Request) -> RequestOutput:
-            params, scheduling = request
-            with RequestError.of_item(index, len(prompts), "prompts"):
+            params, scheduling, name = request
+            with RequestError.of_item(index, len(prompts), "prompts", name):
                 output = await self._engine.complete(prompt, params, scheduling=scheduling)
             progress.add(len(output.prompt_token_ids), sum(len(one.token_ids) for one in output.outputs))
             return output
@@ -335,10 +336,11 @@ def _requests(number: int, params: Params, priority: Priority, scheduling: Sched
         _each("priority", priority, number),
         strict=True,
     )
-    requests = [(sampling, with_priority(one, first)) for sampling, one, first in columns]
-    for sampling, _ in requests:
+    name = "sampling_params" if isinstance(params, list | tuple) else ""
+    requests = [(sampling, with_priority(one, first), name) for sampling, one, first in columns]
+    for index, (sampling, _, _) in enumerate(requests):
         if sampling is not None:
-            instance("sampling_params", sampling, SamplingParams)
+            instance(f"{name}[{index}]" if name else "sampling_params", sampling, SamplingParams)
     return requests
 
 

@@ -175,6 +175,12 @@ class LLMEngine:
             if processor is not None:
                 processor.drop()
 
+    abort_request = abort  # vLLM's name
+
+    def get_num_unfinished_requests(self) -> int:
+        """How many requests have not ended."""
+        return len(self._requests)
+
     def has_unfinished_requests(self) -> bool:
         """Whether `step` still has something to do, or to give."""
         return bool(self._requests)
@@ -182,6 +188,11 @@ class LLMEngine:
     def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters."""
         return self._core.stats()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; what runs keeps its blocks."""
+        self._check_open()
+        self._loop.run_until_complete(self._client.reset_prefix_cache())
 
     def close(self) -> None:
         """Free the model; may be called twice. Nothing is freed in a fork."""

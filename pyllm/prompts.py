@@ -110,23 +110,24 @@ def read_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(cast(Sequence[Prompt], prompts))
 
 
-def read_messages(messages: Sequence[Message]) -> Sequence[Message]:
+def read_messages(messages: Sequence[Message], name: str = "messages") -> Sequence[Message]:
     """A conversation, in which each content is a text: parts that are texts are joined by line ends, as in vLLM.
 
     Raises:
         RequestError: it is no list of dicts with a role, it is empty, or a part is no text.
     """
     if not isinstance(messages, list | tuple):
-        refuse("messages", messages, "a list of dicts with role and content")
+        refuse(name, messages, "a list of dicts with role and content")
     if not messages:
-        raise RequestError("messages is empty; give at least one message", "messages")
-    return [_read_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+        raise RequestError(f"{name} is empty; give at least one message", "messages")
+    return [_read_message(f"{name}[{index}]", message) for index, message in enumerate(messages)]
 
 
 def read_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
     """A batch of conversations, also where it is one alone; raises as `read_messages` does."""
     if isinstance(messages, list | tuple) and messages and all(isinstance(each, list | tuple) for each in messages):
-        return [read_messages(each) for each in messages]
+        batch = cast(Sequence[Sequence[Message]], messages)
+        return [read_messages(each, f"messages[{index}]") for index, each in enumerate(batch)]
     return [read_messages(cast(Sequence[Message], messages))]
 
 

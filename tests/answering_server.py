@@ -7,14 +7,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, Self
 
 MODELS = {"data": [{"id": "m"}]}
-CHOICE = {"index": 0, "text": "hi", "delta": {"content": "hi"}, "finish_reason": "stop"}
-ANSWER = {"choices": [CHOICE], "usage": {"prompt_tokens": 1}}
 
 
 class AnsweringServer:
-    """Gives each request the same answer; keeps the keys and bodies that it was sent. Over TLS with `files` for it."""
+    """Gives each request the same text; keeps the keys and bodies that it was sent. Over TLS with `files` for it."""
 
-    def __init__(self, files: tuple[str, str] | None = None) -> None:
+    def __init__(self, files: tuple[str, str] | None = None, text: str = "hi") -> None:
+        choice = {"index": 0, "text": text, "delta": {"content": text}, "finish_reason": "stop"}
+        answer = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 1}}).encode()
         self.keys: list[str | None] = []
         self.bodies: list[Any] = []
         keys, bodies = self.keys, self.bodies
@@ -26,7 +26,6 @@ class AnsweringServer:
             def do_POST(self) -> None:
                 keys.append(self.headers.get("Authorization"))
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                answer = json.dumps(ANSWER).encode()
                 bodies.append(body)
                 if body.get("stream"):
                     self._answer(b"data: " + answer + b"\n\ndata: [DONE]\n\n", "text/event-stream")

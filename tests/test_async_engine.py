@@ -87,3 +87,32 @@ async def test_a_close_that_is_cancelled_leaves_nothing_behind(model: str) -> No
         await closing
     assert not any(process.is_stopped for process in processes)
     assert all(process.is_killed for process in processes)
+
+
+async def test_the_first_requests_start_an_engine_once_and_hear_why_it_failed(model: str) -> None:
+    engine = engine_of(model, LoadingCore(), LostCore())
+    failures = await asyncio.gather(*(engine.complete("x") for _ in range(3)), return_exceptions=True)
+    assert [str(failure) for failure in failures] == [str(failures[0])] * 3
+    assert "no more of it" in str(failures[0])
+    with pytest.raises(EngineDeadError, match="not running"):  # It is not tried again.
+        await engine.complete("x")
+    assert not engine.is_running
+    assert engine.errored
+    with pytest.raises(EngineDeadError, match="not running"):
+        await engine.check_health()
+
+
+async def test_who_waits_for_a_start_hears_of_the_end(model: str) -> None:
+    for end in (AsyncEngine.close, AsyncEngine.shutdown):
+        process = LoadingCore()
+        engine = engine_of(model, process)
+        waiting = asyncio.create_task(engine.complete("x"))
+        while not engine._processes.is_started:
+            await asyncio.sleep(0)
+        ended = end(engine)
+        if ended is not None:
+            await ended
+        with pytest.raises(EngineDeadError, match="not running"):
+            await waiting
+        while not process.is_stopped:
+            await asyncio.sleep(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllm.cli import COMMANDS, SHELLS, main, make_parser
+from pyllm.cli import COMMANDS, SHELLS, main, make_parser, read_options
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import option_names
 from pyllm.config.server_settings import HeadlessConfig, ServerConfig
@@ -76,6 +76,9 @@ WRONG = {
         ("--served-model-name chat owner/repo", "give the model first, or by --model"),
         ("/nowhere/model.gguf --served-model-name chat gpt", "/nowhere/model.gguf"),
         ("--enable-lora", "merge the adapter"),
+        ("--enable-lora --tokenizer-mode mistral --unknown", "; unknown flag --unknown"),
+        ("--enable-lora --tokenizer-mode mistral", "; --tokenizer-mode mistral: "),
+        ("--tokenizer-mode mistral --load_format mistral", "; --load-format: there is no 'mistral'"),
         ("--numa-bind", "vLLM's and has no meaning here"),
         ("--hf-overrides [1]", "must be a JSON object"),
         ("--config /nowhere.yaml", "/nowhere.yaml"),
@@ -147,6 +150,7 @@ WRONG = {
         ("--json-schema /nowhere.json text", "cannot read --json-schema /nowhere.json"),
         ("--json-schema garbage text", "garbage is no JSON schema"),
         ("--json-schema empty text", "empty is no JSON schema"),
+        ("--json-schema latin text", "latin is no JSON schema"),
         ("--max-token 3 text", "did you mean --max-tokens?"),
         ("http://host text --block-size 16", "--block-size: settings of an engine do nothing"),
         ("a b c", "unexpected argument 'c'"),
@@ -378,6 +382,7 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "empty").touch()
+    (tmp_path / "latin").write_bytes('{"title": "M\u00fcller"}'.encode("latin-1"))
     (tmp_path / "list.yaml").write_text("port: [1, 2]\n")
     (tmp_path / "endless.yaml").write_text("hf-overrides: &all {all: *all}\n")
     (tmp_path / "twice.yaml").write_text("port: 1\nseed: 2\nport: 3\n")
@@ -543,3 +548,15 @@ def test_what_an_unset_variable_of_a_shell_gives_is_refused(
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else -1
     assert (code, text in capsys.readouterr().err) == (2, True)
+
+
+def test_a_file_of_flags_and_the_command_line_have_what_is_required_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "batch.yaml"
+    file.write_text("max-model-len: 64\noutput-file: out.jsonl\n")
+    options = read_options("batch", ["--config", str(file), "-i", "in.jsonl"])
+    assert (options.max_model_len, options.input_file, options.output_file) == (64, Path("in.jsonl"), Path("out.jsonl"))
+    with pytest.raises(SystemExit):
+        read_options("batch", ["--config", str(file)])
+    assert capsys.readouterr().err == "pyllm batch: the following arguments are required: -i/--input-file\n"

@@ -30,6 +30,7 @@ def test_names_of_vllm_are_ours() -> None:
 def test_an_engine_is_made_of_its_arguments(kind: Any) -> None:
     arguments = EngineArgs.from_cli_args(argparse.Namespace(model="/nowhere/at/all", max_num_seqs=3))
     assert arguments.options == {"model": "/nowhere/at/all", "max_num_seqs": 3}
+    assert EngineArgs("/nowhere/at/all", max_num_seqs=3).options == arguments.options
     with pytest.raises(ConfigError, match="/nowhere/at/all"):
         kind.from_engine_args(arguments)
     with pytest.raises(RequestError, match="engine_args must be a EngineArgs"):
@@ -39,6 +40,8 @@ def test_an_engine_is_made_of_its_arguments(kind: Any) -> None:
 @pytest.mark.parametrize("kind", [LLM, AsyncEngine, LLMEngine])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_that_there_is_not_says_what_to_use(kind: type, name: str) -> None:
+    if name in vars(kind):  # That is for the others.
+        return
     engine = object.__new__(kind)  # not started
     with pytest.raises(AttributeError, match=f"^{kind.__name__} has no {name}: ") as refused:
         getattr(engine, name)

@@ -1,11 +1,11 @@
-//! AMX: eight registers of 16 rows of 64 bytes, two of which are multiplied into a third. Knows no kernel.
+//! AMX: eight tile registers of 16 rows of 64 bytes, two of which are multiplied into a third. Knows no kernel.
 //!
-//! Rust has no stable intrinsics for tiles. The compiler never uses them, so each keeps what it holds from one `asm!`
-//! to the next.
+//! Rust has no stable intrinsics for tiles. The compiler never uses them, so each keeps its contents from one `asm!` to
+//! the next.
 
 use std::arch::asm;
 
-/// What `ldtilecfg` reads: the sizes of the eight tiles.
+/// The operand of `ldtilecfg`: the sizes of the eight tiles.
 #[repr(C, align(64))]
 pub(crate) struct Configuration {
     palette: u8,
@@ -15,8 +15,8 @@ pub(crate) struct Configuration {
 }
 
 impl Configuration {
-    /// Rows of so many bytes, of which two tiles have so many: 0 to 3 are for products, 4 and 5 for rows, 6 and 7 for
-    /// columns.
+    /// Tiles whose rows have `depth` bytes, with two numbers of rows: 0 to 3 are for products, 4 and 5 for rows, 6 and
+    /// 7 for columns.
     pub(crate) const fn new(depth: usize, rows: [usize; 2]) -> Self {
         let (columns, [first, second]) = ([depth / 4, 64], rows);
         let products = [[first, 64], [second, 64]];
@@ -24,7 +24,7 @@ impl Configuration {
         Self::of([products[0], products[0], products[1], products[1], rows[0], rows[1], columns, columns])
     }
 
-    /// Of each tile, how many rows it has, and of how many bytes.
+    /// Tiles with these numbers of rows, and of bytes in a row.
     pub(crate) const fn of(sizes: [[usize; 2]; 8]) -> Self {
         let mut configuration = Self { palette: 1, reserved: [0; 15], row_bytes: [0; 16], rows: [0; 16] };
         let mut tile = 0;
@@ -37,7 +37,7 @@ impl Configuration {
     }
 }
 
-/// Tiles are this thread's until this is dropped; then their state is no longer saved when threads change.
+/// The thread's configured tiles. After the drop, context switches no longer save their state.
 pub(crate) struct Tiles;
 
 impl Tiles {
@@ -58,14 +58,14 @@ impl Drop for Tiles {
     }
 }
 
-/// The tile becomes zeros.
+/// Set the tile to zeros.
 macro_rules! zero {
     ($tile:literal) => {
         asm!(concat!("tilezero tmm", $tile), options(nostack, nomem, preserves_flags))
     };
 }
 
-/// The tile becomes what is at `$from`, its rows `$stride` bytes apart.
+/// Load the tile from `$from`, its rows `$stride` bytes apart.
 macro_rules! load {
     ($tile:literal, $from:expr, $stride:expr) => {
         asm!(
@@ -85,7 +85,7 @@ macro_rules! store {
     };
 }
 
-/// Add to the products those of two tiles, by an instruction that says which of them has signs.
+/// Add the products of two tiles, by an instruction that fixes which of them is signed.
 macro_rules! add_dots {
     ($instruction:literal, $products:literal, $rows:literal, $columns:literal) => {
         asm!(

@@ -1,9 +1,9 @@
 //! Causal attention over the paged cache (arXiv 2309.06180), by the online softmax (arXiv 1805.02867).
 //!
 //! A head of a token goes through its keys in tiles of `TILE` and splits of `SPLIT`, both counted from position 0:
-//! within a split tile by tile, then split is merged to split in order, and a sink comes last. That alone decides a
-//! result's bits. Which tokens and heads share a tile that was loaded, and which thread does which splits, decides when
-//! something is computed only.
+//! within a split tile by tile, then the splits are merged in order, and a sink comes last. Only this order decides a
+//! result's bits. The tokens and heads that share a loaded tile, and the threads that compute the splits, affect only
+//! the time of a computation.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -25,9 +25,9 @@ use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
 use crate::threads::Pool;
 use tile_backend::Call;
 
-/// Positions that are looked at together.
+/// Positions in a tile of keys and values.
 const TILE: usize = 64;
-/// Positions after which what was summed up is set aside, so that others can compute the rest meanwhile.
+/// Positions in a split, which is summed up apart, so that other threads can compute the rest.
 const SPLIT: usize = 512;
 
 /// The window of a layer without one.
@@ -39,20 +39,20 @@ pub(crate) struct PagedAttention {
     pub(crate) tokens: usize,
     pub(crate) heads: usize,
     pub(crate) scale: f32,
-    /// How many positions a token sees, its own included; `NO_WINDOW`: all before it.
+    /// Positions that a token attends to, its own included; `NO_WINDOW`: all before it.
     pub(crate) window: usize,
-    /// What a score is held below: `cap * tanh(score / cap)`.
+    /// Bound of the scores: `cap * tanh(score / cap)`.
     pub(crate) soft_cap: Option<f32>,
-    /// Where each head's logit is that takes a share of its softmax, float32 [heads].
+    /// Address of each head's sink, a logit that takes a share of its softmax, float32 [heads].
     pub(crate) sinks: Option<usize>,
-    /// A row is a token: its heads, one after the other. Both have the same dtype.
+    /// A row is a token: its heads, one after the other. Query and out have the same dtype.
     pub(crate) query: Matrix,
     pub(crate) out: Matrix,
     pub(crate) cache: KvLayer,
     pub(crate) batch: Batch,
 }
 
-/// Where each sequence's queries and keys are.
+/// Addresses of each sequence's queries and keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Batch {
     pub(crate) rows: usize,
@@ -91,7 +91,7 @@ impl Op for PagedAttention {
 }
 
 impl PagedAttention {
-    /// Query heads that share a KV head.
+    /// Query heads per KV head.
     fn group(&self) -> usize {
         self.heads / self.cache.kv_heads
     }
@@ -100,14 +100,14 @@ impl PagedAttention {
     ///
     /// # Safety
     ///
-    /// As for `Op::run`.
+    /// See `Op::run`.
     unsafe fn sink(&self, head: usize) -> Option<f32> {
         // SAFETY: as the caller promises.
         self.sinks.map(|sinks| unsafe { with_exposed_provenance::<f32>(sinks).add(head).read_unaligned() })
     }
 }
 
-/// The batch's indices as they are in this step.
+/// The batch's indices in this step.
 struct Sequences<'a> {
     slots: &'a [i32],
     query_starts: &'a [i32],
@@ -121,7 +121,7 @@ impl Batch {
     ///
     /// # Safety
     ///
-    /// What the batch points to is there, and nothing writes to it meanwhile.
+    /// The batch's pointers are valid, and nothing writes to their memory meanwhile.
     unsafe fn sequences<'a>(&self, rows: usize) -> Sequences<'a> {
         // SAFETY: as the caller promises.
         unsafe {
@@ -137,11 +137,11 @@ impl Batch {
 }
 
 impl Sequences<'_> {
-    /// A window of so many positions may have no block for what is before it.
+    /// Check all indices. With a window, positions before it need no block.
     fn check(&self, tokens: usize, cache: &KvLayer, num_slots: usize, window: usize) -> Result<(), OutOfRange> {
         check_range("slot of row", self.slots, 0..num_slots as i64)?;
         check_range("query start", self.query_starts, 0..tokens as i64 + 1)?;
-        // A token that were of no sequence would get what was in memory.
+        // A token outside all sequences would get leftovers in memory.
         for (index, number) in [(0, 0), (self.slots.len(), tokens as i64)] {
             check_range("query start", &self.query_starts[index..=index], number..number + 1)?;
         }
@@ -171,7 +171,7 @@ impl Sequences<'_> {
         &self.block_tables[self.slots[row] as usize * self.max_blocks..][..self.max_blocks]
     }
 
-    /// Write the cells of so many positions.
+    /// Write the cells of consecutive positions.
     fn cells(&self, row: usize, first: usize, block_size: usize, cells: &mut [usize]) {
         let (mut block, mut offset) = (first / block_size, first % block_size);
         let table = self.table(row);

@@ -11,7 +11,7 @@ use crate::threads::Pool;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CopyBlocks {
     pub(crate) cache: KvLayer,
-    /// Two numbers each; the copies are what a graph would count as tokens.
+    /// Two numbers each; a graph counts copies as tokens.
     pub(crate) copies: Indices,
     pub(crate) num_copies: usize,
 }
@@ -32,7 +32,7 @@ impl Op for CopyBlocks {
         let copies = unsafe { self.copies.first(2 * extent.tokens) };
         check_range("number of the copies", copies, 0..num_blocks as i64)?;
         let caches = [self.cache.keys::<u8>(0).expose_provenance(), self.cache.values::<u8>(0).expose_provenance()];
-        // A copy may be of what the one before has written; the two caches have nothing of each other.
+        // A copy may read the result of the one before; the two caches are independent.
         pool.run(2, &|which| {
             for pair in copies.chunks_exact(2) {
                 let block = |index: i32| {

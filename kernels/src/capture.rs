@@ -1,5 +1,5 @@
-//! The shim of graphs, of the memory that is lent to the tensors of one, and of the times of ops. `_cpu.pyi` documents
-//! all three.
+//! The Python classes for graphs, for memory lent to their tensors, and for times of ops. `_cpu.pyi` documents all
+//! three.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,7 +54,7 @@ impl Graph {
 
     /// # Safety
     ///
-    /// What the ops point to is still there, and nothing else touches it during the call.
+    /// The ops' pointers are still valid, and nothing else touches their memory during the call.
     unsafe fn replay(&self, py: Python<'_>, num_tokens: usize, num_rows: usize) -> PyResult<()> {
         let extent = Extent { tokens: num_tokens, rows: num_rows };
         let done = py.detach(|| {
@@ -82,7 +82,7 @@ impl Graph {
     }
 }
 
-/// A piece of a graph's memory, which goes back when Python lets go of this.
+/// A piece of a graph's memory, returned when Python drops this.
 #[pyclass(frozen, module = "pyllm_kernels._cpu")]
 pub(crate) struct Lease {
     arena: Arc<Arena>,

@@ -1,6 +1,6 @@
-//! The types of numbers that tensors hold, and the conversions between them and float32. Knows no kernel.
+//! The types of tensors' elements, and conversions between them and float32. Knows no kernel.
 
-/// The type of a tensor's numbers.
+/// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DType {
     Float32,
@@ -8,7 +8,7 @@ pub(crate) enum DType {
 }
 
 impl DType {
-    /// As torch calls it.
+    /// The name in torch.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Float32 => "float32",
@@ -24,7 +24,7 @@ impl DType {
     }
 }
 
-/// To the nearest, to even where two are equally near; not a number stays so.
+/// Round to nearest, ties to even; NaN stays NaN.
 #[inline]
 pub(crate) fn round_to_bfloat16(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -46,7 +46,7 @@ pub(crate) fn from_bfloat16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// Exact, subnormal numbers included.
+/// Convert from float16, exactly, subnormal numbers included.
 #[inline]
 pub(crate) fn from_float16(bits: u16) -> f32 {
     const REBIAS: f32 = f32::from_bits((254 - 15) << 23); // 2¹¹²
@@ -60,7 +60,7 @@ pub(crate) fn from_float16(bits: u16) -> f32 {
     f32::from_bits(value.to_bits() | sign)
 }
 
-/// From E4M3 without infinities, exact.
+/// Convert from E4M3 without infinities, exactly.
 #[inline]
 pub(crate) fn from_float8(bits: u8) -> f32 {
     let (exponent, mantissa) = (u32::from(bits >> 3 & 0xf), u32::from(bits & 7));
@@ -72,8 +72,8 @@ pub(crate) fn from_float8(bits: u8) -> f32 {
     if bits >> 7 == 1 { -magnitude } else { magnitude }
 }
 
-/// Half of the power of two that an exponent of 8 bits (E8M0) stands for: of doubled numbers it is the scale. Exact,
-/// subnormal numbers included; 255 is not a number.
+/// Half of the power of two for an 8-bit exponent (E8M0): the scale of numbers that are stored doubled. Exact,
+/// subnormal numbers included; 255 is NaN.
 #[inline]
 pub(crate) fn half_of_exponent(bits: u8) -> f32 {
     match bits {

@@ -1,8 +1,8 @@
-//! Feed-forward layers of which a router picks a few for each token (arXiv 1701.06538): the choice, products of the rows
-//! that each expert gets, and the sum of the results by the router's weights.
+//! Feed-forward layers with a router that picks a few experts per token (arXiv 1701.06538): routing, products of each
+//! expert's rows, and the sum of the results by the router's weights.
 //!
-//! What a token gets depends on the token alone: a product's row does not depend on the rows beside it, and results are
-//! added in the order of the experts' numbers.
+//! A token's result depends on that token alone: a product's row does not depend on other rows, and results are added
+//! in the order of the experts' numbers.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 mod routing;
@@ -23,14 +23,14 @@ use routing::Routes;
 /// The matrices of all experts of this rank, packed one after the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpertMatrices {
-    /// Of one expert.
+    /// The matrix of one expert.
     pub(crate) linear: Linear,
     pub(crate) packed: usize,
     /// [experts, outputs], of the dtype of x.
     pub(crate) bias: Option<Matrix>,
 }
 
-/// `out = sum of weight * down(kind(gate(x)) * up(x))` over the experts that each token takes.
+/// `out = sum of weight * down(kind(gate(x)) * up(x))` over the experts of each token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Experts {
     pub(crate) tokens: usize,
@@ -71,7 +71,7 @@ impl Op for Experts {
 impl Experts {
     /// # Safety
     ///
-    /// As for `Op::run`; x is made of X.
+    /// See `Op::run`; x is made of X.
     unsafe fn run_as<X: Storage>(&self, num_tokens: usize, isa: Isa, pool: &mut Pool) {
         // SAFETY: as the caller promises.
         let routes = unsafe { Routes::of::<X>(&self.router, self.logits, num_tokens) };
@@ -114,7 +114,7 @@ impl Experts {
 impl ExpertMatrices {
     /// # Safety
     ///
-    /// As for `Product::run_groups`; x and out are made of X, and out has rows of `out_width`.
+    /// See `Product::run_groups`; x and out are made of X, and out has rows of `out_width`.
     unsafe fn multiply<X: Storage>(
         &self,
         x: *const X,
@@ -136,7 +136,7 @@ impl ExpertMatrices {
     }
 }
 
-/// Copies the row of each pair's token to where the pair's expert has its rows.
+/// Copies the row of each pair's token to its place among the expert's rows.
 struct Gather<'a, X> {
     from: Matrix,
     to: *mut X,

@@ -1,5 +1,4 @@
-//! The ops of a step in order, recorded once and run as often as wanted. Knows no tensor: only what ops know of
-//! themselves.
+//! The ops of a step in order, recorded once and replayed many times. Knows no tensors: only the ops' own data.
 
 use std::fmt;
 
@@ -8,22 +7,22 @@ use crate::op::times::{OpName, Watch};
 use crate::op::{Extent, Op, OutOfRange};
 use crate::threads::Pool;
 
-/// Ops that ran one after the other, and will again.
+/// Recorded ops, to be replayed.
 #[derive(Default)]
 pub(crate) struct Graph {
     ops: Vec<Box<dyn Op>>,
     capacity: Option<Extent>,
 }
 
-/// Why an op cannot join, or a graph not run.
+/// The reason why an op cannot be recorded, or a graph not be replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GraphError {
-    /// An op with another number of tokens than those before it.
+    /// The op has another number of tokens than the ops before.
     Tokens {
         of_op: usize,
         of_graph: usize,
     },
-    /// More than the graph was captured for.
+    /// The replay has more tokens or rows than the graph was captured for.
     Capacity {
         wanted: Extent,
         capacity: Extent,
@@ -69,11 +68,11 @@ impl Graph {
         Ok(())
     }
 
-    /// Run every op in order, as `watch` is told; those before a wrong index have run.
+    /// Run every op in order, with calls of `watch`; those before a wrong index have run.
     ///
     /// # Safety
     ///
-    /// As for `Op::run`, of all ops, but for the extent, which is checked.
+    /// See `Op::run`, of all ops, but for the extent, which is checked.
     pub(crate) unsafe fn replay(
         &self,
         extent: Extent,

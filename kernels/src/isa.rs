@@ -1,11 +1,11 @@
-//! Which instructions this machine has, asked once, at run time. Knows no kernel.
+//! The instruction sets of this machine, detected once, at run time. Knows no kernel.
 
 use std::sync::LazyLock;
 
-/// What a kernel may be written in; each level has all of the ones before it.
+/// The instruction set of a kernel; each level includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Isa {
-    /// Whatever the compiler makes of plain Rust.
+    /// Plain Rust, for the baseline of the target.
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
@@ -32,7 +32,7 @@ impl Isa {
         ALL.into_iter().take_while(|isa| isa.is_available())
     }
 
-    /// The level's name, for people.
+    /// The level's name in messages.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
@@ -67,8 +67,8 @@ impl Isa {
     }
 
     /// Whether this level is faster than the one below. Intel's AVX-512 needs two cycles for a dot product of bfloat16,
-    /// and one for the two multiplications in float32 that do the same: 50 against 75 billion products a second and core
-    /// of Sapphire Rapids.
+    /// and one for the two equivalent multiplications in float32: 50 against 75 billion products a second and core of
+    /// Sapphire Rapids.
     #[cfg(target_arch = "x86_64")]
     fn is_worthwhile(self) -> bool {
         self != Self::Avx512Bf16 || std::arch::x86_64::__cpuid(0).ebx != u32::from_le_bytes(*b"Genu")
@@ -80,7 +80,7 @@ impl Isa {
     }
 }
 
-/// Whether there are tiles, and Linux lets this process have them: their state is large, so it wants to be asked.
+/// Whether there are tiles, and Linux grants them to this process: programs must ask, as their state is large.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn amx_is_permitted() -> bool {
     const TILES: u32 = 1 << 22 | 1 << 24 | 1 << 25; // of bfloat16, at all, of int8

@@ -1,4 +1,4 @@
-//! Where the keys and the values of one layer lie. Knows no sequence: a cell is one token's.
+//! The addresses of one layer's keys and values. Knows no sequence: a cell belongs to one token.
 
 use crate::dtype::DType;
 
@@ -24,12 +24,12 @@ impl KvLayer {
         self.kv_heads * self.head_dim
     }
 
-    /// Where a cell's keys begin.
+    /// Address of a cell's keys.
     pub(crate) fn keys<T>(&self, cell: usize) -> *mut T {
         std::ptr::with_exposed_provenance_mut::<T>(self.key_address).wrapping_add(cell * self.width())
     }
 
-    /// Where a cell's values begin.
+    /// Address of a cell's values.
     pub(crate) fn values<T>(&self, cell: usize) -> *mut T {
         std::ptr::with_exposed_provenance_mut::<T>(self.value_address).wrapping_add(cell * self.width())
     }

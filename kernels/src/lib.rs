@@ -1,5 +1,5 @@
-//! `pyllm_kernels._cpu`: the kernels for CPUs. The shim makes slices of what Python points to, and checks that they
-//! fit; the stub `pyllm_kernels/_cpu.pyi` is its documentation.
+//! `pyllm_kernels._cpu`: the kernels for CPUs. The shim makes slices of Python's pointers, and checks their sizes; the
+//! stub `pyllm_kernels/_cpu.pyi` is its documentation.
 
 #[cfg(target_arch = "x86_64")]
 mod amx_tiles;
@@ -97,9 +97,9 @@ impl Linear {
 
     /// # Safety
     ///
-    /// The pointers are to what the stub says.
+    /// The pointers are those that the stub documents.
     unsafe fn pack(&self, py: Python<'_>, rows: Vec<RowsOf>, packed: usize) -> PyResult<Option<usize>> {
-        // SAFETY: Python promises that what the stub says is there, and that nothing else touches it during the call.
+        // SAFETY: the stub requires valid pointers, and that nothing else touches their memory during the call.
         let (rows, packed) = unsafe { (all_rows(rows, self.0.in_features)?, slice_mut(packed, self.0.packed_bytes())) };
         if rows.len() != self.0.out_features {
             return Err(PyValueError::new_err(format!("{} rows of a matrix of {}", rows.len(), self.0.out_features)));
@@ -110,7 +110,7 @@ impl Linear {
 
     /// # Safety
     ///
-    /// The pointers are to what the stub says.
+    /// The pointers are those that the stub documents.
     unsafe fn unpack_rows(
         &self,
         py: Python<'_>,
@@ -121,13 +121,13 @@ impl Linear {
     ) -> PyResult<()> {
         let (packed, indices) = (with_exposed_provenance(packed), with_exposed_provenance(rows));
         let lookup = Lookup { linear: self.0, packed, indices, out: with_exposed_provenance_mut(out) };
-        // SAFETY: Python promises that what the stub says is there, and that nothing else touches it while it is used.
+        // SAFETY: the stub requires valid pointers, and that nothing else touches their memory while it is used.
         unsafe { execute(py, PackedRows { tokens: num_rows, lookup }) }
     }
 
     /// # Safety
     ///
-    /// The pointers are to what the stub says.
+    /// The pointers are those that the stub documents.
     unsafe fn run(
         &self,
         py: Python<'_>,
@@ -150,7 +150,7 @@ impl Linear {
             out: with_exposed_provenance_mut(out),
             out_stride: out_stride * self.0.dtype.bytes(),
         };
-        // SAFETY: Python promises that what the stub says is there, and that nothing else touches it while it is used.
+        // SAFETY: the stub requires valid pointers, and that nothing else touches their memory while it is used.
         unsafe { execute(py, PackedLinear { tokens: num_rows, product }) }
     }
 }
@@ -161,7 +161,7 @@ type RowsOf = (String, usize, usize, usize, usize);
 
 /// # Safety
 ///
-/// The addresses are to so many addresses.
+/// The addresses point to as many addresses as the parts say.
 unsafe fn all_rows(parts: Vec<RowsOf>, in_features: usize) -> PyResult<Vec<Row>> {
     let mut rows = Vec::new();
     for (name, addresses, num_rows, scales, features) in parts {
@@ -184,10 +184,10 @@ unsafe fn all_rows(parts: Vec<RowsOf>, in_features: usize) -> PyResult<Vec<Row>>
 
 /// # Safety
 ///
-/// The pointers are to what the stub says.
+/// The pointers are those that the stub documents.
 #[pyfunction]
 unsafe fn copy_rows(py: Python<'_>, rows: Vec<RowsOf>, in_features: usize, out: usize) -> PyResult<()> {
-    // SAFETY: Python promises that what the stub says is there, and that nothing else touches it during the call.
+    // SAFETY: the stub requires valid pointers, and that nothing else touches their memory during the call.
     unsafe {
         let rows = all_rows(rows, in_features)?;
         if let Some(other) = rows.iter().find(|row| row.source != rows[0].source) {
@@ -205,10 +205,10 @@ unsafe fn copy_rows(py: Python<'_>, rows: Vec<RowsOf>, in_features: usize, out: 
 
 /// # Safety
 ///
-/// The pointers are to what the stub says.
+/// The pointers are those that the stub documents.
 #[pyfunction]
 unsafe fn read_rows(py: Python<'_>, rows: Vec<RowsOf>, in_features: usize, out: usize) -> PyResult<()> {
-    // SAFETY: Python promises that what the stub says is there, and that nothing else touches it during the call.
+    // SAFETY: the stub requires valid pointers, and that nothing else touches their memory during the call.
     unsafe {
         let rows = all_rows(rows, in_features)?;
         let out = slice_mut(out, rows.len() * in_features);
@@ -231,7 +231,7 @@ fn stay_awake(py: Python<'_>, awake: bool) {
     py.detach(|| pool().stay_awake(awake));
 }
 
-/// A forked process has none of the threads, and a lock that may be held for ever: it begins with a pool of its own.
+/// A forked process has no threads, and a lock that may be held for ever: it starts with a new pool.
 #[pyfunction]
 fn forget_threads() {
     pool::forget();
@@ -249,7 +249,7 @@ fn instruction_set() -> &'static str {
 
 /// # Safety
 ///
-/// So many of them are there, aligned, and nothing writes to them while the slice lives.
+/// `length` values are valid, aligned, and nothing writes to them while the slice lives.
 unsafe fn slice<'a, T>(address: usize, length: usize) -> &'a [T] {
     if length == 0 {
         return &[]; // torch gives an empty tensor a null pointer
@@ -260,7 +260,7 @@ unsafe fn slice<'a, T>(address: usize, length: usize) -> &'a [T] {
 
 /// # Safety
 ///
-/// So many of them are there, aligned, and nothing else touches them while the slice lives.
+/// `length` values are valid, aligned, and nothing else touches them while the slice lives.
 unsafe fn slice_mut<'a, T>(address: usize, length: usize) -> &'a mut [T] {
     if length == 0 {
         return &mut [];

@@ -1,7 +1,7 @@
-//! `x @ weight.T` of weights that were packed once: floats, or integers by groups. Knows no tensor and no lock.
+//! `x @ weight.T` of packed weights: floats, or integers by groups. Knows no tensor and no lock.
 //!
-//! An output element is one chain of operations that its row and its column alone decide: the number of rows beside it
-//! and of threads change what is computed when, never the order within one.
+//! An output element is one chain of operations that depends only on its row and its column: the number of rows and of
+//! threads decides when it is computed, never its order.
 
 #![expect(
     clippy::cast_ptr_alignment,
@@ -34,11 +34,11 @@ pub(crate) use product::{GROUP_ROWS, Product, RowGroup};
 use source::Content;
 pub(crate) use source::{Row, Scales, Source, copy_rows, read_rows};
 
-/// How far ahead of the weights in use kernels prefetch, in bytes.
+/// Distance in bytes by which kernels prefetch weights.
 #[cfg(target_arch = "x86_64")]
 const PREFETCH: usize = 4096;
 /// The same for fewer than 4 rows, where the processor prefetches by itself: with 4096, one row reads 5 to 25 % less a
-/// second. With more work between its reads it does not: with 256, 8 rows lose as much.
+/// second. With more rows it does not: with 256, 8 rows lose as much.
 #[cfg(target_arch = "x86_64")]
 const PREFETCH_OF_FEW_ROWS: usize = 256;
 
@@ -48,14 +48,14 @@ const fn prefetch_distance(rows: usize) -> usize {
 }
 
 const MAX_FEATURES: usize = i32::MAX as usize;
-/// So many products of numbers up to 127 and up to 128 fit in 31 bits.
+/// Sums of this many products of numbers up to 127 and up to 128 fit into 31 bits.
 const MAX_INT8_FEATURES: usize = 1 << 17;
 
-/// A matrix as it lies packed: in panels of `PANEL` outputs, the last of which may end early.
+/// A packed matrix: panels of `PANEL` outputs, the last of which may end early.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Linear {
     pub(crate) format: Format,
-    /// What inputs and outputs are made of.
+    /// The dtype of inputs and outputs.
     pub(crate) dtype: DType,
     /// A multiple of the format's `block_features`.
     pub(crate) in_features: usize,
@@ -63,7 +63,7 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// Whether there can be such a matrix; if not, why.
+    /// Whether such a matrix can exist; if not, the reason.
     pub(crate) fn check(&self) -> Result<(), String> {
         let Self { format, in_features, out_features, .. } = *self;
         if in_features == 0 || out_features == 0 || in_features.max(out_features) > MAX_FEATURES {
@@ -83,7 +83,7 @@ impl Linear {
         }
     }
 
-    /// One of so many matrices that this one is made of, one below the other, if each begins with a panel.
+    /// One of `count` matrices that this one consists of, one below the other, if each begins with a panel.
     pub(crate) fn split(&self, count: usize) -> Option<Self> {
         let out_features = self.out_features / count.max(1);
         let is_even = self.out_features == count * out_features && out_features.is_multiple_of(PANEL);
@@ -99,7 +99,7 @@ impl Linear {
         self.in_features * self.dtype.bytes()
     }
 
-    /// Pack the matrix from its rows. Gives back the first of them that has numbers that are not finite.
+    /// Pack the matrix from its rows. Gives the first row with numbers that are not finite.
     ///
     /// # Errors
     ///
@@ -136,7 +136,7 @@ impl Linear {
         Ok(Some(odd.into_inner()).filter(|&row| row != usize::MAX))
     }
 
-    /// As Python calls the format.
+    /// The format's name in Python.
     fn format_name(&self) -> &'static str {
         match self.format {
             Format::Float => self.dtype.name(),
@@ -145,11 +145,11 @@ impl Linear {
         }
     }
 
-    /// Pack rows as the columns of a panel that was all zeros. Gives back the first that is not finite.
+    /// Pack rows as the columns of a zeroed panel. Gives the first that is not finite.
     ///
     /// # Safety
     ///
-    /// As for `pack`.
+    /// See `pack`.
     unsafe fn pack_panel(&self, rows: &[Row], panel: &mut [u8]) -> Option<usize> {
         // SAFETY: as the caller promises.
         let rows: Vec<_> = rows.iter().map(|row| unsafe { row.content(self.in_features) }).collect();
@@ -191,18 +191,18 @@ impl Linear {
     }
 }
 
-/// What one task multiplies: some rows, and the start of one panel.
+/// The task of a thread: some rows, and the start of one panel.
 struct Part {
     rows: Range<usize>,
     panel: *const u8,
 }
 
-/// The lower of this column and the one that was found before, if any.
+/// The lower of this column and the one found before, if any.
 fn lowest(found: Option<usize>, column: usize) -> usize {
     found.map_or(column, |found| found.min(column))
 }
 
-/// The fewest parts of at most `largest`, as equal as can be.
+/// The fewest parts of at most `largest`, as equal as possible.
 fn equal_parts(range: Range<usize>, largest: usize) -> impl Iterator<Item = Range<usize>> {
     let parts = range.len().div_ceil(largest);
     (0..parts).map(move |part| equal_part(range.clone(), part, parts))
@@ -213,7 +213,7 @@ fn equal_part(range: Range<usize>, part: usize, parts: usize) -> Range<usize> {
     end(part)..end(part + 1)
 }
 
-/// A table of one micro-kernel for each number of rows.
+/// A table of a micro-kernel for each number of rows.
 macro_rules! for_rows {
     ($kernel:ident: $($rows:literal)*) => { [$($kernel::<$rows>),*] };
     ($kernel:ident<$weights:ident>: $($rows:literal)*) => { [$($kernel::<$weights, $rows>),*] };

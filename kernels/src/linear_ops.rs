@@ -1,4 +1,4 @@
-//! The products with packed matrices, and the look-ups in them, as ops of a step's tokens.
+//! Products with packed matrices, and lookups in them, as ops of a step's tokens.
 
 use crate::isa::Isa;
 use crate::linear::{Lookup, Product};

@@ -1,4 +1,4 @@
-//! What happens to logits: edits, sampling, log-probabilities, and what each slot's tokens change.
+//! Operations on logits: edits, sampling, log-probabilities, and the state of each slot's tokens.
 
 pub(crate) mod edit_logits;
 pub(crate) mod row;

@@ -1,4 +1,4 @@
-//! Memory that kernels and the tensors of a step use again and again.
+//! Memory that kernels and the tensors of a step reuse.
 
 pub(crate) mod arena;
 pub(crate) mod scratch;

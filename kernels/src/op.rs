@@ -1,5 +1,5 @@
-//! What every op is: pointers and sizes that were checked when it was made, and that can be run again and again on what
-//! they point to. Knows no op in particular.
+//! The common interface of ops: pointers and sizes, checked at construction, which can be run many times on the same
+//! memory. Knows no particular op.
 
 pub(crate) mod times;
 
@@ -14,7 +14,7 @@ use crate::vector::{self, Kernel};
 /// Fewer elements than this are not worth another thread.
 const ELEMENTS_A_TASK: usize = 16 << 10;
 
-/// How much of what the ops of a step point to is there this time.
+/// The sizes of a run, within an op's capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     /// Rows of every tensor whose first dimension is the step's tokens.
@@ -23,21 +23,21 @@ pub(crate) struct Extent {
     pub(crate) rows: usize,
 }
 
-/// Something to compute, at addresses that stay.
+/// A computation on memory at fixed addresses.
 pub(crate) trait Op: Send + Sync {
-    /// What Python calls it: the name of its function in `_cpu.pyi`, or of a matrix' in `pyllm_kernels`.
+    /// The name of its function in `_cpu.pyi`, or of a matrix's method in `pyllm_kernels`.
     fn name(&self) -> &'static str;
 
-    /// The most that there is room for.
+    /// The maximum sizes that it has memory for.
     fn capacity(&self) -> Extent;
 
     /// # Safety
     ///
-    /// The extent is within the capacity, what the op points to is there, nothing else touches it during the call, and
-    /// the machine has `isa`.
+    /// The extent is within the capacity, the op's pointers are valid, nothing else touches their memory during the
+    /// call, and the machine has `isa`.
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange>;
 
-    /// Itself, where its result is rows that are each written at once.
+    /// Itself, if it writes its result row by row.
     fn as_row_writer(&self) -> Option<&dyn RowWriter> {
         None
     }
@@ -51,7 +51,7 @@ pub(crate) trait Op: Send + Sync {
     ///
     /// # Safety
     ///
-    /// As for `run`, and for the writer's `write`.
+    /// See `run`, and for the writer's `write`.
     unsafe fn run_after(
         &self,
         writer: &dyn RowWriter,
@@ -66,29 +66,29 @@ pub(crate) trait Op: Send + Sync {
         }
     }
 
-    /// Memory worth bringing before the op runs, as its tasks will read it.
+    /// Memory worth prefetching before the op runs, as its tasks will read it.
     fn weights(&self) -> Option<Memory> {
         None
     }
 }
 
-/// What writes a row of its result at once, so that what reads it can begin with it while it is near.
+/// An op that writes its result row by row, so that its reader can start on each while it is in the cache.
 pub(crate) trait RowWriter {
     /// The result.
     fn out(&self) -> Matrix;
 
-    /// Write the rows of so many tokens, and call `then` with each, on the thread that wrote it.
+    /// Write the rows of `num_tokens`, and call `then` with each, on the thread that wrote it.
     ///
     /// # Safety
     ///
-    /// As for `Op::run`.
+    /// See `Op::run`.
     unsafe fn write(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync));
 }
 
-/// A number in a tensor of indices that names nothing.
+/// An index that is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutOfRange {
-    /// Which tensor, where the number stands in it, and the least and the greatest that it may be.
+    /// The tensor, the position in it, and the allowed minimum and maximum.
     Index {
         what: &'static str,
         index: usize,
@@ -113,10 +113,10 @@ impl fmt::Display for OutOfRange {
     }
 }
 
-/// See that every number is one of `allowed`.
+/// Check that every number is one of `allowed`.
 pub(crate) fn check_range(what: &'static str, numbers: &[i32], allowed: Range<i64>) -> Result<(), OutOfRange> {
     let fits = |&number: &i32| allowed.contains(&i64::from(number));
-    // All of them first, which takes no branch a number.
+    // First all at once, which takes no branch per number.
     if numbers.iter().fold(true, |all, number| all & fits(number)) {
         return Ok(());
     }
@@ -126,7 +126,7 @@ pub(crate) fn check_range(what: &'static str, numbers: &[i32], allowed: Range<i6
     })
 }
 
-/// A matrix somewhere in memory, its rows contiguous.
+/// A matrix in memory, its rows contiguous.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrix {
     pub(crate) dtype: DType,
@@ -136,20 +136,20 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
-    /// Where a row begins.
+    /// Address of a row.
     pub(crate) fn row<T>(&self, row: usize) -> *mut T {
         std::ptr::with_exposed_provenance_mut::<T>(self.address).wrapping_add(row * self.stride)
     }
 }
 
-/// Numbers that say where something is, at an address that stays.
+/// Indices at a fixed address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Indices(pub(crate) usize);
 
 impl Indices {
     /// # Safety
     ///
-    /// So many int32 are there, and nothing writes to them while the slice lives.
+    /// `count` int32 are valid, and nothing writes to them while the slice lives.
     pub(crate) unsafe fn first<'a>(self, count: usize) -> &'a [i32] {
         if count == 0 {
             return &[]; // torch gives an empty tensor a null pointer
@@ -159,12 +159,12 @@ impl Indices {
     }
 }
 
-/// Run a kernel whose parts are rows of `width` elements: side by side where they are many, else by this thread alone.
-/// `then` is called with each row that is done.
+/// Run a kernel whose parts are rows of `width` elements: in parallel if there are many, else on this thread. `then` is
+/// called with each finished row.
 ///
 /// # Safety
 ///
-/// As for `Kernel::run`, for every row; the machine has `isa`.
+/// See `Kernel::run`, for every row; the machine has `isa`.
 pub(crate) unsafe fn run_rows<K: Kernel>(
     kernel: &K,
     num_rows: usize,

@@ -1,5 +1,5 @@
-//! The shim of every op but the packed linears: Python's tuples to an op, and the op to this thread's graph, or run.
-//! `_cpu.pyi` documents each function.
+//! The shim of every op except the packed linears: Python's tuples to an op, which runs or is recorded in this thread's
+//! graph. `_cpu.pyi` documents each function.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,7 +29,7 @@ use crate::rows::activation::{Activation, Kind};
 use crate::rows::elementwise::{Change, Elementwise};
 use crate::rows::norm::{Norm, Stream};
 
-/// What becomes of the ops of a thread, where they do not just run.
+/// The state of a thread whose ops do not just run.
 #[derive(Clone)]
 enum Watcher {
     Capture(Arc<Mutex<Graph>>),
@@ -40,12 +40,12 @@ thread_local! {
     static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
 }
 
-/// From now on this thread's ops are recorded in the graph.
+/// Starts to record this thread's ops in the graph.
 pub(crate) fn record_in(graph: &Arc<Mutex<Graph>>) -> PyResult<()> {
     watch(Watcher::Capture(Arc::clone(graph)))
 }
 
-/// From now on this thread's ops run again.
+/// Ends the recording of this thread's ops, which run again.
 pub(crate) fn end_recording(graph: &Arc<Mutex<Graph>>) -> PyResult<()> {
     let is_here = |watcher: &Watcher| matches!(watcher, Watcher::Capture(recorded) if Arc::ptr_eq(recorded, graph));
     if end_watch(is_here) {
@@ -54,12 +54,12 @@ pub(crate) fn end_recording(graph: &Arc<Mutex<Graph>>) -> PyResult<()> {
     Err(PyRuntimeError::new_err("this thread is not capturing this graph: begin its capture first"))
 }
 
-/// From now on this thread's ops are timed.
+/// Starts to time this thread's ops.
 pub(crate) fn time_in(times: &Arc<Mutex<OpTimes>>) -> PyResult<()> {
     watch(Watcher::Time(Arc::clone(times)))
 }
 
-/// From now on this thread's ops are not timed.
+/// Ends the timing of this thread's ops.
 pub(crate) fn end_timing(times: &Arc<Mutex<OpTimes>>) -> PyResult<()> {
     if end_watch(|watcher| matches!(watcher, Watcher::Time(own) if Arc::ptr_eq(own, times))) {
         return Ok(());
@@ -67,7 +67,7 @@ pub(crate) fn end_timing(times: &Arc<Mutex<OpTimes>>) -> PyResult<()> {
     Err(PyRuntimeError::new_err("this thread's ops are not timed here: begin first"))
 }
 
-/// Where this thread's ops are timed.
+/// The times of this thread's ops, if they are timed.
 pub(crate) fn timed() -> Option<Arc<Mutex<OpTimes>>> {
     WATCHER.with_borrow(|watcher| match watcher {
         Some(Watcher::Time(times)) => Some(Arc::clone(times)),
@@ -89,16 +89,16 @@ fn watch(new: Watcher) -> PyResult<()> {
     })
 }
 
-/// False, and nothing has changed, where this thread has another watcher or none.
+/// Removes this thread's watcher. False, without a change, if it is another or there is none.
 fn end_watch(is_here: impl Fn(&Watcher) -> bool) -> bool {
     WATCHER.with_borrow_mut(|watcher| watcher.take_if(|watcher| is_here(watcher)).is_some())
 }
 
-/// Run an op on all it has room for, or record it where this thread captures a graph.
+/// Run an op at its capacity, or record it if this thread captures a graph.
 ///
 /// # Safety
 ///
-/// As for `Op::run`, now and whenever the graph is replayed.
+/// See `Op::run`, now and whenever the graph is replayed.
 pub(crate) unsafe fn execute(py: Python<'_>, op: impl Op + 'static) -> PyResult<()> {
     // SAFETY: as the caller promises.
     let run = || unsafe { op.run(op.capacity(), Isa::best(), &mut pool()) };
@@ -124,7 +124,7 @@ pub(crate) fn graph_error(error: &GraphError) -> PyErr {
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[pyo3(signature = (shape, x, weight, epsilon, centred, out, stream=None))]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
@@ -151,7 +151,7 @@ pub(crate) unsafe fn norm(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 pub(crate) unsafe fn activation(
     py: Python<'_>,
@@ -170,7 +170,7 @@ pub(crate) unsafe fn activation(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
 pub(crate) unsafe fn experts(
@@ -226,7 +226,7 @@ pub(crate) unsafe fn experts(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 pub(crate) unsafe fn add(
     py: Python<'_>,
@@ -243,7 +243,7 @@ pub(crate) unsafe fn add(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 pub(crate) unsafe fn add_bias(py: Python<'_>, shape: (usize, usize), x: Matrix, bias: Matrix) -> PyResult<()> {
     // SAFETY: as the caller promises.
@@ -252,7 +252,7 @@ pub(crate) unsafe fn add_bias(py: Python<'_>, shape: (usize, usize), x: Matrix, 
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[pyo3(signature = (shape, x, factor, cap=None))]
 pub(crate) unsafe fn scale_and_cap(
@@ -268,7 +268,7 @@ pub(crate) unsafe fn scale_and_cap(
 
 /// # Safety
 ///
-/// As for `execute`.
+/// See `execute`.
 unsafe fn change(py: Python<'_>, change: Change, shape: (usize, usize), x: Matrix, out: Matrix) -> PyResult<()> {
     let (tokens, width) = shape;
     check_alike("out", out, x, shape)?;
@@ -278,7 +278,7 @@ unsafe fn change(py: Python<'_>, change: Change, shape: (usize, usize), x: Matri
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[pyo3(signature = (shape, heads, positions, cos_sin, slot_mapping, cache, norm=None, query_scales=None))]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
@@ -324,7 +324,7 @@ pub(crate) unsafe fn rope_and_kv_write(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 pub(crate) unsafe fn paged_attention(
     py: Python<'_>,
@@ -348,7 +348,7 @@ pub(crate) unsafe fn paged_attention(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
 pub(crate) unsafe fn score_blocks(
@@ -378,7 +378,7 @@ pub(crate) unsafe fn score_blocks(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
 pub(crate) unsafe fn select_blocks(
@@ -407,7 +407,7 @@ fn read_budget((num_sink_blocks, top_k, num_recent_blocks): (usize, usize, usize
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 pub(crate) unsafe fn copy_blocks(py: Python<'_>, cache: KvLayer, copies: usize, num_copies: usize) -> PyResult<()> {
     // SAFETY: as the caller promises.
@@ -416,7 +416,7 @@ pub(crate) unsafe fn copy_blocks(py: Python<'_>, cache: KvLayer, copies: usize, 
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 pub(crate) unsafe fn sample(
     py: Python<'_>,
@@ -447,7 +447,7 @@ pub(crate) unsafe fn sample(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
 pub(crate) unsafe fn edit_logits(
@@ -468,7 +468,7 @@ pub(crate) unsafe fn edit_logits(
 
 /// # Safety
 ///
-/// The addresses are of what the stub says.
+/// The addresses are those that the stub documents.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
 pub(crate) unsafe fn logprobs(
@@ -505,7 +505,7 @@ impl<'py> FromPyObject<'_, 'py> for Kind {
     }
 }
 
-/// Addresses of starts, ids, bias, repetition and what is subtracted, and the number of edits.
+/// Addresses of starts, ids, bias, repetition and subtracted numbers, and the number of edits.
 impl<'py> FromPyObject<'_, 'py> for Edits {
     type Error = PyErr;
 
@@ -572,7 +572,7 @@ impl<'py> FromPyObject<'_, 'py> for Batch {
     }
 }
 
-/// See that each KV head serves as many query heads.
+/// Check that each KV head serves equally many query heads.
 fn check_heads(heads: usize, kv_heads: usize) -> PyResult<()> {
     if heads == 0 || !heads.is_multiple_of(kv_heads) {
         return Err(PyValueError::new_err(format!(
@@ -582,7 +582,7 @@ fn check_heads(heads: usize, kv_heads: usize) -> PyResult<()> {
     Ok(())
 }
 
-/// See that rows are made of what another's are, and that none reaches into the next, which another thread has.
+/// Check that rows have the dtype of another matrix, and do not overlap, as threads write to them in parallel.
 fn check_alike(name: &str, rows: Matrix, other: Matrix, (num_rows, width): (usize, usize)) -> PyResult<()> {
     if rows.dtype != other.dtype || (num_rows > 1 && rows.stride < width) {
         return Err(PyValueError::new_err(format!(

@@ -1,4 +1,4 @@
-//! The one pool of threads of this process. Knows no kernel.
+//! The process's single pool of threads. Knows no kernel.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::threads::Pool;
 
-/// Null until it is asked for. What it points to is never freed: somebody may have it.
+/// Null until first used. Its target is never freed, as there may be users.
 static POOL: AtomicPtr<Mutex<Pool>> = AtomicPtr::new(ptr::null_mut());
 
 pub(crate) fn pool() -> MutexGuard<'static, Pool> {
@@ -15,7 +15,7 @@ pub(crate) fn pool() -> MutexGuard<'static, Pool> {
         let new = Box::into_raw(Box::new(Mutex::new(Pool::new(1))));
         pool = match POOL.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => new,
-            // Another thread was first; a pool of one thread has nothing to give back.
+            // Another thread was first; a pool of one thread needs no clean-up.
             Err(first) => first,
         };
     }
@@ -23,7 +23,7 @@ pub(crate) fn pool() -> MutexGuard<'static, Pool> {
     unsafe { &*pool }.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What there is stays as it is; the next who asks for it makes a new one.
+/// Makes the next caller create a new pool. The old one stays as it is.
 pub(crate) fn forget() {
     POOL.store(ptr::null_mut(), Ordering::Release);
 }

@@ -25,9 +25,9 @@ pub(crate) struct RopeAndKvWrite {
     pub(crate) cos_sin: Matrix,
     pub(crate) num_positions: usize,
     pub(crate) norm: Option<HeadNorm>,
-    /// Address of a float32 for each position, which its query is multiplied by.
+    /// Address of a float32 factor of the query for each position.
     pub(crate) query_scales: Option<usize>,
-    /// A cell of the cache for each token; none where it is negative.
+    /// A cell of the cache for each token; negative: no cell.
     pub(crate) slot_mapping: Indices,
     pub(crate) cache: KvLayer,
 }
@@ -73,7 +73,7 @@ impl Op for RopeAndKvWrite {
 impl RopeAndKvWrite {
     /// # Safety
     ///
-    /// As for `Op::run`; the heads are made of X and the cache of C, and it and the table have what the indices name.
+    /// See `Op::run`; the heads are made of X and the cache of C, and the indices are valid for it and the table.
     unsafe fn run_as<X: Storage, C: Storage>(&self, positions: &[i32], cells: &[i32], isa: Isa, pool: &mut Pool) {
         let kernel = Token::<X, C> { op: self, positions, cells, elements: PhantomData };
         let width = (self.heads + 2 * self.cache.kv_heads) * self.cache.head_dim;
@@ -129,7 +129,7 @@ struct Heads<X> {
 impl<X: Storage> Heads<X> {
     /// # Safety
     ///
-    /// As for `Kernel::run`; the heads and the weight are there.
+    /// See `Kernel::run`; the heads and the weight are valid.
     #[inline(always)]
     unsafe fn normalise_by<V: Vector>(&self, weight: Matrix, epsilon: f32) {
         // SAFETY: as the caller promises.
@@ -143,7 +143,7 @@ impl<X: Storage> Heads<X> {
 
     /// # Safety
     ///
-    /// As for `normalise_by`.
+    /// See `normalise_by`.
     #[inline(always)]
     unsafe fn normalise<V: Vector, W: Storage>(&self, weight: *const W, epsilon: f32) {
         for head in 0..self.count {
@@ -172,7 +172,7 @@ impl<X: Storage> Heads<X> {
     ///
     /// # Safety
     ///
-    /// As for `Kernel::run`; the heads and the table's row are there.
+    /// See `Kernel::run`; the heads and the table's row are valid.
     #[inline(always)]
     unsafe fn rotate<V: Vector, const SCALED: bool>(&self, rotary_size: usize, cos_sin: *const f32, scale: f32) {
         let half = rotary_size / 2;
@@ -208,7 +208,7 @@ impl<X: Storage> Heads<X> {
 
 /// # Safety
 ///
-/// As for `Kernel::run`; so many numbers are there.
+/// See `Kernel::run`; `count` numbers are valid.
 #[inline(always)]
 unsafe fn copy<V: Vector, X: Storage, C: Storage>(from: *const X, to: *mut C, count: usize) {
     for at in (0..count).step_by(LANES) {

@@ -1,4 +1,4 @@
-//! Ops whose result is rows that depend on one row each. Know no attention.
+//! Ops with rows as results, each of which depends on one row. They know no attention.
 
 pub(crate) mod activation;
 pub(crate) mod elementwise;

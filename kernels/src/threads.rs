@@ -1,10 +1,10 @@
-//! A pool of threads that stay: independent tasks, each thread's share of them one after the other, and then what
-//! others have not come to. Knows no kernel. The caller takes part, so a pool of one thread starts none.
+//! A pool of permanent threads for independent tasks: each thread runs its share in order, then takes unclaimed tasks
+//! of others. Knows no kernel. The caller takes part, so a pool of one thread starts none.
 //!
-//! A thread takes the tasks of its own share from the first on, and those of others from the last. So as long as all
-//! are there, each reads memory in order, and the same as in the run before; and one that was asleep, or kept from its
-//! processor, delays nobody as long as it has claimed nothing. A job ends when `unfinished` is 0. Whoever waits asks
-//! memory for what its share of a job to come will read.
+//! A thread takes the tasks of its own share from the first on, and those of others from the last. So if all threads
+//! take part, each reads memory in order, and the same memory as in the run before; a sleeping or descheduled thread
+//! delays nobody as long as it has claimed no task. A job ends when `unfinished` is 0. Waiting threads prefetch the
+//! memory that their share of the next job will read.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
@@ -18,24 +18,24 @@ use std::time::{Duration, Instant};
 use crate::memory::scratch::Scratch;
 use crate::vector::prefetch;
 
-/// Long enough for the next layer's kernel to come, short enough to leave a shared processor to others.
+/// Time to spin: long enough for the next layer's kernel, short enough to leave a shared processor to others.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// From then on whoever waits lets others have its processor: it may be the very thread that it waits for.
+/// Spinning time after which a waiting thread yields its processor: it may be the one that the awaited thread needs.
 const POLITE: Duration = Duration::from_micros(5);
 
-/// Bytes that memory brings at once.
+/// Bytes per prefetch.
 const LINE: usize = 64;
-/// Lines that are asked for between two looks at what is waited for.
+/// Lines to prefetch between two checks of the awaited condition.
 const LINES_AT_ONCE: usize = 8;
-/// So much of a thread's share of what is coming is asked for: it is to stay in the second cache until then.
+/// Maximum number of bytes to prefetch per thread, as they should stay in the L2 cache until they are needed.
 const MAX_BYTES_AHEAD: usize = 256 << 10;
 
 /// A fixed number of threads, the caller's included.
 pub(crate) struct Pool {
-    /// For what a kernel keeps from one run of tasks to its next.
+    /// Scratch memory that a kernel keeps between its runs of tasks.
     pub(crate) scratch: Scratch,
-    /// The same for what several products of one op work on.
+    /// Scratch memory shared by several products of one op.
     pub(crate) rows: Scratch,
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -61,7 +61,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// Where a task panicked.
+    /// If a task panicked.
     pub(crate) fn run(&mut self, num_tasks: usize, task: &Task<'_>) {
         if self.workers.is_empty() || num_tasks < 2 {
             (0..num_tasks).for_each(task);
@@ -70,12 +70,12 @@ impl Pool {
         self.shared.run(num_tasks, task);
     }
 
-    /// A job to come will read this memory, a part in each task.
+    /// Announce that a later job will read this memory, a part in each task.
     pub(crate) fn announce(&self, memory: Memory) {
         self.shared.coming.set(memory);
     }
 
-    /// Do work of many jobs, one soon after the other, with threads that stay awake.
+    /// Run work with many jobs in quick succession, with threads that stay awake.
     pub(crate) fn keep_awake<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
         struct Rest(Arc<Shared>, bool);
         impl Drop for Rest {
@@ -87,8 +87,8 @@ impl Pool {
         work(self)
     }
 
-    /// From now on the threads wait for the next job awake, or not. The caller still sleeps where a job takes long to
-    /// end, as the thread that it waits for may need its processor.
+    /// Set whether threads wait for the next job awake. The caller still sleeps if a job takes long to end, as the
+    /// thread that it waits for may need its processor.
     pub(crate) fn stay_awake(&self, awake: bool) {
         self.shared.awake.store(awake, Ordering::SeqCst);
     }
@@ -100,7 +100,7 @@ impl Drop for Pool {
         drop(self.shared.lock());
         self.shared.work_came.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker catches what its tasks panic with, and reports it to the caller.
+            // A worker catches panics of its tasks, and reports them to the caller.
             let _ = worker.join();
         }
     }
@@ -108,7 +108,7 @@ impl Drop for Pool {
 
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
 
-/// Parts of equal size that lie one behind the other.
+/// Contiguous parts of equal size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
     pub(crate) address: usize,
@@ -118,7 +118,7 @@ pub(crate) struct Memory {
 
 struct Shared {
     job: UnsafeCell<Option<&'static Task<'static>>>,
-    /// Jobs so far: how a thread sees that one has come.
+    /// Number of jobs so far, by which a thread sees that a new one has come.
     num_jobs: AtomicUsize,
     /// One for each thread, the caller's first.
     shares: Box<[Share]>,
@@ -127,7 +127,7 @@ struct Shared {
     panicked: AtomicBool,
     closing: AtomicBool,
     awake: AtomicBool,
-    // Sleepers hold the lock from their last look at what they wait for until they sleep.
+    // Sleepers hold the lock from their last check of the awaited condition until they sleep.
     sleep: Mutex<()>,
     num_sleeping: AtomicUsize,
     work_came: Condvar,
@@ -256,8 +256,8 @@ impl Shared {
     }
 }
 
-/// The tasks of a thread that nobody has claimed, as the first and what is behind the last: 32 bits each. On cache
-/// lines of its own, as its thread is mostly the only one to touch it.
+/// A thread's unclaimed tasks, as the first and the end: 32 bits each. On its own cache lines, as mostly only its
+/// thread accesses it.
 #[derive(Default)]
 #[repr(align(128))]
 struct Share(AtomicU64);
@@ -277,7 +277,7 @@ impl Share {
         Some((claimed & u64::from(u32::MAX)) as usize - 1)
     }
 
-    /// What the share was before, unless it was empty.
+    /// The previous value of the share, unless it was empty.
     fn update(&self, take: impl Fn(u64, u64) -> (u64, u64)) -> Option<u64> {
         let less = |share: u64| {
             let (first, end) = (share >> 32, share & u64::from(u32::MAX));
@@ -287,7 +287,7 @@ impl Share {
     }
 }
 
-/// Memory that a job to come will read. It may be read while another is set: asking for what is not there does nothing.
+/// Memory that a later job will read. It may be read while another is set: prefetching an invalid address does nothing.
 #[derive(Default)]
 struct Coming {
     address: AtomicUsize,
@@ -311,7 +311,7 @@ impl Coming {
     }
 }
 
-/// What a thread does first of so many tasks.
+/// A thread's share of `num_tasks`.
 fn share_of(thread: usize, num_threads: usize, num_tasks: usize) -> Range<usize> {
     num_tasks * thread / num_threads..num_tasks * (thread + 1) / num_threads
 }

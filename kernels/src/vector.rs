@@ -1,5 +1,5 @@
-//! Sixteen float32 numbers at once, in whatever instructions the machine has, and the one place that chooses them.
-//! Knows no op: an op is written once, over any `Vector`, and `run` compiles it for each.
+//! Vectors of sixteen float32 numbers in the machine's instructions, which are chosen only here. Knows no op: an op is
+//! written once, over any `Vector`, and `run` compiles it for each.
 //!
 //! Every kind of vector has as many lanes and adds them up in the same order. AVX2 and AVX-512 give the same bits;
 //! plain Rust rounds a product before it adds, as it has no fused instruction to rely on.
@@ -15,13 +15,13 @@ use portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::Avx512;
 
-/// How many numbers a vector has.
+/// Numbers in a vector.
 pub(crate) const LANES: usize = 16;
 
-/// Sixteen float32 numbers. That a value exists proves that the machine has the instructions of its type, which is why
-/// only what makes one out of nothing is unsafe.
+/// Sixteen float32 numbers. The existence of a value proves that the machine has its type's instructions, so only
+/// functions that create one from other data are unsafe.
 pub(crate) trait Vector: Copy {
-    /// How many vectors fit into registers, beside a few operands.
+    /// Number of vectors that fit into registers, beside a few operands.
     const ACCUMULATORS: usize;
 
     /// # Safety
@@ -30,23 +30,23 @@ pub(crate) trait Vector: Copy {
     unsafe fn splat(value: f32) -> Self;
     /// # Safety
     ///
-    /// As for `splat`; sixteen numbers are there.
+    /// See `splat`; `from` points to sixteen numbers.
     unsafe fn load(from: *const f32) -> Self;
     /// # Safety
     ///
-    /// As for `splat`; sixteen numbers are there.
+    /// See `splat`; `from` points to sixteen numbers.
     unsafe fn load_bfloat16(from: *const u16) -> Self;
     /// Lane `i` of vector `j` is word `j` behind pointer `i`: sixteen words are read behind each.
     ///
     /// # Safety
     ///
-    /// As for `splat`; the words are there.
+    /// See `splat`; the words are valid.
     unsafe fn load_transposed(from: &[*const f32; LANES]) -> [Self; LANES];
     /// # Safety
     ///
     /// There is room for sixteen numbers.
     unsafe fn store(self, to: *mut f32);
-    /// Each rounded to the nearest, to even where two are equally near.
+    /// Round each to nearest, ties to even.
     ///
     /// # Safety
     ///
@@ -59,17 +59,17 @@ pub(crate) trait Vector: Copy {
     fn div(self, other: Self) -> Self;
     /// `self * factor + other`.
     fn mul_add(self, factor: Self, other: Self) -> Self;
-    /// The greater one; `other` where either is not a number.
+    /// The greater one; `other` if either is NaN.
     fn max(self, other: Self) -> Self;
-    /// The lesser one; `other` where either is not a number.
+    /// The lesser one; `other` if either is NaN.
     fn min(self, other: Self) -> Self;
-    /// To the nearest whole number.
+    /// Round to the nearest whole number.
     fn round(self) -> Self;
     /// `self * 2^exponent`, for whole exponents from -126 to 127.
     fn scale(self, exponent: Self) -> Self;
     /// The first `count` lanes of `self`, then `other`'s.
     fn first(self, count: usize, other: Self) -> Self;
-    /// Where `self >= bound`, `self`, and zero elsewhere.
+    /// `self` where `self >= bound`, zero elsewhere.
     fn at_least(self, bound: Self) -> Self;
     /// The lanes where `self >= bound`: bit i is lane i.
     fn lanes_at_least(self, bound: Self) -> u32;
@@ -77,21 +77,21 @@ pub(crate) trait Vector: Copy {
     fn select(self, lanes: u32, other: Self) -> Self;
     /// The lower bfloat16 of each word, and the upper one.
     fn bfloat16_pairs(self) -> [Self; 2];
-    /// Lane `i` and lane `i + 8` are added, then of what that gives lane `i` and `i + 4`, and so on.
+    /// Add lanes `i` and `i + 8`, then lanes `i` and `i + 4` of the result, and so on.
     fn sum(self) -> f32;
     /// The greatest lane.
     fn greatest(self) -> f32;
     /// Lane 0.
     fn lowest(self) -> f32;
 
-    /// The exponential, to a unit or two in the last place; 0 of what is at most -87, and what is above 88 as if it were
-    /// that. Weights that hardly differ from 0 would make sums of subnormal numbers, which take ten times as long.
+    /// The exponential, to a unit or two in the last place; 0 of arguments up to -87, and that of 88 for greater ones.
+    /// Weights that hardly differ from 0 would make sums of subnormal numbers, which take ten times as long.
     #[inline(always)]
     fn exp(self) -> Self {
         // SAFETY: `self` exists.
         let constant = |value| unsafe { Self::splat(value) };
         let least = constant(-87.0);
-        let x = least.max(constant(88.0).min(self)); // in this order, what is not a number stays so
+        let x = least.max(constant(88.0).min(self)); // in this order, NaN stays NaN
         let exponent = x.mul(constant(std::f32::consts::LOG2_E)).round();
         // ln 2 in two parts, the first short enough for the product with any exponent to be exact.
         let rest = exponent.mul_add(constant(-0.693_359_4), x);
@@ -130,24 +130,24 @@ pub(crate) trait Vector: Copy {
     }
 }
 
-/// What numbers are stored as: read into, and written from, lanes of float32.
+/// A storage type of numbers: read into, and written from, lanes of float32.
 pub(crate) trait Storage: Copy + Default + Sync {
     /// The number, exactly.
     fn widen(self) -> f32;
     /// # Safety
     ///
-    /// As for `Vector::load`.
+    /// See `Vector::load`.
     unsafe fn load<V: Vector>(from: *const Self) -> V;
     /// # Safety
     ///
-    /// As for `Vector::store`.
+    /// See `Vector::store`.
     unsafe fn store<V: Vector>(vector: V, to: *mut Self);
 
-    /// Sixteen numbers, or as many as are left, and zeros.
+    /// Load sixteen numbers, or as many as are left, and zeros.
     ///
     /// # Safety
     ///
-    /// As for `Vector::load`, but for `left` numbers where those are fewer.
+    /// See `Vector::load`, but for `left` numbers where those are fewer.
     #[inline(always)]
     unsafe fn load_up_to<V: Vector>(from: *const Self, left: usize) -> V {
         // SAFETY: as the caller promises; a vector has room for its first lanes.
@@ -161,11 +161,11 @@ pub(crate) trait Storage: Copy + Default + Sync {
         }
     }
 
-    /// Sixteen numbers, or as many as there is room for.
+    /// Store sixteen numbers, or as many as there is room for.
     ///
     /// # Safety
     ///
-    /// As for `Vector::store`, but for `left` numbers where those are fewer.
+    /// See `Vector::store`, but for `left` numbers where those are fewer.
     #[inline(always)]
     unsafe fn store_up_to<V: Vector>(vector: V, to: *mut Self, left: usize) {
         // SAFETY: as the caller promises.
@@ -221,7 +221,7 @@ impl Storage for Bfloat16 {
     }
 }
 
-/// Ask for what will be read soon.
+/// Prefetch memory.
 #[inline(always)]
 pub(crate) fn prefetch(address: usize, bytes: usize) {
     const LINE_BYTES: usize = 64;
@@ -235,12 +235,12 @@ pub(crate) fn prefetch(address: usize, bytes: usize) {
 
 /// Part of an op, written over any vector.
 pub(crate) trait Kernel: Sync {
-    /// Must be `#[inline(always)]`, and whatever it calls with a vector, too.
+    /// Must be `#[inline(always)]`, and all functions that it calls with a vector, too.
     ///
     /// # Safety
     ///
-    /// The machine has V's instructions; what the kernel points to is there, and nothing else touches what this part of
-    /// it writes.
+    /// The machine has V's instructions; the kernel's pointers are valid, and nothing else touches the output of
+    /// this part.
     unsafe fn run<V: Vector>(&self, part: usize);
 }
 
@@ -248,7 +248,7 @@ pub(crate) trait Kernel: Sync {
 ///
 /// # Safety
 ///
-/// As for `Kernel::run`; the machine has `isa`.
+/// See `Kernel::run`; the machine has `isa`.
 pub(crate) unsafe fn run<K: Kernel>(isa: Isa, kernel: &K, part: usize) {
     // SAFETY: as the caller promises.
     unsafe {

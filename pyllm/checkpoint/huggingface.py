@@ -98,7 +98,7 @@ def read_huggingface(
     elif probe is not None:
         shapes = {found.name: found.shape for found in gathered.tensors if found.name not in gathered.no_biases}
         probed = probe(ProbeRequest(config=json.dumps(fields), tensors=shapes))
-        spec, skipped = probed.spec, probed.skipped
+        spec, skipped, has_head = probed.spec, probed.skipped, True  # The probe has computed logits.
         entries = map_probed(probed, gathered.tensors, gathered.quantised)
     else:
         raise ConfigError(f"{folder}: transformers cannot be asked about the model here")

@@ -76,13 +76,17 @@ def read_checkpoint(
 
 
 def read_tokenizer(name: str, hub: Hub | None = None) -> TokenizerFiles:
-    """The tokenizer in a folder or a GGUF file, or of a model of the hub, whose weights are not downloaded.
+    """The tokenizer in a folder (of its files tokenizer.json comes first) or a GGUF file, or of a model of the hub.
+
+    Weights of the hub are not downloaded.
 
     Raises:
         ConfigError: as `read_checkpoint`.
     """
     place = parse_model(name)
-    path = find_model(place, hub or Hub(), collect_tokenizer) if isinstance(place, HubName) else _gguf_within(place)
+    path = find_model(place, hub or Hub(), collect_tokenizer) if isinstance(place, HubName) else place
+    if not (path / "tokenizer.json").is_file():
+        path = _gguf_within(path)
     if path.is_dir():
         return read_huggingface_tokenizer(path)
     return _read(path).tokenizer

@@ -4,6 +4,7 @@ from .core_connection import Condition, ConnectionCounts, CoreConnect, over_zero
 from .cores import CoreReport
 from .embedding import Embedding, EmbeddingOutput, EmbeddingRequestOutput
 from .logprobs import Logprob, LogprobEntries, chosen, extended, likeliest
+from .pending_calls import Done
 from .placers import PlacementKind
 from .prompt_tokens import PromptTokens, known_tokens
 from .reports import BlockOwners, Decision, RequestReport, SampleReport, TenantReport
@@ -19,6 +20,7 @@ __all__ = [
     "CoreConnect",
     "CoreReport",
     "Decision",
+    "Done",
     "Embedding",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",

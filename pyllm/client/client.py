@@ -12,12 +12,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from pyllm.arguments import shown
 from pyllm.client.core_calls import CoreCalls
 from pyllm.client.core_connection import ATTEMPT, Condition, ConnectionCounts, CoreConnect, over_zeromq
 from pyllm.client.core_connections import CLOSE_LINGER, ConnectionLimits, CoreConnections
 from pyllm.client.cores import Core, CoreReport, Cores
 from pyllm.client.embedding import Embedding, EmbeddingReader, EmbeddingReceiver, EmbeddingSink
-from pyllm.client.pending_calls import Calls
+from pyllm.client.pending_calls import Calls, Done
 from pyllm.client.placers import PlacementKind, PrefixPlacer, RoundRobin
 from pyllm.client.prompt_tokens import Prompt
 from pyllm.client.reports import SampleReport
@@ -135,7 +136,10 @@ class EngineClient(CoreCalls):
             ConfigError: an address is none of a core, a key cannot be read, the recording not be made, or there are
                 more than 64 addresses.
         """
-        addresses = [address] if isinstance(address, str) else list(address)
+        addresses = [address] if isinstance(address, str) else list(address or ())
+        if not addresses or not all(isinstance(each, str) for each in addresses):
+            text = "or several in a list; such as ipc:///run/core or tcp://10.0.0.1:5555"
+            raise ConfigError(f"connect needs the address of a core, {text}, got {shown(address)}")
         secrets = client_keys(keys) if keys is not None else None
         client = cls(
             *(over_zeromq(each, secrets) for each in addresses),
@@ -267,12 +271,24 @@ class EngineClient(CoreCalls):
     ) -> int:
         """Start a request; its tokens are pushed to `sink`. Gives the id for `abort` and `explain`.
 
-        `prompt` is token ids, or packed little-endian int32. Without a core it waits for the next one.
+        `prompt` is token ids, or packed little-endian int32. Without a core it waits for the next one. Parameters that
+        need a tokenizer, such as `stop`, are refused by name.
 
         Raises:
             RequestError, RequestTooLargeError: the request cannot run; nothing was sent.
             EngineDeadError: the core is gone, and no other one is waited for.
         """
+        refuse_text_parameters(params)
+        return self.submit_for_text(prompt, params, sink, scheduling)
+
+    def submit_for_text(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        sink: OutputSink[TokenDelta],
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+    ) -> int:
+        """`submit` for a caller with a tokenizer, who sees to the parameters that need one."""
         self._check_alive()
         submit = prepare(prompt, params, self.model, scheduling, self.draw_seed)
         if params.max_tokens == 0:
@@ -297,21 +313,22 @@ class EngineClient(CoreCalls):
         wanted = self._wanted_core(scheduling)
         return self._requests.start(submit, receiver, receiver.take, scheduling.session, wanted)
 
-    def abort(self, request: int, sample: int = -1) -> None:
-        """End a request, or one sample of it; what has not finished yet gets a last delta. Unknown ids are ignored."""
+    def abort(self, request: int, sample: int = -1) -> Done:
+        """End a request, or one sample of it; what has not finished yet gets a last delta. Unknown ids are ignored.
+
+        It is done when this returns, and may be awaited.
+        """
         self._requests.abort(request, sample)
+        return Done()
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams, scheduling: SchedulingParams = DEFAULT_SCHEDULING
     ) -> AsyncGenerator[TokenDelta, None]:
         """The request's deltas. Leaving the iterator early aborts the request; so does not reading it for 60 s.
 
-        Parameters that need a tokenizer, such as `stop`, are refused by name. `submit` leaves those to its caller.
-
         Raises:
             RequestError, RequestTooLargeError, EngineDeadError: as for `submit`, or later from the core.
         """
-        refuse_text_parameters(params)
         reader = TokenReader(params.n)
         request = self.submit(prompt, params, reader, scheduling)
         self._readers[request] = reader

@@ -1,9 +1,17 @@
 """The calls of one client that await an answer. Knows neither sockets nor methods."""
 
 import asyncio
+from collections.abc import Generator
 
 from pyllm.errors import PyllmError
 from pyllm.wire.messages import Reply
+
+
+class Done:
+    """The result of a call that is finished; it may be awaited, as vLLM's coroutines."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
 
 
 class Calls:

@@ -123,7 +123,7 @@ def _read_schema(path: Path) -> dict[str, Any]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise ConfigError(f"cannot read --json-schema {path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"--json-schema {path} is no JSON schema: {error}") from None
 
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.api_keys import ApiKey
+from pyllm.config.credentials import Credentials
 from pyllm.config.engine_settings import CorePlacement, EngineConfig, LogConfig
 from pyllm.config.server_settings import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, ServerConfig
 from pyllm.wire.curve import CurveKeys
@@ -104,6 +104,5 @@ class ApiConfig(_ProcessConfig, frozen=True):
     log: LogConfig = LogConfig()
     shared: SharedConfig = SharedConfig()
     state_address: str = ""
-    api_keys: tuple[ApiKey, ...] = ()
-    fixed_api_keys: tuple[ApiKey, ...] = ()  # of these, those that are in no file
+    credentials: Credentials = Credentials()
     flight_recorder_dir: str = ""  # where records of crashes are

@@ -38,6 +38,7 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(**options)
         self.common: Sequence[str] = ()
         self.source = ""
+        self.refused: list[str] = []  # What actions have against flags that are known, told all at once.
         self.add_argument(
             *("-h", "--help"),
             action=_Help,
@@ -57,9 +58,9 @@ class CommandParser(argparse.ArgumentParser):
     def read(self, arguments: Sequence[str], options: argparse.Namespace | None = None) -> argparse.Namespace:
         """The options, into those given, whose values stay where the arguments have none. Exits with 2 on errors."""
         found, unknown = self.parse_known_args(arguments, options or argparse.Namespace())
-        if unknown:
-            chosen = self._chosen(found)
-            chosen.error(chosen.explain(unknown))
+        chosen = self._chosen(found)
+        if unknown or chosen.refused:
+            chosen.error(chosen.explain(unknown) if unknown else chosen.refused.pop())
         return found
 
     def explain(self, unknown: Sequence[str]) -> str:
@@ -107,7 +108,7 @@ class CommandParser(argparse.ArgumentParser):
         """Print one line and exit with 2."""
         text = message.removeprefix(_ARGUMENT).replace("ignored explicit argument", "takes no value, got")
         where = f"{self.source}: " if self.source else ""
-        self.exit(USAGE_ERROR, f"{self.prog}: {where}{text}\n")
+        self.exit(USAGE_ERROR, f"{self.prog}: {where}{'; '.join([*self.refused, text])}\n")
 
     def format_help(self) -> str:
         """The help that fits on a screen."""

@@ -38,6 +38,7 @@ def engine_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
     of_server = set(option_names(ServerConfig)) - set(known)
     ours: dict[str, Any] = {}
     words: list[str] = []
+    refused: list[str] = []
     for name, given in options.items():
         if given is None:
             continue
@@ -50,7 +51,7 @@ def engine_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
             refusal = "it is of `pyllm serve`, and an engine inside a program has no server"
         if refusal:
             if value:  # Else it asks for nothing.
-                raise ConfigError(f"{name}: {refusal}")
+                refused.append(f"{name}: {refusal}")
             continue
         if name == "notices":  # Of a program whose flags are `EngineArgs`'.
             announce(value)
@@ -60,9 +61,10 @@ def engine_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
             words += _as_flag(flag, value)
         else:
             ours[name] = value
-    if not words:
+    if not words and not refused:
         return ours
     parser = _KeywordParser(prog="pyllm")
+    parser.refused = refused
     add_engine_settings(parser)
     add_vllm_flags(parser)
     read = parser.read(expand(words))
@@ -113,7 +115,7 @@ def _plain(name: str, value: Any) -> Any:
 class _KeywordParser(SettingsParser):
     def error(self, message: str) -> NoReturn:
         """Raise where a command line would end the program."""
-        raise ConfigError(message.removeprefix("argument "))
+        raise ConfigError("; ".join([*self.refused, message.removeprefix("argument ")]))
 
 
 def _is_vllms_word(option: Option, value: Any) -> bool:

@@ -165,7 +165,11 @@ class _Foreign(argparse.Action):
                 namespace.notices = [*getattr(namespace, "notices", ()), f"{given}: {flag.text}"]
             return
         shown = f" {value}" if flag.taken and self.nargs != 0 else ""
-        parser.error(f"{given}{shown}: {flag.else_text or flag.text}")
+        refusal = f"{given}{shown}: {flag.else_text or flag.text}"
+        if isinstance(parser, CommandParser):
+            parser.refused.append(refusal)
+        else:
+            parser.error(refusal)
 
 
 def _is_all_zero(text: str) -> bool:

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import msgspec
 
+from pyllm.arguments import check
 from pyllm.checkpoint.generation_config import SamplingDefaults, parse_overrides
 from pyllm.checkpoint.huggingface import read_generation_config
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.model_settings import ModelConfig
 from pyllm.errors import ConfigError, RequestError
+from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -36,9 +38,20 @@ def with_overrides(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     return msgspec.structs.replace(checkpoint, tokenizer=tokenizer, sampling=_overridden(sampling, config))
 
 
+def check_overrides(config: ModelConfig) -> None:
+    """Raises `ConfigError` where no model can have these overrides."""
+    if config.chat_template:
+        ChatTemplate(_chat_template(config.chat_template), "", "")
+    _sampling(SamplingDefaults(), config)
+
+
 def chat_template_notice(checkpoint: Checkpoint) -> str:
-    """What a server or a check says of a model that cannot chat; empty where it can, and where it only embeds."""
-    if checkpoint.tokenizer.chat_template is not None or checkpoint.embedding.is_only_use:
+    """What a server or a check says of a model that cannot chat; empty where it can, and where it only embeds.
+
+    Raises:
+        ConfigError: its chat template does not compile, so that no server can use it.
+    """
+    if ChatTemplate.of(checkpoint.tokenizer) is not None or checkpoint.embedding.is_only_use:
         return ""
     return (
         f"{checkpoint.name} has no chat template, so requests with messages are refused: give one by --chat-template "
@@ -62,6 +75,7 @@ def _overridden(own: SamplingDefaults, config: ModelConfig) -> SamplingDefaults:
     chosen = msgspec.structs.replace(own, **overrides.given())
     try:
         SamplingParams(**chosen.given())
+        check("max_tokens", chosen.max_tokens, chosen.max_tokens != 0, "at least 1")
     except RequestError as error:
         raise ConfigError(
             f"a sampling default cannot be used: {error}; change it by --override-generation-config, or take none of "

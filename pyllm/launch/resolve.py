@@ -19,7 +19,8 @@ from pyllm.checkpoint.model_name import at_revision
 from pyllm.checkpoint.quantization_config import QuantizationMethod
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.api_keys import ApiKey, flag_keys, read_api_keys
+from pyllm.config.api_keys import flag_keys, read_api_keys
+from pyllm.config.credentials import Credentials, read_credentials
 from pyllm.config.engine_settings import (
     CacheConfig,
     EngineConfig,
@@ -392,18 +393,19 @@ def _cuts_blocks(checkpoint: Checkpoint, ranks: int) -> bool:
     return any(entry.shape[1] // ranks % BLOCK_SIZES[entry.source.type] for entry in cut)
 
 
-def resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ...]]:
-    """Absolute paths and the API keys; what an API process would stumble over is refused here.
+def resolve_server(server: ServerConfig) -> tuple[ServerConfig, Credentials]:
+    """Absolute paths, API keys and the certificate; what an API process would stumble over is refused here.
 
     Raises:
         ConfigError: a file cannot be used, or a package is missing.
     """
     files = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds", "curve_keys")
     paths = {name: str(Path(value).absolute()) for name in files if (value := getattr(server, name))}
-    keys = read_api_keys(server.api_key_file) + flag_keys(server.api_key)
+    fixed_keys = read_api_keys("") + flag_keys(server.api_key)
     # From here on, and in what is recorded of a crash, keys are their hashes.
     server = msgspec.structs.replace(server, **paths, api_key=(), root_path=_root_path(server.root_path))
-    tls_context(server)
+    credentials = read_credentials(server, fixed_keys)
+    tls_context(server, credentials)
     if server.curve_keys:
         client_keys(Path(server.curve_keys))
     if server.allow_credentials and (not server.allowed_origins or "*" in server.allowed_origins):
@@ -422,7 +424,7 @@ def resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ..
             raise ConfigError(
                 "otlp_traces_endpoint must be the URL of OTLP over HTTP, such as http://localhost:4318/v1/traces"
             )
-    return server, keys
+    return server, credentials
 
 
 def _root_path(text: str) -> str:

@@ -1,6 +1,7 @@
 from .burst_logger import BurstLogger
 from .child_process import ChildProcess, StartedChild, end, reap, start_child
 from .flight_recorder import CrashRecord, FlightRecorder, config_json, list_records, resolve_folder
+from .json_log import JsonFormatter, is_json
 from .log_level import LOG_LEVELS, changed_log_level, current_log_level, set_log_level
 from .memory import Memory, host_memory, is_out_of_memory, return_freed_memory
 from .memory_pressure import MemoryPressure
@@ -19,7 +20,7 @@ from .process_samples import ProcessSample, ProcessSampler, Samples, load_nvml
 from .restart_budget import WINDOW, RestartBudget
 from .restart_counts import all_restarted, with_pids
 from .server_processes import STOP_GRACE, last_of, supervise
-from .start_progress import show_progress
+from .start_progress import can_redraw, show_progress
 from .step_trace import StepTrace
 from .supervised_process import ProcessLimits, SupervisedProcess, start_state
 
@@ -34,6 +35,7 @@ __all__ = [
     "ChildProcess",
     "CrashRecord",
     "FlightRecorder",
+    "JsonFormatter",
     "Memory",
     "MemoryPressure",
     "ParentLink",
@@ -51,6 +53,7 @@ __all__ = [
     "all_restarted",
     "attach",
     "await_configuration",
+    "can_redraw",
     "changed_log_level",
     "child_handle",
     "config_json",
@@ -58,6 +61,7 @@ __all__ = [
     "die_with_parent",
     "end",
     "host_memory",
+    "is_json",
     "is_out_of_memory",
     "keep_exit_codes",
     "last_of",

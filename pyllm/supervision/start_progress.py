@@ -1,26 +1,37 @@
 """How far a start is, on a terminal: what is waited for, and a bar while a model is loaded. Knows no process."""
 
 import asyncio
+import os
 import sys
 import textwrap
 from collections.abc import Callable
 from typing import TextIO
 
+from pyllm.supervision import json_log
+
 _PAUSE = 0.2  # seconds between two looks
 _MAX_CHARACTERS = 60  # of what is waited for, so that a line stays one
 # The cursor goes back, so that a line of the log replaces this one.
 _LINE = "starting: {desc}, {elapsed} \r"
+# They cannot move the cursor: Emacs' shell, consoles of editors, CI.
+_DUMB_TERMINALS = frozenset({"", "dumb", "unknown"})
 _BAR = "{desc} {percentage:3.0f} % |{bar}| {elapsed} < {remaining} \r"
 
 
+def can_redraw(stream: TextIO) -> bool:
+    """Whether a stream is a terminal on which text can be replaced."""
+    return stream.isatty() and os.environ.get("TERM", "") not in _DUMB_TERMINALS
+
+
 async def show_progress(read: Callable[[], tuple[float, str]], stream: TextIO | None = None) -> None:
-    """Show how far a start is, until this is cancelled; nothing where `stream` (stderr) is no terminal.
+    """Show how far a start is, until this is cancelled; nothing where `stream` (stderr) cannot redraw, or has
+    a JSON log.
 
     `read` gives the share of the model that is loaded, and what else is waited for, which is shown before the first
     weights and after the last.
     """
     stream = stream or sys.stderr
-    if not stream.isatty():
+    if not can_redraw(stream) or json_log.is_json():
         return
     from tqdm import tqdm
 

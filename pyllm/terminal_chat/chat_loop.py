@@ -1,18 +1,15 @@
 """A chat from its beginning to its end: on a terminal with an editor and Markdown, elsewhere as plain lines."""
 
-import os
 import sys
 
 from pyllm.errors import PyllmError
+from pyllm.supervision.start_progress import can_redraw
 from pyllm.terminal_chat.answer_source import AnswerSource
 from pyllm.terminal_chat.chat_session import ChatSession, ReadMessage
 from pyllm.terminal_chat.display import Display, PlainDisplay
 from pyllm.terminal_chat.line_input import LineInput
 from pyllm.terminal_chat.slash_commands import SLASH_COMMANDS, QuitChat, run_command
 from pyllm.terminal_chat.transcript import Transcript
-
-# They cannot move the cursor: Emacs' shell, consoles of editors, CI.
-DUMB_TERMINALS = frozenset({"dumb", "unknown"})
 
 
 async def chat(source: AnswerSource, transcript: Transcript, question: str = "") -> int:
@@ -22,10 +19,9 @@ async def chat(source: AnswerSource, transcript: Transcript, question: str = "")
         PyllmError: the source does not start.
     """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    is_dumb = os.environ.get("TERM", "") in DUMB_TERMINALS
     display: Display = PlainDisplay(is_terminal=sys.stdout.isatty())
     read: ReadMessage = LineInput().read
-    if sys.stdout.isatty() and not is_dumb:
+    if can_redraw(sys.stdout):
         from pyllm.terminal_chat.terminal_display import TerminalDisplay
 
         display = TerminalDisplay(keyboard=sys.stdin.fileno() if sys.stdin.isatty() else None)

@@ -99,7 +99,8 @@ async def _set(session: ChatSession, argument: str) -> None:
     """Ollama's: `system TEXT`, `parameter NAME VALUE`; `parameter` may be left out."""
     what, _, value = argument.partition(" ")
     if what == "system":
-        await _system(session, value.strip().strip('"'))
+        text = value.strip()
+        await _system(session, text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text)
         return
     name, _, value = (value.strip() if what == "parameter" else argument).partition(" ")
     name = _OLLAMA_NAMES.get(name, name)

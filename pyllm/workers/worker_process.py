@@ -69,7 +69,7 @@ def main(connection: Connection, host_memory: int | None = None) -> NoReturn:
     config = msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig)
     title = f"pyllm::worker-{config.core_index}-{config.rank}"
     parent = attach(connection, title)
-    log.configure(title, config.engine.log)
+    log.configure_child(title, config.engine.log)
     line_writer.end_process(parent.run(lambda: _work(config, parent, host_memory)))
 
 

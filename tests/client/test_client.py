@@ -385,6 +385,9 @@ async def test_what_takes_a_tokenizer_is_refused_by_name(name: str, value: objec
     client = await connected(core)
     with pytest.raises(RequestError, match=f"^{name}: there is no tokenizer here; .*{instead}") as refused:
         await anext(client.generate([1], SamplingParams(**{name: value})))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=f"^{name}: there is no tokenizer here"):
+        client.submit([1], SamplingParams(**{name: value}), TokenReader(1))  # type: ignore[arg-type]
+    await client.abort(1)
     assert (refused.value.parameter, core.sent(Submit), client.num_requests) == (name, [], 0)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,12 @@ async def test_closing_aborts_over_the_wire(address: str) -> None:
 async def test_keys_that_cannot_be_read_are_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         await EngineClient.connect("tcp://127.0.0.1:1", keys=tmp_path)
+
+
+@pytest.mark.parametrize("address", [[], None, [None], [5]])
+async def test_what_is_no_address_is_refused_by_what_one_is(address: Any) -> None:
+    with pytest.raises(ConfigError, match=r"connect needs the address of a core, .* such as ipc://"):
+        await EngineClient.connect(address)
 
 
 @pytest.mark.parametrize(

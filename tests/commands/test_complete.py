@@ -67,3 +67,11 @@ def test_so_are_those_of_a_chat(arguments: list[str], monkeypatch: pytest.Monkey
     with AnsweringServer() as server:
         assert main(["chat", server.address, *arguments]) == 0
     assert [body["messages"][-1]["content"] for body in server.bodies] == ["M\ufffdll"]
+
+
+def test_what_stdout_cannot_encode_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    with AnsweringServer(text="\u00e9 \u65e5") as server:
+        assert main(["complete", server.address, "x"]) == 0
+    assert written.getvalue() == b"\xe9 \\u65e5"

@@ -14,7 +14,16 @@ import psutil
 import pytest
 from tqdm import tqdm
 
-from pyllm import LLM, AsyncEngine, EngineClient, LLMEngine, SamplingParams
+from pyllm import (
+    LLM,
+    AsyncEngine,
+    AsyncEngineArgs,
+    AsyncLLMEngine,
+    EngineClient,
+    LLMEngine,
+    RequestOutput,
+    SamplingParams,
+)
 from pyllm.client.client import EngineClient as Client
 from pyllm.errors import ConfigError, EngineDeadError, GivenUpError, RequestError
 from pyllm.wire.messages import FinishCode
@@ -136,6 +145,9 @@ def test_llm_refuses_what_cannot_run_and_goes_on() -> None:
             llm.generate([[1] * 9000, FRANCE], GREEDY)
         with pytest.raises(RequestError, match="KV cache"):
             llm.generate([[1] * 4000], SamplingParams(max_tokens=10))
+        for wrong in (SamplingParams(n=5000), "greedy"):
+            with pytest.raises(RequestError, match=r"^sampling_params\[1\]:? "):
+                llm.generate([FRANCE, FRANCE], [GREEDY, wrong])  # type: ignore[list-item]
         assert llm.stats()["num_requests"] == 0
         assert llm.generate(FRANCE, GREEDY)[0].outputs[0].text.startswith(" Paris")
     with pytest.raises(EngineDeadError, match="closed"):
@@ -171,6 +183,28 @@ async def test_async_engine_streams_aborts_and_outlives_its_core() -> None:
         assert core_of_ours() != core
 
 
+async def test_a_server_for_vllm_runs_when_its_import_is_changed() -> None:
+    engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(max_model_len=512))
+
+    async def last(request_id: str) -> RequestOutput:
+        async for output in engine.generate(FRANCE, GREEDY, request_id=request_id):
+            given = output
+        return given
+
+    one, other = await asyncio.gather(last("a"), last("b"))
+    assert one.outputs[0].text == other.outputs[0].text
+    assert one.outputs[0].text.startswith(" Paris")
+    await engine.check_health()
+    assert engine.is_running
+    assert not engine.errored
+    cores = [psutil.Process(pid) for pid in engine._processes.pids()]
+    engine.shutdown()
+    assert not engine.is_running
+    _, alive = await asyncio.to_thread(psutil.wait_procs, cores, 30)
+    assert cores
+    assert not alive
+
+
 async def test_async_engine_reports_a_core_that_dies_too_often() -> None:
     async with AsyncEngine(max_restarts=0) as engine:
         doomed = engine.generate(FRANCE, SamplingParams(max_tokens=5000, ignore_eos=True))
@@ -199,10 +233,19 @@ def test_llm_engine_steps() -> None:
         for output in engine.step():
             if output.finished:
                 finished[output.request_id] = output.outputs[0].text
-                engine.abort("second")
+                assert engine.get_num_unfinished_requests() == 1
+                engine.abort_request(["second"])
     assert list(finished) == ["first"]
     assert finished["first"].startswith(" Paris")
     assert engine.stats()["num_used_blocks"] == 0
+    cached = []
+    for name in ("a", "b", "c"):
+        engine.add_request(name, [5] * 64, SamplingParams(max_tokens=1))
+        while engine.has_unfinished_requests():
+            cached += [output.num_cached_tokens > 0 for output in engine.step()]
+        if name == "b":
+            engine.reset_prefix_cache()
+    assert cached == [False, True, False]
     for prompt in (None, [1.5], 7):
         with pytest.raises(RequestError, match="token ids"):
             engine.add_request("third", prompt, GREEDY)
@@ -319,6 +362,7 @@ async def test_engine_client_over_tcp_with_keys(tmp_path: Path) -> None:
     deltas = [delta async for delta in client.generate([1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True))]
     assert sum(len(delta.tokens) for delta in deltas) == 4
     client.close()
+    core.send_signal(signal.SIGUSR1)  # As `systemctl reload` sends it; there is nothing to read again.
     with pytest.raises(EngineDeadError, match="want keys"):
         await EngineClient.connect(address)
     core.terminate()

@@ -45,6 +45,7 @@ def test_what_they_become(options: dict[str, Any], expected: dict[str, Any]) -> 
         ({"max_model_len": "many"}, "max-model-len"),
         ({"port": 8000}, "pyllm serve"),
         ({"enable_prompt_embeds": True}, "has no meaning here"),
+        ({"enable_lora": True, "tokenizer_mode": "mistral", "port": 8000}, "port: .*; --enable-lora: .*; --tokenizer-mode"),
     ],
 )
 def test_what_has_no_meaning_is_refused_with_what_to_use(options: dict[str, Any], text: str) -> None:

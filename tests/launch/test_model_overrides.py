@@ -70,6 +70,7 @@ def test_ends_of_another_generation_config_replace_those_of_the_models_own(
             {"override_generation_config": {"top_p": 2}},
             "top_p must be above 0 and at most 1, got 2.*--generation",
         ),
+        ({"override_generation_config": {"max_new_tokens": 0}}, "max_tokens must be at least 1, got 0"),
         ({"override_generation_config": "[1]"}, "must be a JSON object"),
         ({"override_generation_config": '{"top_p": "much"}'}, "override_generation_config.*got str"),
         ({"chat_template": "absent.jinja"}, r"cannot read the chat template absent\.jinja"),

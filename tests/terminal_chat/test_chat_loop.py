@@ -136,6 +136,11 @@ async def test_ollamas_commands() -> None:
     assert "/help" in display.notices[0]
 
 
+async def test_quotes_within_a_system_prompt_stay() -> None:
+    session, _, _, _ = await run(['/set system You are "x"'])
+    assert session.transcript.system == 'You are "x"'
+
+
 async def test_quit_ends_the_chat() -> None:
     with pytest.raises(AssertionError, match="ended early"):
         await run(["/quit", "Hi"], whole("never"))

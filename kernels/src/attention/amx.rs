@@ -1,12 +1,12 @@
 //! bfloat16 in AMX: products of keys and queries, and of weights and values, with float32 between them.
 //!
-//! Scores come transposed, a row a key: so keys are multiplied as they lie in the cache, and a vector has the scores of
-//! one key and sixteen pairs of a token and a head, which are a panel. The weights are rounded to bfloat16, and their
-//! sum is that of the rounded ones.
+//! Scores are transposed, one row per key: so keys are multiplied as they lie in the cache, and a vector has one key's
+//! scores of a panel: sixteen pairs of a token and a head. The weights are rounded to bfloat16, and their sum is that
+//! of the rounded ones.
 //!
-//! A position that a pair does not see, but others of its panel do, has a weight of 0 for it, and values of such a tile
-//! which are no finite numbers are taken for each pair on its own: so a tile of which a pair sees nothing leaves all of
-//! its numbers as they are, but for the sign of a zero, which `finish` takes off.
+//! A position that is masked for a pair, but not for others of its panel, has a weight of 0 for that pair; tiles with
+//! values that are not finite are computed for each pair alone. So a tile that is masked for a pair leaves all of its
+//! numbers unchanged, except for the sign of a zero, which `finish` removes.
 
 mod panels;
 mod products;
@@ -22,46 +22,46 @@ use panels::Panels;
 use products::{BLOCK_BYTES, DEPTH, SIDE, Values, keys_of, products, scores};
 use softmax::{Panel, Seen, Weigh};
 
-/// Whether tiles can take the op: its heads have whole ones only, and nothing is done to scores but the scale. What a
-/// window hides from a pair at the start of a tile, and a cap, are left to vectors.
+/// Whether AMX can compute the op: its heads fill whole tiles, and scores are only scaled. Windows and caps are left to
+/// the vector kernels.
 pub(super) fn takes(op: &PagedAttention) -> bool {
     let elements = [op.query.dtype, op.out.dtype, op.cache.dtype];
     let is_plain = op.window == NO_WINDOW && op.soft_cap.is_none();
     is_plain && elements == [DType::Bfloat16; 3] && op.cache.head_dim.is_multiple_of(DEPTH)
 }
 
-/// How much longer than the scores of a head it takes to turn those of a panel into weights.
+/// Cost of turning a panel's scores into weights, in units of computing the scores of a head.
 const WEIGH_SHARES: usize = 4;
 
-/// One work.
+/// The computation of one work.
 pub(super) struct Amx<'a> {
     call: Call<'a>,
     work: Work,
     panels: Panels,
     memory: Memory,
-    /// Configured from `start` on.
+    /// None before `start`.
     tiles: Option<Tiles>,
 }
 
-/// What a work needs beside its states.
+/// A work's memory, except its states.
 struct Memory {
-    /// Of one head, where they lie scattered: `[TILE, head_dim]`.
+    /// One head's keys, if they are not contiguous: `[TILE, head_dim]`.
     keys: *mut u8,
-    /// Of one head, as blocks.
+    /// One head's values, as blocks.
     values: *mut u8,
-    /// Of one panel: `[TILE, SIDE]`.
+    /// One panel's scores: `[TILE, SIDE]`.
     scores: *mut f32,
-    /// Of one panel: `[SIDE, TILE]`.
+    /// One panel's weights: `[SIDE, TILE]`.
     weights: *mut u8,
-    /// Of one panel: `[SIDE, head_dim]`.
+    /// One panel's products: `[SIDE, head_dim]`.
     products: *mut f32,
-    /// A block of each panel and `DEPTH` dimensions.
+    /// The queries: a block per panel and `DEPTH` dimensions.
     queries: *mut u8,
-    /// The position before which each pair sees, `[SIDE]` of each panel.
+    /// The end of each pair's visible positions, `[SIDE]` per panel.
     ends: *mut i32,
 }
 
-/// What pairs have summed up, a row each, and in units of the greatest score's weight.
+/// The partial results of pairs, a row each, in units of the weight of the greatest score.
 #[derive(Clone, Copy)]
 struct State {
     /// `[rows, head_dim]`, in the order of the columns of blocks.
@@ -133,7 +133,7 @@ impl<'a> TileBackend<'a> for Amx<'a> {
         }
     }
 
-    /// A split of which a pair sees nothing leaves its numbers as they are.
+    /// A split that is masked for a pair leaves its numbers unchanged.
     unsafe fn merge(&self, total: *mut f32, partial: *mut f32, _: usize) {
         for panel in 0..self.panels.count {
             let [total, partial] = [total, partial].map(|state| self.panel(self.state(state), panel));
@@ -152,7 +152,7 @@ impl<'a> TileBackend<'a> for Amx<'a> {
                 let (sums, to) = (state.sums.add(row * cache.head_dim), out.row::<Bfloat16>(token));
                 let weights = *state.weights.add(row);
                 let (factor, weights) = match self.call.op.sink(head) {
-                    None => (1.0, weights), // times 1, a number stays what it is
+                    None => (1.0, weights), // times 1, a number stays the same
                     Some(sink) => softmax::with_sink(*state.greatest.add(row), weights, sink),
                 };
                 products::finish(sums, factor, weights, cache.head_dim, to.add(head * cache.head_dim));
@@ -162,11 +162,11 @@ impl<'a> TileBackend<'a> for Amx<'a> {
 }
 
 impl Amx<'_> {
-    /// The panels of a KV head, or the one of some heads.
+    /// Add a tile for the panels of a KV head, or for the panel of several heads.
     ///
     /// # Safety
     ///
-    /// As for `take`.
+    /// See `take`.
     unsafe fn take_heads(&self, step: &Step<'_>, first_head: usize, state: State) {
         let (op, memory, panels, cells) = (self.call.op, &self.memory, &self.panels, step.cells.get());
         let (cache, num_heads) = (&op.cache, panels.heads.min(self.work.num_kv_heads - first_head));
@@ -177,7 +177,7 @@ impl Amx<'_> {
             head: self.work.first_kv_head + first_head + index,
             to: memory.values,
         };
-        // What comes next is asked for as time goes by, once.
+        // The next tile is prefetched along the way, once.
         let parts = self.work.num_kv_heads.div_ceil(panels.heads);
         let mut ahead = step.coming.ahead(cache, first_head / panels.heads, parts);
         let shares = 3 * num_heads + WEIGH_SHARES;
@@ -234,7 +234,7 @@ impl Amx<'_> {
         self.memory.queries.wrapping_add(panel * (self.call.op.cache.head_dim / DEPTH) * BLOCK_BYTES)
     }
 
-    /// Where the pairs of a panel end.
+    /// The ends of a panel's pairs.
     fn ends(&self, panel: usize) -> *mut [i32; SIDE] {
         self.memory.ends.wrapping_add(panel * SIDE).cast()
     }
@@ -256,7 +256,7 @@ impl Amx<'_> {
     }
 }
 
-/// Bytes of keys, values, scores, weights, products, queries and ends: whole lines of the cache.
+/// Bytes of keys, values, scores, weights, products, queries and ends: whole cache lines.
 fn lengths(op: &PagedAttention, work: &Work) -> [usize; 7] {
     let (head_bytes, rows) = (op.cache.head_dim * size_of::<Bfloat16>(), Panels::of(op, work).rows());
     let tile = TILE * head_bytes;

@@ -1,6 +1,6 @@
-//! Chooses the KV blocks that a sparse row attends to: its first ones, its last ones, and those between whose keys'
-//! summaries promise the most attention. The choice depends neither on other rows nor on the number of threads. Knows
-//! neither values nor attention itself, which reads the block tables that are written here.
+//! Chooses the KV blocks that a sparse row attends to: its first ones, its last ones, and the best of the others by the
+//! summaries of their keys. The choice depends neither on other rows nor on the number of threads. Knows neither values
+//! nor attention itself, which reads the block tables written here.
 
 mod key_summaries;
 mod scores;
@@ -19,10 +19,10 @@ use key_summaries::Summarise;
 pub(crate) use key_summaries::{KeySummaries, SummaryKind};
 use scores::{Scores, Shares};
 
-/// Blocks that a thread scores before it looks for another task.
+/// Blocks per task when threads score them.
 const CHUNK: usize = 64;
 
-/// Which rows of a step may leave blocks out, and which blocks.
+/// The rows of a step that may leave blocks out, and the number of blocks that they keep.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SparseRows {
     pub(crate) tokens: usize,
@@ -33,7 +33,7 @@ pub(crate) struct SparseRows {
     pub(crate) budget: Budget,
 }
 
-/// The shares of the attention, in one layer, of the blocks of which a row keeps the best.
+/// Computes, in one layer, the shares of the attention of each row's candidate blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScoreBlocks {
     pub(crate) rows: SparseRows,
@@ -41,11 +41,11 @@ pub(crate) struct ScoreBlocks {
     pub(crate) scale: f32,
     pub(crate) query: Matrix,
     pub(crate) summaries: KeySummaries,
-    /// Where they are written, summed over the heads: float32 `[rows, max_blocks]`, the first of these blocks first.
+    /// Address of the shares, summed over the heads: float32 `[rows, max_blocks]`, from the first candidate on.
     pub(crate) shares: usize,
 }
 
-/// The batch that attention reads, by these shares.
+/// Writes the batch for attention, by these shares.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SelectBlocks {
     pub(crate) rows: SparseRows,
@@ -53,17 +53,17 @@ pub(crate) struct SelectBlocks {
     pub(crate) out: Selection,
 }
 
-/// How many blocks a sparse row keeps.
+/// Numbers of blocks that a sparse row keeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     pub(crate) num_sink_blocks: usize,
     pub(crate) top_k: usize,
-    /// At least 1: the one that the row's token is in.
+    /// At least 1: the block of the row's token.
     pub(crate) num_recent_blocks: usize,
 }
 
-/// Where the batch is written that attention reads, in which a row's slot is the row: int32 `[rows, max_blocks]`,
-/// `[rows]` and `[rows]`.
+/// Addresses of the batch for attention, in which a row's slot is the row: int32 `[rows, max_blocks]`, `[rows]` and
+/// `[rows]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Selection {
     pub(crate) block_tables: usize,
@@ -136,11 +136,11 @@ impl SparseRows {
         Extent { tokens: self.tokens, rows: self.batch.rows }
     }
 
-    /// The batch, and which rows are sparse.
+    /// The batch, and the rows that are sparse.
     ///
     /// # Safety
     ///
-    /// As for `Op::run`.
+    /// See `Op::run`.
     unsafe fn read<'a>(&self, extent: Extent) -> Result<(Sequences<'a>, &'a [i32]), OutOfRange> {
         // SAFETY: as the caller promises.
         let (sequences, is_sparse) = unsafe { (self.batch.sequences(extent.rows), self.is_sparse.first(extent.rows)) };
@@ -149,7 +149,7 @@ impl SparseRows {
         Ok((sequences, is_sparse))
     }
 
-    /// None where all blocks of a row are kept.
+    /// The row, or none if it keeps all blocks.
     fn selecting_row<'a>(
         &self,
         sequences: &'a Sequences<'_>,
@@ -172,7 +172,7 @@ impl SparseRows {
 impl ScoreBlocks {
     /// # Safety
     ///
-    /// As for `Op::run`; the cache is made of C.
+    /// See `Op::run`; the cache is made of C.
     unsafe fn score<C: vector::Storage>(&self, selecting: &[SelectingRow<'_>], isa: Isa, pool: &mut Pool) {
         let summaries = &self.summaries;
         // SAFETY: as the caller promises: nobody else writes to the marks meanwhile.
@@ -181,7 +181,7 @@ impl ScoreBlocks {
         // SAFETY: as the caller promises; no block is there twice.
         pool.run(missing.len(), &|index| unsafe { vector::run(isa, &summarise, index) });
 
-        // As many rows at once as there are threads: what is kept of them stays near.
+        // As many rows at once as there are threads: their scores stay in the cache.
         let num_at_once = pool.num_threads();
         let stride = selecting.iter().map(|row| row.candidates.len()).max().unwrap_or(0).next_multiple_of(LANES);
         // The scores of each head, then the shares.
@@ -217,7 +217,7 @@ impl ScoreBlocks {
         pool.scratch = scratch;
     }
 
-    /// Query heads that share a KV head.
+    /// Query heads per KV head.
     fn group(&self) -> usize {
         self.heads / self.rows.cache.kv_heads
     }
@@ -226,7 +226,7 @@ impl ScoreBlocks {
 impl SelectBlocks {
     /// # Safety
     ///
-    /// As for `Op::run`.
+    /// See `Op::run`.
     unsafe fn keep_all(&self, sequences: &Sequences<'_>, row: usize) {
         let length = sequences.lengths[row];
         let used = (length as usize).div_ceil(self.rows.cache.block_size);
@@ -237,12 +237,12 @@ impl SelectBlocks {
         }
     }
 
-    /// In the order of their positions, so that a row which keeps all gets the bits of one that chooses nothing. Of equal
-    /// shares the first is taken.
+    /// Keep the best blocks, in the order of their positions, so that a row that keeps all gets the same bits as
+    /// without a choice. Of equal shares the first wins.
     ///
     /// # Safety
     ///
-    /// As for `Op::run`.
+    /// See `Op::run`.
     unsafe fn keep_best(&self, selecting_row: &SelectingRow<'_>, sequences: &Sequences<'_>) {
         let SelectingRow { row, table, ref candidates, .. } = *selecting_row;
         let (top_k, block_size) = (self.rows.budget.top_k, self.rows.cache.block_size);
@@ -274,7 +274,7 @@ impl SelectBlocks {
 
     /// # Safety
     ///
-    /// As for `Op::run`.
+    /// See `Op::run`.
     unsafe fn write_row(&self, row: usize, length: i32) {
         let at = |address| with_exposed_provenance_mut::<i32>(address).wrapping_add(row);
         // SAFETY: as the caller promises.

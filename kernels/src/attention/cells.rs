@@ -1,4 +1,4 @@
-//! Where the positions of a tile are in the cache, and asking for them before they are read.
+//! The cells of a tile's positions in the cache, and their prefetches.
 
 use std::ops::Range;
 
@@ -6,11 +6,11 @@ use super::TILE;
 use crate::kv_layer::KvLayer;
 use crate::vector::prefetch;
 
-/// The cells of some positions that follow one another.
+/// The cells of consecutive positions.
 pub(super) struct Cells {
     pub(super) offsets: [usize; TILE],
     pub(super) count: usize,
-    /// The KV heads that are wanted of them.
+    /// The KV heads that are read.
     pub(super) heads: Range<usize>,
 }
 
@@ -25,7 +25,7 @@ impl Cells {
         &self.offsets[..self.count]
     }
 
-    /// One of so many parts of them, as what is coming.
+    /// One of `parts` parts of the cells, to be prefetched.
     pub(super) fn ahead(&self, cache: &KvLayer, part: usize, parts: usize) -> Ahead<'_> {
         let cells = &self.get()[self.count * part / parts..self.count * (part + 1) / parts];
         let head_bytes = cache.head_dim * cache.dtype.bytes();
@@ -39,28 +39,28 @@ impl Cells {
     }
 }
 
-/// What will be read soon: all heads of some cells, as they lie, which the processor is quicker to bring than one head
-/// of each. It has few places for what is on its way, so it should be asked all the time and for little.
+/// Cells to be read soon, with all heads as they lie, which load faster than one head of each. The processor has few
+/// slots for loads under way, so prefetches should be small and steady.
 #[derive(Clone)]
 pub(super) struct Ahead<'a> {
     cells: &'a [usize],
-    /// First for the cells' keys, then for their values.
+    /// Indices of prefetches: first for the cells' keys, then for their values.
     asks: Range<usize>,
-    /// The first of the heads in the first cell, of keys and of values, and what a cell takes.
+    /// Address of the first head in cell 0, of keys and of values; `cell_bytes` is the size of a cell.
     addresses: [usize; 2],
     cell_bytes: usize,
-    /// What the heads take of it.
+    /// Bytes of the heads in a cell.
     bytes: usize,
 }
 
 impl Ahead<'_> {
-    /// Some of so many parts.
+    /// A range of `of` equal parts.
     pub(super) fn share(&self, parts: Range<usize>, of: usize) -> Self {
         let at = |part: usize| self.asks.start + self.asks.len() * part / of;
         Self { asks: at(parts.start)..at(parts.end), ..self.clone() }
     }
 
-    /// Ask for one of so many parts.
+    /// Prefetch one of `parts` equal parts.
     #[expect(clippy::inline_always, reason = "see `Vector`")]
     #[inline(always)]
     pub(super) fn ask(&self, part: usize, parts: usize) {

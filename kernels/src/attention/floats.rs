@@ -1,4 +1,4 @@
-//! Every number in float32, of whatever elements, in vectors: a tile of keys and values is made float32 first.
+//! The vector kernels: all numbers in float32, from any element type. A tile of keys and values is first converted.
 
 mod product;
 mod tile;
@@ -14,14 +14,14 @@ use crate::kv_layer::KvLayer;
 use crate::vector::{self, Bfloat16, Storage};
 use tile::{Finish, LoadKeys, LoadQueries, LoadValues, MAX_ROWS, Merge, State, Tile, padded};
 
-/// One work.
+/// The computation of one work.
 pub(super) struct Floats<'a> {
     call: Call<'a>,
     work: Work,
     memory: Memory,
 }
 
-/// What a work needs beside its states.
+/// A work's memory, except its states.
 struct Memory {
     keys: *mut f32,
     values: *mut f32,
@@ -30,7 +30,7 @@ struct Memory {
 }
 
 impl<'a> TileBackend<'a> for Floats<'a> {
-    /// What a pair has summed up, its greatest score and its sum of weights.
+    /// Floats of a pair's sums, greatest score and sum of weights, for all pairs.
     fn state_floats(op: &PagedAttention, work: &Work) -> usize {
         work.pairs(op.group()) * (padded(op.cache.head_dim) + 2)
     }
@@ -106,12 +106,12 @@ impl<'a> TileBackend<'a> for Floats<'a> {
         }
     }
 
-    /// For the tokens that see something of the split; it is the first for those whose window begins in it.
+    /// Merge for the tokens that see a part of the split; it is the first for those whose window begins in it.
     unsafe fn merge(&self, total: *mut f32, partial: *mut f32, split: usize) {
         let (work, group) = (&self.work, self.call.op.group());
         let (total, partial) = (self.state(total), self.state(partial));
         let seeing = self.seeing(split * SPLIT, (split + 1) * SPLIT);
-        // The window of a token here begins where the split does.
+        // The first token whose window begins in this split.
         let begin = (split * SPLIT).saturating_add(self.call.op.window - 1).saturating_sub(work.position);
         let begin = begin.clamp(seeing.start, seeing.end);
         for kv_head in 0..work.num_kv_heads {
@@ -151,7 +151,7 @@ impl<'a> TileBackend<'a> for Floats<'a> {
 }
 
 impl Floats<'_> {
-    /// The tokens that see something of some positions.
+    /// The tokens that see at least one of some positions.
     fn seeing(&self, first: usize, end: usize) -> Range<usize> {
         let Work { position, num_tokens, .. } = self.work;
         let start = first.saturating_sub(position).min(num_tokens);
@@ -161,7 +161,7 @@ impl Floats<'_> {
 
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     unsafe fn load_tile(&self, cells: &[usize], kv_head: usize, ahead: &Ahead<'_>) {
         // SAFETY: as the caller promises.
         unsafe {
@@ -174,7 +174,7 @@ impl Floats<'_> {
 
     /// # Safety
     ///
-    /// As for `Kernel::run`; the cache is made of C.
+    /// See `Kernel::run`; the cache is made of C.
     unsafe fn load_tile_of<C: Storage>(&self, cells: &[usize], kv_head: usize, ahead: &Ahead<'_>) {
         let (cache, offset) = (&self.call.op.cache, kv_head * self.call.op.cache.head_dim);
         // SAFETY: as the caller promises.

@@ -1,27 +1,27 @@
-//! How one call's work is shared out. Decides nothing about a result.
+//! The division of one call's work. Does not affect results.
 
 use std::ops::Range;
 
 use super::{SPLIT, Sequences, TILE};
 
-/// Tokens that share a tile of keys and values once it is loaded.
+/// Tokens that share a loaded tile of keys and values.
 const TOKENS_AT_ONCE: usize = 32;
-/// Up to so many tokens, loading a tile costs more than using it.
+/// Up to this many tokens, loading a tile costs more than using it.
 const FEW_TOKENS: usize = 4;
 
-/// Some tokens of a row and some of its heads.
+/// Some tokens of a row and some of its heads: the work of one task.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     pub(super) row: usize,
     pub(super) first_token: usize,
     pub(super) num_tokens: usize,
-    /// Where the first token stands in its sequence.
+    /// Position of the first token in its sequence.
     pub(super) position: usize,
     /// The first position that the first token sees.
     pub(super) begin: usize,
     pub(super) first_kv_head: usize,
     pub(super) num_kv_heads: usize,
-    /// Where the result goes, if it is that of one split.
+    /// Index of the partial result, if the work is one split.
     pub(super) partial: Option<usize>,
     pub(super) split: usize,
 }
@@ -32,27 +32,27 @@ impl Work {
         self.num_tokens * self.num_kv_heads * group
     }
 
-    /// The first split of which a token sees something.
+    /// The first split with a visible position.
     pub(super) fn first_split(&self) -> usize {
         self.begin / SPLIT
     }
 
-    /// The splits of which a token sees something.
+    /// The splits with visible positions.
     pub(super) fn splits(&self) -> Range<usize> {
         self.first_split()..self.end().div_ceil(SPLIT)
     }
 
-    /// The positions of a split, from the first tile on of which a token sees something.
+    /// The positions of a split, from its first tile with a visible position on.
     pub(super) fn positions(&self, split: usize) -> Range<usize> {
         (split * SPLIT).max(self.begin / TILE * TILE)..self.end().min((split + 1) * SPLIT)
     }
 
-    /// The last token sees the positions before this one.
+    /// The end of the positions that the last token sees.
     pub(super) fn end(&self) -> usize {
         self.position + self.num_tokens
     }
 
-    /// Pairs are ordered by KV head, then token, then query head.
+    /// The token and head of a pair. Pairs are ordered by KV head, then token, then query head.
     pub(super) fn token_and_head(&self, pair: usize, group: usize) -> (usize, usize) {
         let kv_head = pair / group / self.num_tokens;
         let token = pair / group % self.num_tokens;
@@ -60,11 +60,11 @@ impl Work {
     }
 }
 
-/// The works of one call, and the memory for it, which stays for the next.
+/// The works of one call, and their memory, which is reused by the next call.
 #[derive(Default)]
 pub(super) struct Plan {
     pub(super) works: Vec<Work>,
-    /// The works whose splits were done apart, as they are whole.
+    /// The works whose splits are separate tasks, to be merged.
     pub(super) merges: Vec<Work>,
     pub(super) num_partials: usize,
     pub(super) partials: Vec<f32>,

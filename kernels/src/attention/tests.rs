@@ -8,7 +8,7 @@ use crate::dtype::DType;
 /// Sequences in a cache, and the query of each of their positions.
 #[derive(Clone, Debug)]
 struct Case {
-    /// KV heads, query heads that share one, and their size.
+    /// KV heads, query heads per KV head, and their size.
     heads: (usize, usize, usize),
     block_size: usize,
     /// Positions of each sequence.
@@ -20,7 +20,7 @@ struct Case {
     seed: u64,
 }
 
-/// Of the cache, and of query and out.
+/// The dtypes of the cache, and of query and out.
 #[derive(Clone, Copy, Debug)]
 struct Elements {
     cache: DType,
@@ -31,7 +31,7 @@ const FLOAT32: Elements = Elements { cache: DType::Float32, query: DType::Float3
 const BFLOAT16: Elements = Elements { cache: DType::Bfloat16, query: DType::Bfloat16 };
 
 impl Elements {
-    /// How far a result may be from the one in float64: a weight and the result are rounded where all is bfloat16.
+    /// Maximum distance from the result in float64: with bfloat16 only, weights and results are rounded to it.
     fn tolerance(self) -> f64 {
         if self.query == DType::Bfloat16 { 2.0_f64.powi(-7) } else { 1e-5 }
     }
@@ -56,7 +56,7 @@ fn loaded(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// What a case is made of, in one order of blocks.
+/// The inputs of a case, with the blocks in some order.
 struct Memory {
     query: Vec<f32>,
     /// Keys, then values, in the cache's dtype.
@@ -65,7 +65,7 @@ struct Memory {
     max_blocks: usize,
 }
 
-/// Numbers from -1 to 1 that follow from where they stand.
+/// Numbers from -1 to 1 that depend on their index.
 fn number(seed: u64, index: usize) -> f32 {
     let mut bits = seed ^ (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -155,7 +155,7 @@ impl Case {
         loaded(self.elements.query, &out)
     }
 
-    /// Float64, by the definition, over cells that need not be looked up: they are numbered by position.
+    /// The result in float64, by the definition, over cells numbered by position.
     fn expected(&self) -> Vec<f64> {
         let (kv_heads, group, head_dim) = self.heads;
         let rounded = |value: f32| f64::from(loaded(self.elements.cache, &stored(self.elements.cache, &[value]))[0]);
@@ -193,7 +193,7 @@ impl Case {
         out
     }
 
-    /// Of each head: some are far above the scores, some far below.
+    /// The sinks of the heads: some are far above the scores, some far below.
     fn sinks(&self) -> Vec<f32> {
         (0..self.heads.0 * self.heads.1).map(|head| 12.0 * number(self.seed + 3, head)).collect()
     }
@@ -294,7 +294,7 @@ fn splits_are_the_same_one_after_the_other_and_side_by_side() {
     }
 }
 
-/// Positions that no window reaches may lie in a tile with some that one does.
+/// Positions outside all windows may share a tile with visible ones.
 #[test]
 fn what_lies_before_every_window_is_not_looked_at() {
     let (length, window, hidden) = (SPLIT + 200, 100, SPLIT + 37);
@@ -328,7 +328,7 @@ fn what_lies_before_every_window_is_not_looked_at() {
     }
 }
 
-/// A chunk's own later positions lie in the same tile, and so does what another sequence left in the last block.
+/// Later positions of the chunk are in the same tile, and so are those of another sequence in the last block.
 #[test]
 fn what_a_later_position_holds_is_not_looked_at() {
     let poisons = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];

@@ -1,5 +1,5 @@
-//! One call of the op: its works, the splits of each and the tiles of those, in their order. Knows not how the numbers
-//! of a tile are computed, which is a `TileBackend`'s.
+//! One call of the op: its works, their splits and the tiles of those, in order. A `TileBackend` computes the numbers
+//! of a tile.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use crate::isa::Isa;
 use crate::memory::scratch::Scratch;
 use crate::threads::Pool;
 
-/// What all threads know.
+/// The data of a call that all threads share.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) op: &'a PagedAttention,
@@ -22,23 +22,23 @@ pub(super) struct Call<'a> {
 /// A tile of keys and values.
 pub(super) struct Step<'a> {
     pub(super) cells: &'a Cells,
-    /// What will be looked at next.
+    /// The next tile, to be prefetched.
     pub(super) coming: &'a Cells,
     /// The first position.
     pub(super) first: usize,
 }
 
-/// How the numbers of one work are computed. A state is what its pairs of a token and a head have summed up so far.
+/// The computation of one work. A state has the partial results of its pairs of a token and a head.
 pub(super) trait TileBackend<'a>: Sized {
     /// Floats of a work's state.
     fn state_floats(op: &PagedAttention, work: &Work) -> usize;
-    /// Floats that are worked in.
+    /// Floats of scratch memory.
     fn scratch_floats(op: &PagedAttention, work: &Work) -> usize;
 
     /// # Safety
     ///
-    /// As for `Op::run`; the indices were checked, the backend takes the op, and there is so much scratch, from the
-    /// start of a cache line on. The same holds for what follows, and for its states.
+    /// See `Op::run`; the indices were checked, the backend takes the op, and there is enough scratch, from the
+    /// start of a cache line on. The same holds for the methods below, and for states.
     unsafe fn new(call: Call<'a>, work: Work, scratch: *mut f32) -> Self;
     /// Get ready for tiles.
     ///
@@ -77,7 +77,7 @@ thread_local! {
 
 /// # Safety
 ///
-/// As for `Op::run`; the indices were checked, and the backend takes the op.
+/// See `Op::run`; the indices were checked, and the backend takes the op.
 pub(super) unsafe fn attend<'a, B: TileBackend<'a>>(call: &Call<'a>, pool: &mut Pool) {
     PLAN.with_borrow_mut(|plan| {
         plan.make(call.sequences, call.op.cache.kv_heads, call.op.window, pool.num_threads());
@@ -86,7 +86,7 @@ pub(super) unsafe fn attend<'a, B: TileBackend<'a>>(call: &Call<'a>, pool: &mut 
         let partials = Shared(plan.partials.as_mut_ptr());
         pool.run(plan.works.len(), &|index| {
             let work = &plan.works[index];
-            // What this thread does next, unless another takes it.
+            // The thread's next work, unless another thread takes it.
             let next = plan.works.get(index + 1);
             // SAFETY: as the caller promises; a work writes what is its own: its tokens and heads, or its partials.
             unsafe {
@@ -103,11 +103,11 @@ pub(super) unsafe fn attend<'a, B: TileBackend<'a>>(call: &Call<'a>, pool: &mut 
     });
 }
 
-/// All splits of a work, one after the other.
+/// Compute all splits of a work, one after the other.
 ///
 /// # Safety
 ///
-/// As for `attend`.
+/// See `attend`.
 unsafe fn whole<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, next: Option<&Work>) {
     let state_floats = B::state_floats(call.op, work).next_multiple_of(LINE_FLOATS);
     let scratch = scratch(2 * state_floats + B::scratch_floats(call.op, work));
@@ -126,11 +126,11 @@ unsafe fn whole<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, next: Opti
     }
 }
 
-/// The one split that is a work, into a state that the caller has.
+/// Compute the one split of a work, into a state of the caller's.
 ///
 /// # Safety
 ///
-/// As for `attend`; the memory is that of a state.
+/// See `attend`; the memory is that of a state.
 unsafe fn split<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, next: Option<&Work>, state: *mut f32) {
     // SAFETY: there is so much memory, and the rest as the caller promises.
     unsafe {
@@ -140,11 +140,11 @@ unsafe fn split<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, next: Opti
     }
 }
 
-/// Put the splits of a work together, which lie one after the other from the work's partial on.
+/// Merge the splits of a work, which lie one after the other from the work's partial on.
 ///
 /// # Safety
 ///
-/// As for `attend`; every split was summed up.
+/// See `attend`; every split was summed up.
 unsafe fn merge<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, partials: *mut f32, floats_a_split: usize) {
     let first = work.partial.unwrap_or_default();
     // SAFETY: as the caller promises.
@@ -160,7 +160,7 @@ unsafe fn merge<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, partials: 
 
 /// # Safety
 ///
-/// As for `attend`; the backend has started, and the memory is that of a state.
+/// See `attend`; the backend has started, and the memory is that of a state.
 unsafe fn sum_split<'a, B: TileBackend<'a>>(
     call: &Call<'a>,
     work: &Work,
@@ -188,11 +188,11 @@ unsafe fn sum_split<'a, B: TileBackend<'a>>(
 }
 
 impl Call<'_> {
-    /// The cells of the first tile of a range of a work's positions.
+    /// Find the cells of the first tile in a range of a work's positions.
     fn find_cells(&self, work: &Work, positions: Range<usize>, cells: &mut Cells) {
         cells.count = TILE.min(positions.len());
         cells.heads = work.first_kv_head..work.first_kv_head + work.num_kv_heads;
-        // What is before the window may have no block any more; something that is there is loaded in its place.
+        // Positions before the window may have no block any more; a visible one is loaded in their place.
         let hidden = work.begin.saturating_sub(positions.start);
         let (before, seen) = cells.offsets[..cells.count].split_at_mut(hidden);
         self.sequences.cells(work.row, positions.start + hidden, self.op.cache.block_size, seen);
@@ -203,12 +203,12 @@ impl Call<'_> {
 /// Floats of a cache line.
 const LINE_FLOATS: usize = 16;
 
-/// This thread's own memory, so many floats with anything in them: it stays until this is called again.
+/// The thread's own memory of `floats` floats, uninitialised; valid until the next call.
 fn scratch(floats: usize) -> *mut f32 {
     SCRATCH.with_borrow_mut(|scratch| scratch.bytes(floats * size_of::<f32>()).as_mut_ptr().cast())
 }
 
-/// A pointer that threads write through, each to what is its own.
+/// A pointer that threads write through, each to a part of its own.
 struct Shared(*mut f32);
 
 // SAFETY: a work writes to its own partial.

@@ -1,17 +1,17 @@
-//! Which experts each token takes, and which rows each expert gets. Computes no product.
+//! The experts of each token, and the rows of each expert. Computes no product.
 
 use crate::linear::{GROUP_ROWS, RowGroup};
 use crate::op::Matrix;
 use crate::vector::Storage;
 
-/// How a router's scores become weights: a softmax over all experts, of which the `active` largest are kept.
+/// A router: its weights are the `active` largest of a softmax over all experts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Router {
     pub(crate) num_experts: usize,
     pub(crate) active: usize,
-    /// Whether the weights that are kept add up to 1.
+    /// Whether the chosen weights are scaled to add up to 1.
     pub(crate) normalised: bool,
-    /// This rank has the experts from here on.
+    /// The first of this rank's `count` experts.
     pub(crate) first: usize,
     pub(crate) count: usize,
 }
@@ -25,7 +25,7 @@ pub(super) struct Pair {
     pub(super) row: Option<u32>,
 }
 
-/// The pairs of each token one after the other, by expert, and the rows of each expert that has any.
+/// The pairs of each token one after the other, by expert, and the row groups of experts that have any.
 pub(super) struct Routes {
     pub(super) active: usize,
     first_expert: usize,
@@ -38,7 +38,7 @@ pub(super) struct Routes {
 impl Routes {
     /// # Safety
     ///
-    /// So many rows of logits are there, and are made of X.
+    /// `num_tokens` rows of logits are valid, with elements of X.
     pub(super) unsafe fn of<X: Storage>(router: &Router, logits: Matrix, num_tokens: usize) -> Self {
         let mut pairs = Vec::with_capacity(num_tokens * router.active);
         let mut scores = vec![0.0; router.num_experts];
@@ -54,7 +54,7 @@ impl Routes {
             let local = (pair.expert as usize).checked_sub(router.first).filter(|&local| local < router.count);
             pair.row = local.map(|local| {
                 counts[local] += 1;
-                counts[local] - 1 // within its group, until those have their places
+                counts[local] - 1 // within its group, until groups have their places
             });
         }
         let (mut groups, mut firsts, mut end) = (Vec::new(), vec![0; router.count], 0);
@@ -72,14 +72,14 @@ impl Routes {
         Self { active: router.active, first_expert: router.first, pairs, groups, num_rows }
     }
 
-    /// Which of this rank's matrices the expert of a pair is, if it has a row.
+    /// Index of a pair's expert among this rank's matrices, if the pair has a row.
     pub(super) fn matrix_of(&self, pair: &Pair) -> usize {
         pair.expert as usize - self.first_expert
     }
 }
 
 impl Router {
-    /// The largest scores, of equal ones those of the first experts; in the order of the experts.
+    /// Choose the largest scores, in the order of the experts. Of equal scores, the first experts win.
     fn choose(&self, scores: &[f32], order: &mut Vec<u32>, pairs: &mut Vec<Pair>) {
         order.clear();
         order.extend(0..scores.len() as u32);

@@ -109,7 +109,7 @@ impl Model {
     }
 }
 
-/// gpt-oss's.
+/// The activation of gpt-oss.
 const KIND: Kind = Kind::ClampedSwiglu { limit: LIMIT, alpha: 1.702 };
 const LIMIT: f32 = 0.75;
 
@@ -146,7 +146,7 @@ fn the_results_of_all_ranks_add_up() {
     let model = Model::new();
     let (x, logits) = (numbers(4, 9 * HIDDEN), numbers(5, 9 * EXPERTS));
     let whole = model.run(router(3), &x, &logits, Isa::best(), 1);
-    // A rank has its experts' matrices alone; here those of others are skipped over.
+    // A rank has only its experts' matrices; the others are left out here.
     let part = |first: usize, count: usize| {
         let skip = |weights: &Weights| {
             let matrices = weights.matrices();

@@ -1,5 +1,4 @@
-//! The products of a step's integers added up, where no instruction does it at once. Knows neither how rows lie nor
-//! what scales them.
+//! Sums of a step's integer products, where no single instruction computes them. Knows neither layouts nor scales.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
@@ -19,7 +18,7 @@ pub(super) fn portable(products: &mut [i32; PANEL], cells: &[u8; STEP_BYTES], x:
 
 /// Add a step's products with several rows to the sums of 16 columns. `x` gives the 4 integers of a row.
 ///
-/// Features of even and of odd number are multiplied apart, each as 16 bits: sums of two cannot overflow.
+/// Even and odd features are multiplied apart, each as 16 bits: sums of two cannot overflow.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx2")]

@@ -1,7 +1,7 @@
-//! Weights of the input's own kind, float32 or bfloat16: their panels, and which micro-kernel multiplies them.
+//! Weights of the input's dtype, float32 or bfloat16: their panels, and the choice of a micro-kernel.
 //!
-//! An output element is one sum over the input features in float32, in an order that the matrix and the instruction set
-//! decide.
+//! An output element is one sum over the input features in float32. The matrix and the instruction set decide its
+//! order.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -16,20 +16,20 @@ use crate::dtype::{DType, from_bfloat16, round_to_bfloat16};
 use crate::isa::Isa;
 use tile::{Multiply, Tile};
 
-/// Bytes of one step of a panel: one number, or two halves as long, of each of its columns.
+/// Bytes of a panel's step: one float32, or two bfloat16, for each of its columns.
 const STEP_BYTES: usize = PANEL * 4;
 
-/// Of rows that are packed together: what they become stays in the first cache. Blocks of every source end there.
+/// Features of rows that are packed together: their output stays in the L1 cache. Blocks of every source end there.
 const FEATURES_AT_ONCE: usize = 256;
 
-/// A panel is a run of steps over the inputs, zero where either side ends early.
+/// Bytes of a panel: steps over the inputs, zero where either side ends early.
 pub(super) fn panel_bytes(linear: &Linear) -> usize {
     linear.in_features.div_ceil(4 / linear.dtype.bytes()) * STEP_BYTES
 }
 
-/// Pack rows of the matrix as the columns of a panel that was all zeros. Gives back the first that is not finite.
+/// Pack rows of the matrix as the columns of a zeroed panel. Gives the first that is not finite.
 ///
-/// All rows advance together, so that what is written lies near each other.
+/// All rows advance together, so that writes are close to each other.
 pub(super) fn pack_panel(linear: &Linear, rows: &[Option<Content>], panel: &mut [u8]) -> Option<usize> {
     let mut odd = None;
     let (features, step_features) = (linear.in_features, 4 / linear.dtype.bytes());
@@ -55,7 +55,7 @@ pub(super) fn pack_panel(linear: &Linear, rows: &[Option<Content>], panel: &mut 
     odd
 }
 
-/// Copy a row's elements as they are, two bfloat16 at once. Gives back whether all are finite.
+/// Copy a row's elements as they are, two bfloat16 at once. Gives whether all are finite.
 fn copy_elements(dtype: DType, elements: &[u8], column: usize, panel: &mut [u8]) -> bool {
     let (cells, half) = elements.as_chunks::<4>();
     let mut steps = panel.chunks_exact_mut(STEP_BYTES).map(|step| &mut step[column * 4..column * 4 + 4]);
@@ -104,7 +104,7 @@ pub(super) fn unpack_column(panel: &[u8], column: usize, out: &mut [u8]) {
 ///
 /// # Safety
 ///
-/// As for `tile::Multiply`: x is the first input row of the linear's kind, and the rest is what `part` says.
+/// See `tile::Multiply`: x is the first input row, of the linear's dtype, and `part` describes the rest.
 pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, part: &Part, output: Output) {
     let x_stride = linear.in_bytes();
     #[cfg(target_arch = "x86_64")]
@@ -134,7 +134,7 @@ pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, part: &Pa
     }
 }
 
-/// The kernels for 1, 2, 3 and so many rows.
+/// The kernels for 1, 2, 3 and more rows.
 fn tiles(dtype: DType, isa: Isa) -> &'static [Multiply] {
     match (dtype, isa) {
         #[cfg(target_arch = "x86_64")]

@@ -1,18 +1,18 @@
-//! How the numbers of a matrix are written down. Knows no kernel.
+//! The storage formats of a matrix's numbers. Knows no kernel.
 
 use super::output::PANEL;
 
-/// What weights are made of.
+/// The format of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// Numbers of the same kind as the input's.
+    /// Floats of the input's dtype.
     Float,
-    /// -127 to 127, with one float32 scale an output: made here, or -128 to 127 as they came.
+    /// Integers from -127 to 127, quantised here, or from -128 to 127 as stored, with one float32 scale per output.
     Int8(Int8Source),
     Ggml(GgmlType),
 }
 
-/// What int8 weights are made of. Those of GGUF's 4 bits stay in so many, and become 8 when they are multiplied.
+/// The source of int8 weights. GGUF's 4-bit formats stay packed, and are widened to 8 bits in the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Int8Source {
     Elements,
@@ -21,7 +21,7 @@ pub(crate) enum Int8Source {
 }
 
 impl Format {
-    /// The blocks that this is packed from; None where it is packed from rows of any source.
+    /// The blocks that this must be packed from; none if it is packed from rows of any source.
     pub(crate) fn required_blocks(self) -> Option<GgmlType> {
         match self {
             Self::Float => None,
@@ -41,7 +41,7 @@ impl Format {
 }
 
 impl Int8Source {
-    /// None of elements.
+    /// The blocks of the source; none for elements.
     pub(crate) fn blocks(self) -> Option<GgmlType> {
         match self {
             Self::Elements => None,
@@ -51,8 +51,8 @@ impl Int8Source {
     }
 }
 
-/// GGUF's formats of integers. Each number is `scale × integer + minimum`, the integer from 0 up, less the format's
-/// offset, or looked up in a codebook; see `Encoding`.
+/// GGUF's integer formats. Each number is `scale × integer + minimum`; the stored integer is unsigned, with the
+/// format's offset added, or an index into a codebook; see `Encoding`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GgmlType {
     Q8_0,
@@ -70,42 +70,42 @@ pub(crate) enum GgmlType {
     Iq4Xs,
 }
 
-/// Features of a group of integers.
+/// Features in a group of integers.
 pub(crate) const GROUP: usize = 32;
-/// Groups of a super-block.
+/// Groups in a super-block.
 pub(crate) const SUPER_GROUPS: usize = 8;
 
-/// How a group's scales and minimums are written down.
+/// The storage format of a group's scales and minimums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScaleType {
     /// float16 each.
     Half,
     /// A byte each, an exponent of two: see `half_of_exponent`.
     Exponent,
-    /// A signed byte each, to be multiplied with a float16 of the super-block.
+    /// A signed byte each, to be multiplied by a float16 of the super-block.
     SuperBlock,
-    /// float32 each: only of what is expanded (see `ggml/expand.rs`).
+    /// float32 each: only in expanded panels (see `ggml/expand.rs`).
     Single,
 }
 
-/// What a format is made of, so far as kernels must know it.
+/// The properties of a format that kernels depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Encoding {
-    /// Of an integer, or of its place in the codebook.
+    /// Bits of an integer, or of its index into the codebook.
     pub(crate) bits: usize,
-    /// What the integers are that places stand for, from -128 on.
+    /// The integers of the codebook, from -128 on.
     pub(crate) codebook: Option<&'static [i8; 16]>,
-    /// What is added to an integer for it to have no sign.
+    /// The number that makes an integer unsigned when added to it.
     pub(crate) offset: i32,
     pub(crate) scale_type: ScaleType,
-    /// Scales of a group: one, or one for each half of it.
+    /// Scales of a group: one, or one for each half.
     pub(crate) scales_per_group: usize,
     pub(crate) has_min: bool,
 }
 
-/// What places of `IQ4_NL` and `IQ4_XS` stand for (`kvalues_iq4nl` of ggml).
+/// The codebook of `IQ4_NL` and `IQ4_XS` (`kvalues_iq4nl` of ggml).
 const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
-/// What those of `MXFP4` stand for: floats of a sign, two bits of exponent and one of mantissa (E2M1), doubled.
+/// The codebook of `MXFP4`: floats of a sign, two bits of exponent and one of mantissa (E2M1), doubled.
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl GgmlType {
@@ -132,8 +132,8 @@ impl GgmlType {
             Self::Q4_1 | Self::Q4K => (4, 0, 1, true),
             Self::Q5_0 => (5, 16, 1, false),
             Self::Q5_1 | Self::Q5K => (5, 0, 1, true),
-            Self::Q2K => (4, 0, 2, true),  // 2 bits in the place of 4
-            Self::Q3K => (4, 4, 2, false), // 3 bits in the place of 4
+            Self::Q2K => (4, 0, 2, true),  // 2 bits, stored in 4
+            Self::Q3K => (4, 4, 2, false), // 3 bits, stored in 4
             Self::Q6K => (6, 32, 2, false),
             Self::Iq4Nl | Self::Iq4Xs | Self::Mxfp4 => (4, 128, 1, false),
         };
@@ -147,7 +147,7 @@ impl GgmlType {
         Encoding { bits, codebook, offset, scale_type, scales_per_group, has_min }
     }
 
-    /// As gguf calls it, in small letters.
+    /// The name in gguf, in lower case.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Q8_0 => "q8_0",
@@ -170,7 +170,7 @@ impl GgmlType {
         Self::ALL.into_iter().find(|format| format.name() == name)
     }
 
-    /// Features of a block: rows are cut where one ends.
+    /// Features in a block: rows can be split at block boundaries.
     pub(crate) const fn block_features(self) -> usize {
         match self {
             Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Iq4Nl | Self::Mxfp4 => GROUP,
@@ -178,7 +178,7 @@ impl GgmlType {
         }
     }
 
-    /// Bytes of a block as it lies in a GGUF file.
+    /// Bytes of a block in a GGUF file.
     pub(crate) const fn block_bytes(self) -> usize {
         match self {
             Self::Mxfp4 => 17,
@@ -230,7 +230,7 @@ impl Encoding {
         }
     }
 
-    /// Bytes of so many groups in a panel.
+    /// Bytes of `groups` groups in a panel.
     pub(crate) const fn panel_bytes(self, groups: usize) -> usize {
         groups * self.group_bytes() + groups / SUPER_GROUPS * self.super_bytes()
     }

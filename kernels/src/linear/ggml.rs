@@ -1,15 +1,15 @@
-//! Weights of integers in groups of 32: input rows are made into integers, too, and each group's product is an exact
+//! Weights of integers in groups of 32: input rows are quantised to integers, too, and each group's product is an exact
 //! sum of integers.
 //!
-//! Of an output element every operation is specified: for each group in turn, `sum = fma(input scale × weight scale,
-//! integer product, sum)`, and where weights have a minimum `sum = fma(minimum, input scale × sum of input integers,
+//! Every operation of an output element is specified: for each group in turn, `sum = fma(input scale × weight scale,
+//! integer product, sum)`, and for weights with a minimum `sum = fma(minimum, input scale × sum of input integers,
 //! sum)` after it, in float32; a group with two scales does each for its first half, then for its second. A scale of a
-//! super-block is the exact product of its two parts. So it is bitwise the same in every micro-kernel, on every
+//! super-block is the exact product of its two parts. So the result is bitwise the same in every micro-kernel, on every
 //! instruction set.
 //!
-//! GGUF has many formats, and here are few inner loops: all are groups of 32 integers of 4, 5, 6 or 8 bits, with factors
-//! in one of three forms (see `Encoding`). In AVX-512 the compiler makes a kernel from each for up to `MAX_PACKED_ROWS`
-//! rows; otherwise the panel is first expanded to bytes and float32, so that there are four kernels for all.
+//! GGUF has many formats, but they share few inner loops: all are groups of 32 integers of 4, 5, 6 or 8 bits, with
+//! factors in one of three forms (see `Encoding`). With AVX-512, each has a kernel for up to `MAX_PACKED_ROWS` rows;
+//! otherwise the panel is first expanded to bytes and float32, so that four kernels serve all formats.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -42,7 +42,7 @@ impl IntegerFormat for GgmlType {
         first
     }
 
-    #[inline(always)] // as the trait asks
+    #[inline(always)] // as the trait requires
     #[expect(clippy::inline_always, reason = "see above")]
     unsafe fn quantise<const BYTES: usize>(
         self,
@@ -79,7 +79,7 @@ impl IntegerFormat for GgmlType {
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel's weights are these.
+/// See `IntegerFormat::multiply`; the panel's weights are these.
 unsafe fn multiply<W: Weights>(isa: Isa, tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {

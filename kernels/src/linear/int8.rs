@@ -1,9 +1,9 @@
-//! Weights of 8 bits with one scale an output; inputs of 15 bits with one scale a row, in two planes of 8 bits.
+//! Weights of 8 bits with one scale per output; inputs of 15 bits with one scale per row, in two planes of 8 bits.
 //!
 //! An input is `scale × (128 × high + low)`, a weight `scale × integer`. The sums of products of the high and of the
 //! low integers are exact; an output element is `(input scale × weight scale) × fma(128, high sum, low sum)`, in
 //! float32, each sum rounded to it first. So it is bitwise the same in every micro-kernel, on every instruction set,
-//! and whether weights lie in 8 bits or in GGUF's 4, of which the same integers are made: see `panel`.
+//! and whether weights are stored in 8 bits or in GGUF's 4, which give the same integers: see `panel`.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -34,7 +34,7 @@ impl IntegerFormat for Int8Source {
         Panel { integers: first, scales: first.wrapping_add(panel::integer_bytes(in_features, self)) }
     }
 
-    #[inline(always)] // as the trait asks
+    #[inline(always)] // as the trait requires
     #[expect(clippy::inline_always, reason = "see above")]
     unsafe fn quantise<const BYTES: usize>(
         self,
@@ -60,7 +60,7 @@ impl IntegerFormat for Int8Source {
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel is so stored.
+/// See `IntegerFormat::multiply`; the panel is so stored.
 unsafe fn multiply<W: Weights>(isa: Isa, tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {

@@ -1,8 +1,8 @@
-//! Input rows made into integers, and the tiles of them that micro-kernels multiply with a panel, alike for all formats
-//! of integers. Knows neither weights nor products.
+//! Input rows quantised to integers, and the tiles of them that micro-kernels multiply by a panel, for all integer
+//! formats. Knows neither weights nor products.
 //!
-//! A row's integers lie in chunks of `CHUNK` features, each chunk in one or more planes of a byte a feature. The same
-//! chunk and plane of `SIDE` rows is one piece of memory, as a tile of AMX takes it.
+//! A row's integers are in chunks of `CHUNK` features, each chunk in one or more planes of a byte per feature. The same
+//! chunk and plane of `SIDE` rows is one piece of memory, in the layout of an AMX tile.
 
 use std::ops::Range;
 
@@ -12,27 +12,27 @@ use crate::dtype::{DType, from_bfloat16};
 use crate::isa::Isa;
 use crate::memory::scratch::Scratch;
 
-/// Weights whose input rows are made into integers.
+/// A weight format whose input rows are quantised to integers.
 pub(super) trait IntegerFormat: Copy + Sync {
-    /// Features of a row that lie side by side.
+    /// Features of a chunk, which are contiguous.
     const CHUNK: usize;
-    /// Bytes that a feature becomes.
+    /// Bytes per feature.
     const PLANES: usize;
     /// Whether each chunk of a row has factors of its own.
     const CHUNKS_HAVE_FACTORS: bool;
-    /// What products begin with and are scaled with.
+    /// Initial values and factors of products.
     type Factors: Copy + Default;
-    /// Where the parts of a panel begin.
+    /// Addresses of the parts of a panel.
     type Panel: Copy;
 
     fn panel(self, in_features: usize, first: *const u8) -> Self::Panel;
 
-    /// Make a row into integers, with zeros behind the last up to the end of its chunk. Must be `#[inline(always)]`,
-    /// and whatever it calls, too: it is compiled anew for each instruction set.
+    /// Quantise a row, padded with zeros to the end of its last chunk. Must be `#[inline(always)]`, and its callees,
+    /// too: it is compiled anew for each instruction set.
     ///
     /// # Safety
     ///
-    /// Both pointers are to the row's own in a tile (see `Tile`), and nothing else touches what is the row's.
+    /// Both pointers are to the row's memory in a tile (see `Tile`), and nothing else touches it.
     unsafe fn quantise<const BYTES: usize>(
         self,
         numbers: &[[u8; BYTES]],
@@ -43,12 +43,12 @@ pub(super) trait IntegerFormat: Copy + Sync {
 
     /// # Safety
     ///
-    /// Every row, chunk and column that the tile names is there, the rows up to a multiple of `SIDE` can be read, the
+    /// Every row, chunk and column that the tile names is valid, the rows up to a multiple of `SIDE` can be read, the
     /// panel is of this format, nothing else touches the output, and this machine has `isa`.
     unsafe fn multiply(self, isa: Isa, tile: &Tile<Self>);
 }
 
-/// All rows of one input.
+/// The quantised rows of one input.
 pub(super) struct IntegerRows<F: IntegerFormat> {
     format: F,
     dtype: DType,
@@ -56,21 +56,21 @@ pub(super) struct IntegerRows<F: IntegerFormat> {
     /// [rows, `in_features`]
     x: *const u8,
     num_chunks: usize,
-    /// As `Tile` has them.
+    /// In the layout of `Tile`.
     integers: *mut i8,
     factors: *mut F::Factors,
 }
 
-// SAFETY: the pointers are followed in unsafe methods alone, whose callers answer for them; tasks write to rows that no
+// SAFETY: only unsafe methods dereference the pointers, and their callers guarantee them; tasks write to rows that no
 // other task has.
 unsafe impl<F: IntegerFormat> Sync for IntegerRows<F> {}
 
 impl<F: IntegerFormat> IntegerRows<F> {
-    /// Room for what x is made into, which lasts until the scratch memory is used for something else.
+    /// Memory for the quantised rows of x, valid until the scratch memory is reused.
     pub(super) fn within(scratch: &mut Scratch, format: F, linear: &Linear, x: *const u8, num_rows: usize) -> Self {
         let Linear { dtype, in_features, .. } = *linear;
         let num_chunks = in_features.div_ceil(F::CHUNK);
-        // A tile of AMX is read whole, with its factors, even where it has fewer rows.
+        // AMX reads a whole tile with its factors, even if it has fewer rows.
         let whole_rows = num_rows.next_multiple_of(SIDE);
         let integer_bytes = whole_rows * row_bytes::<F>(num_chunks);
         let factor_bytes = whole_rows * row_factors::<F>(num_chunks) * size_of::<F::Factors>();
@@ -81,8 +81,7 @@ impl<F: IntegerFormat> IntegerRows<F> {
         rows
     }
 
-    /// Zeros from a row on up to where the next tile begins: what anyone left there may be numbers that are slow to
-    /// compute with.
+    /// Write zeros from a row on up to the next tile: leftovers there might be numbers that are slow to compute with.
     pub(super) fn clear_up_to_a_tile(&self, row: usize) {
         for row in row..row.next_multiple_of(SIDE) {
             for chunk in 0..row_factors::<F>(self.num_chunks) {
@@ -92,12 +91,12 @@ impl<F: IntegerFormat> IntegerRows<F> {
         }
     }
 
-    /// How many rows fill so many bytes.
+    /// Number of rows in `bytes` bytes.
     pub(super) fn at_once(&self, bytes: usize) -> usize {
         (bytes / row_bytes::<F>(self.num_chunks)).max(1)
     }
 
-    /// Make a row into integers.
+    /// Quantise a row.
     ///
     /// # Safety
     ///
@@ -113,7 +112,7 @@ impl<F: IntegerFormat> IntegerRows<F> {
         }
     }
 
-    /// Multiply some of the rows with one panel.
+    /// Multiply some of the rows by one panel.
     ///
     /// # Safety
     ///
@@ -145,12 +144,12 @@ impl<F: IntegerFormat> IntegerRows<F> {
     }
 }
 
-/// What one call of a micro-kernel computes: some rows times one panel.
+/// The arguments of a micro-kernel: some rows times one panel.
 pub(super) struct Tile<F: IntegerFormat> {
     pub(super) rows: usize,
     /// [rows / `SIDE`, `num_chunks`, `PLANES`, `SIDE`, `CHUNK`]
     pub(super) integers: *const i8,
-    /// [rows / `SIDE`, `num_chunks`, `SIDE`] where chunks have factors, else [rows]
+    /// [rows / `SIDE`, `num_chunks`, `SIDE`] if chunks have factors, else [rows]
     pub(super) factors: *const F::Factors,
     pub(super) num_chunks: usize,
     pub(super) panel: F::Panel,
@@ -159,33 +158,33 @@ pub(super) struct Tile<F: IntegerFormat> {
 }
 
 impl<F: IntegerFormat> Tile<F> {
-    /// Where a plane of a chunk of the first row lies; the same of the next `SIDE - 1` rows is behind it.
+    /// Address of a plane of a chunk of the first row; those of the next `SIDE - 1` rows follow it.
     ///
     /// # Safety
     ///
-    /// As for `IntegerFormat::multiply`; the rows have the chunk.
+    /// See `IntegerFormat::multiply`; the rows have the chunk.
     #[inline]
     pub(super) unsafe fn chunk(&self, chunk: usize, plane: usize) -> *const i8 {
         // SAFETY: as the caller promises.
         unsafe { self.integers.add((chunk * F::PLANES + plane) * SIDE * F::CHUNK) }
     }
 
-    /// Where a chunk's factors of the first row lie; those of the next `SIDE - 1` rows are behind it.
+    /// Address of a chunk's factors of the first row; those of the next `SIDE - 1` rows follow it.
     ///
     /// # Safety
     ///
-    /// As for `IntegerFormat::multiply`; the rows have the chunk, and it has factors.
+    /// See `IntegerFormat::multiply`; the rows have the chunk, and it has factors.
     #[inline]
     pub(super) unsafe fn chunk_factors(&self, chunk: usize) -> *const F::Factors {
         // SAFETY: as the caller promises.
         unsafe { self.factors.add(chunk * SIDE) }
     }
 
-    /// The rows in parts of at most `largest`, none of which has rows on both sides of a multiple of `SIDE`.
+    /// The rows in parts of at most `largest`, none of which crosses a multiple of `SIDE`.
     ///
     /// # Safety
     ///
-    /// As for `IntegerFormat::multiply`.
+    /// See `IntegerFormat::multiply`.
     #[inline]
     pub(super) unsafe fn parts(&self, largest: usize) -> impl Iterator<Item = Self> {
         // SAFETY: as the caller promises; these are rows of the tile.
@@ -194,7 +193,7 @@ impl<F: IntegerFormat> Tile<F> {
 
     /// # Safety
     ///
-    /// As for `IntegerFormat::multiply`; the tile has the rows from `start` on, `rows` of them.
+    /// See `IntegerFormat::multiply`; the tile has the rows from `start` on, `rows` of them.
     #[inline]
     unsafe fn part(&self, start: usize, rows: usize) -> Self {
         let (side, within) = (start / SIDE * SIDE, start % SIDE);
@@ -219,7 +218,7 @@ fn row_factors<F: IntegerFormat>(num_chunks: usize) -> usize {
     if F::CHUNKS_HAVE_FACTORS { num_chunks } else { 1 }
 }
 
-/// So many rows in parts of at most `largest`, none of which has rows on both sides of a multiple of `SIDE`.
+/// Ranges of at most `largest` rows, none of which crosses a multiple of `SIDE`.
 fn parts_of_sides(rows: usize, largest: usize) -> impl Iterator<Item = Range<usize>> {
     (0..rows).step_by(SIDE).flat_map(move |side| equal_parts(side..rows.min(side + SIDE), largest))
 }
@@ -228,7 +227,7 @@ fn parts_of_sides(rows: usize, largest: usize) -> impl Iterator<Item = Range<usi
 ///
 /// # Safety
 ///
-/// As for `IntegerFormat::quantise`; this machine has `isa`.
+/// See `IntegerFormat::quantise`; this machine has `isa`.
 pub(super) unsafe fn quantise<F: IntegerFormat>(
     isa: Isa,
     format: F,
@@ -253,7 +252,7 @@ pub(super) unsafe fn quantise<F: IntegerFormat>(
 ///
 /// # Safety
 ///
-/// As for `quantise`.
+/// See `quantise`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn quantise_avx512<F: IntegerFormat>(
@@ -271,7 +270,7 @@ unsafe fn quantise_avx512<F: IntegerFormat>(
 ///
 /// # Safety
 ///
-/// As for `quantise`.
+/// See `quantise`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn quantise_avx2<F: IntegerFormat>(
@@ -287,7 +286,7 @@ unsafe fn quantise_avx2<F: IntegerFormat>(
 
 /// # Safety
 ///
-/// As for `quantise`.
+/// See `quantise`.
 #[inline(always)] // so that it is compiled anew for each instruction set
 #[expect(clippy::inline_always, reason = "see above")]
 unsafe fn quantise_portable<F: IntegerFormat>(

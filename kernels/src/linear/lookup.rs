@@ -1,11 +1,11 @@
-//! Rows of a packed matrix, found by their indices and made into elements. Knows no layout of a panel.
+//! Lookup of rows of a packed matrix by index, converted to elements. Knows no layout of a panel.
 
 use super::format::Format;
 use super::output::PANEL;
 use super::{Linear, equal_part, floats, ggml, int8};
 use crate::threads::Pool;
 
-/// Rows of the matrix as inputs would be, of as many indices as it is run with.
+/// Writes rows of the matrix in the dtype of inputs, for as many indices as it is run with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lookup {
     pub(crate) linear: Linear,
@@ -16,7 +16,7 @@ pub(crate) struct Lookup {
     pub(crate) out: *mut u8,
 }
 
-// SAFETY: the pointers are followed in `run` alone, whose caller answers for them.
+// SAFETY: only `run` dereferences the pointers, and its caller guarantees them.
 unsafe impl Send for Lookup {}
 // SAFETY: as above; tasks write to rows that no other task has.
 unsafe impl Sync for Lookup {}
@@ -29,7 +29,7 @@ impl Lookup {
     /// # Safety
     ///
     /// There are `num_rows` indices and rows of out, `packed` has the linear's `packed_bytes`, written by
-    /// `Linear::pack`; nothing writes to what is read during the call and nothing else touches out.
+    /// `Linear::pack`; nothing writes to its inputs during the call and nothing else touches out.
     pub(crate) unsafe fn run(&self, num_rows: usize, pool: &mut Pool) -> Result<(), i32> {
         // SAFETY: as the caller promises.
         let index = |row| unsafe { self.indices.cast::<i32>().add(row).read_unaligned() };
@@ -49,7 +49,7 @@ impl Lookup {
 
     /// # Safety
     ///
-    /// As for `run`; the matrix has the row that this row's index names.
+    /// See `run`; the matrix has the row that this row's index names.
     unsafe fn copy(&self, row: usize) {
         let (panel_bytes, row_bytes) = (self.linear.panel_bytes(), self.linear.in_bytes());
         // SAFETY: as the caller promises.

@@ -1,4 +1,4 @@
-//! Where a micro-kernel puts its sums: some rows of one panel's columns.
+//! The output of a micro-kernel: some rows of one panel's columns.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
@@ -9,16 +9,16 @@ use std::arch::x86_64::{
 
 use crate::dtype::{DType, round_to_bfloat16};
 
-/// Outputs that lie side by side in a panel: two vectors of AVX-512.
+/// Outputs in a panel: two vectors of AVX-512.
 pub(crate) const PANEL: usize = 32;
-/// Features that lie side by side in a panel of integers.
+/// Contiguous features in a panel of integers.
 pub(crate) const STEP_FEATURES: usize = 4;
 /// Bytes of a step's integers, of 8 bits each.
 pub(crate) const STEP_BYTES: usize = PANEL * STEP_FEATURES;
-/// Rows, and columns, that a tile of AMX multiplies at once.
+/// Rows, and columns, of an AMX tile's product.
 pub(crate) const SIDE: usize = PANEL / 2;
 
-/// A tile of AMX's products, a row after the other.
+/// The products of an AMX tile, a row after the other.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
@@ -26,11 +26,11 @@ pub(crate) struct Products(pub(crate) [[i32; SIDE]; SIDE]);
 
 #[derive(Clone, Copy)]
 pub(crate) struct Output {
-    /// Where the first row's first column goes.
+    /// Address of the first row's first column.
     pub(crate) first: *mut u8,
     /// Bytes from one row to the next.
     pub(crate) stride: usize,
-    /// How many of the panel's columns there are.
+    /// Number of the panel's columns.
     pub(crate) columns: usize,
     pub(crate) dtype: DType,
 }
@@ -40,7 +40,7 @@ impl Output {
     ///
     /// # Safety
     ///
-    /// The row is there, with so many columns, and nothing else touches them.
+    /// The row is valid, with `columns` columns, and nothing else touches them.
     #[inline]
     pub(crate) unsafe fn store(&self, row: usize, sums: &[f32; PANEL]) {
         // SAFETY: as the caller promises; an array has at least `columns` elements.
@@ -56,11 +56,11 @@ impl Output {
         }
     }
 
-    /// The same of 16 columns from `column` on.
+    /// The same for 16 columns from `column` on.
     ///
     /// # Safety
     ///
-    /// As for `store`.
+    /// See `store`.
     #[cfg(target_arch = "x86_64")]
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -87,11 +87,11 @@ impl Output {
         }
     }
 
-    /// The rows from `row` on.
+    /// The output from row `row` on.
     ///
     /// # Safety
     ///
-    /// The row is there.
+    /// The row is valid.
     pub(crate) unsafe fn rows_from(&self, row: usize) -> Self {
         // SAFETY: as the caller promises.
         Self { first: unsafe { self.first.add(row * self.stride) }, ..*self }

@@ -1,5 +1,5 @@
-//! The product with a packed matrix: makes input rows into integers where the format wants them, and divides rows and
-//! panels among tasks. Knows no micro-kernel and no layout of a panel.
+//! The product with a packed matrix: quantises input rows if the format requires it, and divides rows and panels among
+//! tasks. Knows no micro-kernel and no layout of a panel.
 
 use std::mem;
 use std::ops::Range;
@@ -12,15 +12,15 @@ use crate::isa::Isa;
 use crate::op::RowWriter;
 use crate::threads::{Memory, Pool};
 
-/// Float rows that are multiplied with one panel after the other, so that they stay in the second cache.
+/// Float rows that are multiplied by one panel after the other, so that they stay in the L2 cache.
 const FLOAT_ROWS_AT_ONCE: usize = 192;
-/// The same of quantised rows, in bytes.
+/// The same for quantised rows, in bytes.
 const QUANTISED_BYTES_AT_ONCE: usize = 512 << 10;
 
 /// Every block but the last has a multiple of this many rows.
 const BLOCK_ROWS: usize = 32;
 
-/// Rows that are multiplied with one of several matrices, which lie one after the other.
+/// Rows that are multiplied by one of several matrices, which lie one after the other.
 #[derive(Clone, Debug)]
 pub(crate) struct RowGroup {
     /// Begins at a multiple of `GROUP_ROWS`.
@@ -28,13 +28,13 @@ pub(crate) struct RowGroup {
     pub(crate) matrix: usize,
 }
 
-/// Weights that are worth a task of its own: groups are many, and have few rows.
+/// Bytes of weights that justify a task: groups are many, and have few rows.
 const GROUP_TASK_BYTES: usize = 32 << 10;
 
-/// Rows of two groups do not lie in one tile.
+/// Rows of two groups are never in one tile.
 pub(crate) const GROUP_ROWS: usize = SIDE;
 
-/// `out = x @ weight.T`, of as many rows as it is run with.
+/// `out = x @ weight.T`, for as many rows as it is run with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Product {
     pub(crate) linear: Linear,
@@ -47,7 +47,7 @@ pub(crate) struct Product {
     pub(crate) out_stride: usize,
 }
 
-// SAFETY: the pointers are followed in `run` alone, whose caller answers for them.
+// SAFETY: only `run` dereferences the pointers, and its caller guarantees them.
 unsafe impl Send for Product {}
 // SAFETY: as above; tasks write to outputs that no other task has.
 unsafe impl Sync for Product {}
@@ -62,18 +62,18 @@ impl Product {
         unsafe { self.run_after(None, num_rows, isa, pool) };
     }
 
-    /// Whether a row that `writer` has just written is best taken at once.
+    /// Whether to take each row as soon as `writer` has written it.
     pub(crate) fn takes_rows_of(&self, writer: &dyn RowWriter) -> bool {
         let out = writer.out();
         let is_x = out.address == self.x.addr() && out.stride == self.linear.in_features;
         is_x && out.dtype == self.linear.dtype && self.linear.format != Format::Float
     }
 
-    /// Run the writer of x, if one is given, and then this: each row is made into integers where it was written.
+    /// Run the writer of x, if one is given, and then this: each row is quantised on the thread that wrote it.
     ///
     /// # Safety
     ///
-    /// As for `run`, and for the writer's `write`; where one is given, this takes its rows.
+    /// See `run`, and for the writer's `write`; where one is given, this takes its rows.
     pub(crate) unsafe fn run_after(&self, writer: Option<&dyn RowWriter>, num_rows: usize, isa: Isa, pool: &mut Pool) {
         match self.linear.format {
             Format::Float => {
@@ -91,7 +91,7 @@ impl Product {
 
     /// # Safety
     ///
-    /// As for `run_after`; the weights are of this format.
+    /// See `run_after`; the weights are of this format.
     unsafe fn run_integers<F: IntegerFormat>(
         &self,
         format: F,
@@ -105,7 +105,7 @@ impl Product {
         // SAFETY: as the caller promises; each row is taken once.
         let quantise = |row: usize| unsafe { rows.quantise_row(row, isa) };
         match writer {
-            // In the calling thread where they are few.
+            // A few rows are quantised by the calling thread.
             None => pool.run(num_rows.div_ceil(SIDE), &|side| {
                 (side * SIDE..num_rows.min((side + 1) * SIDE)).for_each(quantise);
             }),
@@ -119,11 +119,11 @@ impl Product {
         pool.scratch = scratch;
     }
 
-    /// Multiply each group of rows with its matrix.
+    /// Multiply each group of rows by its matrix.
     ///
     /// # Safety
     ///
-    /// As for `run`, of the rows of the groups, and `packed` has all matrices that they name.
+    /// See `run`, of the rows of the groups, and `packed` has all matrices that they name.
     pub(crate) unsafe fn run_groups(&self, groups: &[RowGroup], isa: Isa, pool: &mut Pool) {
         match self.linear.format {
             Format::Float => {
@@ -141,7 +141,7 @@ impl Product {
 
     /// # Safety
     ///
-    /// As for `run_groups`; the weights are of this format.
+    /// See `run_groups`; the weights are of this format.
     unsafe fn run_integer_groups<F: IntegerFormat>(&self, format: F, groups: &[RowGroup], isa: Isa, pool: &mut Pool) {
         let mut scratch = mem::take(&mut pool.scratch);
         let num_rows = groups.last().map_or(0, |group| group.rows.end);
@@ -187,7 +187,7 @@ impl Product {
         });
     }
 
-    /// What the tasks of a few rows read, a panel each.
+    /// The memory that tasks of a few rows read, a panel each.
     pub(crate) fn weights(&self) -> Memory {
         Memory { address: self.packed.addr(), part_bytes: self.linear.panel_bytes(), parts: self.linear.num_panels() }
     }
@@ -207,7 +207,7 @@ impl Product {
 
     /// # Safety
     ///
-    /// As for `run`; the part and the output are some of its own.
+    /// See `run`; the part and the output are some of its own.
     unsafe fn multiply_floats(&self, isa: Isa, part: &Part, output: Output) {
         // SAFETY: as the caller promises.
         unsafe { floats::multiply(&self.linear, isa, self.x, part, output) };

@@ -1,10 +1,10 @@
-//! From floats to integers that share a scale: what the largest magnitude becomes, and the nearest integer. Knows no
+//! Quantisation of floats to integers that share a scale: by the largest magnitude, to the nearest integer. Knows no
 //! memory.
 
-/// Below it everything is 0: its inverse would not be finite. 2⁻¹⁰⁰.
+/// Smaller magnitudes become 0, as their inverse would not be finite. 2⁻¹⁰⁰.
 const SMALLEST: f32 = f32::from_bits((127 - 100) << 23);
 
-/// What an integer is multiplied with to be a number again, and a number to be made into an integer.
+/// The factor from integers to numbers, and its inverse.
 #[derive(Clone, Copy)]
 pub(super) struct Scale {
     pub(super) scale: f32,
@@ -12,11 +12,11 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// Such that the largest of the magnitudes becomes `steps`. The scale is not a number where one is not finite.
+    /// The scale that maps the largest magnitude to `steps`; NaN if a number is not finite.
     #[inline(always)] // so that it is compiled anew for each instruction set
     #[expect(clippy::inline_always, reason = "see above")]
     pub(super) fn of(numbers: impl Iterator<Item = f32>, steps: f32) -> Self {
-        // Magnitudes are ordered as their bits are, with what is not finite above all others.
+        // Magnitudes have the order of their bits, with infinities and NaNs above all others.
         let bits = numbers.map(|number| number.to_bits() & 0x7fff_ffff).fold(0, u32::max);
         let largest = f32::from_bits(bits);
         if !largest.is_finite() {
@@ -29,8 +29,7 @@ impl Scale {
     }
 }
 
-/// The nearest integer, to even where two are equally near, of a number up to 2²²: behind so large a number as is added
-/// there is no room for a fraction.
+/// The nearest integer, ties to even, of a number up to 2²²: adding a large number leaves no bits for a fraction.
 #[inline]
 pub(super) fn nearest(value: f32) -> i32 {
     const ROUNDER: f32 = 12_582_912.0; // 1.5 × 2²³

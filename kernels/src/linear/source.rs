@@ -1,4 +1,4 @@
-//! A matrix as files have it: rows of elements or of blocks, each wherever it is. Knows no panel.
+//! The source of a matrix: rows of elements or of blocks in files, each at any address. Knows no panel.
 
 use std::ptr::with_exposed_provenance;
 use std::sync::{Mutex, PoisonError};
@@ -8,7 +8,7 @@ use super::ggml;
 use crate::dtype::{DType, from_bfloat16, from_float8, from_float16};
 use crate::threads::Pool;
 
-/// What the rows of a matrix are made of before it is packed.
+/// The format of a matrix's rows before it is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Elements(DType),
@@ -21,7 +21,7 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// By the name of a dtype, or of a format of gguf in small letters.
+    /// The source with this name: that of a dtype, or of a format of gguf in lower case.
     pub(crate) fn named(name: &str) -> Option<Self> {
         match name {
             "float32" => Some(Self::Elements(DType::Float32)),
@@ -43,7 +43,7 @@ impl Source {
         }
     }
 
-    /// Bytes of a row of so many features, which fill blocks.
+    /// Bytes of a row of `in_features`, which fill whole blocks.
     pub(crate) fn row_bytes(self, in_features: usize) -> usize {
         match self {
             Self::Elements(dtype) => in_features * dtype.bytes(),
@@ -58,17 +58,17 @@ impl Source {
     }
 }
 
-/// A row of a matrix, somewhere in memory.
+/// A row of a matrix, anywhere in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(crate) source: Source,
-    /// 0 is a row of zeros.
+    /// 0 for a row of zeros.
     pub(crate) address: usize,
-    /// Only of a source that has scales.
+    /// Only for sources with scales.
     pub(crate) scales: Scales,
 }
 
-/// Where the float32 scales of a row are: one for each so many features, of which the last may have fewer.
+/// The float32 scales of a row: one for each `features` features; the last may have fewer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scales {
     pub(crate) address: usize,
@@ -76,11 +76,11 @@ pub(crate) struct Scales {
 }
 
 impl Row {
-    /// The row's content; None of a row of zeros.
+    /// The row's content; none for a row of zeros.
     ///
     /// # Safety
     ///
-    /// The row is there with so many features, and its scales are, aligned; nothing writes to them while the content
+    /// The row is valid with `in_features`, and its scales are, aligned; nothing writes to them while the content
     /// lives.
     pub(super) unsafe fn content<'a>(self, in_features: usize) -> Option<Content<'a>> {
         let Self { source, address, scales } = self;
@@ -102,7 +102,7 @@ impl Row {
     }
 }
 
-/// A row as it lies in memory.
+/// The bytes and scales of a row.
 #[derive(Clone, Copy)]
 pub(super) struct Content<'a> {
     pub(super) source: Source,
@@ -112,7 +112,7 @@ pub(super) struct Content<'a> {
 }
 
 impl Content<'_> {
-    /// The numbers of some features from `first` on; of blocks, of whole ones.
+    /// The numbers of some features from `first` on; with blocks, of whole ones.
     pub(super) fn numbers(&self, first: usize, out: &mut [f32]) {
         let (source, last) = (self.source, first + out.len());
         let bytes = &self.bytes[source.row_bytes(first)..source.row_bytes(last)];
@@ -133,7 +133,7 @@ impl Content<'_> {
         }
     }
 
-    /// The scale of a row of integers that has only one.
+    /// The scale of a row of integers, if it has only one.
     pub(super) fn only_scale(&self) -> Option<f32> {
         match *self.scales {
             [scale] if self.source == Source::Int8 => Some(scale),
@@ -154,11 +154,11 @@ impl Content<'_> {
     }
 }
 
-/// The bytes of rows, [rows, bytes of one]; a row of zeros is zeros.
+/// The bytes of rows, [rows, bytes per row]; a row of zeros is zeros.
 ///
 /// # Safety
 ///
-/// The rows are there with so many features, and nothing writes to them during the call.
+/// The rows are valid with `in_features`, and nothing writes to them during the call.
 pub(crate) unsafe fn copy_rows(rows: &[Row], in_features: usize, out: &mut [u8], pool: &mut Pool) {
     let copy = |content: Content, out: &mut [u8]| out.copy_from_slice(content.bytes);
     // SAFETY: as the caller promises.
@@ -169,7 +169,7 @@ pub(crate) unsafe fn copy_rows(rows: &[Row], in_features: usize, out: &mut [u8],
 ///
 /// # Safety
 ///
-/// The rows and their scales are there with so many features, and nothing writes to them during the call.
+/// The rows and their scales are valid with `in_features`, and nothing writes to them during the call.
 pub(crate) unsafe fn read_rows(rows: &[Row], in_features: usize, out: &mut [f32], pool: &mut Pool) {
     let read = |content: Content, out: &mut [f32]| content.numbers(0, out);
     // SAFETY: as the caller promises.
@@ -180,7 +180,7 @@ pub(crate) unsafe fn read_rows(rows: &[Row], in_features: usize, out: &mut [f32]
 ///
 /// # Safety
 ///
-/// The rows and their scales are there with so many features, and nothing writes to them during the call.
+/// The rows and their scales are valid with `in_features`, and nothing writes to them during the call.
 unsafe fn fill_rows<T: Copy + Default + Send>(
     rows: &[Row],
     in_features: usize,

@@ -11,7 +11,7 @@ fn formats() -> Vec<Format> {
     [Format::Float].into_iter().chain(int8).chain(GgmlType::ALL.map(Format::Ggml)).collect()
 }
 
-/// What a linear is packed from, where nobody asks for something else.
+/// The default source of a linear.
 fn source_of(linear: &Linear) -> Source {
     match linear.format {
         Format::Float | Format::Int8(Int8Source::Elements) => Source::Elements(linear.dtype),
@@ -47,7 +47,7 @@ fn row_at(source: Source, address: usize) -> Row {
     Row { source, address, scales: Scales::default() }
 }
 
-/// And the first row whose numbers are not finite.
+/// The packed matrix, and the first row with numbers that are not finite.
 fn packed_from(linear: &Linear, source: Source, weight: &[u8]) -> (Vec<u8>, Option<usize>) {
     let rows = weight.chunks_exact(source.row_bytes(linear.in_features));
     let rows: Vec<Row> = rows.map(|row| row_at(source, row.as_ptr().expose_provenance())).collect();
@@ -65,7 +65,7 @@ fn run(linear: &Linear, isa: Isa, num_threads: usize, x: &[u8], packed: &[u8]) -
     })
 }
 
-/// What a product writes when it is run.
+/// The output of a product.
 fn run_product(linear: &Linear, x: *const u8, num_rows: usize, packed: &[u8], run: impl FnOnce(&Product)) -> Vec<u8> {
     let out_bytes = linear.out_features * linear.dtype.bytes();
     let mut out = vec![0xff; num_rows * out_bytes];
@@ -73,7 +73,7 @@ fn run_product(linear: &Linear, x: *const u8, num_rows: usize, packed: &[u8], ru
     out
 }
 
-/// Writes the rows of x, which are elsewhere before.
+/// Writes the rows of x, which are copied from elsewhere.
 struct Copier<'a> {
     from: &'a [u8],
     row_bytes: usize,
@@ -129,7 +129,7 @@ fn look_up(linear: &Linear, packed: &[u8], indices: &[i32]) -> Result<Vec<u8>, i
 /// One group of weights: scale, minimum, integers.
 type Group = (f32, f32, Vec<i32>);
 
-/// A row of a quantised matrix, read as plainly as can be, after ggml's `dequantize_row_*`.
+/// The groups of a quantised row, parsed as plainly as possible, after ggml's `dequantize_row_*`.
 fn groups(format: GgmlType, row: &[u8]) -> Vec<Group> {
     row.chunks_exact(format.block_bytes()).flat_map(|block| groups_of_block(format, block)).collect()
 }
@@ -243,7 +243,7 @@ fn int8_row(linear: &Linear, source: Int8Source, row: &[u8]) -> (f32, Vec<i32>) 
     let Some(format) = source.blocks() else {
         return integers(&numbers(linear.dtype, row), 127.0);
     };
-    // From 0 to 15, with the minimum that this leaves.
+    // From 0 to 15, with the minimum adjusted.
     let groups: Vec<Group> = groups(format, row)
         .into_iter()
         .map(|(scale, min, integers)| match format {
@@ -261,7 +261,7 @@ fn int8_row(linear: &Linear, source: Int8Source, row: &[u8]) -> (f32, Vec<i32>) 
     (column_scale, integers.collect())
 }
 
-/// What a product is said to be, operation by operation; None of elements.
+/// The specified result of a product, operation by operation; none for elements.
 fn specified(linear: &Linear, weight: &[u8], x: &[u8]) -> Option<Vec<u8>> {
     match linear.format {
         Format::Float => None,
@@ -312,7 +312,7 @@ fn specified_by_groups(linear: &Linear, format: GgmlType, weight: &[u8], x: &[u8
     out
 }
 
-/// Where the float16 of a block are.
+/// Offsets of a block's float16 numbers.
 fn halves(format: GgmlType) -> &'static [usize] {
     match format {
         GgmlType::Mxfp4 => &[], // its scale is a byte
@@ -324,7 +324,7 @@ fn halves(format: GgmlType) -> &'static [usize] {
     }
 }
 
-/// Any bytes are a matrix of blocks, once each float16 is a number that is not too large.
+/// Makes random bytes a valid matrix of blocks, by limiting each float16.
 fn with_tame_scales(format: GgmlType, mut weight: Vec<u8>) -> Vec<u8> {
     for block in weight.chunks_exact_mut(format.block_bytes()) {
         for at in halves(format) {
@@ -469,7 +469,7 @@ proptest! {
         for (index, block) in weight.chunks_exact_mut(18).enumerate() {
             block[1] &= 0xbf; // less than 2
             if index % groups == 0 {
-                // Of a column of the scale 1, which floats are multiplied and divided by without rounding.
+                // A column of scale 1, by which floats are multiplied and divided without rounding.
                 block[..3].copy_from_slice(&[0xf0, 0x4b, 0]); // 127 / 8, and its first integer is -8
             }
         }
@@ -483,7 +483,7 @@ proptest! {
     }
 }
 
-/// As close as sums of floats in any order can be: each of n roundings is off by at most 2⁻²⁴ of the sum of the products'
+/// Checks the error of float sums in any order: each of n roundings is off by at most 2⁻²⁴ of the sum of the products'
 /// magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), and one to bfloat16 by 2⁻⁸.
 fn close_to_the_product(linear: &Linear, weight: &[u8], x: &[u8], packed: &[u8]) -> Result<(), TestCaseError> {
     let (w, rows) = (numbers(linear.dtype, weight), numbers(linear.dtype, x));
@@ -689,7 +689,7 @@ fn floats_are_packed_from_any_source() {
     assert_eq!(look_up(&linear, &packed, &[0]), Ok(elements(DType::Bfloat16, &[1.0, -5.0])));
 }
 
-/// Rows of bytes [-128, -127 ...], with scales for each so many features.
+/// Rows of bytes, with scales for every `features` features.
 fn scaled(source: Source, bytes: &[u8], scales: &[f32], num_rows: usize, features: usize) -> Vec<Row> {
     let (row_bytes, row_scales) = (bytes.len() / num_rows, scales.len() / num_rows);
     let row = |row: usize| Row {

@@ -10,10 +10,10 @@ use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
 use crate::threads::Pool;
 use crate::vector::{self, Bfloat16, Kernel, LANES, Storage, Vector};
 
-/// Tokens that a word of a mask speaks of.
+/// Tokens per word of a mask.
 const WORD_BITS: usize = 32;
 
-/// A row of float32 for each sample: that of some logits, masked, then edited.
+/// Copies a row of logits for each sample to float32, masked, then edited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EditLogits {
     pub(crate) samples: usize,
@@ -28,10 +28,10 @@ pub(crate) struct EditLogits {
     pub(crate) out: usize,
 }
 
-/// What changes at which token, ragged. Addresses of one number each.
+/// Changes of logits, ragged. Addresses of one number per edit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edits {
-    /// One more than there are samples.
+    /// Start of each sample's edits, then the end of the last.
     pub(crate) starts: Indices,
     pub(crate) count: usize,
     pub(crate) ids: Indices,
@@ -43,7 +43,7 @@ pub(crate) struct Edits {
     pub(crate) subtracted: usize,
 }
 
-/// Bits that say which tokens may come, lowest first; those beyond the last word may not.
+/// Bits of allowed tokens, lowest first; tokens beyond the last word are not allowed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Masks {
     /// Each sample's mask; -1: none.
@@ -101,7 +101,7 @@ impl Op for EditLogits {
 impl EditLogits {
     /// # Safety
     ///
-    /// As for `Op::run`; the logits are made of L, the row is there, and so is what the mask and `out` point to.
+    /// See `Op::run`; the logits are made of L, the row is valid, and so are the pointers of the mask and `out`.
     unsafe fn copy<L: Storage>(&self, row: usize, mask: Option<Mask>, out: *mut f32, isa: Isa) {
         let logits = self.logits.row::<L>(row).cast_const();
         // SAFETY: as the caller promises.
@@ -112,7 +112,7 @@ impl EditLogits {
 impl Edits {
     /// # Safety
     ///
-    /// The edits are among those that there are, and name what `out` has.
+    /// The edits are valid, and their tokens are within `out`.
     unsafe fn apply(&self, edits: Range<usize>, ids: &[i32], out: *mut f32) {
         let number = |address, edit| {
             // SAFETY: as the caller promises.
@@ -137,7 +137,7 @@ impl Masks {
     }
 }
 
-/// See that starts rise to no more than there is.
+/// Check that starts rise to at most the number of edits.
 fn check_starts(starts: &[i32], num_edits: usize) -> Result<(), OutOfRange> {
     let mut from = 0;
     for (index, &start) in starts.iter().enumerate() {
@@ -161,7 +161,7 @@ impl Mask {
     ///
     /// # Safety
     ///
-    /// The words are there.
+    /// The words are valid.
     #[inline(always)]
     unsafe fn lanes(self, at: usize) -> u32 {
         let word = at / WORD_BITS;
@@ -199,7 +199,7 @@ impl<L: Storage> Kernel for Copy<L> {
             };
             for at in (0..self.vocabulary).step_by(LANES) {
                 let (left, lanes) = (self.vocabulary - at, mask.lanes(at));
-                // Grammars mostly allow little: what may not come need not be read.
+                // Grammars mostly allow few tokens: logits of the others need not be read.
                 let logits = if lanes == 0 { banned } else { L::load_up_to::<V>(self.logits.add(at), left) };
                 f32::store_up_to(logits.select(lanes, banned), self.out.add(at), left);
             }

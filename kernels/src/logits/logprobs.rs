@@ -1,7 +1,6 @@
-//! Log-probabilities of tokens and of the likeliest ones beside them. Knows neither requests nor how tokens were
-//! chosen.
+//! Log-probabilities of tokens and of the likeliest ones beside them. Knows neither requests nor sampling.
 //!
-//! A row is read twice: for the greatest of each block and the rank, then for the sum of exponentials.
+//! A row is read twice: for the greatest logit of each block and the rank, then for the sum of exponentials.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::cell::RefCell;
@@ -15,7 +14,7 @@ use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
 use crate::threads::Pool;
 use crate::vector::{self, Bfloat16, Kernel, LANES, Vector};
 
-/// Of each sample a token's log-probability and rank, and the likeliest tokens with theirs.
+/// For each sample, the log-probability and rank of its token, and the likeliest tokens with theirs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Logprobs {
     pub(crate) samples: usize,
@@ -87,7 +86,7 @@ impl Op for Logprobs {
 impl Logprobs {
     /// # Safety
     ///
-    /// As for `Op::run`; the logits are made of L, and the row, the token and the sample are there.
+    /// See `Op::run`; the logits are made of L, and the row, the token and the sample are valid.
     unsafe fn tell<L: Logit>(&self, sample: usize, row: usize, token: usize, isa: Isa, scratch: &mut Scratch) {
         let row = Row { logits: self.logits.row::<L>(row).cast_const(), vocabulary: self.vocabulary };
         // SAFETY: as the caller promises.
@@ -114,7 +113,7 @@ impl Logprobs {
     ///
     /// # Safety
     ///
-    /// The row is there, and the maxima are its blocks'.
+    /// The row is valid, and the maxima are its blocks'.
     unsafe fn likeliest<L: Logit>(&self, row: Row<L>, scratch: &mut Scratch) {
         let Scratch { maxima, sorted, candidates } = scratch;
         candidates.clear();
@@ -146,7 +145,7 @@ fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
 #[derive(Clone, Copy, Debug, Default)]
 struct Measured {
     greatest: f32,
-    /// Of the exponentials, in units of the greatest.
+    /// The sum of exponentials, in units of the greatest.
     sum: f64,
     rank: u32,
 }
@@ -163,7 +162,7 @@ impl Measured {
 struct Measure<L> {
     row: Row<L>,
     chosen: f32,
-    /// The greatest of each block.
+    /// The greatest logit of each block.
     maxima: *mut f32,
     found: *mut Measured,
 }

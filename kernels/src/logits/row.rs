@@ -1,5 +1,5 @@
-//! A row of logits, read in blocks. Knows no op: what samples and what tells log-probabilities both begin with the
-//! greatest logit of each block, since of the n greatest ones none lies below the n-th greatest of those.
+//! A row of logits, read in blocks. Knows no op: sampling and log-probabilities both begin with the greatest logit of
+//! each block, since none of the n greatest logits is below the n-th greatest of those.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use crate::vector::{Bfloat16, LANES, Storage, Vector};
@@ -17,7 +17,7 @@ pub(crate) struct Row<L> {
 // SAFETY: a thread makes these for itself.
 unsafe impl<L> Sync for Row<L> {}
 
-/// What logits are stored as.
+/// The storage type of logits.
 pub(crate) trait Logit: Storage {
     fn number(self) -> f32;
 }
@@ -39,11 +39,11 @@ impl<L: Logit> Row<L> {
         self.vocabulary.div_ceil(BLOCK)
     }
 
-    /// The logits of a block; minus infinity where one is not a number, or missing at the end.
+    /// The logits of a block; minus infinity for NaN, and beyond the end.
     ///
     /// # Safety
     ///
-    /// They are there, and the machine has V's instructions.
+    /// The logits are valid, and the machine has V's instructions.
     #[inline(always)]
     pub(crate) unsafe fn block<V: Vector>(&self, block: usize) -> [V; 4] {
         // SAFETY: as the caller promises.
@@ -63,11 +63,11 @@ impl<L: Logit> Row<L> {
         }
     }
 
-    /// A logit; minus infinity where it is not a number.
+    /// A logit; minus infinity for NaN.
     ///
     /// # Safety
     ///
-    /// It is there.
+    /// The logit is valid.
     pub(crate) unsafe fn logit(&self, id: usize) -> f32 {
         // SAFETY: as the caller promises.
         let logit = unsafe { self.logits.add(id).read() }.number();
@@ -87,7 +87,7 @@ pub(crate) fn greatest<V: Vector>([a, b, c, d]: [V; 4]) -> f32 {
 }
 
 /// The `count`-th greatest of the blocks' greatest logits, below which none of the `count` greatest logits lies; minus
-/// infinity where there are not as many blocks.
+/// infinity if there are fewer blocks.
 pub(crate) fn least_of_greatest(maxima: &[f32], count: usize, sorted: &mut Vec<f32>) -> f32 {
     if count == 0 || count > maxima.len() {
         return f32::NEG_INFINITY;

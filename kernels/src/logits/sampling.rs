@@ -1,8 +1,8 @@
-//! From logits and a uniform number each to token ids. Owns no generator and knows no request.
+//! Sampling: from logits and a uniform number each to token ids. Owns no generator and knows no request.
 //!
-//! The filters apply in vLLM's order: temperature, min-p, top-k, top-p, each on what the one before has left. The token
+//! The filters apply in vLLM's order: temperature, min-p, top-k, top-p, each to the result of the one before. The token
 //! is the inverse of the cumulative distribution over ascending ids. A row is read once for the greatest logit of each
-//! block, once more for the sum of its weights unless top-k makes that needless, and then only where it matters.
+//! block, once more for the sum of its weights unless top-k makes that needless, and then only where necessary.
 
 mod distribution;
 mod weights;
@@ -19,10 +19,10 @@ use crate::vector::{self, Bfloat16};
 use distribution::{Candidate, Limits, choose, first_beyond, limit};
 use weights::{LEAST_WEIGHT, Maxima, Scale, Sums, Weights};
 
-/// Instead of a token, where there is none to choose.
+/// The result for a row without a possible token.
 const NOTHING_LEFT: i32 = -1;
 
-/// One token a sample, which has a row of logits, parameters and a uniform number.
+/// Chooses a token per sample, each with a row of logits, parameters and a uniform number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sampling {
     pub(crate) samples: usize,
@@ -33,11 +33,11 @@ pub(crate) struct Sampling {
     pub(crate) rows: Option<Indices>,
     /// None: every sample takes the greatest logit.
     pub(crate) parameters: Option<Parameters>,
-    /// int32; -1 where no logit is above minus infinity.
+    /// int32; -1 if no logit is above minus infinity.
     pub(crate) out: usize,
 }
 
-/// Addresses of one number a sample.
+/// Addresses of one number per sample.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parameters {
     /// float32; 0: the greatest logit.
@@ -54,9 +54,9 @@ pub(crate) struct Parameters {
 
 #[derive(Default)]
 struct Scratch {
-    /// Of each block the greatest logit.
+    /// The greatest logit of each block.
     maxima: Vec<f32>,
-    /// Of each block the sum of weights.
+    /// The sum of weights of each block.
     sums: Vec<f32>,
     sorted: Vec<f32>,
     candidates: Vec<Candidate>,
@@ -98,11 +98,11 @@ impl Op for Sampling {
 }
 
 impl Sampling {
-    /// None where no logit is above minus infinity.
+    /// The chosen token; none if no logit is above minus infinity.
     ///
     /// # Safety
     ///
-    /// As for `Op::run`; the logits are made of L, and the row and the sample are there.
+    /// See `Op::run`; the logits are made of L, and the row and the sample are valid.
     unsafe fn token<L: Logit>(&self, sample: usize, row: usize, isa: Isa, scratch: &mut Scratch) -> Option<usize> {
         let row = Row { logits: self.logits.row::<L>(row).cast_const(), vocabulary: self.vocabulary };
         // SAFETY: as the caller promises.
@@ -116,7 +116,7 @@ impl Sampling {
             }
             let number = |address| with_exposed_provenance::<f32>(address).add(sample).read();
             let random = self.parameters.filter(|parameters| number(parameters.temperature) != 0.0);
-            // No temperature makes weights of infinite logits.
+            // Infinite logits have no weights at any temperature.
             if let Some(parameters) = random.filter(|_| greatest < f32::INFINITY) {
                 let scale = Scale::new(greatest, number(parameters.temperature), number(parameters.min_p));
                 let top_k = with_exposed_provenance::<i32>(parameters.top_k).add(sample).read().max(0) as usize;
@@ -140,7 +140,7 @@ struct Draw<L> {
 impl<L: Logit> Draw<L> {
     /// # Safety
     ///
-    /// The row is there, the machine has the instructions, and the scratch has the maxima of the row's blocks.
+    /// The row is valid, the machine has the instructions, and the scratch has the maxima of the row's blocks.
     #[expect(clippy::cast_precision_loss, reason = "a vocabulary has fewer than 2^31 tokens")]
     unsafe fn token(self, limits: Limits, uniform: f64, scratch: &mut Scratch) -> Option<usize> {
         let Scratch { maxima, sums, sorted, candidates } = scratch;
@@ -156,7 +156,7 @@ impl<L: Logit> Draw<L> {
             vector::run(self.isa, &Sums { row: self.row, scale: self.scale, out: sums.as_mut_ptr() }, 0);
             let total: f64 = sums.iter().map(|&sum| f64::from(sum)).sum();
             if limits.top_p < 1.0 {
-                // What is lighter than this all together has less than top-p leaves out, so it keeps none of that.
+                // Tokens below this weight have, all together, less than top-p leaves out, so it keeps none of them.
                 let least = 0.999 * (1.0 - limits.top_p) * total / self.row.vocabulary as f64;
                 let least = (least as f32).clamp(LEAST_WEIGHT, 0.999);
                 self.collect(sums, least, least, candidates);
@@ -171,7 +171,7 @@ impl<L: Logit> Draw<L> {
     ///
     /// # Safety
     ///
-    /// As for `token`; the sums are of the row's blocks.
+    /// See `token`; the sums are of the row's blocks.
     unsafe fn choose_from_all(self, sums: &[f32], target: f64) -> usize {
         let (mut before, mut last) = (0.0, 0);
         for (block, sum) in sums.iter().map(|&sum| f64::from(sum)).enumerate().filter(|&(_, sum)| sum > 0.0) {
@@ -188,18 +188,18 @@ impl<L: Logit> Draw<L> {
         last * BLOCK + place.or_else(heaviest).unwrap_or(0)
     }
 
-    /// All tokens of at least some weight in the blocks of which a figure is at least so much.
+    /// Collect all tokens of at least `least_weight`, from the blocks whose figure is at least `least`.
     ///
     /// # Safety
     ///
-    /// As for `token`; the figures are of the row's blocks.
+    /// See `token`; the figures are of the row's blocks.
     unsafe fn collect(self, figures: &[f32], least: f32, least_weight: f32, candidates: &mut Vec<Candidate>) {
         candidates.clear();
         for (block, _) in figures.iter().enumerate().filter(|&(_, &figure)| figure >= least) {
             // SAFETY: as the caller promises.
             let weights = unsafe { self.weights(block) };
             let (start, mut end) = (block * BLOCK, candidates.len());
-            // Each is written where the next is wanted, and stays if it is: no branch to foretell.
+            // Each is written at the end, and stays if it is wanted: no branch to predict.
             candidates.resize(end + BLOCK, Candidate::default());
             for (id, weight) in (start as u32..).zip(weights) {
                 candidates[end] = Candidate { weight, id };
@@ -211,7 +211,7 @@ impl<L: Logit> Draw<L> {
 
     /// # Safety
     ///
-    /// As for `token`; the block is there.
+    /// See `token`; the block is valid.
     unsafe fn weights(self, block: usize) -> [f32; BLOCK] {
         let mut weights = [0.0; BLOCK];
         // SAFETY: as the caller promises.

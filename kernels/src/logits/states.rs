@@ -1,7 +1,7 @@
-//! What sampling must know of each slot's tokens, on whatever device the logits are. Owns no logits, and knows neither
-//! requests nor grammars; `python.rs` is its shim.
+//! The state of each slot's tokens for sampling, for logits on any device. Owns no logits, and knows neither requests
+//! nor grammars; `python.rs` is its shim.
 //!
-//! A slot is plain until it is initialised with rules: then it knows its tokens, and which logits they change.
+//! A slot is plain until it is initialised with rules: then it keeps its tokens, and the logits that they change.
 
 mod edits;
 mod python;
@@ -21,17 +21,17 @@ pub(crate) struct Slots {
     slots: Vec<Option<Slot>>,
 }
 
-/// The rows of one step, as its plan has them.
+/// The rows of one step, as in its plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step<'a> {
     pub(crate) slots: &'a [i32],
-    /// One more than there are rows.
+    /// Start of each row's tokens, then the end of the last.
     pub(crate) query_starts: &'a [i32],
     /// The context of each row, this step's tokens included.
     pub(crate) sequence_lengths: &'a [i32],
     /// -1: the slot's last sampled one.
     pub(crate) tokens: &'a [i32],
-    /// One more than there are rows.
+    /// Start of each row's sampled positions, then the end of the last.
     pub(crate) sampled_starts: &'a [i32],
     /// Indices into the tokens.
     pub(crate) logits_rows: &'a [i32],
@@ -40,14 +40,14 @@ pub(crate) struct Step<'a> {
 /// Whether a row can be sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
-    /// It is not sampled, or its slot has no state.
+    /// The row is not sampled, or its slot is plain.
     Plain = 0,
     Ready = 1,
-    /// Its slot does not know all tokens before its first sampled position, or knows more.
+    /// The slot lacks tokens before its first sampled position, or has more.
     Stale = 2,
 }
 
-/// A call that fits nothing here. It has changed nothing, but for tokens of earlier rows in `catch_up`.
+/// The reason why a call is refused. It has changed nothing, except tokens of earlier rows in `catch_up`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum StateError {
     Slot {
@@ -59,7 +59,7 @@ pub(crate) enum StateError {
         token: i32,
         vocabulary: usize,
     },
-    /// Numbers that must belong together do not.
+    /// Lengths of related columns do not match.
     Lengths {
         what: &'static str,
         length: usize,
@@ -116,7 +116,7 @@ impl Slots {
         Self { vocabulary, slots: (0..num_slots).map(|_| None).collect() }
     }
 
-    /// The slot has rules from now on, and knows these tokens, of which the first are its prompt.
+    /// Initialise a slot with rules and tokens, of which the first are its prompt.
     pub(crate) fn initialise(
         &mut self,
         slot: i32,
@@ -135,7 +135,7 @@ impl Slots {
         Ok(())
     }
 
-    /// The slots are plain from now on.
+    /// Make the slots plain.
     pub(crate) fn clear(&mut self, slots: &[i32]) -> Result<(), StateError> {
         for slot_index in self.slot_indices(slots)? {
             self.slots[slot_index] = None;
@@ -158,7 +158,7 @@ impl Slots {
         Ok(())
     }
 
-    /// Learn what a step's rows say of their slots' tokens, up to each row's first sampled position.
+    /// Add a step's tokens to the rows' slots, up to each row's first sampled position.
     pub(crate) fn catch_up(&mut self, step: Step<'_>) -> Result<Vec<Readiness>, StateError> {
         let num_rows = step.slots.len();
         let queries = ranges("query_starts", step.query_starts, num_rows, step.tokens.len())?;
@@ -195,7 +195,7 @@ impl Slots {
         Ok(readiness)
     }
 
-    /// Append tokens to slots: those from `starts[i]` to `starts[i + 1]` to slot i. Plain ones do not keep them.
+    /// Append tokens to slots: `starts[i]` to `starts[i + 1]` to slot i. Plain ones do not keep them.
     pub(crate) fn push(&mut self, slots: &[i32], starts: &[i32], tokens: &[i32]) -> Result<(), StateError> {
         let ranges = ranges("starts", starts, slots.len(), tokens.len())?;
         let slot_indices = self.slot_indices(slots)?;
@@ -212,7 +212,7 @@ impl Slots {
         Ok(())
     }
 
-    /// What changes of the logits at so many positions, each after its slot's tokens and some drafts.
+    /// The edits of logits at these positions, each after its slot's tokens and some drafts.
     pub(crate) fn edits(&self, slots: &[i32], draft_starts: &[i32], drafts: &[i32]) -> Result<Edits, StateError> {
         let ranges = ranges("draft_starts", draft_starts, slots.len(), drafts.len())?;
         self.check_tokens("what is drafted", drafts)?;
@@ -250,7 +250,7 @@ impl Slots {
     }
 }
 
-/// Where ragged rows begin and end, checked.
+/// The checked ranges of ragged rows.
 struct Ranges<'a>(&'a [i32]);
 
 impl Ranges<'_> {

@@ -1,8 +1,8 @@
-//! Memory lent out by the piece, and lent again once it is given back. Knows no tensor.
+//! Memory lent in pieces, and reused once they are returned. Knows no tensor.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Pieces that stay where they are for as long as the arena lives.
+/// Pieces that stay in place for the lifetime of the arena.
 #[derive(Default)]
 pub(crate) struct Arena(Mutex<Vec<Piece>>);
 
@@ -11,13 +11,13 @@ struct Piece {
     lent: bool,
 }
 
-/// What the processor moves at once.
+/// A cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line(#[expect(dead_code, reason = "whoever borrows it reads it")] [u8; 64]);
 
 impl Arena {
-    /// A piece of at least so many bytes, zeros at first: its number and its address. None where memory has run out.
+    /// A piece of at least `bytes` bytes, zeros at first: its number and its address. None if memory has run out.
     pub(crate) fn lend(&self, bytes: usize) -> Option<(usize, usize)> {
         let num_lines = bytes.div_ceil(size_of::<Line>());
         let mut pieces = self.pieces();

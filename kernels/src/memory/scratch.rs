@@ -1,16 +1,16 @@
-//! Memory that kernels work in, kept from one call to the next. Knows no kernel.
+//! Scratch memory of kernels, kept from one call to the next. Knows no kernel.
 
-/// As large as the largest request so far.
+/// A buffer as large as the largest request so far.
 #[derive(Default)]
 pub(crate) struct Scratch(Vec<Line>);
 
-/// A line of the cache.
+/// A cache line.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
 impl Scratch {
-    /// So many bytes, or a few more, with anything in them, from the start of a cache line on.
+    /// At least `length` bytes with arbitrary contents, from the start of a cache line on.
     pub(crate) fn bytes(&mut self, length: usize) -> &mut [u8] {
         let lines = length.div_ceil(size_of::<Line>());
         if self.0.len() < lines {

@@ -1,8 +1,8 @@
-//! When ops ran and how long each took, for a profile. Knows no op but its name.
+//! Start times and durations of ops, for a profile. Knows only their names.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// An op, and the one before it where both ran together.
+/// An op, and the one before it if both ran together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OpName {
     pub(crate) writer: Option<&'static str>,
@@ -19,13 +19,13 @@ impl OpName {
     }
 }
 
-/// What is told of every op that runs.
+/// An observer of every op that runs.
 pub(crate) trait Watch {
-    /// Run an op; `name` is asked for where it is wanted.
+    /// Run an op; `name` is only called if it is needed.
     fn run<R>(&mut self, name: impl FnOnce() -> OpName, op: impl FnOnce() -> R) -> R;
 }
 
-/// Nobody looks, and nothing is paid for it.
+/// The observer that does nothing, at no cost.
 pub(crate) struct Unwatched;
 
 impl Watch for Unwatched {
@@ -34,7 +34,7 @@ impl Watch for Unwatched {
     }
 }
 
-/// All ops by name, and the first of them one by one.
+/// Totals of all ops by name, and the first single runs.
 pub(crate) struct OpTimes {
     began: Instant,
     /// `began`, in nanoseconds of Unix time.
@@ -47,7 +47,7 @@ pub(crate) struct OpTimes {
 /// One run of an op, in nanoseconds of Unix time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
-    /// Of its name, in `totals`.
+    /// Index of its name in `totals`.
     pub(crate) name: usize,
     pub(crate) start: u64,
     pub(crate) duration: u64,
@@ -62,7 +62,7 @@ pub(crate) struct Total {
 }
 
 impl OpTimes {
-    /// Of the runs one by one, the first `max_runs` are kept; totals are of all.
+    /// Only the first `max_runs` single runs are kept; totals include all.
     pub(crate) fn new(max_runs: usize) -> Self {
         let origin = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| nanoseconds(since.as_nanos()));
         Self { began: Instant::now(), origin, max_runs, runs: Vec::new(), totals: Vec::new() }
@@ -77,7 +77,7 @@ impl OpTimes {
     }
 
     fn add(&mut self, name: OpName, start: u64, duration: u64) {
-        // A model has a dozen of names.
+        // A model has a dozen names.
         let known = self.totals.iter().position(|total| total.name == name);
         let index = known.unwrap_or_else(|| {
             self.totals.push(Total { name, runs: 0, duration: 0 });
@@ -102,7 +102,7 @@ impl Watch for OpTimes {
     }
 }
 
-/// 2^64 of them are 584 years.
+/// 2^64 nanoseconds are 584 years.
 fn nanoseconds(number: u128) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Activations, alone or with a gate: the sigmoid linear unit, and the Gaussian error one (arXiv 1606.08415), in the
+//! Activations, with or without a gate: the sigmoid linear unit, and the Gaussian error one (arXiv 1606.08415), in the
 //! gated form of arXiv 2002.05202; and gpt-oss's, whose gate and factor are clamped.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
@@ -10,13 +10,13 @@ use crate::op::{Extent, Matrix, Op, OutOfRange, RowWriter, run_rows};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
-/// What is computed of a number.
+/// The function of a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
     Silu,
-    /// By the error function.
+    /// GELU by the error function.
     Gelu,
-    /// By the hyperbolic tangent.
+    /// GELU by the hyperbolic tangent.
     GeluTanh,
     /// `(up + 1) * gate * sigmoid(alpha * gate)`, the gate up to the limit and up between the limits; always gated.
     ClampedSwiglu {
@@ -31,7 +31,7 @@ pub(crate) struct Activation {
     pub(crate) kind: Kind,
     pub(crate) gated: bool,
     pub(crate) tokens: usize,
-    /// Of a row of out.
+    /// Width of a row of out.
     pub(crate) width: usize,
     pub(crate) x: Matrix,
     pub(crate) out: Matrix,
@@ -76,7 +76,7 @@ impl RowWriter for Activation {
 impl Activation {
     /// # Safety
     ///
-    /// As for `RowWriter::write`; x is made of X.
+    /// See `RowWriter::write`; x is made of X.
     unsafe fn run_as<X: Storage>(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync)) {
         let kernel = Activate::<X>::new(self);
         // SAFETY: as the caller promises.
@@ -91,7 +91,7 @@ pub(crate) struct Activate<'a, X> {
 }
 
 impl<'a, X> Activate<'a, X> {
-    /// Whose rows are made of X.
+    /// An activation of rows of X.
     pub(crate) fn new(op: &'a Activation) -> Self {
         Self { op, dtype: PhantomData }
     }
@@ -106,11 +106,11 @@ impl<X: Storage> Kernel for Activate<'_, X> {
 }
 
 impl<X: Storage> Activate<'_, X> {
-    /// The same, of a gate and of an up to which biases are added first.
+    /// The same for a gate and an up with biases.
     ///
     /// # Safety
     ///
-    /// As for `Kernel::run`; the biases are as wide as out.
+    /// See `Kernel::run`; the biases are as wide as out.
     #[inline(always)]
     pub(crate) unsafe fn run_with<V: Vector>(&self, row: usize, biases: Option<[*const X; 2]>) {
         let Activation { kind, gated, width, x, out, .. } = *self.op;
@@ -133,7 +133,7 @@ impl<X: Storage> Activate<'_, X> {
 }
 
 impl Kind {
-    /// Not a closure: where one is not inlined, it is compiled without the vector's instructions.
+    /// A function rather than a closure: a closure that is not inlined is compiled without the vector's instructions.
     #[inline(always)]
     fn of<V: Vector>(self, gate: V, up: V) -> V {
         match self {
@@ -175,7 +175,7 @@ fn clamped_swiglu<V: Vector>(gate: V, up: V, limit: f32, alpha: f32) -> V {
     let (zero, one, alpha) = unsafe { (V::splat(0.0), V::splat(1.0), V::splat(alpha)) };
     // SAFETY: as above.
     let (least, most) = unsafe { (V::splat(-limit), V::splat(limit)) };
-    let (gate, up) = (most.min(gate), least.max(most.min(up))); // in this order, what is not a number stays so
+    let (gate, up) = (most.min(gate), least.max(most.min(up))); // in this order, NaN stays NaN
     gate.div(zero.sub(gate.mul(alpha)).exp().add(one)).mul(up.add(one))
 }
 
@@ -185,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    /// Of a gate, times up.
+    /// The activation of a gate, times up.
     fn expected(kind: Kind, x: f64, up: f64) -> f64 {
         let activated = match kind {
             Kind::ClampedSwiglu { limit, alpha } => {
@@ -203,7 +203,7 @@ mod tests {
         activated * up
     }
 
-    /// By its series, which converges for every number.
+    /// The error function by its series, which converges for every number.
     fn erf(x: f64) -> f64 {
         let (mut term, mut sum) = (x, x);
         for n in 1..400 {

@@ -1,4 +1,4 @@
-//! What is done to each number of a matrix: a bias, a factor and a cap, or the residual added.
+//! Elementwise changes of a matrix: a bias, a factor and a cap, or the residual added.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
@@ -9,7 +9,7 @@ use crate::op::{Extent, Matrix, Op, OutOfRange, run_rows};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
-/// What becomes of x.
+/// The new value of x.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change {
     /// `x + bias`, one row for all.
@@ -58,7 +58,7 @@ impl Op for Elementwise {
 impl Elementwise {
     /// # Safety
     ///
-    /// As for `Op::run`; x is made of X.
+    /// See `Op::run`; x is made of X.
     unsafe fn run_as<X: Storage>(&self, num_tokens: usize, isa: Isa, pool: &mut Pool) {
         let kernel = Row::<X> { op: self, elements: PhantomData };
         // SAFETY: as the caller promises.
@@ -101,18 +101,18 @@ impl<X: Storage> Kernel for Row<'_, X> {
 impl<X: Storage> Row<'_, X> {
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn add_bias<V: Vector, B: Storage>(&self, row: usize, bias: *const B) {
         // SAFETY: as the caller promises.
         unsafe { self.change::<V>(row, |x, at, left| x.add(B::load_up_to(bias.add(at), left))) }
     }
 
-    /// Change each vector; `change` gets its place in the row, and how many numbers are left from there on.
+    /// Change each vector; `change` gets its index in the row, and the number of elements from there on.
     ///
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn change<V: Vector>(&self, row: usize, change: impl Fn(V, usize, usize) -> V) {
         let Elementwise { width, x, out, .. } = *self.op;

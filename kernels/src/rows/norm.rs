@@ -10,16 +10,16 @@ use crate::op::{Extent, Matrix, Op, OutOfRange, RowWriter, run_rows};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
-/// Sums that are kept apart, so that one addition need not wait for another.
+/// Independent partial sums, so that additions need not wait for each other.
 const SUMS: usize = 4;
 
-/// `out = normalised(x) * weight`; with a stream, `stream.sum = factor * x + stream.residual`, and that is normalised.
+/// `out = normalised(x) * weight`; with a stream, `stream.sum = factor * x + stream.residual` is normalised.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Norm {
     pub(crate) tokens: usize,
     pub(crate) hidden: usize,
     pub(crate) epsilon: f32,
-    /// Whether the mean is taken off first, as in a layer norm.
+    /// Whether the mean is subtracted first, as in a layer norm.
     pub(crate) centred: bool,
     pub(crate) x: Matrix,
     /// One row.
@@ -31,7 +31,7 @@ pub(crate) struct Norm {
 /// The residual stream before and after; with the dtype of x.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stream {
-    /// Of x.
+    /// The factor of x.
     pub(crate) factor: f32,
     pub(crate) residual: Matrix,
     pub(crate) sum: Matrix,
@@ -80,7 +80,7 @@ impl RowWriter for Norm {
 impl Norm {
     /// # Safety
     ///
-    /// As for `RowWriter::write`; x and the weight are made of X and W.
+    /// See `RowWriter::write`; x and the weight are made of X and W.
     unsafe fn run_as<X: Storage, W: Storage>(
         &self,
         num_tokens: usize,
@@ -144,11 +144,11 @@ impl<X: Storage, W: Storage, const CENTRED: bool> Kernel for Normalise<'_, X, W,
     }
 }
 
-/// The sum over a row: `add` takes a sum so far, some numbers, and how many of the row are left from their first.
+/// The sum over a row: `add` takes a partial sum, some numbers, and the number of elements from their first on.
 ///
 /// # Safety
 ///
-/// As for `Kernel::run`; so many numbers are there.
+/// See `Kernel::run`; `count` numbers are valid.
 #[inline(always)]
 unsafe fn sum_up<V: Vector, X: Storage>(row: *const X, count: usize, add: impl Fn(V, V, usize) -> V) -> f32 {
     // SAFETY: as the caller promises.
@@ -209,7 +209,7 @@ mod tests {
                     prop_assert_eq!(&total, &sum);
                     for ((&out, &sum), &weight) in out.iter().zip(&sum).zip(&weight) {
                         let expected = (f64::from(sum) - centre) / (mean + 1e-5).sqrt() * f64::from(weight);
-                        // A centre rounded to float32 is off by as much as the numbers around it are.
+                        // A mean rounded to float32 is off by as much as the numbers around it are.
                         let tolerance = if centred { 2e-6 * (1.0 + 9.0 / (mean + 1e-5).sqrt()) } else { 1e-6 };
                         let error = (f64::from(out) - expected).abs();
                         prop_assert!(error <= tolerance * (1.0 + expected.abs()), "{isa:?}");

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Numbers in, numbers out, in vectors of any kind.
+/// A function of numbers, in vectors of any kind.
 struct Map<'a, F> {
     input: &'a [f32],
     out: *mut f32,

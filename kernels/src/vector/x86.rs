@@ -25,7 +25,7 @@ use super::{Kernel, LANES, Vector};
 
 /// # Safety
 ///
-/// As for `Kernel::run`.
+/// See `Kernel::run`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
 pub(super) unsafe fn run_avx512<K: Kernel>(kernel: &K, part: usize) {
     // SAFETY: as the caller promises.
@@ -34,14 +34,14 @@ pub(super) unsafe fn run_avx512<K: Kernel>(kernel: &K, part: usize) {
 
 /// # Safety
 ///
-/// As for `Kernel::run`.
+/// See `Kernel::run`.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn run_avx2<K: Kernel>(kernel: &K, part: usize) {
     // SAFETY: as the caller promises.
     unsafe { kernel.run::<Avx2>(part) }
 }
 
-/// Into the second cache: there may be more of it than the first has room for.
+/// Prefetch into the L2 cache: there may be more data than fits into the L1 cache.
 #[inline(always)]
 pub(super) fn prefetch(from: *const u8) {
     // SAFETY: every processor of the architecture has the instruction, and it ignores an address that is none.
@@ -92,8 +92,8 @@ unsafe fn halves_512(lanes: __m512) -> [__m256; 2] {
     }
 }
 
-// SAFETY, of every block below that does not say more: the machine has the instructions, since `self` exists or the
-// caller of an unsafe function promises it; and what is read or written is there, as that caller promises, too.
+// SAFETY, of every block below without a comment of its own: the machine has the instructions, since `self` exists or
+// the caller of an unsafe function promises it; and the caller promises valid memory, too.
 impl Vector for Avx512 {
     const ACCUMULATORS: usize = 24;
 
@@ -126,7 +126,7 @@ impl Vector for Avx512 {
             for (row, &from) in rows.iter_mut().zip(from) {
                 *row = _mm512_loadu_ps(from);
             }
-            // In turn, pairs of rows, fours of them, then halves and quarters of registers change places.
+            // Interleave pairs of rows, fours of them, then halves and quarters of registers, in turn.
             let mut pairs = rows;
             for i in (0..LANES).step_by(2) {
                 pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);

@@ -14,6 +14,8 @@ from pyllm.frontend.http.ignored_fields import Hint, NoEffect
 from pyllm.frontend.http.peer_fields import PeerFields
 from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
 
+UseLastMessage = unsupported_field("a last message of the role assistant, which the answer goes on with")
+
 
 class Block(HistoryPart, kw_only=True):
     """A block of a message, of any type: what a type needs is read where messages are made of it.
@@ -60,7 +62,7 @@ class ToolParam(Struct, kw_only=True):
 
 
 class ToolChoiceParam(Struct, kw_only=True):
-    """Which tools are called; `name` goes with the type `tool`."""
+    """The choice of tools; `name` goes with the type `tool`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -116,7 +118,7 @@ class CountTokensRequest(PeerFields, kw_only=True):
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
-    """`POST /v1/messages`. `cache_salt` to `vllm_xargs` are vLLM's, as in the other APIs."""
+    """`POST /v1/messages`. Fields from `min_p` to `vllm_xargs` are as in the other APIs."""
 
     max_tokens: Annotated[int, Meta(ge=1)]
     temperature: float | None = None
@@ -126,6 +128,22 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stream: bool | None = False
     metadata: Metadata | None = None
     thread: Any = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    seed: int | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    timeout: float | None = None
+    ttft_target: float | None = None
+    tpot_target: float | None = None
     cache_salt: str | None = None
     priority: int | None = None
     request_id: str | None = None
@@ -133,13 +151,17 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
     # Of the other APIs here.
     n: Unsupported[int] = 1
-    seed: Unsupported[int] = None
     stop: Annotated[Any, unsupported_field("stop_sequences")] = None
-    min_p: Unsupported[float] = 0.0
-    logit_bias: Unsupported[Any] = None
-    presence_penalty: Unsupported[float] = 0.0
-    frequency_penalty: Unsupported[float] = 0.0
-    repetition_penalty: Unsupported[float] = 1.0
+    max_completion_tokens: Annotated[int | None, unsupported_field("max_tokens")] = None
+    logprobs: Annotated[Any, unsupported_field(None, 0)] = False
+    top_logprobs: Unsupported[int] = 0
+    documents: Unsupported[list[Any]] = msgspec.field(default_factory=list)
+    chat_template: Unsupported[str] = None
+    add_generation_prompt: Annotated[bool | None, UseLastMessage] = True
+    continue_final_message: Annotated[bool | None, UseLastMessage] = False
+    parallel_tool_calls: Annotated[bool | None, unsupported_field("tool_choice.disable_parallel_tool_use")] = True
+    reasoning_effort: Annotated[str | None, unsupported_field("output_config.effort")] = None
+    include_reasoning: Unsupported[bool] = True
     response_format: Annotated[Any, unsupported_field("output_config.format")] = None
     structured_outputs: Annotated[Any, unsupported_field("output_config.format")] = None
 
@@ -169,13 +191,13 @@ class MessageUsage(Struct):
 
 
 class TextContent(Struct, tag="text", tag_field="type"):
-    """What the model said."""
+    """A text of the model."""
 
     text: str
 
 
 class ThinkingContent(Struct, tag="thinking", tag_field="type"):
-    """What it thought. Nothing is signed, as nothing is hidden."""
+    """The model's reasoning. Nothing is signed, as nothing is hidden."""
 
     thinking: str
     signature: str = ""
@@ -254,7 +276,7 @@ class BlockStop(Struct, tag="content_block_stop", tag_field="type"):
 
 
 class Stop(Struct):
-    """Why the answer ends."""
+    """The end of an answer, and its reason."""
 
     stop_reason: str
     stop_sequence: str | None = None

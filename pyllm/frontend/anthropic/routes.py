@@ -24,7 +24,7 @@ from pyllm.frontend.anthropic.protocol import (
 )
 from pyllm.frontend.http.failure import UnsupportedThreadError
 from pyllm.frontend.http.pushed_response import PushedResponse
-from pyllm.frontend.openai.parameters import constraint_names
+from pyllm.frontend.openai.parameters import SAMPLING_FIELDS, constraint_names, given_fields
 from pyllm.frontend.requests.admission_control import admit
 from pyllm.frontend.requests.request_context import context_of
 from pyllm.frontend.requests.scheduling import scheduling_from
@@ -42,6 +42,7 @@ FIELD_NAMES = {
     "thinking_token_budget": "thinking.budget_tokens",
     "tool_choice required": "tool_choice any",
 }
+_SCHEDULING_FIELDS = ("timeout", "ttft_target", "tpot_target", "cache_salt")
 
 
 class _ClaudeCodeUser(msgspec.Struct):
@@ -68,7 +69,7 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
             text = "thread is not supported: the server keeps no messages; send the whole conversation without it"
             raise UnsupportedThreadError(text, "thread")
         check_thinking(data.thinking, state.chat, context.ignore)
-        scheduling = scheduling_from(context, data.priority, cache_salt=data.cache_salt)
+        scheduling = scheduling_from(context, data.priority, **given_fields(data, _SCHEDULING_FIELDS))
         budget = thinking_budget(data.thinking, state.chat, context.ignore)
         conversation, params = conversation_of(data, context.ignore), _sampling_params(state, data, budget)
         prepared, generation = await generate_chat(state, context, scheduling, conversation, params)
@@ -122,12 +123,13 @@ def _output_format(request: MessagesRequest) -> OutputFormat | None:
 
 
 def _sampling_params(state: ServerState, request: MessagesRequest, budget: int | None) -> SamplingParams:
-    given = {name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(request, name)) is not None}
+    given = given_fields(request, SAMPLING_FIELDS) | {"thinking_token_budget": budget}
     output_format = _output_format(request)
     return SamplingParams(
         **state.sampling.merged(given, request.max_tokens),
         stop=tuple(request.stop_sequences or ()),
-        thinking_token_budget=budget,
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        include_stop_str_in_output=request.include_stop_str_in_output is True,
         structured_outputs=None if output_format is None else StructuredOutputsParams(json=output_format.schema),
         extra_args=request.vllm_xargs,
     )

@@ -3,10 +3,13 @@ from .common_fields import EngineRequest
 from .completions import completions_route
 from .embeddings import embeddings_route
 from .error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES, error_response
+from .invocations import invocations_route
 from .logprobs import chat_logprobs
 from .model_list import models_routes
 from .parameters import (
+    SAMPLING_FIELDS,
     constraint_names,
+    given_fields,
     num_top_logprobs,
     output_limit,
     own_constraint,
@@ -20,6 +23,7 @@ from .tokenization import detokenize_route, tokenize_route, tokenizer_info_route
 __all__ = [
     "ERROR_RESPONSES",
     "LOOKUP_ERROR_RESPONSES",
+    "SAMPLING_FIELDS",
     "ChatLogprob",
     "EngineRequest",
     "chat_logprobs",
@@ -29,6 +33,8 @@ __all__ = [
     "detokenize_route",
     "embeddings_route",
     "error_response",
+    "given_fields",
+    "invocations_route",
     "models_routes",
     "num_top_logprobs",
     "output_limit",

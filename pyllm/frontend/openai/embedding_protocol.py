@@ -9,6 +9,7 @@ from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
 
 T = TypeVar("T")
 UseInput = Annotated[T | None, unsupported_field("input, a text as the chat template would write it")]
+UseDimensions = Annotated[int | None, unsupported_field("dimensions")]
 
 MAX_INPUTS = 2048  # OpenAI's
 
@@ -39,6 +40,13 @@ class EmbeddingRequest(Struct, kw_only=True):
     embed_dtype: Unsupported[str] = "float32"
     endianness: Annotated[str | None, unsupported_field(None, "native")] = "little"
     padding: Annotated[str | None, unsupported_field(None, "do_not_pad")] = None
+    embd_normalize: Unsupported[int] = 2  # llama.cpp's word for length 1
+    output_dtype: Unsupported[str] = "float"
+    output_dimension: UseDimensions = None
+    truncate_dim: UseDimensions = None
+    prompt_name: Unsupported[str] = None
+    lora: Annotated[Any, unsupported_field(None, [])] = None
+    lora_path: Annotated[Any, unsupported_field(None, "", [])] = None
     mm_processor_kwargs: Unsupported[dict[str, Any]] = {}
     media_io_kwargs: Unsupported[dict[str, Any]] = {}
 

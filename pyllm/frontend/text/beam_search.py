@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from pyllm.arguments import check, flag, integer, number
+from pyllm.arguments import NamedParameters, check, flag, integer, number
 from pyllm.frontend.text.outputs import CompletionOutput, RequestOutput
 from pyllm.sampling_params import SamplingParams
 from pyllm.vllm_parameters import BEAM_SEARCH, refuse_other_values
 
 
-class BeamSearchParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BeamSearchParams(msgspec.Struct, metaclass=NamedParameters, frozen=True, forbid_unknown_fields=True):
     """`beam_width` sequences are kept, and found, of at most `max_tokens` tokens of output.
 
     The best has the highest cumulative log-probability, divided by its length, prompt included, to the power of

@@ -94,7 +94,7 @@ class RequestProcessor:
             Detokenizer(decoder_of(tokenizer, prompt, params), params, stop_strings) for _ in range(params.n)
         ]
         self._num_open = params.n
-        self._request = client.submit(
+        self._request = client.submit_for_text(
             prompt, params, self if boundaries is None else SegmentSink(self, boundaries), scheduling
         )
 

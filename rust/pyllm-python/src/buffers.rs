@@ -71,7 +71,7 @@ fn words<'a>(name: &str, kind: &str, packed: &'a [u8]) -> PyResult<impl Iterator
     Ok(packed.chunks_exact(4).map(|word| [word[0], word[1], word[2], word[3]]))
 }
 
-/// The same from any buffer, of bytes or of int32.
+/// Token ids from any buffer, of bytes or of int32.
 pub(crate) fn ids_from_buffer(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Vec<i32>> {
     let py = object.py();
     let buffer = PyUntypedBuffer::get(object)?;

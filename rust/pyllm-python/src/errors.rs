@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 create_exception!(pyllm._rust, SchedulerError, PyValueError, "A call that the scheduler refused.");
 create_exception!(pyllm._rust, NeverFitsError, SchedulerError, "A request too large to ever run.");
 
-/// Of a call of the scheduler.
+/// The exception for an error of the scheduler.
 pub(crate) fn python_error(error: &Error) -> PyErr {
     match error {
         Error::PromptTooLong { .. } | Error::NeverFits { .. } => NeverFitsError::new_err(error.to_string()),
@@ -16,7 +16,7 @@ pub(crate) fn python_error(error: &Error) -> PyErr {
     }
 }
 
-/// Of what has no requests, so that a wrong argument is all that it refuses.
+/// The exception for an error of a call without requests, which only refuses wrong arguments.
 pub(crate) fn value_error(error: &Error) -> PyErr {
     PyValueError::new_err(error.to_string())
 }

@@ -1,4 +1,4 @@
-//! Python's keywords as structs of the scheduler, by the names of their fields. Ranges are the scheduler's to check.
+//! Python's keywords as structs of the scheduler, by field name. The scheduler checks their ranges.
 
 use pyllm_scheduler::{Config, PrefixHash};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
@@ -12,14 +12,14 @@ use crate::errors::SchedulerError;
 
 /// A struct with these fields; the others have their defaults.
 pub(crate) fn read<T: DeserializeOwned>(keywords: &Bound<'_, PyDict>) -> PyResult<T> {
-    // The path to what is wrong costs time, and is of interest for what is wrong alone.
+    // Tracking the path of a field takes time, so it is done only after an error.
     depythonize(keywords).or_else(|_| {
         let mut fields = Depythonizer::from_object(keywords);
         serde_path_to_error::deserialize(&mut fields).map_err(|error| refusal(keywords, error))
     })
 }
 
-/// How blocks are named, read as a core's settings of the same names are.
+/// The prefix hash and its seed, parsed like a core's settings of these names.
 pub(crate) fn prefix_hash(py: Python<'_>, prefix_hash: &str, seed: &str) -> PyResult<(PrefixHash, String)> {
     let names = [("prefix_hash", prefix_hash), ("prefix_hash_seed", seed)].into_py_dict(py)?;
     let Config { prefix_hash, prefix_hash_seed, .. } = read(&names)?;
@@ -33,7 +33,7 @@ pub(crate) fn changed(config: &Config, settings: &Bound<'_, PyDict>) -> PyResult
     read(&fields)
 }
 
-/// A number beyond its type and a name that is not there are refused like any wrong value; the rest are type errors.
+/// The error for wrong keywords. A number out of range or an unknown name is a wrong value; others are type errors.
 fn refusal(keywords: &Bound<'_, PyDict>, error: serde_path_to_error::Error<PythonizeError>) -> PyErr {
     let (name, value) = (error.path().to_string(), value_at(keywords, error.path()));
     let cause = error.into_inner();

@@ -83,7 +83,7 @@ impl Scheduler {
 
     #[pyo3(signature = (client, request, sample = Number(Ok(-1))), text_signature = "(self, client, request, sample=-1)")]
     fn abort(&self, py: Python<'_>, client: Number<u32>, request: Number<u64>, sample: Number<i32>) -> PyResult<bool> {
-        // What is not in range is not there.
+        // Ids out of range do not exist.
         let (Number(Ok(client)), Number(Ok(request)), Number(Ok(sample))) = (client, request, sample) else {
             return Ok(false);
         };

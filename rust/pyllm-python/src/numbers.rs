@@ -1,11 +1,11 @@
-//! Numbers from Python. One out of its type's range is a refused call like any other; knows no meaning of any.
+//! Numbers from Python. A number out of its type's range is refused like any wrong value. Knows no meanings.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
 use crate::errors::SchedulerError;
 
-/// A number, or what was given in its place if that is out of range.
+/// A number, or the text of a value that is out of range.
 pub(crate) struct Number<T>(pub(crate) Result<T, String>);
 
 impl<'a, 'py, T> FromPyObject<'a, 'py> for Number<T>
@@ -24,7 +24,7 @@ where
 }
 
 impl<T> Number<T> {
-    /// The number; the error of one out of range says which it is.
+    /// The number, or an error with its name if it is out of range.
     pub(crate) fn named(self, name: &str) -> PyResult<T> {
         let kind = std::any::type_name::<T>();
         self.0.map_err(|value| SchedulerError::new_err(format!("{name} is {value}; give a number that fits {kind}")))

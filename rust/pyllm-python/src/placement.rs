@@ -79,7 +79,7 @@ impl Placement {
     }
 
     fn ended(&self, request: Number<i64>) -> PyResult<()> {
-        // What is out of range was never placed.
+        // A request id out of range was never placed.
         let Ok(Ok(request)) = request.0.map(u64::try_from) else { return Ok(()) };
         self.call(|placement| {
             placement.ended(request);
@@ -108,7 +108,7 @@ impl Placement {
 }
 
 impl Placement {
-    /// Calls are too short to release the interpreter lock for.
+    /// Calls are too short to release the interpreter lock.
     fn call<T>(&self, work: impl FnOnce(&mut pyllm_scheduler::Placement) -> Result<T, Error>) -> PyResult<T> {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner)).map_err(|error| value_error(&error))
     }

@@ -1,4 +1,4 @@
-//! What the scheduler tells of itself, as Python's own types. Knows no scheduling.
+//! Reports of the scheduler, as Python's own types. Knows no scheduling.
 
 use pyllm_scheduler::{
     BlockOwners, Decision, DeltaColumns, Explanation, KvEvent, Load, Reason, Replay, RequestReport, Tier,
@@ -8,11 +8,11 @@ use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
 use crate::buffers::bytes;
 
-/// Kind, hash, parent, tokens, tier and group; those that the kind has not are empty.
+/// Kind, hash, parent, tokens, tier and group; fields that a kind lacks are empty.
 pub(crate) type Event<'py> =
     (&'static str, Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>, &'static str, u32);
 
-/// Without `has_tokens` blocks have their hashes alone.
+/// Events as tuples. Without `has_tokens` the tokens of blocks are left out.
 pub(crate) fn events<'py>(py: Python<'py>, events: &[KvEvent], has_tokens: bool) -> PyResult<Vec<Event<'py>>> {
     let hash = |hash: &pyllm_scheduler::BlockHash| PyBytes::new(py, hash.as_bytes());
     let nothing = || PyBytes::new(py, b"");
@@ -139,7 +139,7 @@ fn tier_name(tier: Tier) -> &'static str {
 
 pub(crate) type Deltas<'py> = [Bound<'py, PyBytes>; 16];
 
-/// The columns of what is new for a client.
+/// The columns of a client's new output.
 pub(crate) fn deltas<'py>(py: Python<'py>, deltas: &DeltaColumns) -> PyResult<Deltas<'py>> {
     Ok([
         bytes(py, &deltas.requests, u64::to_le_bytes)?,

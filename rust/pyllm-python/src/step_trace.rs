@@ -1,5 +1,5 @@
-//! What a core notes of a step in memory that outlives it; `pyllm/supervision/step_trace.py` reads it. Knows no ring of
-//! notes.
+//! A core's trace of a step, in memory that outlives the core; `pyllm/supervision/step_trace.py` reads it. Knows no
+//! ring of traces.
 
 use std::cell::Cell;
 
@@ -10,10 +10,10 @@ const HEAD: usize = 6;
 /// Words of a row: its client and its request.
 const ROW: usize = 3;
 
-/// Writes a note, with as many of the rows as it has room for; `None` where it has not even room for its head.
+/// Writes a trace, with as many of the rows as fit; `None` if even its head does not fit.
 ///
-/// Whoever writes may end at any word. The checksum then fits no longer: it is FNV-1a over the words of the rows and
-/// then of the head.
+/// The writer may die at any word. The checksum, FNV-1a over the words of the rows and then of the head, does not match
+/// then.
 pub(crate) fn write(
     note: &[Cell<u32>],
     step: u64,

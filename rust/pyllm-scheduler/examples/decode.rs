@@ -1,6 +1,6 @@
-//! `decode ROWS STEPS GROUPS`: takes so many steps in which so many rows decode, of a model with so many groups of
-//! layers. What a step costs in instructions is the difference of two runs under callgrind:
-//! `python -m benchmarks scheduler.step_instructions`.
+//! `decode ROWS STEPS GROUPS`: runs STEPS steps in which ROWS rows decode, of a model with GROUPS groups of layers. The
+//! instructions of a step are the difference of two runs under callgrind: `python -m benchmarks
+//! scheduler.step_instructions`.
 
 use decoding::Decoding;
 

@@ -1,5 +1,5 @@
 //! A million small requests through the scheduler, and the memory of this process (Linux) after every 100,000 of them,
-//! `requests megabytes` a line. `python -m benchmarks memory.growth` prints the first and the last.
+//! one line each: `requests megabytes`. `python -m benchmarks memory.growth` prints the first and the last.
 
 use load::Load;
 

@@ -1,5 +1,5 @@
-//! Storage with typed keys. A key outlives its value safely: it carries a generation, and finds nothing once the value
-//! was removed, even where the place has been taken again.
+//! Storage with typed keys. A key may outlive its value: it carries a generation, and finds nothing once the value was
+//! removed, even if another value has taken its place.
 
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
@@ -87,7 +87,7 @@ impl<T> IndexMut<Key<T>> for Arena<T> {
     }
 }
 
-// Derived implementations would ask the same of `T`.
+// Derived implementations would require the same traits of `T`.
 impl<T> Clone for Key<T> {
     fn clone(&self) -> Self {
         *self
@@ -96,7 +96,7 @@ impl<T> Clone for Key<T> {
 
 impl<T> Copy for Key<T> {}
 
-/// The key of nothing: no value has its generation.
+/// A key that finds nothing: no value has its generation.
 impl<T> Default for Key<T> {
     fn default() -> Self {
         Self { index: u32::MAX, generation: u32::MAX, value: PhantomData }

@@ -1,22 +1,22 @@
-//! Beam search: of all that may follow the beams of a request, what goes on, and what is its answer. Knows tokens,
-//! their log-probabilities and the numbers of samples, nothing of sequences, blocks and steps. The rules are those of
-//! vLLM's `LLM.beam_search`.
+//! Beam search: chooses the candidates that continue a request's beams, and the sequences of its answer. Knows tokens,
+//! their log-probabilities and sample numbers, but no sequences, blocks or steps. The rules are those of vLLM's
+//! `LLM.beam_search`.
 //!
-//! A round takes each beam's likeliest next tokens, twice as many as there are beams. A stop token completes a beam; of
-//! all the others the best go on, until they are as long as they may be and complete, too. The best that are complete
-//! are the answer. What is best has the highest cumulative log-probability, divided by a power of its length; of equals
-//! it is the one whose parent was better, and then the likelier token.
+//! A round takes each beam's likeliest next tokens, twice as many as there are beams. A stop token completes a beam;
+//! the best others continue until they reach the length limit and complete, too. The answer is the best completed
+//! beams. A beam's score is its cumulative log-probability, divided by a power of its length; of equal scores, the one
+//! with the better parent wins, then the likelier token.
 
 use crate::request::{Finish, Request};
 
-/// A token that may follow a beam.
+/// A token that may continue a beam.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Candidate {
     pub(crate) token: i32,
     pub(crate) logprob: f32,
 }
 
-/// A beam that goes on by one token. The first child of a parent takes over its sample.
+/// A beam that continues with one token. The first child of a parent takes over its sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Child {
     pub(crate) sample: u32,
@@ -33,7 +33,7 @@ pub(crate) struct Path {
     cumulative: f64,
 }
 
-/// A beam at its end.
+/// A finished beam.
 #[derive(Debug)]
 pub(crate) struct Completed {
     pub(crate) path: Path,
@@ -83,7 +83,7 @@ impl BeamSearch {
         }
     }
 
-    /// What may follow the beam of a sample, likeliest first. True: that of all beams is known, and `select` is due.
+    /// Sets the candidates of a sample's beam, likeliest first. True: all beams have theirs, and `select` is due.
     pub(crate) fn offer(&mut self, sample: u32, candidates: Vec<Candidate>) -> bool {
         if let Some(beam) = self.live.iter_mut().find(|beam| beam.sample == sample) {
             beam.candidates = candidates;
@@ -91,7 +91,7 @@ impl BeamSearch {
         self.live.iter().all(|beam| !beam.candidates.is_empty())
     }
 
-    /// Ends a round. Gives the beams that go on, best first; none: the search is over.
+    /// Ends a round. Gives the beams that continue, best first; none: the search is over.
     pub(crate) fn select(&mut self, request: &Request) -> Vec<Child> {
         let parents = std::mem::take(&mut self.live);
         let num_tokens = parents.first().map_or(0, |beam| beam.path.tokens.len() as u32) + 1;
@@ -130,13 +130,12 @@ impl BeamSearch {
         children
     }
 
-    /// The best sequences that are complete, best first: fewer than asked for only where `min_tokens` left no
-    /// candidate.
+    /// The best completed sequences, best first: fewer than asked for only if `min_tokens` left no candidate.
     pub(crate) fn answer(self) -> Vec<Completed> {
         self.completed
     }
 
-    /// Sample and tokens of each beam that goes on, and whether its candidates are known.
+    /// Each live beam: its sample, its tokens, and whether its candidates are known.
     pub(crate) fn live(&self) -> impl Iterator<Item = (u32, &[i32], bool)> {
         self.live.iter().map(|beam| (beam.sample, &beam.path.tokens[..], !beam.candidates.is_empty()))
     }
@@ -149,7 +148,7 @@ impl BeamSearch {
         }
     }
 
-    /// Whether nothing that goes on can become better than the worst that would be an answer now.
+    /// Whether no live beam can still beat the worst of the best `width` completed ones.
     fn is_decided(&self, width: usize, num_tokens: u32, going_on: &[Extension]) -> bool {
         let Some(worst) = self.completed.get(width - 1) else { return false };
         going_on.iter().all(|one| self.scoring.bound(one.cumulative, num_tokens) <= worst.score)
@@ -168,13 +167,13 @@ impl Path {
 }
 
 impl Scoring {
-    /// Of a sequence with so many tokens of output, the stop token at its end not among them.
+    /// The score of a sequence with this many output tokens, without a final stop token.
     fn score(self, cumulative: f64, num_tokens: u32) -> f64 {
         cumulative / self.divisor(self.num_prompt_tokens + num_tokens)
     }
 
-    /// What no continuation can surpass: its cumulative log-probability only falls, and the best divisor is that of the
-    /// longest or, with a negative penalty, of the shortest.
+    /// An upper bound of a continuation's score: the cumulative log-probability only falls, and the best divisor is
+    /// that of the longest sequence or, with a negative penalty, of the shortest.
     fn bound(self, cumulative: f64, num_tokens: u32) -> f64 {
         self.score(cumulative, num_tokens).max(cumulative / self.divisor(self.max_length))
     }
@@ -184,12 +183,12 @@ impl Scoring {
     }
 }
 
-/// A probability is at most 1, whatever rounding made of its logarithm.
+/// Limits a probability to at most 1, since its logarithm may have been rounded up.
 fn probable(logprob: f32) -> f64 {
     if logprob.is_nan() { f64::NEG_INFINITY } else { f64::from(logprob.min(0.0)) }
 }
 
-/// Samples for what goes on: those of the parents, and for their further children those that no one has.
+/// Assigns samples to the children: a parent's sample to its first child, free samples to the others.
 fn children(parents: &[Beam], going_on: &[Extension], width: u32) -> Vec<Child> {
     let mut is_free = vec![true; width as usize];
     let mut is_first = vec![true; parents.len()];

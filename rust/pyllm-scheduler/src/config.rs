@@ -1,4 +1,4 @@
-//! The limits and settings of a scheduler. Knows nothing of where they come from.
+//! The limits and settings of a scheduler. Does not know their source.
 
 use std::collections::BTreeMap;
 
@@ -6,105 +6,105 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// What the scheduler may use, how much it may plan, and whom it serves first. Sizes are counts, not bytes.
+/// The scheduler's resources, its limits for a step, and its policy. Sizes are counts, not bytes.
 ///
 /// Fields marked *live* may be changed by `Scheduler::reconfigure`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Tokens a block holds.
+    /// Tokens per block.
     pub block_size: u32,
     /// Blocks in the KV cache.
     pub num_blocks: u32,
-    /// Blocks in host memory: swap space, and second tier of the prefix cache. 0: none.
+    /// Blocks in host memory: swap space, and the second tier of the prefix cache. 0: none.
     pub num_host_blocks: u32,
     /// Slots: sequences that may run at once.
     pub max_num_seqs: u32,
-    /// Prompt and output tokens a sequence may have.
+    /// Prompt and output tokens per sequence.
     pub max_model_len: u32,
-    /// Token ids the model has: those from 0 to below this.
+    /// Size of the model's vocabulary; token ids are below it.
     pub vocab_size: u32,
-    /// The groups of layers, each with a block of its own for the same tokens.
+    /// The groups of layers. Each has its own block for the same tokens.
     pub kv_groups: Vec<KvGroup>,
-    /// Whether full blocks are kept by the hash of their contents, and found again.
+    /// Whether full blocks are kept by the hash of their contents, for reuse.
     pub enable_prefix_caching: bool,
-    /// Blocks that pins may keep from eviction. What pins may take, no request may count on.
+    /// Blocks that pins may keep from eviction. No request may rely on these blocks.
     pub max_pinned_blocks: u32,
-    /// How blocks get the names by which they are found.
+    /// The digest that names blocks in the prefix cache.
     pub prefix_hash: PrefixHash,
-    /// With `PrefixHash::Sha256Cbor`, what the first block's parent is the digest of.
+    /// The seed of vLLM's chain of hashes, with `PrefixHash::Sha256Cbor`: its digest is the first block's parent.
     pub prefix_hash_seed: String,
-    /// Which model's keys and values the blocks hold, as text: with BLAKE3 it is a part of every name. Names of
-    /// `PrefixHash::Sha256Cbor` are vLLM's, which has none.
+    /// A text that identifies the model, so that names of blocks differ between models. Only with BLAKE3: names of
+    /// `PrefixHash::Sha256Cbor` are vLLM's, which have no such part.
     pub cache_namespace: String,
-    /// Blocks that are kept at once until they are saved outside. 0: nothing is saved.
+    /// Blocks that saves may hold at once, until an external store has them. 0: no blocks are saved.
     pub max_saving_blocks: u32,
-    /// Whether the keys and values of an output depend on where its prompt ends, as with sparse attention: then the
-    /// blocks of an output are found only by requests with the same prompt.
+    /// Whether an output's keys and values depend on the prompt's length, as with sparse attention: then only requests
+    /// with the same prompt can reuse an output's blocks.
     pub separate_outputs: bool,
-    /// Whether `events` and `snapshot` tell what the prefix cache holds.
+    /// Whether `events` and `snapshot` report the contents of the prefix cache.
     pub enable_kv_cache_events: bool,
-    /// The name of this run in its events; a subscriber that sees another starts anew.
+    /// An id of this run in its events; a subscriber that sees a new one starts over.
     pub incarnation: u64,
-    /// Seconds to move one block to the host and back. 0: nothing.
+    /// Seconds to swap one block to the host and back. 0: swaps cost nothing.
     pub swap_block_seconds: f64,
-    /// Drafts that a sequence which runs alone may propose to itself for one row. 0: none.
+    /// Drafts per row by prompt lookup, for a sequence that runs alone. 0: none.
     pub num_speculative_tokens: u32,
-    /// Stages that compute steps one after another. With several, as many steps should be in flight: a sequence is in
-    /// one of them at a time, but for the chunks of its prompt, and each takes its share of what runs.
+    /// Pipeline stages. With several, as many steps should be in flight: a sequence is in one of them at a time, except
+    /// for chunks of its prompt, and each step takes its share of the running sequences.
     pub pipeline_parallel_size: u32,
 
-    /// *Live.* Tokens one step may compute, prefill chunks and decodes together.
+    /// *Live.* Token budget of a step, prefill chunks and decodes together.
     pub max_num_batched_tokens: u32,
-    /// *Live.* Tokens of one prompt that a step may compute. 0: as many as the budget has.
+    /// *Live.* Tokens of one prompt per step. 0: only `max_num_batched_tokens` limits them.
     pub long_prefill_token_threshold: u32,
-    /// *Live.* Seconds between two tokens of a stream that prefills may not exceed. 0: no bound.
+    /// *Live.* Upper bound of the seconds between two tokens of a stream while prefills run. 0: no bound.
     pub inter_token_target: f64,
-    /// *Live.* Whom to serve first.
+    /// *Live.* The scheduling policy.
     pub policy: PolicyName,
-    /// *Live.* Shares of tenants under `PolicyName::Fair`; 1 for those not named.
+    /// *Live.* Weights of tenants under `PolicyName::Fair`; 1 for tenants without an entry.
     pub tenant_weights: BTreeMap<String, u32>,
     /// *Live.* The version of the model's weights. Blocks are never shared across versions.
     pub weights_version: String,
-    /// *Live.* Share of the blocks that admission leaves free while anything runs, from 0 to below 1.
+    /// *Live.* Share of the blocks that admission leaves free while sequences run, from 0 to below 1.
     pub watermark: f64,
-    /// *Live.* Share of the expected growth of what runs that admission leaves room for. 0: none, 1: all.
+    /// *Live.* Share of the running sequences' expected growth for which admission leaves blocks free. 0: none, 1: all.
     pub expected_growth: f64,
 }
 
-/// The digest that names a block by its tokens, those before them, and what sets its prefix cache apart.
+/// The digest that names a block by its tokens, all tokens before them, and the extra keys (tenant, salt...).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PrefixHash {
     /// BLAKE3.
     #[default]
     Blake3,
-    /// That of vLLM's `sha256_cbor`, which routers can compute.
+    /// vLLM's `sha256_cbor`, which routers can compute.
     Sha256Cbor,
 }
 
-/// Layers of a model that read equally far back.
+/// Layers of a model with the same attention window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KvGroup {
-    /// Positions that a token reads, its own included. None: all before it.
+    /// Positions that a token attends to, its own included. None: all before it.
     pub window: Option<u32>,
 }
 
-/// Whom to serve first. See the files of `policy`.
+/// The scheduling policy. Each has a file in `policy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyName {
     /// First come, first served.
     #[default]
     Fcfs,
-    /// The lowest `Request::priority`, in it the least slack; takes the place of higher ones.
+    /// The lowest `Request::priority` first, then the least slack; preempts requests of higher values.
     Priority,
-    /// The least remaining work; takes the place of more.
+    /// The least remaining work first; preempts requests with more.
     Shortest,
-    /// The tenant that got the least.
+    /// The tenant with the least service first.
     Fair,
-    /// The lowest `Request::policy_key`.
+    /// The lowest `Request::policy_key` first.
     Custom,
 }
 
@@ -144,9 +144,9 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Most slots a scheduler takes.
+    /// Maximum of `max_num_seqs`.
     pub const MAX_NUM_SEQS: u32 = 65_536;
-    /// Most groups of layers.
+    /// Maximum number of groups of layers.
     pub const MAX_KV_GROUPS: u32 = 16;
 
     /// Errors: `Error::Config` naming the setting, its value and its range.
@@ -184,13 +184,13 @@ impl Config {
         Ok(())
     }
 
-    /// Most stages of a pipeline.
+    /// Maximum of `pipeline_parallel_size`.
     pub const MAX_STAGES: u32 = 1024;
 
-    /// Most drafts of a row.
+    /// Maximum of `num_speculative_tokens`.
     pub const MAX_SPECULATIVE_TOKENS: u32 = 16;
 
-    /// Largest weight of a tenant.
+    /// Maximum weight of a tenant.
     pub const MAX_TENANT_WEIGHT: u32 = 1_000_000;
 
     /// Blocks of one group that hold `num_tokens` tokens.
@@ -198,7 +198,12 @@ impl Config {
         num_tokens.div_ceil(self.block_size)
     }
 
-    /// Blocks that one request alone may count on.
+    /// Log-probabilities that come with a request's first tokens at most: a quarter of those that a step may carry.
+    pub fn most_logprobs(&self) -> u64 {
+        (1 << 17).max(2 * (u64::from(self.vocab_size) + 1))
+    }
+
+    /// Blocks that pins can never take, so one request may rely on them.
     pub(crate) fn num_unpinned_blocks(&self) -> u32 {
         self.num_blocks - self.max_pinned_blocks
     }
@@ -207,9 +212,9 @@ impl Config {
         (f64::from(self.num_blocks) * self.watermark) as u32
     }
 
-    /// The first setting in which `other` differs and that cannot change while requests run.
+    /// The first setting that differs in `other` and cannot change while requests run.
     pub(crate) fn fixed_difference(&self, other: &Self) -> Option<&'static str> {
-        // Every field is named here, so that a new one is not live by oversight.
+        // Every field is named here, so that a new one does not become live by oversight.
         let Self {
             block_size,
             num_blocks,

@@ -1,4 +1,4 @@
-//! Everything that a call can be refused for. A refused call has changed nothing.
+//! The reasons for which a call is refused. A refused call has changed nothing.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use crate::ids::{ClientId, LoadId, RequestId, SaveId, StepId};
 /// `std::result::Result` with this crate's error.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a call was refused. `Display` gives the numbers and what to do next.
+/// The reason of a refusal. `Display` gives the numbers and what to do next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Error {
     /// A limit in `Config` is out of its range.
     Config(String),
-    /// A field of a new request is not valid, whatever the state of the scheduler.
+    /// A field of a new request is not valid in any state of the scheduler.
     Request(String),
-    /// The client has a live request of this id.
+    /// The client already has a live request with this id.
     DuplicateRequest {
         /// The client.
         client: ClientId,
@@ -32,19 +32,19 @@ pub enum Error {
     NeverFits {
         /// Tokens in the prompt.
         num_prompt_tokens: u32,
-        /// Output tokens asked for.
+        /// Requested output tokens.
         max_tokens: u32,
-        /// Beams of a beam search, which are there at once; 0: none.
+        /// Beams of a beam search; 0: no beam search.
         beam_width: u32,
-        /// Tokens whose keys and values must be held at once.
+        /// Tokens whose keys and values must be in the cache at once.
         num_tokens: u32,
-        /// Blocks for them.
+        /// Blocks needed for them.
         needed: u32,
         /// Blocks in the KV cache.
         num_blocks: u32,
-        /// Of these, the ones that pins may keep from it.
+        /// Blocks of these that pins may keep from the request.
         max_pinned_blocks: u32,
-        /// Tokens a block holds.
+        /// Tokens per block.
         block_size: u32,
     },
     /// No live request has this id.
@@ -54,14 +54,14 @@ pub enum Error {
         /// The id.
         request: RequestId,
     },
-    /// The holder holds the request already.
+    /// The holder already holds the request.
     AlreadyHeld {
         /// The request.
         request: RequestId,
-        /// Who holds it.
+        /// The holder.
         holder: String,
     },
-    /// A request is by itself already.
+    /// The request is already isolated.
     AlreadyIsolated {
         /// Its client.
         client: ClientId,
@@ -72,7 +72,7 @@ pub enum Error {
     NotHeld {
         /// The request.
         request: RequestId,
-        /// Who does not hold it.
+        /// The holder.
         holder: String,
     },
     /// The sample is not live, or not in a state that allows the call.
@@ -81,55 +81,55 @@ pub enum Error {
         request: RequestId,
         /// The sample.
         sample: u32,
-        /// What is in the way.
+        /// The reason.
         problem: &'static str,
     },
-    /// Nothing may be offered to a request that runs or loads.
+    /// The request runs or loads already, so no load can be offered to it.
     TooLate {
         /// The request.
         request: RequestId,
     },
-    /// No such load is under way.
+    /// No load with this id is under way.
     UnknownLoad {
         /// The load.
         load: LoadId,
     },
-    /// No such save is under way.
+    /// No save with this id is under way.
     UnknownSave {
         /// The save.
         save: SaveId,
     },
-    /// A host block that there is not, that is in use, or that holds something known.
+    /// A host block that does not exist, is in use, or has known contents.
     HostBlock {
-        /// What is wrong, with the block.
+        /// The problem, with the block.
         problem: String,
     },
-    /// The pin of this name is there already.
+    /// A pin with this name exists already.
     DuplicatePin {
         /// The pin's name.
         name: u64,
     },
-    /// The blocks to pin are more than pins may still take.
+    /// The pins would hold more blocks than they may.
     PinQuota {
-        /// Blocks asked for.
+        /// Requested blocks.
         asked: u32,
-        /// Blocks that pins have already.
+        /// Blocks that pins hold already.
         pinned: u32,
-        /// Pins there are.
+        /// Existing pins.
         num_pins: u32,
         /// `Config::max_pinned_blocks`.
         quota: u32,
     },
     /// The call needs a setting that is off.
     Disabled {
-        /// What was asked.
+        /// The call.
         call: &'static str,
         /// The setting.
         setting: &'static str,
     },
-    /// The call comes before every other.
+    /// The call is only allowed before every other.
     NotNew {
-        /// What was asked.
+        /// The call.
         call: &'static str,
     },
     /// The setting cannot change while requests run.
@@ -137,30 +137,30 @@ pub enum Error {
         /// The setting.
         setting: &'static str,
     },
-    /// A call of a placement that names what is not there, or cannot be decoded.
+    /// A call of a placement that names an unknown core or request, or cannot be decoded.
     Placement(String),
     /// A recording that cannot be decoded, or does not replay to the same decisions.
     Replay {
-        /// Entries before the one at fault.
+        /// Entries before the faulty one.
         entry: u64,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// Time does not go back, and is a number.
+    /// The time is before that of the last call, or not a number.
     Time {
-        /// What was given.
+        /// The given time.
         now: f64,
-        /// The time of the call before.
+        /// The time of the last call.
         previous: f64,
     },
-    /// The step was never planned, was committed already, or was lost with the device.
+    /// The step was never planned, is committed already, or was lost with the device.
     UnknownStep {
         /// The step.
         step: StepId,
     },
     /// An older step is still in flight.
     OutOfOrder {
-        /// The step that was given.
+        /// The given step.
         step: StepId,
         /// The step that is due.
         oldest: StepId,
@@ -169,7 +169,7 @@ pub enum Error {
     Sampled {
         /// The step.
         step: StepId,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What planning expects of the future, from what was: lengths of outputs, blocks at their peak, times of steps.
+//! Estimates from measurements, for planning: output lengths, peak numbers of blocks, times of steps.
 
 pub(crate) mod core_load;
 pub(crate) mod output_lengths;

@@ -9,7 +9,7 @@ macro_rules! bounds {
 
 pub(crate) use bounds;
 
-/// How many values were at most each of `N` bounds.
+/// Numbers of values up to each of `N` bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Histogram<const N: usize> {
     bounds: &'static [(u64, &'static str); N],

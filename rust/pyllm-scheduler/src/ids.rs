@@ -1,4 +1,4 @@
-//! The names of things: one newtype per kind of id, so that a slot is never taken for a block.
+//! Ids: one newtype per kind, so that a slot is never mistaken for a block.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ macro_rules! id {
 }
 
 id! {
-    /// A client of the core, as the caller numbers them.
+    /// A client of the core, numbered by the caller.
     ClientId(u32)
 }
 id! {
@@ -35,7 +35,7 @@ id! {
     BlockId(u32)
 }
 id! {
-    /// A worker's place for one running sequence, from 0 to `max_num_seqs` - 1.
+    /// A worker's storage for one running sequence, from 0 to `max_num_seqs` - 1.
     Slot(u32)
 }
 id! {
@@ -44,7 +44,7 @@ id! {
 }
 
 id! {
-    /// A load of keys and values from outside, counted from 0.
+    /// A load of keys and values from an external store, counted from 0.
     LoadId(u64)
 }
 
@@ -53,7 +53,7 @@ id! {
     SaveId(u64)
 }
 
-/// A block of the device or of the host, so that one kind of pool serves both.
+/// A block of the device or of the host, so that one pool type serves both.
 pub(crate) trait Block: Copy + PartialEq + fmt::Display {
     fn new(number: u32) -> Self;
     fn number(self) -> u32;

@@ -1,6 +1,6 @@
-//! The blocks of the KV cache on its two tiers, the device and the host pool, with the names of their contents.
-//! Contents that the device evicts are written back to the host, and copied back when they are found again or swapped
-//! in. Without prefix caching there are no names, and the host is swap space only. Knows no sequences.
+//! The blocks of the KV cache on its two tiers, the device and the host pool, and the names of their contents. Evicted
+//! contents of the device are written back to the host, and copied to the device again on a cache hit or a swap-in.
+//! Without prefix caching blocks have no names, and the host is swap space only. Knows no sequences.
 
 pub(crate) mod block_pool;
 pub(crate) mod changes;
@@ -42,28 +42,28 @@ pub(crate) struct CacheLimits {
     pub(crate) incarnation: u64,
 }
 
-/// The block that has the contents, on one of the tiers.
+/// A block with the wanted contents, on one of the tiers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Device(BlockId),
     Host(HostBlockId),
 }
 
-/// The blocks of a sequence in a group, from `first` on; earlier ones are out of the group's window.
+/// The blocks of a sequence in a group, from `first` on; earlier ones are outside the group's window.
 #[derive(Clone, Default)]
 pub(crate) struct FoundChain {
     pub(crate) first: u32,
     pub(crate) blocks: Vec<Found>,
 }
 
-/// The start of a sequence that all groups know, as far as they read it.
+/// The longest start of a sequence that all groups have cached, as far as their windows need it.
 #[derive(Default)]
 pub(crate) struct FoundStart {
-    /// In blocks.
+    /// Length in blocks.
     pub(crate) length: u32,
-    /// No token before this one is computed again.
+    /// The first token that may be computed again.
     pub(crate) lowest: u32,
-    pub(crate) chains: Vec<FoundChain>, // one a group
+    pub(crate) chains: Vec<FoundChain>, // one per group
 }
 
 impl FoundStart {
@@ -75,9 +75,9 @@ impl FoundStart {
 /// The origin of a block's contents.
 #[derive(Clone, Copy)]
 pub(crate) struct Filled {
-    /// The step that writes them, or after which a load has written them.
+    /// The step that writes the contents, or after which a load has written them.
     pub(crate) step: StepId,
-    /// They were loaded, so they are saved outside already.
+    /// Whether the contents were loaded, so the external store has them already.
     pub(crate) is_loaded: bool,
 }
 
@@ -106,14 +106,14 @@ impl KvCache {
         }
     }
 
-    /// Device blocks without references, also those with known contents.
+    /// Device blocks without references, with or without known contents.
     pub(crate) fn num_free(&self) -> u32 {
         self.device.num_free()
     }
 
-    /// Free device blocks that nobody is owed; below 0 if pins have taken blocks that others will need. It falls by one
-    /// for each block that is taken, free or shared in a window, and rises by one for each block of a window that is
-    /// freed.
+    /// Free device blocks that are not reserved for running sequences; below 0 if pins have taken reserved blocks. It
+    /// falls by one for each block that is taken, free or shared in a window, and rises by one for each freed block of
+    /// a window.
     pub(crate) fn num_available(&self) -> i64 {
         i64::from(self.device.num_free()) - i64::from(self.device.num_owed())
     }
@@ -127,7 +127,7 @@ impl KvCache {
         self.device.references(block)
     }
 
-    /// In any order.
+    /// Free device blocks, in any order.
     pub(crate) fn free_blocks(&self) -> impl Iterator<Item = BlockId> {
         self.device.free_blocks()
     }
@@ -146,27 +146,27 @@ impl KvCache {
         block
     }
 
-    /// Adds a reference, and a hit.
+    /// Adds a reference, and counts a hit.
     pub(crate) fn share(&mut self, block: BlockId) {
         self.device.share(block);
     }
 
-    /// Drops a reference. A block that the plan being made writes keeps one until `end_plan`: swaps come first in a
-    /// plan, so they would copy it too early.
+    /// Drops a reference. A block that the current plan writes keeps a reference until `end_plan`: swaps come first in
+    /// a plan, so they would copy the block too early.
     pub(crate) fn free(&mut self, block: BlockId) {
         self.device.free(block);
     }
 
-    /// Frees a sequence's blocks, the tail first: it is evicted first, and the fewest requests can use it.
+    /// Frees a sequence's blocks, the last first: it is evicted first, as the fewest requests can use it.
     pub(crate) fn free_chain(&mut self, blocks: &mut Vec<BlockId>) {
         for block in blocks.drain(..).rev() {
             self.free(block);
         }
     }
 
-    /// Finds the longest start of a sequence that step `planning` may read; steps before `committed` are committed.
-    /// `hash_of` has the hashes of the first `most` blocks. `lowest` gives, for a start of so many blocks, the first
-    /// token that may be computed then; blocks out of its window are not in `found`.
+    /// Finds the longest cached start of a sequence that step `planning` may read; steps before `committed` are
+    /// committed. `hash_of` has the hashes of the first `most` blocks. `lowest` gives the first token that may be
+    /// computed after a start of this many blocks; `found` has no blocks outside the window of that token.
     ///
     /// Takes no references: share the blocks before the next `allocate` or `swap_in`.
     pub(crate) fn find_start(
@@ -214,7 +214,7 @@ impl KvCache {
     }
 
     /// Names a block in use by its contents for a group, which step `filled` writes. False: another block has equal
-    /// contents, and keeps the name.
+    /// contents and keeps the name.
     pub(crate) fn store(&mut self, block: BlockId, group: u32, content: Content<'_>, filled: StepId) -> bool {
         let Content { hash, index, tokens: (head, tail), .. } = content;
         let key = hash.of(group);
@@ -233,7 +233,7 @@ impl KvCache {
         true
     }
 
-    /// Names a block as `store` does, and saves the device's block with these contents for a request.
+    /// Names a block as `store` does, and saves the device's block with these contents at the request's retention.
     pub(crate) fn store_for(
         &mut self,
         block: BlockId,
@@ -250,8 +250,8 @@ impl KvCache {
         self.save(key, retention);
     }
 
-    /// Makes the device's block with these contents a candidate for a save, unless it was one with this retention or a
-    /// longer one.
+    /// Makes the device's block with these contents a candidate for a save, unless it was one already with at least
+    /// this retention.
     pub(crate) fn save(&mut self, key: GroupHash, retention: Retention) {
         let Some(block) = self.device.get(key).filter(|_| self.limits.max_saving_blocks > 0) else { return };
         if let Some(Name { index, filled, .. }) = self.device.mark_saved(block, retention.into()) {
@@ -259,8 +259,8 @@ impl KvCache {
         }
     }
 
-    /// A block that may have a name is written again. As long as it is on the device, it is not saved, because nobody
-    /// reports the end of that write; a later copy on the host may be.
+    /// Cancels saves of a block whose contents may be written a second time. It is not saved while on the device, as
+    /// the end of that write is not reported; a later copy on the host may be.
     pub(crate) fn withdraw_save(&mut self, block: BlockId) {
         self.saves.withdraw(block);
         self.device.mark_saved(block, Saved::Withdrawn);
@@ -272,7 +272,7 @@ impl KvCache {
     }
 
     /// Begins saves of blocks that steps before `committed` have filled. A block without other references is saved only
-    /// if there are more available blocks than all saves may take.
+    /// while more blocks are available than all saves may take.
     pub(crate) fn take_saves(&mut self, committed: StepId) -> Vec<Save> {
         let mut taken = Vec::new();
         while let Some(Candidate { block, key, index, retention, .. }) = self.saves.next(committed) {
@@ -289,7 +289,7 @@ impl KvCache {
         taken
     }
 
-    /// False: there is no such save.
+    /// Ends a save. False: there is no such save.
     pub(crate) fn finish_save(&mut self, save: SaveId) -> bool {
         let Some(block) = self.saves.finish(save) else { return false };
         self.device.free(block);
@@ -301,12 +301,12 @@ impl KvCache {
         (self.saves.num_under_way(), self.saves.num_dropped)
     }
 
-    /// The number of references that saves have to a block.
+    /// A block's references from saves.
     pub(crate) fn saving_references(&self, block: BlockId) -> u32 {
         self.saves.references(block)
     }
 
-    /// Keeps these contents on the device: those that are there now, and the others once they are stored.
+    /// Pins these contents on the device: those that are there now, and the others once they are stored.
     ///
     /// Errors: `DuplicatePin`, `PinQuota`.
     pub(crate) fn pin(&mut self, name: u64, keys: Vec<GroupHash>) -> crate::error::Result<()> {
@@ -318,7 +318,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// False: there is no such pin.
+    /// Removes a pin. False: there is no such pin.
     pub(crate) fn unpin(&mut self, name: u64) -> bool {
         let Some(blocks) = self.pins.unpin(name) else { return false };
         for block in blocks {
@@ -332,7 +332,7 @@ impl KvCache {
         self.pins.num_held()
     }
 
-    /// The number of references that pins have to a block.
+    /// A block's references from pins.
     pub(crate) fn pinned_references(&self, block: BlockId) -> u32 {
         u32::from(self.device.name(block).is_some_and(|name| self.pins.holds(block, name.key)))
     }
@@ -350,8 +350,8 @@ impl KvCache {
         self.changes.push(Change::Cleared);
     }
 
-    /// The device is lost: every block of both tiers is free, no contents are known, and no swap is due. Pins stay, and
-    /// hold no blocks.
+    /// Frees every block of both tiers after the loss of the device: no contents are known, and no swap is pending.
+    /// Pins stay, but hold no blocks.
     pub(crate) fn clear(&mut self) {
         self.device = TierCache::new(self.limits.num_blocks);
         self.host = TierCache::new(self.limits.num_host_blocks);
@@ -367,23 +367,23 @@ impl KvCache {
         self.log.events(first, limit)
     }
 
-    /// All from number `first` on, and the number of the first that is there.
+    /// All events from number `first` on, and the number of the first one that is still kept.
     pub(crate) fn events_since(&self, first: u64) -> (u64, impl ExactSizeIterator<Item = &KvEvent>) {
         self.log.since(first)
     }
 
-    /// All known contents, for a reader that has missed events.
+    /// All known contents, for a subscriber that has missed events.
     pub(crate) fn snapshot(&self) -> Snapshot {
         self.log.snapshot()
     }
 
-    /// Keeps so many changes, and tells of so many at once.
+    /// Sets the numbers of changes that are kept, and reported at once.
     #[cfg(test)]
     pub(crate) fn limit_changes(&mut self, capacity: usize, max_told: usize) {
         self.changes = ChangeLog::with_limits(capacity, max_told);
     }
 
-    /// The changes of the contents that are known on any tier, kept from now on.
+    /// The log of changes to the contents known on any tier, kept from now on.
     pub(crate) fn changes(&mut self) -> &ChangeLog {
         self.changes.begin();
         &self.changes
@@ -424,7 +424,7 @@ impl KvCache {
         device.chain(self.host.known().map(|(_, name)| (name.key, Tier::Host)))
     }
 
-    /// A tier has lost these contents.
+    /// Logs that a tier has lost these contents, unless the other tier has them.
     fn note_removed(&mut self, key: GroupHash) {
         if self.changes.is_kept() && !self.is_known(key) {
             self.changes.push(Change::Removed(key.short()));

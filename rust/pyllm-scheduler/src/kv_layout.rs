@@ -1,7 +1,7 @@
-//! How far back the layers of a model read, and so how many blocks a sequence has. Layers of equal reach are in groups
-//! of equal size, and each group has a block of its own for the same tokens, so that one pool of equal blocks serves
-//! all. Of a window a sequence has the blocks that are still read and those of its next chunk; it lets the former go as
-//! it takes the latter. Knows no blocks.
+//! The number of blocks of a sequence, by the attention windows of the model's layers. Layers with equal windows form
+//! groups of equal size, and each group has its own block for the same tokens, so one pool of equal blocks serves all.
+//! In a group with a window, a sequence has the blocks that are still read and those of its next chunk; it frees the
+//! former as it takes the latter. Knows no block ids.
 
 use crate::config::{Config, KvGroup};
 
@@ -10,7 +10,7 @@ use crate::config::{Config, KvGroup};
 pub(crate) struct GroupLayout {
     window: Option<u32>,
     block_size: u32,
-    /// That a sequence has at once: of a window, what a chunk of the largest size reads.
+    /// Maximum number of blocks that a sequence has at once: with a window, those that the largest chunk reads.
     most_blocks: u32,
 }
 
@@ -26,7 +26,7 @@ impl GroupLayout {
         Self { window: group.window, block_size, most_blocks: group.window.map_or(u32::MAX, most_blocks) }
     }
 
-    /// For where contents are looked for alone.
+    /// The layout of a single window, for lookups only.
     pub(crate) fn of_window(window: Option<u32>, block_size: u32) -> Self {
         Self::new(KvGroup { window }, block_size, 1)
     }
@@ -35,29 +35,29 @@ impl GroupLayout {
         self.window.is_some()
     }
 
-    /// The first block of which the token at `position` reads anything.
+    /// The first block that the token at `position` reads.
     pub(crate) fn first_block(self, position: u32) -> u32 {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window) / self.block_size)
     }
 
-    /// Where its blocks are to end so that tokens before `end` have a place, as far as the sequence has them at once;
-    /// no token before `lowest` is computed again.
+    /// The end of a sequence's blocks with room for the tokens before `end`, as far as it may have them at once. No
+    /// token before `lowest` is computed again.
     pub(crate) fn end_block(self, lowest: u32, end: u32) -> u32 {
         end.div_ceil(self.block_size).min(self.reach(lowest))
     }
 
-    /// Blocks before this one may be written before `lowest` moves on.
+    /// The end of the blocks that may be written before `lowest` moves on.
     fn reach(self, lowest: u32) -> u32 {
         self.first_block(lowest).saturating_add(self.most_blocks)
     }
 
-    /// The longest start of up to `most` known blocks that a sequence can go on from: all that the token after it reads
-    /// are known.
+    /// The longest start, of at most `most` blocks, after which a sequence can continue: all blocks that its next token
+    /// reads are known.
     pub(crate) fn longest_start(self, most: u32, is_known: impl Fn(u32) -> bool) -> u32 {
         let mut length = most;
         loop {
             let first = self.first_block(length * self.block_size);
-            // The one furthest back rules out the most.
+            // The earliest block rules out the most.
             let missing = if first < length && !is_known(first) {
                 Some(first)
             } else {
@@ -72,7 +72,7 @@ impl GroupLayout {
 }
 
 impl KvLayout {
-    /// The largest chunk is that of these settings. Where more is allowed later, prompts come in chunks of this size.
+    /// Uses these settings' largest chunk. If larger ones are allowed later, prompts still come in chunks of this size.
     pub(crate) fn new(config: &Config) -> Self {
         let largest_chunk = match config.long_prefill_token_threshold {
             0 => config.max_num_batched_tokens,
@@ -83,14 +83,14 @@ impl KvLayout {
         Self { groups, block_size: config.block_size }
     }
 
-    /// Tokens before this one may be planned before `lowest` moves on; `u32::MAX` without windows.
+    /// The end of the tokens that may be planned before `lowest` moves on; `u32::MAX` without windows.
     pub(crate) fn reach(&self, lowest: u32) -> u32 {
         let blocks = self.groups.iter().map(|group| group.reach(lowest)).min().unwrap_or(u32::MAX);
         blocks.saturating_mul(self.block_size)
     }
 
-    /// Blocks that so many samples have at most that grow from one prompt to `num_tokens` tokens. They share the blocks
-    /// that the prompt fills, but for those of windows, as each takes others in their place.
+    /// Maximum number of blocks of `num_samples` samples that grow from one prompt to `num_tokens` tokens. They share
+    /// the blocks that the prompt fills, except in windows, where each sample replaces its own.
     pub(crate) fn most_blocks(&self, num_prompt_tokens: u32, num_tokens: u32, num_samples: u32) -> u64 {
         let (num_blocks, num_samples) = (u64::from(num_tokens.div_ceil(self.block_size)), u64::from(num_samples));
         let num_shared = u64::from(num_prompt_tokens / self.block_size).min(num_blocks);
@@ -101,17 +101,17 @@ impl KvLayout {
         self.groups.iter().map(of_group).sum()
     }
 
-    /// Blocks by which a sequence of `num_known` tokens grows with `num_tokens` more. Rounded up for each, so that two
-    /// whose blocks fill at different times are not taken to fit when they do not.
+    /// Blocks that a sequence of `num_known` tokens takes for `num_tokens` more. Rounded up for each sequence, because
+    /// the blocks of several may become full at the same time.
     pub(crate) fn growth(&self, num_known: u32, num_tokens: u32) -> u32 {
         let (num_blocks, num_new) = (num_known.div_ceil(self.block_size), num_tokens.div_ceil(self.block_size));
         self.groups.iter().map(|group| num_new.min(group.most_blocks.saturating_sub(num_blocks))).sum()
     }
 
-    /// Tokens of the longest sequence that `num_blocks` blocks hold; none where windows let any length fit.
+    /// Length in tokens of the longest sequence that fits `num_blocks` blocks; none if windows let any length fit.
     pub(crate) fn longest_sequence(&self, num_blocks: u32) -> Option<u32> {
         let fits = |length: u32| self.most_blocks(0, length * self.block_size, 1) <= u64::from(num_blocks);
-        // Without windows a block has a place for a block of tokens at most; with windows more of them may share one.
+        // Without windows a block holds at most `block_size` tokens; with windows, blocks are used again.
         let (mut fitting, mut too_long) = (0, num_blocks + 1);
         if fits(too_long) {
             return None;
@@ -194,7 +194,7 @@ mod tests {
             let (group, all) = (group(window, 4), layout(&[window]));
             let end = group.end_block(lowest, lowest + length);
             prop_assert!(u64::from(end - group.first_block(lowest)) <= all.most_blocks(0, lowest + length, 1));
-            // And enough for the largest chunk.
+            // There is room for the largest chunk, too.
             prop_assert!(end * 4 >= lowest + length.min(5));
         }
     }

@@ -1,4 +1,4 @@
-//! The scheduler of pyllm: which tokens every step computes, in which blocks of the KV cache, for whom.
+//! The scheduler of pyllm: decides which tokens every step computes, and in which blocks of the KV cache.
 //!
 //! ```
 //! use pyllm_scheduler::{ClientId, Config, Request, RequestId, Scheduler};
@@ -24,34 +24,34 @@
 //! # Ok::<(), pyllm_scheduler::Error>(())
 //! ```
 //!
-//! It has no clock, no randomness and no I/O: `schedule` and `commit` are functions of the inputs so far, so a
-//! recording of the inputs (`start_recording`, `replay`) gives the same decisions. Its rules:
+//! It has no clock, no randomness and no I/O: `schedule` and `commit` depend only on the inputs so far, so a recording
+//! of the inputs (`start_recording`, `replay`) gives the same decisions. Its rules:
 //!
 //! - A **sequence** is one sample of a request. It waits, runs in a slot, is held, or loads. There are no phases: each
-//!   step a sequence's computed tokens catch up with its known ones, under one budget of tokens for all.
-//! - The **policy** ranks sequences; the queue and what runs are in its order. Streams get their next token first, then
-//!   prompts their next chunk, then the queue is admitted. Where blocks run out, or something of a higher class waits, the
-//!   last in the order gives up its own: to the host, or to be computed anew, whichever costs less.
-//! - The samples of a fresh request share one prefill. When it is committed they fork: a fork shares all blocks, and
-//!   whoever writes to a shared block first takes a copy.
-//! - The beams of a **beam search** are sequences that fork at every token. One that knows what may follow it waits for
-//!   its siblings; then the best go on. At the end the best that are complete become the request's samples.
-//! - Several steps may be in flight. A sequence whose last token is on its way is planned with token -1; what turns out
-//!   to be needless is dropped at commit.
-//! - In a **pipeline** of several stages no row is planned behind one whose token is on its way, and each of the steps in
-//!   flight takes its share of what runs.
-//! - A row may verify **drafts**: it samples after each, and those that were sampled count. A caller proposes them, or
-//!   a sequence that runs alone finds them in its own text.
-//! - The worker may choose the tokens of a **stateful** request by all that came before. It is told them when a slot is
-//!   initialised. A row of such a request may come back without a token, and its last one is planned again, or with more
-//!   than were planned, and those that follow are computed next.
-//! - A request that **pools** asks for its prompt's embedding. It has one row where others sample their first token,
-//!   and ends with it.
-//! - Full blocks are kept by the hash of all they depend on, and found again by every later sequence, on the device or
-//!   on the host.
-//! - A **placement** chooses between several such schedulers for each request, by what they tell of their work and their
-//!   prefix caches. It knows none of them.
-//! - Each sequence that got no tokens in a step has one reason (`explain`).
+//!   step computes tokens that are known but not computed, under one token budget for all sequences.
+//! - The **policy** ranks sequences, both queued and running. Running streams get their next token first, then prompts
+//!   their next chunk, then the queue is admitted. If blocks run out, or a higher class waits, the last sequence in the
+//!   order is preempted: swapped to the host or recomputed, whichever costs less.
+//! - The samples of a fresh request share one prefill. When it is committed they fork: a fork shares all blocks, and a
+//!   sample copies a shared block before it writes to it.
+//! - The beams of a **beam search** are sequences that fork at every token. A beam with known candidates waits for its
+//!   siblings; then the best continue. At the end the best completed beams become the request's samples.
+//! - Several steps may be in flight. A sequence whose last token is not known yet is planned with token -1; rows that
+//!   turn out to be needless are dropped at commit.
+//! - In a **pipeline** of several stages no sequence is planned while its last token is in flight, and each of the
+//!   steps in flight takes its share of the running sequences.
+//! - A row may verify **drafts**: it samples after each, and accepts those that match. A caller proposes them, or a
+//!   sequence that runs alone finds them in its own text.
+//! - The worker may choose the tokens of a **stateful** request by all tokens before. It gets them when a slot is
+//!   initialised. A row of such a request may yield no token, and is planned again, or more than planned, and those are
+//!   computed next.
+//! - A **pooling** request asks for its prompt's embedding. It ends with the one row in which others sample their first
+//!   token.
+//! - Full blocks are kept by the hash of all they depend on, and later sequences find them again, on the device or on
+//!   the host.
+//! - A **placement** chooses between several schedulers for each request, by their reported work and prefix caches. It
+//!   has no references to them.
+//! - Each sequence without tokens in a step has one reason (`explain`).
 //! - A refused call has changed nothing, and no call panics.
 
 mod ids;

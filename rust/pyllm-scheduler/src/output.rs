@@ -1,4 +1,4 @@
-//! What clients are given: tokens as columns, and what comes beside them.
+//! Output for clients: tokens as columns, with their log-probabilities and other data.
 
 pub(crate) mod deltas;
 pub(crate) mod embeddings;

@@ -1,12 +1,12 @@
 //! Randomness as a counter: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
-//! Holds no state, so a token's number does not depend on what was drawn before it.
+//! Holds no state, so a token's number does not depend on earlier draws.
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_INCREMENTS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 const LARGEST_BELOW_ONE: f32 = 1.0 - f32::EPSILON / 2.0;
 
-/// The number in (0, 1) that chooses the token at `position` of the output of sample `sample`.
+/// The uniform number in (0, 1) that chooses the token at `position` of the output of sample `sample`.
 ///
 /// It is ((x0 >> 8) + 0.5) / 2^24 of Philox with the key `seed` (low half first) and the counter (position, sample, 0,
 /// 0), rounded to float32. The one value that would round to 1 is the largest float32 below it.
@@ -40,7 +40,7 @@ fn philox4x32(mut key: [u32; 2], mut counter: [u32; 4]) -> [u32; 4] {
 mod tests {
     use super::*;
 
-    /// The known answers that Random123 publishes for philox4x32 with 10 rounds.
+    /// The test vectors that Random123 publishes for philox4x32 with 10 rounds.
     #[test]
     fn philox_gives_the_published_answers() {
         let zeros = philox4x32([0; 2], [0; 4]);

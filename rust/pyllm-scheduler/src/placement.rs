@@ -1,6 +1,5 @@
-//! Chooses the core where a request should finish first, by the work queued there, the core's speed and its cached
-//! prefix. It has no clock, no randomness and no I/O; a recording of its inputs gives the same choices. Knows no
-//! connection.
+//! Chooses the core where a request should finish first, by its queued work, its speed and its cached prefix. Has no
+//! clock, no randomness and no I/O; a recording of its inputs gives the same choices. Knows no connections.
 
 mod choice;
 mod core_set;
@@ -37,7 +36,7 @@ pub struct Placement {
     last_request: Option<u64>,
     num_inputs: u64,
     recorder: Option<Recorder>,
-    // Working space, kept between calls for its memory alone.
+    // Buffers, kept between calls to reuse their memory.
     hasher: RequestHasher,
     hashes: Vec<u64>,
     candidates: Vec<Candidate>,
@@ -46,7 +45,7 @@ pub struct Placement {
 /// A request to place.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewRequest {
-    /// Its number: each is used once, and they rise.
+    /// Its number: unique and increasing.
     pub id: u64,
     /// Its token ids.
     pub prompt: Vec<i32>,
@@ -54,29 +53,29 @@ pub struct NewRequest {
     pub max_tokens: u32,
     /// Samples.
     pub num_samples: u32,
-    /// On whose account it runs.
+    /// The tenant that is charged for it.
     pub tenant: String,
     /// See `Request::cache_salt`.
     pub cache_salt: String,
     /// See `Request::adapter`.
     pub adapter: String,
-    /// What should stay on one core where nothing else tells two apart; empty: nothing.
+    /// Requests of one session stay on one core where costs are equal; empty: no session.
     pub session: String,
 }
 
-/// Where a request goes.
+/// The core for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
     /// The core.
     pub core: u32,
-    /// Tokens of the prompt that are in its cache, or will be when the request runs.
+    /// Tokens of the prompt that are in the core's prefix cache, or will be when the request runs.
     pub num_cached_tokens: u32,
 }
 
 impl Placement {
-    /// For cores that hash the blocks of their prefix caches in this way.
+    /// A placement for cores that hash the blocks of their prefix caches in this way.
     ///
-    /// Errors: `Config` for a block without tokens.
+    /// Errors: `Config` for a block size of 0.
     pub fn new(
         block_size: u32,
         prefix_hash: PrefixHash,
@@ -102,9 +101,9 @@ impl Placement {
         })
     }
 
-    /// A core of which nothing is known, so that it is taken to be empty.
+    /// Adds a core. Until it reports, it is taken to be empty.
     ///
-    /// Errors: `Placement` if it is there already, or there are 64.
+    /// Errors: `Placement` if it exists already, or there are 64.
     pub fn add_core(&mut self, core: u32) -> Result<()> {
         if self.bit_of(core).is_some() {
             return refuse(format!("core {core} is there already; remove it first if it is another one now"));
@@ -120,9 +119,9 @@ impl Placement {
         Ok(())
     }
 
-    /// A core is gone, with all that was on it.
+    /// Removes a core and all its requests.
     ///
-    /// Errors: `Placement` if it is not there.
+    /// Errors: `Placement` if the core is not known.
     pub fn remove_core(&mut self, core: u32) -> Result<()> {
         let bit = self.find(core)?;
         self.record(|| Input::RemoveCore { core });
@@ -132,9 +131,9 @@ impl Placement {
         Ok(())
     }
 
-    /// What `Scheduler::load_report` of a core told. Requests of this client up to `last_request` are in the load.
+    /// Applies a core's `Scheduler::load_report`. The load includes this client's requests up to `last_request`.
     ///
-    /// Errors: `Placement` if the core is not there, or these bytes are something else.
+    /// Errors: `Placement` if the core is not known, or the bytes cannot be decoded.
     pub fn update_core(&mut self, core: u32, last_request: Option<u64>, changes: &[u8], load: &[u8]) -> Result<()> {
         let bit = self.find(core)?;
         let (Some(read_changes), Some(read_load)) = (Change::read_all(changes), CoreLoad::from_bytes(load)) else {
@@ -157,9 +156,9 @@ impl Placement {
         Ok(())
     }
 
-    /// Chooses one of `cores` for a request, which is there from now on.
+    /// Chooses one of `cores` for a request, which counts as placed from now on.
     ///
-    /// Errors: `Placement` for no cores, one that is not there, or an id that is not above all before.
+    /// Errors: `Placement` for no cores, an unknown core, or an id that is not above all before.
     pub fn place(&mut self, request: NewRequest, cores: &[u32]) -> Result<Placed> {
         if let Some(last) = self.last_request.filter(|&last| request.id <= last) {
             return refuse(format!("request {} comes after request {last}; give each a higher number", request.id));
@@ -184,7 +183,7 @@ impl Placement {
         Ok(placed)
     }
 
-    /// A request has ended, or will not be sent where it was placed. One that is not known is ignored.
+    /// Removes a request that has ended, or will not be sent to its core. Unknown requests are ignored.
     pub fn ended(&mut self, request: u64) {
         self.record(|| Input::Ended { request });
         for core in self.cores.iter_mut().flatten() {
@@ -197,9 +196,9 @@ impl Placement {
         self.index.trim();
     }
 
-    /// Keeps every input from now on, for `take_recording`.
+    /// Records every input from now on, for `take_recording`.
     ///
-    /// Errors: `NotNew` if something happened before, which the recording would lack.
+    /// Errors: `NotNew` after the first input, which the recording would lack.
     pub fn start_recording(&mut self) -> Result<()> {
         if self.num_inputs > 0 {
             return Err(Error::NotNew { call: "start_recording" });
@@ -208,7 +207,7 @@ impl Placement {
         Ok(())
     }
 
-    /// What was recorded since the last call; the parts of a recording are read in one piece. Empty without recording.
+    /// The recorded bytes since the last call; concatenated, the parts are one recording. Empty without recording.
     pub fn take_recording(&mut self) -> Vec<u8> {
         self.recorder.as_mut().map_or(Vec::new(), Recorder::take)
     }
@@ -225,10 +224,10 @@ impl Placement {
         self.hashes.extend(self.hasher.hashes(prompt, tenant, cache_salt, adapter).map(|hash| hash.of(0).short()));
     }
 
-    /// What the request would cost on each core, into `candidates`.
+    /// The cost of the request on each core, into `candidates`.
     fn weigh(&mut self, request: &NewRequest, among: CoreSet) {
         let block_size = self.settings.block_size;
-        // The last token is computed in any case, since its logits are wanted.
+        // The last token is always computed, for its logits.
         let num_tokens = request.prompt.len() as u32;
         let most = num_tokens.saturating_sub(1) / block_size;
         let hashes = &self.hashes[..most as usize];
@@ -263,7 +262,7 @@ impl Placement {
         }
     }
 
-    /// The request is on its way to the chosen core: its work, and the blocks that it will have.
+    /// Adds the request's work and expected blocks to the chosen core.
     fn expect(&mut self, request: &NewRequest, chosen: &Candidate) {
         let Some(core) = &mut self.cores[chosen.bit] else { return };
         core.place(request.id, &request.tenant, chosen.weight, chosen.own_work);
@@ -274,7 +273,7 @@ impl Placement {
         }
     }
 
-    /// Output tokens that are expected of each of its samples.
+    /// Expected output tokens per sample.
     fn output_length(&self, request: &NewRequest) -> u32 {
         let lengths = self.cores.iter().flatten().filter_map(|core| Some(core.load.as_ref()?.output_length));
         let (sum, count) = lengths.fold((0.0, 0.0), |(sum, count), length| (sum + length, count + 1.0));

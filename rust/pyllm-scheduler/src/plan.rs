@@ -1,10 +1,10 @@
-//! The plan of one step: flat arrays in one buffer, laid out as the kernels want them. Its size grows with rows and new
-//! tokens, and with context only where a stateful request's slot is initialised. Knows nothing of why a row is there.
+//! The plan of one step: flat arrays in one buffer, in the layout of the kernels. Its size grows with rows and new
+//! tokens, and with context only where a stateful request's slot is initialised. Does not know why a row is planned.
 //!
-//! A worker applies a plan in this order: slot copies, slot initialisations, table changes, swaps, block copies, the
-//! forward pass. Swaps to the host come before those from it: what is taken out may be overwritten in the same
-//! plan, and brought in again. No block is written by one block copy and read by another, so the copies may run at
-//! once. Slot copies may run at once if every source is read before any destination is written.
+//! A worker applies a plan in this order: slot copies, slot initialisations, block table changes, swaps, block copies,
+//! the forward pass. Swaps to the host come before swaps from it: a swapped-out block may be overwritten in the same
+//! plan, and swapped in again. No block is both the target of a block copy and the source of another, so the copies may
+//! run in parallel. Slot copies may run in parallel if every source is read before any destination is written.
 
 use crate::ids::{BlockId, HostBlockId, Slot, StepId};
 use crate::kv_cache::prefix::Name;
@@ -15,13 +15,13 @@ pub const ALIGNMENT: usize = 64;
 /// Bytes of a name in `swap_names`.
 pub const SWAP_NAME_SIZE: usize = 40;
 
-/// The group of a block that has no name.
+/// The group of a block without a name.
 const NO_GROUP: u32 = u32::MAX;
 
-/// Name and element of each section, in order: i is int32, f is float32 (little endian both), B is a byte.
+/// Name and element type of each section, in order: i is int32, f is float32 (little endian both), B is a byte.
 ///
-/// With T tokens, R rows, S sampled positions, K table changes and I slot initialisations, and G groups of layers, each
-/// with block tables of its own:
+/// T: tokens, R: rows, S: sampled positions, K: block table changes, I: slot initialisations, G: groups of layers, each
+/// with its own block tables.
 pub const SECTIONS: [(&str, char); 22] = [
     ("tokens", 'i'),           // [T] -1: the token that the slot sampled last
     ("positions", 'i'),        // [T]
@@ -42,17 +42,17 @@ pub const SECTIONS: [(&str, char); 22] = [
     ("sampling_starts", 'i'),  // [I + 1]
     ("sampling", 'B'),         // the requests' `sampling` bytes, end to end
     ("history_starts", 'i'),   // [I + 1]
-    ("histories", 'i'),        // of stateful requests all known tokens, prompt and output, end to end
+    ("histories", 'i'),        // all known tokens of stateful requests, prompt and output, end to end
     ("prompt_lengths", 'i'),   // [I] tokens of the prompt
-    // Of each swap to the host: the hash of what it brings there, its group and its index in the chain, both uint32. A
-    // block that nobody can find again has no name: zeros and the group 2^32 - 1.
+    // For each swap to the host: the hash of the block's contents, its group and its index in the chain, both uint32. A
+    // block that the prefix cache does not know has zeros and the group 2^32 - 1.
     ("swap_names", 'B'),
 ];
 
-/// What one step computes.
+/// The work of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The step, to be named at commit.
+    /// The step's id, for `commit`.
     pub step: StepId,
     /// Elements in each of `SECTIONS`.
     pub counts: [u32; SECTIONS.len()],
@@ -66,19 +66,19 @@ impl Plan {
         self.counts[0]
     }
 
-    /// Sequences that take part.
+    /// Rows: sequences in this step.
     pub fn num_rows(&self) -> u32 {
         self.counts[5]
     }
 }
 
-/// The sections of the plan being made. Its memory serves one plan after another.
+/// The sections of the plan in progress. Its memory is reused for every plan.
 #[derive(Default)]
 pub(crate) struct Draft {
     max_num_seqs: u32,
     pub(crate) tokens: Vec<i32>,
     pub(crate) positions: Vec<i32>,
-    pub(crate) slot_mappings: Vec<Vec<i32>>, // one a group
+    pub(crate) slot_mappings: Vec<Vec<i32>>, // one per group
     query_starts: Vec<i32>,
     sequence_lengths: Vec<i32>,
     slots: Vec<i32>,
@@ -139,7 +139,7 @@ impl Draft {
         }
     }
 
-    /// `history` is the output so far, of a stateful request.
+    /// Initialises a slot. `history` is the output so far of a stateful request.
     pub(crate) fn initialise_slot(&mut self, slot: Slot, sampling: &[u8], prompt: &[i32], history: Option<&[i32]>) {
         self.slot_inits.push(slot.0 as i32);
         self.sampling.extend_from_slice(sampling);
@@ -180,7 +180,7 @@ impl Draft {
         self.swaps.extend([1, device.0 as i32, host.0 as i32]);
     }
 
-    /// One more position to sample, `before_last` tokens before the row's last token so far.
+    /// Adds a position to sample, `before_last` tokens before the row's last token so far.
     pub(crate) fn sample_at(&mut self, before_last: u32, uniform: f32) {
         self.logits_rows.push(self.tokens.len() as i32 - 1 - before_last as i32);
         self.uniforms.push(uniform);
@@ -250,7 +250,7 @@ impl Section<'_> {
         self.len() * if let Self::Bytes(_) = self { 1 } else { 4 }
     }
 
-    /// As they are in memory, which is little endian.
+    /// Appends the values as they are in memory, which is little endian.
     fn append_to(&self, buffer: &mut Vec<u8>) {
         match self {
             Self::Ints(values) => buffer.extend_from_slice(bytemuck::cast_slice(values)),
@@ -286,7 +286,7 @@ mod tests {
         let plan = draft.finish(StepId(9));
         assert_eq!(plan.counts, [17, 0, 0, 2, 1, 1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3, 2, 3, 1, 0]);
         assert_eq!((plan.num_tokens(), plan.num_rows()), (17, 1));
-        // 17 int32 end in the second line; every other section that is not empty takes one line.
+        // 17 int32 reach into the second 64 bytes; every other non-empty section takes 64.
         assert_eq!(plan.buffer[64..68], 16_i32.to_le_bytes());
         assert_eq!(plan.buffer[128..136], [0, 0, 0, 0, 17, 0, 0, 0]);
         assert_eq!(plan.buffer.len(), 2 * 64 + 12 * 64);

@@ -1,22 +1,22 @@
-//! Prompt lookup: what followed a sequence's last tokens when they came before is what may follow them again. Knows no
-//! scheduler. (Saxena, 2023: prompt lookup decoding; `ngram` in other engines.)
+//! Prompt lookup decoding: proposes the tokens that followed an earlier occurrence of a sequence's last tokens. Knows
+//! no scheduler. (Saxena, 2023: prompt lookup decoding; `ngram` in other engines.)
 
-/// So many last tokens must have come before; fewer say little about the next.
+/// Shortest match in tokens; shorter ones say little about the next token.
 const MIN_MATCH: usize = 3;
-/// A match of so many is not asked for more.
+/// Longest match in tokens.
 const MAX_MATCH: usize = 16;
-/// Tokens that are looked back at: some microseconds.
+/// Tokens to search backwards: takes some microseconds.
 const WINDOW: usize = 4096;
 
-/// Fills `drafts` with what followed the longest match, the last one of that length: as many tokens as match, `most` at
-/// most. Where the text repeats itself at once the drafts do, too. None if fewer than `MIN_MATCH` match.
+/// Fills `drafts` with the tokens after the longest match, the latest one of that length: as many as the match is long,
+/// at most `most`. A match that overlaps its own end yields a repetition. None if fewer than `MIN_MATCH` tokens match.
 pub(crate) fn look_up(prompt: &[i32], output: &[i32], most: usize, drafts: &mut Vec<i32>) {
     drafts.clear();
     let length = prompt.len() + output.len();
     let token = |index: usize| if index < prompt.len() { prompt[index] } else { output[index - prompt.len()] };
     let (mut longest, mut next) = (0, length);
     for end in ends_like_the_last(prompt, output) {
-        // Of the tokens before `end` and of the last ones.
+        // Compares the tokens before `end` with the last ones.
         let num_equal = (1..=end.min(MAX_MATCH)).take_while(|&back| token(end - back) == token(length - back)).count();
         if num_equal > longest {
             (longest, next) = (num_equal, end);
@@ -33,8 +33,8 @@ pub(crate) fn look_up(prompt: &[i32], output: &[i32], most: usize, drafts: &mut 
     }
 }
 
-/// The places behind each token that equals the last one, the last of them first. Slices are gone through one by one,
-/// as this is what takes the time.
+/// The positions after each token that equals the last one, latest first. The slices are searched one by one, as this
+/// loop takes most of the time.
 fn ends_like_the_last<'a>(prompt: &'a [i32], output: &'a [i32]) -> impl Iterator<Item = usize> + 'a {
     let last = output.last().or(prompt.last()).copied();
     let equal = move |tokens: &'a [i32], start: usize| {
@@ -94,7 +94,7 @@ mod tests {
     }
 
     proptest! {
-        /// A sequence's own tokens are cut where it does not matter, and a draft is what one would find by hand.
+        /// The split into prompt and output does not matter, and the drafts are those of a naive search.
         #[test]
         fn drafts_are_what_followed(tokens in prop::collection::vec(0..3_i32, 0..40), cut in 0..40_usize, most in 0..9_usize) {
             let cut = cut.min(tokens.len());

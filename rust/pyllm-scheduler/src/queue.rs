@@ -1,6 +1,6 @@
-//! What waits, in lanes: one for each tenant where the policy shares by tenant, else one for all. Each lane is in the
-//! order of its ranks; the lane that has had the least service is next. A lane that comes back starts no lower than
-//! those that waited meanwhile, so that idleness is not saved up.
+//! The queue of waiting sequences, in lanes: one per tenant if the policy shares by tenant, else one for all. Each lane
+//! is ordered by rank; the lane with the least service is next. A lane that was empty starts no lower than the lanes
+//! that waited meanwhile, so idle time earns nothing.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,17 +15,17 @@ pub(crate) struct QueueKey {
     pub(crate) sample: u32,
 }
 
-/// Of things of type `T`, by their keys in an arena.
+/// A queue of items of type `T`, which are keys in an arena.
 pub(crate) struct Queue<T> {
     lanes: Arena<Lane<T>>,
     by_tenant: HashMap<String, Key<Lane<T>>>,
-    /// The lanes in which something waits, least service first.
+    /// The lanes with waiting sequences, least service first.
     waiting: BTreeMap<(u64, u64), Key<Lane<T>>>, // by service and lane's number
-    /// The lanes without requests whose service is still above the floor.
+    /// The lanes without requests whose service is still above the start of new lanes.
     idle: BTreeMap<(u64, u64), Key<Lane<T>>>,
     next_number: u64,
-    /// What each lane would have had if all had been served alike: it grows by each service, divided among those that
-    /// have requests. A newcomer starts here, so that even tenants that come ever anew leave the others their turn.
+    /// The service of each lane under equal service for all: it grows with each charge, divided by the weight of the
+    /// lanes with requests. A new lane starts here, so that a stream of new tenants cannot starve the others.
     virtual_time: u64,
     active_weight: u64, // of the lanes that have requests
     num_waiting: usize,
@@ -35,15 +35,15 @@ pub(crate) struct Lane<T> {
     tenant: String,
     number: u64,
     weight: u64,
-    service: u64, // of SERVICE_UNIT / weight each
-    /// The most service that a request of this lane had had when it was queued: where a new one starts, so that none
-    /// that was preempted is overtaken for ever.
+    service: u64, // in SERVICE_UNIT / weight
+    /// The most service that a request of this lane had when it was queued. New requests start there, so that they do
+    /// not overtake a preempted one for ever.
     request_floor: u64,
     num_requests: u32,
     queue: BTreeMap<QueueKey, Key<T>>,
 }
 
-/// Service is counted in fractions of a token, so that weights divide it without loss that matters.
+/// Units of service per token, so that a division by a weight loses little.
 pub(crate) const SERVICE_UNIT: u64 = 1 << 20;
 
 impl<T> Queue<T> {
@@ -64,7 +64,7 @@ impl<T> Queue<T> {
         self.num_waiting
     }
 
-    /// The tenant's lane, for one more request. The weight counts from now on.
+    /// The tenant's lane, with one request more. The weight applies from now on.
     pub(crate) fn open(&mut self, tenant: &str, weight: u32) -> Key<Lane<T>> {
         let key = match self.by_tenant.get(tenant) {
             Some(&key) => key,
@@ -80,7 +80,7 @@ impl<T> Queue<T> {
         key
     }
 
-    /// One request fewer. A lane is forgotten once a newcomer would start no lower.
+    /// Removes one request from the lane's count. A lane is forgotten once a new one would start no lower.
     pub(crate) fn close(&mut self, key: Key<Lane<T>>) {
         let lane = &mut self.lanes[key];
         lane.num_requests -= 1;
@@ -99,7 +99,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Queues a sequence that has had `request_service`.
+    /// Queues a sequence whose request has received `request_service`.
     pub(crate) fn insert(&mut self, key: Key<Lane<T>>, queue_key: QueueKey, sequence: Key<T>, request_service: u64) {
         let lane = &self.lanes[key];
         if lane.queue.is_empty() {
@@ -124,26 +124,26 @@ impl<T> Queue<T> {
         }
     }
 
-    /// The sequence that is next.
+    /// The next sequence.
     pub(crate) fn first(&self) -> Option<Key<T>> {
         let (_, &lane) = self.waiting.first_key_value()?;
         self.lanes[lane].queue.first_key_value().map(|(_, &sequence)| sequence)
     }
 
-    /// The one that is next of those that may be.
+    /// The next sequence that `may_be` accepts.
     pub(crate) fn first_of(&self, may_be: impl Fn(Key<T>) -> bool) -> Option<Key<T>> {
         let queued = self.waiting.values().flat_map(|&lane| self.lanes[lane].queue.values());
         queued.copied().find(|&sequence| may_be(sequence))
     }
 
-    /// Removes the sequence that is next, which is `first`.
+    /// Removes the next sequence, as given by `first`.
     pub(crate) fn take_first(&mut self, key: Key<Lane<T>>, queue_key: &QueueKey) {
         self.virtual_time = self.virtual_time.max(self.lanes[key].service);
         self.remove(key, queue_key);
         self.forget_idle();
     }
 
-    /// Service for the lane, in tokens by their cost.
+    /// Charges the lane for service, in tokens weighted by cost.
     pub(crate) fn charge(&mut self, key: Key<Lane<T>>, cost: u64) {
         let lane = &mut self.lanes[key];
         let before = (lane.service, lane.number);
@@ -159,12 +159,12 @@ impl<T> Queue<T> {
         self.lanes[key].service
     }
 
-    /// Where a new request of the lane starts among the lane's others.
+    /// The service at which a new request of the lane starts.
     pub(crate) fn request_floor(&self, key: Key<Lane<T>>) -> u64 {
         self.lanes[key].request_floor
     }
 
-    /// Tenants, what each has had in service units, and what of it waits.
+    /// Tenants, each with its service in service units and its number of waiting sequences.
     pub(crate) fn lanes(&self) -> impl Iterator<Item = (&str, u64, usize)> {
         self.lanes.iter().map(|(_, lane)| (lane.tenant.as_str(), lane.service, lane.queue.len()))
     }
@@ -205,7 +205,7 @@ impl<T> Queue<T> {
         key
     }
 
-    /// Where a lane starts that comes to wait: no lower than the first of those that do.
+    /// The service at which a lane starts to wait: no lower than the first waiting lane's.
     fn start(&self) -> u64 {
         self.waiting.first_key_value().map_or(0, |(place, _)| place.0).max(self.virtual_time)
     }

@@ -1,5 +1,5 @@
-//! Recordings: every input that a scheduler, or a placement, has taken, and a running hash of its decisions. `replay.rs`
-//! and `placement/replay.rs` play them back. Does no I/O: it makes and reads bytes.
+//! Recordings: every input of a scheduler or a placement, and a running hash of its decisions. `replay.rs` and
+//! `placement/replay.rs` play them back. Does no I/O: it makes and reads bytes.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -12,10 +12,10 @@ use crate::output::logprobs::Logprobs;
 use crate::plan::Plan;
 use crate::request::{Finish, Request};
 
-/// What a recording begins with. The number grows when old recordings can no longer be read.
+/// The first bytes of a recording. The number changes when old recordings can no longer be read.
 pub(crate) const MAGIC: &[u8] = b"pyllm scheduler recording 14\n";
 
-/// One call that changed a scheduler. Of log-probabilities those are kept by which beams go on, and no embeddings.
+/// A call that changed a scheduler. It keeps only the log-probabilities that beam search needs, and no embeddings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "each is the method of its name, with its arguments")]
 pub enum Input {
@@ -41,8 +41,8 @@ pub enum Input {
     Unpin { name: u64 },
 }
 
-/// Keeps the log of inputs until it is taken: what the recording begins with, the settings, then each input with the
-/// hash of all decisions up to and with it.
+/// Keeps the log until it is taken: the first bytes, the settings, then each input with the hash of all decisions up to
+/// and including it.
 pub(crate) struct Recorder {
     log: Vec<u8>,
     hasher: blake3::Hasher,
@@ -56,7 +56,7 @@ impl Recorder {
         Self { log, hasher: blake3::Hasher::new(), hash: 0 }
     }
 
-    /// What was recorded since the last call.
+    /// The recorded bytes since the last call.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.log)
     }
@@ -66,7 +66,7 @@ impl Recorder {
         self.hash
     }
 
-    /// A part of a decision, by which it is told from others.
+    /// Adds a part of a decision to the hash.
     pub(crate) fn decide(&mut self, bytes: &[u8]) {
         self.hasher.update(bytes);
     }
@@ -76,7 +76,7 @@ impl Recorder {
         append(&mut self.log, &(input, self.hash));
     }
 
-    /// A sample has ended, with so many output tokens.
+    /// Adds the end of a sample to the hash, with its number of output tokens.
     pub(crate) fn record_finish(&mut self, request: RequestId, sample: u32, finish: Finish, num_tokens: usize) {
         self.hasher.update(&request.0.to_le_bytes());
         self.hasher.update(&sample.to_le_bytes());
@@ -103,9 +103,9 @@ pub(crate) struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
-    /// The settings that a recording begins with, and what follows them.
+    /// The settings of a recording, and the rest of it.
     ///
-    /// Errors: `Replay` for what is no recording of this kind and version.
+    /// Errors: `Replay` if it is not a recording of this kind and version.
     pub(crate) fn open<S: DeserializeOwned>(magic: &[u8], recording: &'a [u8]) -> Result<(S, Self)> {
         let fault = |problem: &str| Error::Replay { entry: 0, problem: problem.to_owned() };
         let rest = recording.strip_prefix(magic).ok_or_else(|| fault("this is no recording of this version"))?;
@@ -114,9 +114,9 @@ impl<'a> Entries<'a> {
         Ok((settings, Self { rest, num_read: 0 }))
     }
 
-    /// Makes each input again. `apply` gives the hash of all decisions up to and with it.
+    /// Repeats each input. `apply` gives the hash of all decisions up to and including it.
     ///
-    /// Errors: `Replay` with the first entry that cannot be decoded, is refused, or decides something else.
+    /// Errors: `Replay` with the first entry that cannot be decoded, is refused, or decides differently.
     pub(crate) fn replay<I: DeserializeOwned>(&mut self, mut apply: impl FnMut(I) -> Result<u64>) -> Result<()> {
         while let Some((bytes, after)) = split(self.rest) {
             let fault = |problem| Error::Replay { entry: self.num_read, problem };
@@ -141,7 +141,7 @@ impl<'a> Entries<'a> {
     }
 }
 
-/// A value after its length, as four bytes.
+/// Appends a value after its length, as four bytes.
 fn append(log: &mut Vec<u8>, value: &impl Serialize) {
     let start = log.len();
     log.extend_from_slice(&[0; 4]);
@@ -157,13 +157,13 @@ fn first_word(hasher: &blake3::Hasher) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// The bytes of the first value, and what follows it. None: the log ends before the value does.
+/// The bytes of the first value, and the rest. None: the log ends before the value does.
 fn split(log: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = log.split_first_chunk::<4>()?;
     rest.split_at_checked(u32::from_le_bytes(*length) as usize)
 }
 
-/// The value that these bytes are, all of them.
+/// The value in these bytes, if it takes all of them.
 fn read<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
     rest.is_empty().then_some(value)

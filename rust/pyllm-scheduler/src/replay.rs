@@ -1,17 +1,17 @@
-//! A recording played back: every call is made again on a new scheduler. The same version makes the same decisions,
-//! which the hash in each entry checks.
+//! Replay of a recording: every call is made again on a new scheduler. The same version makes the same decisions, which
+//! the hash in each entry checks.
 
 use crate::config::Config;
 use crate::error::Result;
 use crate::recorder::{Entries, Input, MAGIC};
 use crate::scheduler::{Scheduler, Stats};
 
-/// How a replay went.
+/// The result of a replay.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Replay {
     pub num_entries: u64,
-    /// Steps that were planned.
+    /// Planned steps.
     pub num_steps: u64,
     /// The hash of all decisions.
     pub hash: u64,
@@ -21,9 +21,9 @@ pub struct Replay {
     pub stats: Stats,
 }
 
-/// Makes all calls of a recording on a new scheduler, and checks after each that it decided the same.
+/// Repeats all calls of a recording on a new scheduler, and compares its decisions after each.
 ///
-/// Errors: `Replay` with the first entry that cannot be decoded, is refused, or decides something else.
+/// Errors: `Replay` with the first entry that cannot be decoded, is refused, or decides differently.
 pub fn replay(recording: &[u8]) -> Result<Replay> {
     let (config, mut entries) = Entries::open::<Config>(MAGIC, recording)?;
     let mut scheduler = Scheduler::new(config)?;
@@ -31,7 +31,7 @@ pub fn replay(recording: &[u8]) -> Result<Replay> {
     entries.replay(|input| {
         apply(&mut scheduler, input)?;
         scheduler.take_recording();
-        // The decisions are the same whoever takes the deltas; taking them keeps their columns small.
+        // Taking deltas does not change decisions; it keeps their columns small.
         for client in scheduler.pending_clients().to_vec() {
             scheduler.take_deltas(client);
         }

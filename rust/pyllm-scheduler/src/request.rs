@@ -1,4 +1,4 @@
-//! A request as its client sends it, and how its samples end. Knows nothing of blocks and steps.
+//! A request as its client sends it, and the ways in which its samples end. Knows nothing of blocks and steps.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,65 +7,67 @@ use crate::error::{Error, Result};
 use crate::ids::{ClientId, RequestId};
 use crate::kv_layout::KvLayout;
 
-/// What to generate. `(client, id)` names it; its `n` samples are continuations of one prompt.
+/// A prompt and its parameters. `(client, id)` is its key; its `n` samples are continuations of the prompt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Request {
-    /// Whose it is.
+    /// The client that sent it.
     pub client: ClientId,
-    /// The client's name for it.
+    /// The client's id for it.
     pub id: RequestId,
-    /// Its name for people, as logs have it; nothing here depends on it.
+    /// A readable name for logs; no decision depends on it.
     pub name: String,
     /// Token ids below `Config::vocab_size`, at least one.
     pub prompt: Vec<i32>,
     /// Samples, from 1 to `Request::MAX_SAMPLES` and `Config::max_num_seqs`.
     #[serde(default = "one")]
     pub n: u32,
-    /// The key of all its random numbers.
+    /// The seed of all its random numbers.
     pub seed: u64,
-    /// Output tokens per sample, those in `outputs` included; at least 1, but 0 of a request that pools.
+    /// Output tokens per sample, including those in `outputs`; at least 1, but 0 for a pooling request.
     pub max_tokens: u32,
-    /// Output tokens before which no stop token ends a sample.
+    /// Stop tokens do not end a sample before this many output tokens.
     pub min_tokens: u32,
     /// Tokens that end a sample. They are part of the output.
     pub stop_token_ids: Vec<i32>,
-    /// What the worker needs to choose a token: opaque here, handed to it when a slot is initialised.
+    /// Opaque sampling parameters for the worker, passed on when a slot is initialised.
     pub sampling: Vec<u8>,
-    /// Whether the worker chooses its tokens by all that came before: it is told them when a slot is initialised, and
-    /// may give none for a row, or more than were planned.
+    /// Whether the worker chooses its tokens by all tokens before: it gets them when a slot is initialised, and may
+    /// yield none for a row, or more than planned.
     pub stateful: bool,
-    /// Whether the worker tells log-probabilities of the prompt, for which all of it is computed.
+    /// Whether it asks for log-probabilities of the prompt, so that the whole prompt is computed.
     pub prompt_logprobs: bool,
-    /// Beams of a beam search, whose best sequences become the `n` samples; 0: each sample is drawn.
+    /// Log-probabilities that come with a token at most, its own included; 0: none.
+    pub num_logprobs: u32,
+    /// Beams of a beam search, of which the best sequences become the `n` samples; 0: samples are drawn.
     pub beam_width: u32,
-    /// The power of a beam's length by which its log-probability is divided.
+    /// The exponent of a beam's length, by which its log-probability is divided.
     #[serde(default = "neutral_penalty")]
     pub length_penalty: f64,
-    /// Whether it asks for its prompt's embedding in place of output: it ends with the step that computes the prompt's
+    /// Kind of embedding of the prompt, in place of output: the request ends with the step that computes the prompt's
     /// last token.
     pub pooling: Pooling,
-    /// To resume: what each of the `n` samples has already. Empty for a fresh request.
+    /// Earlier output of each of the `n` samples, to resume. Empty for a fresh request.
     pub outputs: Vec<Output>,
-    /// When it came, in the seconds of `Scheduler::schedule`'s clock. First come, first served goes by this.
+    /// Arrival time, in seconds of `Scheduler::schedule`'s clock. First come, first served orders by it.
     pub arrival: f64,
-    /// When it ends unfinished, waiting or running, in the seconds of the same clock.
+    /// Time at which it ends unfinished, waiting or running, in seconds of the same clock.
     pub deadline: Option<f64>,
-    /// Seconds from `arrival` to the first token that are wanted.
+    /// Target for the time to first token (TTFT), in seconds from `arrival`.
     pub ttft_target: Option<f64>,
-    /// Seconds from each token to the next that are wanted.
+    /// Target for the time per output token (TPOT), in seconds.
     pub tpot_target: Option<f64>,
-    /// Lower runs earlier under a policy that looks at it; first come, first served does not.
+    /// Lower runs earlier under the policies that use it; first come, first served does not.
     pub priority: i32,
-    /// Its place under `PolicyName::Custom`: lower runs earlier.
+    /// Its rank under `PolicyName::Custom`: lower runs earlier.
     pub policy_key: f64,
-    /// On whose account it runs. Blocks are never shared across tenants.
+    /// The tenant that is charged for it. Blocks are never shared across tenants.
     pub tenant: String,
-    /// Requests share cached blocks only with requests of the same salt.
+    /// Requests share cached blocks only with requests that have the same salt.
     pub cache_salt: String,
     /// The adapter's name, or empty. Blocks are never shared across adapters.
     pub adapter: String,
-    /// How long its blocks are kept outside.
+    /// Retention of its blocks in an external store.
     pub kv_cache_retention: Retention,
 }
 
@@ -77,30 +79,30 @@ fn neutral_penalty() -> f64 {
     1.0
 }
 
-/// What a prompt's embedding is made of.
+/// The kind of a prompt's embedding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pooling {
-    /// None is asked for.
+    /// No embedding.
     #[default]
     None,
     /// The last token's hidden state.
     Last,
-    /// The mean of all, which the worker adds up from the first on.
+    /// The mean of all hidden states; the worker sums them from the first token on.
     Mean,
 }
 
-/// How long a block is kept outside, from the shortest to the longest. Several requests may ask for one block: the
-/// longest counts.
+/// Retention of a block in an external store, from the shortest to the longest. If several requests ask for one block,
+/// the longest counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Retention {
-    /// It is not saved.
+    /// Blocks are not saved.
     None,
-    /// As the connector's settings say.
+    /// The default of the connector's settings.
     #[default]
     Default,
-    /// Longer than others.
+    /// Longer than the default.
     Long,
 }
 
@@ -115,30 +117,30 @@ impl Retention {
     }
 }
 
-/// What one sample of a resumed request has already.
+/// Earlier output of one sample of a resumed request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Output {
     /// The tokens so far.
     pub tokens: Vec<i32>,
-    /// Whether this sample needs nothing more.
+    /// Whether this sample is complete.
     pub finished: bool,
 }
 
-/// How a sample ended; the numbers go over the wire.
+/// The finish reason of a sample; the numbers go over the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Finish {
-    /// It goes on.
+    /// Not finished.
     None = 0,
-    /// By a stop token.
+    /// A stop token.
     Stop = 1,
-    /// By `max_tokens` or `max_model_len`.
+    /// `max_tokens` or `max_model_len`.
     Length = 2,
-    /// By its client.
+    /// Aborted by its client.
     Abort = 3,
-    /// By a failure of the core; never set here.
+    /// A failure of the core; never set here.
     Error = 4,
-    /// By its deadline.
+    /// Its deadline.
     Deadline = 5,
 }
 
@@ -157,11 +159,11 @@ impl Finish {
 }
 
 impl Request {
-    /// Most samples of one request.
+    /// Maximum of `n`.
     pub const MAX_SAMPLES: u32 = 16_384;
 
-    /// Prompt and output tokens at which a sample ends. What pools has its one row where a first token would be
-    /// sampled.
+    /// Prompt and output tokens at which a sample ends. The one row of a pooling request is where a first token would
+    /// be sampled.
     pub(crate) fn max_length(&self, config: &Config) -> u32 {
         if self.pools() {
             return self.prompt.len() as u32 + 1;
@@ -169,25 +171,25 @@ impl Request {
         (self.prompt.len() as u32).saturating_add(self.max_tokens).min(config.max_model_len)
     }
 
-    /// How many of its likeliest next tokens a beam competes with.
+    /// Number of a beam's likeliest next tokens that are candidates.
     pub(crate) fn num_candidates(&self) -> usize {
         2 * self.beam_width as usize
     }
 
-    /// Whether the worker must compute all of its prompt, from its beginning and without a break.
+    /// Whether the worker must compute the whole prompt, without cached blocks.
     pub(crate) fn needs_whole_prompt(&self) -> bool {
         self.prompt_logprobs || self.pooling == Pooling::Mean
     }
 
-    /// Whether it asks for its prompt's embedding.
+    /// Whether it is a pooling request.
     pub(crate) fn pools(&self) -> bool {
         self.pooling != Pooling::None
     }
 
-    /// Errors: the first thing that makes the request impossible, whatever else runs.
+    /// Errors: the first problem that makes the request impossible, whatever else runs.
     pub(crate) fn validate(&self, config: &Config, layout: &KvLayout) -> Result<()> {
         self.validate_fields(config)?;
-        // Without output the prompt may be all there is.
+        // Without output the prompt may have the maximum length.
         if self.prompt.len() + usize::from(!self.pools()) > config.max_model_len as usize {
             let num_tokens = self.prompt.len();
             return Err(Error::PromptTooLong { num_tokens, max_model_len: config.max_model_len });
@@ -222,12 +224,20 @@ impl Request {
         if !(1..=Self::MAX_SAMPLES).contains(&self.n) {
             return refuse(format!("n must be from 1 to {}, not {}", Self::MAX_SAMPLES, self.n));
         }
-        // The prompt's last row asks for as many logits rows as there are samples, all in one step.
+        // The prompt's last row needs as many logits rows as there are samples, all in one step.
         if self.n > config.max_num_seqs {
             return refuse(format!(
                 "n is {}, and max_num_seqs is {}: one step takes the first tokens of all samples; lower n, or raise \
                  max_num_seqs",
                 self.n, config.max_num_seqs
+            ));
+        }
+        let (num_logprobs, most) = (u64::from(self.n) * u64::from(self.num_logprobs), config.most_logprobs());
+        if num_logprobs > most {
+            return refuse(format!(
+                "n is {} and each first token comes with {} log-probabilities, {num_logprobs} together, and a step \
+                 carries {most} of one request; lower either",
+                self.n, self.num_logprobs
             ));
         }
         if self.max_tokens == 0 && !self.pools() {
@@ -319,7 +329,7 @@ impl Request {
     }
 }
 
-/// A negative id is, as unsigned, above any vocabulary.
+/// A negative id, cast to unsigned, is above any vocabulary.
 pub(crate) fn tokens_are_ids(field: &str, tokens: &[i32], vocab_size: u32) -> Result<()> {
     match tokens.iter().position(|&token| token as u32 >= vocab_size) {
         Some(index) => refuse(format!(

@@ -1,6 +1,5 @@
-//! The scheduler itself: what lives, what waits and what runs, and the calls with which requests come and go. Planning,
-//! admission, preemption and commit are in the files beside; what blocks hold is in `kv_cache`, what clients hear in
-//! `deltas`.
+//! The scheduler's state, and the calls that add and end requests. Planning, admission, preemption and commit are in
+//! the files beside; blocks are in `kv_cache`, output for clients in `deltas`.
 
 mod admission;
 mod audit;
@@ -12,6 +11,7 @@ mod holds;
 mod isolation;
 mod loads;
 mod load_report;
+mod logprob_room;
 mod planning;
 mod preemption;
 mod prompt_logprobs;
@@ -51,7 +51,7 @@ pub use loads::Load;
 pub use request_reports::{BlockOwners, RequestReport};
 pub use stats::{Stats, TenantService};
 
-/// Decides what every step computes. See the crate's page for the rules.
+/// Decides the work of every step. See the crate's documentation for the rules.
 pub struct Scheduler {
     config: Config,
     layout: KvLayout,
@@ -59,7 +59,7 @@ pub struct Scheduler {
     outbox: Outbox,
     requests: Arena<LiveRequest>,
     request_keys: HashMap<(ClientId, RequestId), Key<LiveRequest>>,
-    deadlines: BTreeMap<(u64, u64), Key<LiveRequest>>, // by time, in integers of the same order, and serial
+    deadlines: BTreeMap<(u64, u64), Key<LiveRequest>>, // by time, as integers in the same order, and serial
     sequences: Arena<Sequence>,
     queue: Queue<Sequence>,
     running: Vec<Key<Sequence>>, // in the order of the policy, first to be served first
@@ -71,33 +71,34 @@ pub struct Scheduler {
     slot_copies: Vec<(Slot, Slot)>, // (source, destination), for the next plan
     loads: BTreeMap<LoadId, loads::Loading>,
     new_loads: Vec<Load>,
-    num_loading: usize, // sequences that wait for one, and what such have left behind
+    num_loading: usize, // sequences that wait for a load, and loads whose sequences ended
     next_load: LoadId,
     steps: VecDeque<Step>, // in flight, oldest first
     next_step: StepId,
     next_serial: u64,
     now: f64,
-    committed_at: f64, // when the last step was, by `now` and what steps took
+    committed_at: f64, // time of the last commit, by `now` and measured step times
     times: StepTimes,
-    step_sums: StepSums, // of work as tenants are charged for it
+    step_sums: StepSums, // charged work of the steps
     output_lengths: OutputLengths,
     counters: Stats, // its gauges stay 0
     decisions: explain::Decisions,
     ended: VecDeque<RequestReport>, // the last ones, oldest first
-    num_ended_untaken: usize,       // of these, which `take_ended` has not given yet
+    num_ended_untaken: usize,       // of these, those not yet given by `take_ended`
     num_inputs: u64,
     packed_load: load_report::PackedLoad,
     recorder: Option<Recorder>,
-    // Working space, kept between calls for its memory alone.
+    // Buffers, kept between calls to reuse their memory.
     draft: Draft,
     spare_rows: Vec<Vec<Row>>,
     hasher: BlockHasher,
-    found: FoundStart, // by the last look into the prefix cache
+    found: FoundStart, // by the last lookup in the prefix cache
     peak_blocks: PeakBlocks,
     lagging: Vec<Key<Sequence>>,
+    wide: Vec<Key<Sequence>>,
     reordered: Vec<(QueueKey, Key<Sequence>)>,
-    copied: Vec<BlockId>, // by the plan being made, each with one reference of its own
-    forked: Vec<(Key<Sequence>, usize)>, // and which of the sampled tokens is its own
+    copied: Vec<BlockId>, // by the plan in progress, each with one reference of its own
+    forked: Vec<(Key<Sequence>, usize)>, // each with the index of its sampled token
 }
 
 /// A planned step.
@@ -107,31 +108,31 @@ struct Step {
     num_tokens: u32,
     num_prefill_tokens: u32,
     planned_at: f64,
-    loads: Vec<LoadId>, // that it reads
+    loads: Vec<LoadId>, // that its rows read
 }
 
-/// A sequence's part in a step.
+/// A sequence's row in a step.
 #[derive(Clone, Copy)]
 struct Row {
     sequence: Key<Sequence>,
     num_samples: u32,
-    /// Whether all its positions but the first verify drafts.
+    /// Whether all positions except the first verify drafts.
     is_verifying: bool,
     is_stateful: bool,
     gives: Gives,
 }
 
-/// What a row that samples is for.
+/// The result of a row that samples.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Gives {
     Tokens,
-    /// How a beam goes on, by its first position.
+    /// The candidates of a beam, from its first position.
     Candidates,
     Embedding,
 }
 
 impl Scheduler {
-    /// Errors: `Error::Config` for a limit out of its range.
+    /// Errors: `Error::Config` for a limit that is out of range.
     pub fn new(config: Config) -> Result<Self> {
         config.validate()?;
         let layout = KvLayout::new(&config);
@@ -175,6 +176,7 @@ impl Scheduler {
             found: FoundStart { chains: vec![FoundChain::default(); layout.groups.len()], ..FoundStart::default() },
             peak_blocks: PeakBlocks::default(),
             lagging: Vec::new(),
+            wide: Vec::new(),
             reordered: Vec::new(),
             copied: Vec::new(),
             forked: Vec::new(),
@@ -248,8 +250,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a request, or one sample of it, with a final delta; a beam search ends as a whole. False: it is not there,
-    /// and has probably finished.
+    /// Ends a request, or one sample of it, with a final delta; a beam search ends as a whole. False: no such request
+    /// lives; it has probably finished.
     pub fn abort(&mut self, client: ClientId, request: RequestId, sample: Option<u32>) -> bool {
         let Some(&key) = self.request_keys.get(&(client, request)) else { return false };
         self.record(|| Input::Abort { client, request, sample });
@@ -270,7 +272,7 @@ impl Scheduler {
         found
     }
 
-    /// Ends all requests of a client that is gone, and forgets its deltas.
+    /// Ends all requests of a disconnected client, and drops its deltas.
     pub fn drop_client(&mut self, client: ClientId) {
         self.record(|| Input::DropClient { client });
         let owned = self.requests.iter().filter(|(_, live)| live.request.client == client);
@@ -286,9 +288,9 @@ impl Scheduler {
         self.outbox.remove(client);
     }
 
-    /// Whose row it is in a step in flight; `None` if that has ended meanwhile.
+    /// The request of a row in a step in flight; `None` if it has ended meanwhile.
     ///
-    /// Errors: `UnknownStep`, `Sampled` for a row that the step has not.
+    /// Errors: `UnknownStep`, `Sampled` for a row that the step does not have.
     pub fn request_of(&self, step: StepId, row: usize) -> Result<Option<(ClientId, RequestId)>> {
         let Some(planned) = self.steps.iter().find(|planned| planned.id == step) else {
             return Err(Error::UnknownStep { step });
@@ -301,7 +303,7 @@ impl Scheduler {
         Ok(request.map(|request| (request.client, request.id)))
     }
 
-    /// The requests of the rows of a step in flight, in their order; without those that have ended meanwhile.
+    /// The requests of the rows of a step in flight, in order, without those that have ended meanwhile.
     ///
     /// Errors: `UnknownStep`.
     pub fn requests_of(&self, step: StepId) -> Result<impl Iterator<Item = (ClientId, RequestId)>> {
@@ -313,8 +315,7 @@ impl Scheduler {
         }))
     }
 
-    /// The requests that have rows in the steps in flight and have not ended meanwhile, each once, in the order of
-    /// rows.
+    /// The requests with rows in the steps in flight that have not ended meanwhile, each once, in the order of rows.
     pub fn requests_in_flight(&self) -> Vec<(ClientId, RequestId)> {
         let rows = self.steps.iter().flat_map(|step| &step.rows);
         let mut requests = Vec::new();
@@ -327,7 +328,7 @@ impl Scheduler {
         requests
     }
 
-    /// What a step in flight is expected to take, by those measured; none where they do not tell.
+    /// The expected duration of a step in flight, from measured steps; none if they do not suffice.
     ///
     /// Errors: `UnknownStep`.
     pub fn expected_seconds(&self, step: StepId) -> Result<Option<f64>> {
@@ -335,7 +336,7 @@ impl Scheduler {
         Ok(self.times.step_seconds(planned.num_prefill_tokens))
     }
 
-    /// The tokens of a request: its prompt, and the output of each sample that goes on by itself.
+    /// The tokens of a request: its prompt, and the output of each sample that is a sequence of its own.
     ///
     /// Errors: `UnknownRequest`.
     pub fn history(&self, client: ClientId, request: RequestId) -> Result<(&[i32], Vec<&[i32]>)> {
@@ -344,19 +345,19 @@ impl Scheduler {
         Ok((&live.request.prompt, outputs.collect()))
     }
 
-    /// The clients that have deltas to take, longest waiting first.
+    /// The clients with pending deltas, longest waiting first.
     pub fn pending_clients(&self) -> &[ClientId] {
         self.outbox.pending()
     }
 
-    /// What is new for a client since the last call, one row a sample.
+    /// A client's new output since the last call, one row per sample.
     pub fn take_deltas(&mut self, client: ClientId) -> Option<&DeltaColumns> {
         self.outbox.take(client)
     }
 
-    /// The device and all it held are gone: what ran returns to its place in the queue, to be computed anew from its
-    /// tokens; the steps in flight will never be committed; no block, of the device or the host, holds anything. Where the
-    /// host's memory is still there, `restore_host_blocks` says what it holds.
+    /// Handles the loss of the device: running sequences return to the queue, to be recomputed from their tokens; the
+    /// steps in flight will never be committed; all blocks, of device and host, lose their contents. If host memory
+    /// survived, `restore_host_blocks` restores its contents.
     pub fn lose_device(&mut self) {
         self.record(|| Input::LoseDevice);
         for sequence in self.sequences.values_mut() {
@@ -389,9 +390,9 @@ impl Scheduler {
         self.has_room_again();
     }
 
-    /// Keeps every input from now on, for `take_recording`.
+    /// Records every input from now on, for `take_recording`.
     ///
-    /// Errors: `NotNew` if something happened before, which the recording would lack.
+    /// Errors: `NotNew` after the first input, which the recording would lack.
     pub fn start_recording(&mut self) -> Result<()> {
         if self.num_inputs > 0 {
             return Err(Error::NotNew { call: "start_recording" });
@@ -400,7 +401,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// What was recorded since the last call; the parts of a recording are read in one piece. Empty without recording.
+    /// The recorded bytes since the last call; concatenated, the parts are one recording. Empty without recording.
     pub fn take_recording(&mut self) -> Vec<u8> {
         self.recorder.as_mut().map_or(Vec::new(), Recorder::take)
     }
@@ -454,7 +455,7 @@ impl Scheduler {
         self.enqueue(key, State::Waiting);
     }
 
-    /// Puts a sequence that is nowhere into the queue, unless there is nothing to compute of it yet.
+    /// Puts a sequence into the queue, unless it has nothing to compute yet.
     fn enqueue(&mut self, key: Key<Sequence>, state: State) {
         let sequence = &mut self.sequences[key];
         sequence.since = self.decisions.num_made();
@@ -466,7 +467,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives a queued sequence its place in the queue.
+    /// Inserts a sequence into the queue by its key.
     fn take_place(&mut self, key: Key<Sequence>) {
         let queue_key = self.queue_key(key);
         let sequence = &mut self.sequences[key];
@@ -474,7 +475,7 @@ impl Scheduler {
         self.queue.insert(self.requests[sequence.request].lane, queue_key, key, sequence.service);
     }
 
-    /// Takes a queued sequence out of the queue; its state is the caller's to change.
+    /// Takes a sequence out of the queue; the caller changes its state.
     fn dequeue(&mut self, key: Key<Sequence>) {
         let sequence = &self.sequences[key];
         self.queue.remove(self.requests[sequence.request].lane, &sequence.queue_key);
@@ -497,7 +498,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends a sample with a final delta. False: it has ended before. The caller tidies `running`.
+    /// Ends a sample with a final delta. False: it has ended before. The caller removes it from `running`.
     fn finish_sample(&mut self, key: Key<LiveRequest>, sample: u32, finish: Finish) -> bool {
         // The samples before this one may have been the last.
         let Some(live) = self.requests.get(key) else { return false };
@@ -508,7 +509,7 @@ impl Scheduler {
             Some(Sample::Unforked) => {}
             Some(Sample::Live(sequence)) => {
                 let sequence = &self.sequences[*sequence];
-                // Of a beam nothing was told.
+                // Beams send no deltas.
                 offset = if live.search.is_some() { 0 } else { sequence.output.len() };
                 cached_tokens = sequence.cached_tokens.unwrap_or(0);
             }
@@ -532,7 +533,7 @@ impl Scheduler {
         true
     }
 
-    /// If other samples wait for this one's sequence to compute their prompt, it becomes the next one's.
+    /// If other samples wait for this sequence to compute their prompt, the next of them takes it over.
     fn hand_over(&mut self, key: Key<LiveRequest>, sample: u32) {
         let live = &mut self.requests[key];
         let Sample::Live(sequence) = live.samples[sample as usize] else { return };
@@ -544,7 +545,7 @@ impl Scheduler {
         }
     }
 
-    /// Removes a sample's sequence, and with the last sample the request. The caller tidies `running`.
+    /// Removes a sample's sequence, and with the last sample the request. The caller removes it from `running`.
     fn end_sample(&mut self, key: Key<LiveRequest>, sample: u32, finish: Finish) {
         let live = &mut self.requests[key];
         let ended = std::mem::replace(&mut live.samples[sample as usize], Sample::Finished);
@@ -583,7 +584,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes from `running` what was removed.
+    /// Removes ended sequences from `running`.
     fn forget_ended(&mut self) {
         self.running.retain(|&key| self.sequences.contains(key));
     }
@@ -612,7 +613,7 @@ fn cache_limits(config: &Config, layout: &KvLayout) -> CacheLimits {
     }
 }
 
-/// The lowest last, to be taken first.
+/// All slots, the lowest last, as it is taken first.
 fn all_slots(config: &Config) -> Vec<Slot> {
     (0..config.max_num_seqs).rev().map(Slot).collect()
 }

@@ -1,5 +1,5 @@
-//! One sample of a live request: its tokens, its blocks, and how far it is computed. Knows no queue and no other
-//! sequence; the prompt belongs to the request and is handed in.
+//! One sample of a live request: its tokens, its blocks and its progress. Knows no queue and no other sequence; the
+//! prompt belongs to the request and is passed in.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::output::deltas::Client;
 use crate::queue::{Lane, QueueKey};
 use crate::request::Request;
 
-/// What no token is: where a prompt ends in the names of blocks.
+/// A value that no token has: marks the end of the prompt in the names of blocks.
 const PROMPT_END: i32 = -1;
 
 /// A request being served.
@@ -25,20 +25,20 @@ pub(crate) struct LiveRequest {
     pub(crate) prompt_hashes: Vec<BlockHash>, // of the prompt's full blocks
     pub(crate) samples: Vec<Sample>,
     pub(crate) num_unfinished: u32,
-    pub(crate) holders: Vec<String>, // in the order in which they came
+    pub(crate) holders: Vec<String>, // in the order of the calls
     pub(crate) offer: Option<Offer>,
     pub(crate) search: Option<BeamSearch>,
-    /// Output tokens that were expected of it when it came.
+    /// Output tokens that were expected when the request came.
     pub(crate) expected_output: u32,
-    /// When a step first computed any of it.
+    /// Time of the first step that computed a part of it.
     pub(crate) scheduled_at: Option<f64>,
-    /// Whether its client has output of it, be it of a core before this one.
+    /// Whether its client has output of it, possibly from an earlier core.
     pub(crate) has_output: bool,
     pub(crate) num_preemptions: u32,
     pub(crate) ended: EndedSamples,
 }
 
-/// What the samples of a request had that have ended.
+/// Totals of a request's ended samples.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct EndedSamples {
     pub(crate) num_output_tokens: u32,
@@ -46,39 +46,39 @@ pub(crate) struct EndedSamples {
 }
 
 impl LiveRequest {
-    /// A sample ends, whose sequence this was.
+    /// Adds the totals of a sample that ends.
     pub(crate) fn note_ended(&mut self, sequence: &Sequence) {
         self.ended.num_output_tokens += sequence.output.len() as u32;
         self.ended.num_cached_tokens = self.ended.num_cached_tokens.max(sequence.cached_tokens.unwrap_or(0));
     }
 
-    /// Whether blocks that others have computed serve it.
+    /// Whether it may reuse cached blocks of others.
     pub(crate) fn shares_prefix(&self, config: &Config) -> bool {
         config.enable_prefix_caching && !self.request.needs_whole_prompt()
     }
 
-    /// Who keeps it from running, as text; none: nobody.
+    /// The holders that keep it from running, as text; none if not held.
     pub(crate) fn hold(&self) -> Option<String> {
         (!self.holders.is_empty()).then(|| self.holders.join(", "))
     }
 
-    /// All that sets its cached blocks apart.
+    /// All texts that separate its cached blocks from others.
     pub(crate) fn extra_keys<'a>(request: &'a Request, config: &'a Config) -> [&'a str; 4] {
         [&request.tenant, &request.cache_salt, &request.adapter, &config.weights_version]
     }
 }
 
-/// Tokens from the start of a prompt whose keys and values can be loaded from outside.
+/// Tokens from the start of a prompt whose keys and values can be loaded from an external store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
     pub(crate) num_tokens: u32,
     pub(crate) asynchronous: bool,
 }
 
-/// Where one sample of a request is.
+/// The state of one sample.
 #[derive(Clone, Copy)]
 pub(crate) enum Sample {
-    /// The sequence of another sample computes its prompt, or what it may go on from as a beam.
+    /// Waits until another sample's sequence has computed the prompt, or the round of beams.
     Unforked,
     Live(Key<Sequence>),
     Finished,
@@ -87,36 +87,36 @@ pub(crate) enum Sample {
 /// The blocks of a sequence in one group of layers.
 #[derive(Clone, Default)]
 pub(crate) struct Chain {
-    /// Which of the sequence's blocks is the first of `blocks`; those before it are out of the window.
+    /// Index of the first of `blocks` within the sequence; earlier ones are outside the window.
     pub(crate) first: u32,
     pub(crate) blocks: Vec<BlockId>,
-    /// While swapped, and which the first of them is.
+    /// The blocks on the host while swapped; `host_first` is the index of the first.
     pub(crate) host_blocks: Vec<HostBlockId>,
     pub(crate) host_first: u32,
 }
 
 impl Chain {
-    /// The first of the sequence's blocks after those that it has.
+    /// The index after the last block.
     pub(crate) fn end(&self) -> u32 {
         self.first + self.blocks.len() as u32
     }
 
-    /// A block of the sequence, if it has it.
+    /// The block at an index of the sequence, if the chain has it.
     pub(crate) fn get(&self, index: u32) -> Option<BlockId> {
         self.blocks.get(index.checked_sub(self.first)? as usize).copied()
     }
 
-    /// Its blocks before the sequence's block `end`.
+    /// The chain's blocks before index `end` of the sequence.
     pub(crate) fn before(&self, end: u32) -> &[BlockId] {
         &self.blocks[..(end.saturating_sub(self.first) as usize).min(self.blocks.len())]
     }
 }
 
-/// Where the tokens of the block that is written are put, in each group: a copy of what `chains` says, as every row
-/// needs it.
+/// The places of the tokens in the block that is being written, in each group: a copy of a part of `chains`, as every
+/// row needs it.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct WrittenBlock {
-    number: u32, // which of the sequence's blocks, counted from 1; 0: none yet
+    number: u32, // number of the block in the sequence, from 1; 0: none yet
     places: [u32; Config::MAX_KV_GROUPS as usize],
 }
 
@@ -132,24 +132,24 @@ impl WrittenBlock {
         &self.places[..chains.len()]
     }
 
-    /// The block is another one, or none.
+    /// Marks the copy as stale.
     pub(crate) fn forget(&mut self) {
         self.number = 0;
     }
 }
 
-/// What every step needs comes first and stays in this order, so that it lies in the first cache lines.
+/// The fields that every step needs come first, in this order, so that they share the first cache lines.
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct Sequence {
     pub(crate) state: State,
     pub(crate) num_prompt_tokens: u32,
-    /// Prompt and output tokens at which it ends.
+    /// Prompt and output tokens at which the sequence ends.
     pub(crate) max_length: u32,
-    /// Tokens whose keys and values are in the blocks of `chains`, or will be by the steps in flight; of a window those
-    /// that are still read. While swapped: in their host blocks.
+    /// Tokens whose keys and values are in `chains`, or will be after the steps in flight; in a window those that are
+    /// still read. While swapped: in the host blocks.
     pub(crate) num_computed: u32,
-    /// Tokens before this one have a place in the blocks of every group, but for those that are out of its window.
+    /// Tokens before this one have a place in the blocks of every group, except outside the window.
     pub(crate) num_placed: u32,
     /// Rows in flight whose last token is not known yet.
     pub(crate) num_in_flight: u32,
@@ -157,41 +157,41 @@ pub(crate) struct Sequence {
     /// Positions to sample where the known tokens end: n until the samples fork, then 1.
     pub(crate) num_samples: u32,
     pub(crate) output: Vec<i32>,
-    pub(crate) chains: Box<[Chain]>, // one a group
+    pub(crate) chains: Box<[Chain]>, // one per group
     pub(crate) num_stored: u32,      // blocks that the prefix cache has seen
-    pub(crate) num_loaded: u32,      // blocks of which some came from outside within a step, and need not go there
-    /// The last step that has a row of it, and that row's tokens.
+    pub(crate) num_loaded: u32,      // blocks that came, at least in part, from an external store, which needs no copy
+    /// The last step with a row of this sequence; `last_share` is the number of that row's tokens.
     pub(crate) last_step: StepId,
     pub(crate) last_share: u32,
-    /// Whether none is planned before the rows in flight are committed: one verifies `drafts`, or all come to nothing.
+    /// Whether no row may be planned before those in flight are committed: one verifies `drafts`, or all are void.
     pub(crate) awaits_commit: bool,
     pub(crate) is_stateful: bool,
-    /// Whether the block that it writes next may be another sample's too.
+    /// Whether the block that it writes next may be shared with another sample.
     pub(crate) may_share: bool,
     pub(crate) beam: Beam,
-    // Of its request.
+    // Copied from its request.
     pub(crate) seed: u64,
     pub(crate) tpot_target: Option<f64>,
     pub(crate) request: Key<LiveRequest>,
-    /// Proposed to come next, for the row after the last known token to verify.
+    /// Proposed next tokens, which the row after the last known token verifies.
     pub(crate) drafts: Vec<i32>,
     pub(crate) last_token_at: f64,
     pub(crate) service: u64, // see `Work::service`
-    /// Rows of steps before this one came to nothing.
+    /// Rows of earlier steps are void.
     pub(crate) valid_from: StepId,
     pub(crate) written: WrittenBlock,
     /// Prompt tokens found in the prefix cache at first admission; none before.
     pub(crate) cached_tokens: Option<u32>,
     pub(crate) queue_key: QueueKey,
-    /// Decisions that had been made when it came to wait, or by a fork to run.
+    /// Number of decisions when it began to wait, or when a fork began to run.
     pub(crate) since: u64,
-    /// The step that admitted it last.
+    /// The step of its last admission.
     pub(crate) admitted: StepId,
-    pub(crate) load: Option<LoadId>,          // whose outcome its blocks depend on
+    pub(crate) load: Option<LoadId>,          // that its blocks depend on
     pub(crate) num_awaited: u32,              // tokens of loads that it has waited for
     pub(crate) output_hashes: Vec<BlockHash>, // of the full blocks after the prompt's
-    /// Tokens of the prompt whose log-probabilities have been told by the worker since it was admitted, and to its
-    /// client ever. The first has none, and counts.
+    /// Prompt tokens whose log-probabilities the worker has sent since the last admission; `num_prompt_told`: whose the
+    /// client has. The first token has none, and counts.
     pub(crate) num_prompt_heard: u32,
     pub(crate) num_prompt_told: u32,
 }
@@ -200,25 +200,25 @@ pub(crate) struct Sequence {
 pub(crate) enum State {
     #[default]
     Waiting,
-    /// Waiting, to be computed anew.
+    /// Waiting, to be recomputed.
     Preempted,
-    /// Waiting, what it has computed being on the host.
+    /// Waiting, with its keys and values on the host.
     Swapped,
     Held,
     Loading,
-    /// A beam that has its candidates, and was preempted before its siblings had theirs.
+    /// A beam with candidates that was preempted before its siblings had theirs.
     Paused,
     Running(Slot),
 }
 
-/// Whether a sequence is a beam, which goes on by its candidates whatever it samples.
+/// The beam state of a sequence. A beam continues with its candidates; sampled tokens do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Beam {
     #[default]
     None,
-    /// Its candidates are to be computed.
+    /// Its candidates are not computed yet.
     Computing,
-    /// They are known, and those of its siblings are not.
+    /// Its candidates are known, but not yet those of all siblings.
     Waiting,
 }
 
@@ -229,32 +229,32 @@ impl State {
 }
 
 impl Sequence {
-    /// Prompt and output tokens that are known.
+    /// Known tokens of prompt and output.
     pub(crate) fn num_known(&self) -> u32 {
         self.num_prompt_tokens + self.output.len() as u32
     }
 
-    /// Tokens, those in flight included.
+    /// Known tokens and those in flight.
     pub(crate) fn length(&self) -> u32 {
         self.num_known() + self.num_in_flight
     }
 
-    /// Known tokens that are still to be computed.
+    /// Known tokens that are not computed yet.
     pub(crate) fn num_uncomputed(&self) -> u32 {
         self.num_known().saturating_sub(self.num_computed)
     }
 
-    /// Output tokens that it is expected to get still: at least one, however long it has become.
+    /// Output tokens still expected: at least one, however long the output is.
     pub(crate) fn expected_output(&self, live: &LiveRequest) -> u32 {
         live.expected_output.saturating_sub(self.output.len() as u32).max(1)
     }
 
-    /// Tokens to compute until it is expected to end.
+    /// Tokens to compute until its expected end.
     pub(crate) fn remaining(&self, live: &LiveRequest) -> u32 {
         self.num_uncomputed() + self.expected_output(live)
     }
 
-    /// Whether one more row makes sense before the next commit.
+    /// Whether one more row can be planned before the next commit.
     pub(crate) fn is_plannable(&self) -> bool {
         let is_decided_at_commit = self.num_samples > 1 || self.awaits_commit || self.beam != Beam::None;
         self.length() < self.max_length
@@ -262,12 +262,12 @@ impl Sequence {
             && !(self.num_in_flight > 0 && is_decided_at_commit)
     }
 
-    /// Whether all rows in flight come to nothing.
+    /// Whether all rows in flight are void.
     pub(crate) fn comes_to_nothing(&self) -> bool {
         self.num_in_flight > 0 && self.last_step < self.valid_from
     }
 
-    /// The drafts that its next row, which computes the last known token, may verify.
+    /// Drafts that its next row, which computes the last known token, may verify.
     pub(crate) fn num_drafts(&self) -> u32 {
         if self.drafts.is_empty() || self.num_in_flight > 0 || self.num_samples > 1 {
             return 0;
@@ -275,7 +275,7 @@ impl Sequence {
         (self.drafts.len() as u32).min(self.most_drafts())
     }
 
-    /// Room for drafts: each makes the output one longer, and so does the token after them.
+    /// Maximum number of drafts: each lengthens the output by one token, and so does the token after them.
     pub(crate) fn most_drafts(&self) -> u32 {
         self.max_length.saturating_sub(self.length() + 1)
     }
@@ -292,33 +292,33 @@ impl Sequence {
         }
     }
 
-    /// No token before this one is computed again: the last known one may be, by a row whose drafts are wrong or whose
-    /// worker was not ready.
+    /// The first token that may be computed again: the last known one may be, after a row with wrong drafts or an
+    /// unready worker.
     pub(crate) fn lowest(&self) -> u32 {
         self.num_computed.min(self.num_known() - 1)
     }
 
-    /// Its chains have changed.
+    /// Updates `num_placed` after a change of `chains`.
     pub(crate) fn note_placed(&mut self, block_size: u32) {
         self.num_placed = self.chains.iter().map(Chain::end).min().unwrap_or(0) * block_size;
     }
 
-    /// Blocks that it has, in all groups together.
+    /// Blocks of all groups together.
     pub(crate) fn num_blocks(&self) -> u32 {
         self.chains.iter().map(|chain| chain.blocks.len() as u32).sum()
     }
 
-    /// Whether it has anything on the host.
+    /// Whether it has blocks on the host.
     pub(crate) fn is_on_host(&self) -> bool {
         self.chains.iter().any(|chain| !chain.host_blocks.is_empty())
     }
 
-    /// Known tokens whose keys and values are in its blocks, or will be by the steps in flight.
+    /// Known tokens whose keys and values are in its blocks, or will be after the steps in flight.
     pub(crate) fn num_readable(&self) -> u32 {
         self.num_known().min(self.num_computed)
     }
 
-    /// Whether a block has become full that the prefix cache has not seen.
+    /// Whether the prefix cache has not seen a full block yet.
     pub(crate) fn has_block_to_store(&self, block_size: u32) -> bool {
         self.num_readable() >= (self.num_stored + 1) * block_size
     }
@@ -330,8 +330,8 @@ impl Sequence {
         (&prompt[start.min(split)..end.min(split)], &self.output[start.max(split) - split..end.max(split) - split])
     }
 
-    /// Makes the hashes of the first `num_blocks` blocks known. All of them are full of known tokens. With
-    /// `separate_outputs` those that have tokens of the output are named by the prompt's length, too.
+    /// Computes the hashes of the first `num_blocks` blocks, all full of known tokens. With `separate_outputs`, the
+    /// hashes of blocks with output tokens include the prompt's length.
     pub(crate) fn hash_blocks(
         &mut self,
         live: &LiveRequest,
@@ -353,7 +353,7 @@ impl Sequence {
         }
     }
 
-    /// The hash of a block, which is known.
+    /// The hash of a block, which `hash_blocks` has computed.
     pub(crate) fn hash(&self, live: &LiveRequest, index: u32) -> BlockHash {
         let (index, num_prompt_blocks) = (index as usize, live.prompt_hashes.len());
         if index < num_prompt_blocks {
@@ -363,7 +363,7 @@ impl Sequence {
         }
     }
 
-    /// What the prefix cache is told of a full block whose hash is known.
+    /// The contents of a full block for the prefix cache. Its hash is known.
     pub(crate) fn content<'a>(&'a self, live: &'a LiveRequest, index: u32, block_size: u32) -> Content<'a> {
         let start = index * block_size;
         Content {
@@ -374,7 +374,7 @@ impl Sequence {
         }
     }
 
-    /// The sequence of another sample that has had the same tokens, which shares nothing yet.
+    /// A sequence for another sample with the same tokens, which shares no blocks yet.
     pub(crate) fn fork(&self, sample: u32) -> Self {
         Self {
             request: self.request,

@@ -127,11 +127,11 @@ def metric(address: str, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
 
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    """Look again until something holds; fails after the deadline."""
-    end = time.monotonic() + DEADLINE
+def wait_until(holds: Callable[[], bool], what: str, seconds: float = DEADLINE) -> None:
+    """Look again until something holds; fails after so many seconds."""
+    end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < end, f"waited {DEADLINE:g} s for {what}"
+        assert time.monotonic() < end, f"waited {seconds:g} s for {what}"
         time.sleep(0.05)
 
 

@@ -212,6 +212,8 @@ async def test_metrics_are_sums_over_all_users_and_names_that_requests_chose_are
         "method",
         "status",
         "handler",
+        "source",
+        "sleep_state",
     }
     assert labels == {USER: sums | configuration, ADMIN: sums | configuration | {"field"}}
     names = {sample.labels["field"] for family in shown[ADMIN] for sample in family.samples if "field" in sample.labels}

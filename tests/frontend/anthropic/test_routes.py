@@ -207,6 +207,18 @@ async def test_arguments_of_processors_reach_the_core(tokenizer: Tokenizer) -> N
     assert submit.sampling.extra_args == {"mine": {"x": 1}}
 
 
+async def test_sampling_fields_are_those_of_the_other_apis(tokenizer: Tokenizer) -> None:
+    async with in_process(saying(tokenizer, "one two stop three"), tokenizer) as frontend:
+        kept = await create(frontend, stop_sequences=["stop"], no_stop_trim=True, min_new_tokens=1, timeout=60)
+        await create(frontend, seed=3, repeat_penalty=1.5, ignore_eos=True, bad_words=["no"], stop_token_ids=[7])
+        first, _, other, _ = frontend.core.sent(Submit)
+    assert kept["content"] == [{"type": "text", "text": "one two stop"}]
+    assert (first.sampling.min_tokens, other.sampling.repetition_penalty) == (1, 1.5)
+    # Without the tokens that end an answer, but for those of the request.
+    assert (other.seed, array("i", other.stop_token_ids).tolist()) == (3, [7])
+    assert other.sampling.bad_words
+
+
 async def test_thinking_is_turned_on_and_off_in_the_prompt(tokenizer: Tokenizer) -> None:
     async with in_process(saying(tokenizer, "ok"), tokenizer, THINKING) as frontend:
         await create(frontend, thinking={"type": "disabled"})
@@ -244,7 +256,11 @@ async def test_the_older_name_of_a_format_is_honoured(tokenizer: Tokenizer) -> N
         ({"tools": [WEB_SEARCH, WEATHER], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
         ({"temperature": -1}, "temperature"),
         ({"stop": ["x"]}, "stop is not supported; use stop_sequences"),
-        ({"logit_bias": {"1": 2}}, "logit_bias"),
+        ({"n": 2}, "n is not supported"),
+        ({"chat_template": "x"}, "chat_template is not supported"),
+        ({"continue_final_message": True}, "use a last message of the role assistant"),
+        ({"reasoning_effort": "low"}, "use output_config.effort"),
+        ({"logprobs": True}, "logprobs is not supported"),
         ({"response_format": {"type": "json_object"}}, "output_config.format"),
         (
             {

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -117,6 +118,14 @@ def test_no_text_keeps_the_page_busy(modules: Browser, sign: str) -> None:
     modules.run(RENDER, [sign * (50_000 // len(sign))])  # Bounded by the time that a script gets.
 
 
+@pytest.mark.parametrize(("sign", "name"), [("**", "strong"), ("*", "em"), ("__", "strong"), ("_", "em")])
+def test_emphasis_may_end_with_a_formula(modules: Browser, sign: str, name: str) -> None:
+    html = modules.run(RENDER, [f"{sign}Is \\(x\\){sign} and {sign}\\(y\\){sign}: so"])
+    assert html.startswith(f"<p><{name}>Is <")
+    assert html.count(f"</{name}>") == 2
+    assert sign not in html
+
+
 FORMULAS = [
     ("so \\( \\frac{a}{b} \\) is", 1, False, "\\frac{a}{b}"),
     ("so \\[ \\frac{a}{b} \\] is", 1, True, "\\frac{a}{b}"),
@@ -202,12 +211,52 @@ def test_conversations_go_through_a_file(modules: Browser) -> None:
         const request = { messages: [{ role: "system", content: "s" }, { role: "user", content: "x" }] };
         const [saved] = conversationsOf(JSON.stringify(request), { system: "" });
         return [
-            read.id !== one.id, read.title, read.settings, shownMessages(read).map(({ content }) => content),
+            read.id === one.id, read.title, read.settings, shownMessages(read).map(({ content }) => content),
             saved.settings.system, shownMessages(saved).map(({ content }) => content),
         ];
     """)
     settings = {"system": "s", "stop": ""}
     assert found == [True, "**Hi** there", settings, ["# **Hi** there", "b"], "s", ["x"]]
+
+
+def test_a_file_brings_what_is_not_there_and_what_was_changed_under_another_id(modules: Browser) -> None:
+    found = modules.run("""
+        const { addMessage, asFile, conversationsOf, newConversation } = await import("/chat/conversation.js");
+        const all = [0, 1, 2].map(() => newConversation({}));
+        all.forEach((each) => addMessage(each, null, { role: "user", content: "Hi" }));
+        const known = new Map([[all[0].id, all[0].updated], [all[1].id, all[1].updated - 1]]);
+        const [changed, added, ...others] = conversationsOf(asFile(all), {}, known);
+        return [changed.id === all[1].id, added.id === all[2].id, others.length];
+    """)
+    assert found == [False, True, 0]
+
+
+def test_no_more_is_taken_in_than_there_is_room_for(modules: Browser) -> None:
+    found = modules.run("""
+        const { newConversation } = await import("/chat/conversation.js");
+        const { checkRoom, save, summaries } = await import("/chat/storage.js");
+        const all = Array.from({ length: 200 }, () => newConversation({}));
+        await checkRoom(all);
+        for (const each of all) await save(each);
+        await save({ ...newConversation({}), updated: 1 });
+        const kept = (await summaries()).length;
+        try { await checkRoom([newConversation({})]); } catch (error) { return [kept, error.message]; }
+    """)
+    assert found[0] == 200
+    assert "200 conversations" in found[1]
+    assert "201" in found[1]
+
+
+def damaged(message: Mapping[str, object] | None = None, **fields: object) -> str:
+    """A file with one conversation, which is whole without these fields of it and of its message."""
+    said = {"id": "a", "parent": "root", "role": "user", "content": "Hi", **(message or {})}
+    parts = {"messages": {said["id"]: said}, "children": {"root": [said["id"]]}, "chosen": {"root": said["id"]}}
+    return json.dumps({"conversations": [{"id": "c", "created": 1, "updated": 1, **parts, **fields}]})
+
+
+def test_a_whole_conversation_is_taken(modules: Browser) -> None:
+    script = 'return (await import("/chat/conversation.js")).conversationsOf(arguments[0], {}).length;'
+    assert modules.run(script, damaged()) == 1
 
 
 @pytest.mark.parametrize(
@@ -221,6 +270,10 @@ def test_conversations_go_through_a_file(modules: Browser) -> None:
             '{"conversations": [{"created": 1, "updated": 1, "children": {}, "messages": {}, "chosen": {"a": "x"}}]}',
             "1 is",
         ),
+        (damaged(message={"id": "root"}), "its conversation 1 is damaged"),
+        (damaged(message={"toolCalls": "none"}), "its conversation 1 is damaged"),
+        (damaged(message={"toolCalls": [{"id": "a"}]}), "its conversation 1 is damaged"),
+        (damaged(id=7), "its conversation 1 is damaged"),
         ('{"messages": [{"role": "user", "content": []}]}', "no text"),
         ('{"messages": [{"role": "robot", "content": ""}]}', "robot"),
     ],

@@ -47,6 +47,8 @@ def test_sequences_begin_with_the_prompt_and_their_text_ends_before_the_stop_tok
     ]
     request = RequestOutput("req-1", "a", [97], found, True)
     params = BeamSearchParams(2, 2)
+    with pytest.raises(TypeError, match="BeamSearchParams has no 'beam_widht': did you mean 'beam_width'"):
+        BeamSearchParams(beam_widht=1, max_tokens=2)  # type: ignore[call-arg]
     expected = [
         BeamSearchSequence([97, 98, 33], -0.5, "ab", "stop", 33),
         BeamSearchSequence([97, 99, 100], -2.0, "acd", "length"),

@@ -1,5 +1,5 @@
-//! Which pairs of a token and a head share a panel: sixteen lanes, of one KV head or of as many as have room. Decides
-//! nothing about a result.
+//! The assignment of pairs, of a token and a head, to panels of sixteen lanes, which are of one KV head or of as many
+//! as fit. Does not affect results.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::attention::plan::Work;
 pub(super) struct Panels {
     /// Pairs of one KV head in a panel.
     pub(super) lanes: usize,
-    /// KV heads of a panel.
+    /// KV heads in a panel.
     pub(super) heads: usize,
     pub(super) count: usize,
     pairs_a_head: usize,
@@ -43,14 +43,14 @@ impl Panels {
         first..first + self.a_head
     }
 
-    /// The row of a pair, which are ordered by KV head.
+    /// The row of a pair. Pairs are ordered by KV head.
     pub(super) fn row(&self, pair: usize) -> usize {
         let (head, pair) = (pair / self.pairs_a_head, pair % self.pairs_a_head);
         let lane = head % self.heads * self.lanes + pair % self.lanes;
         (self.of_head(head).start + pair / self.lanes) * SIDE + lane
     }
 
-    /// The pair of a panel's lane, or another one where it has none.
+    /// The pair of a panel's lane, or another one if the lane is unused.
     pub(super) fn pair(&self, panel: usize, lane: usize) -> usize {
         let head = panel / self.a_head * self.heads + lane / self.lanes;
         let pair = panel % self.a_head * self.lanes + lane % self.lanes;

@@ -1,5 +1,5 @@
-//! The products of a tile in AMX, and what they need to lie as they do. A block is what a register of AMX holds: 16
-//! rows of 64 bytes; it has two bfloat16 in a word where it is for columns.
+//! The products of a tile in AMX, and its operands' layout. A block is the contents of an AMX register: 16 rows of 64
+//! bytes; as columns it has two bfloat16 per word.
 #![expect(clippy::cast_ptr_alignment, reason = "what may lie anywhere is read as what may: `read_unaligned`, `loadu`")]
 
 use std::arch::asm;
@@ -20,13 +20,13 @@ use crate::vector::{Avx512, Bfloat16, Vector};
 
 /// Rows of a block, and its columns of words.
 pub(super) const SIDE: usize = 16;
-/// Numbers of a row of bfloat16.
+/// Numbers in a row of bfloat16.
 pub(super) const DEPTH: usize = 2 * SIDE;
 pub(super) const BLOCK_BYTES: usize = SIDE * LINE_BYTES;
 const LINE_BYTES: usize = 64;
 
-/// For panels with so many lanes of a KV head. Scores are 0 and 1, their queries 2; 3 and 4 are keys, then values; sums
-/// of values are 5 and 6, their weights 7.
+/// The configuration for panels with `lanes` of a KV head. Tiles 0 and 1 are scores, 2 their queries; 3 and 4 are
+/// keys, then values; 5 and 6 are sums of values, 7 their weights.
 pub(super) fn configuration(lanes: usize) -> Configuration {
     let (scores, whole, sums) = ([SIDE, lanes * 4], [SIDE, LINE_BYTES], [lanes, LINE_BYTES]);
     Configuration::of([scores, scores, scores, whole, whole, sums, sums, sums])
@@ -36,7 +36,7 @@ pub(super) fn configuration(lanes: usize) -> Configuration {
 ///
 /// # Safety
 ///
-/// The machine has AMX, the queries are there, and there is room for the blocks.
+/// The machine has AMX, the queries are valid, and there is room for the blocks.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx2,fma")]
 pub(super) unsafe fn load_queries(pairs: &[*const f32; SIDE], head_dim: usize, to: *mut u8) {
     for block in 0..head_dim / DEPTH {
@@ -50,13 +50,13 @@ pub(super) unsafe fn load_queries(pairs: &[*const f32; SIDE], head_dim: usize, t
     }
 }
 
-/// A head's keys of a tile, sixteen after sixteen: where they begin, and the bytes from one to the next.
+/// A head's keys of a tile, in chunks of sixteen: their address, and the bytes from one key to the next.
 pub(super) struct Keys {
     chunks: [(*const u8, usize); TILE / SIDE],
     num_chunks: usize,
 }
 
-/// Find the keys of a head in the cache. Sixteen that do not lie one after the other there are copied, or have been.
+/// Find the keys of a head in the cache. Chunks that are not contiguous there are copied, unless they have been.
 ///
 /// # Safety
 ///
@@ -80,11 +80,11 @@ pub(super) unsafe fn keys_of(cache: &KvLayer, cells: &[usize], head: usize, copi
     Keys { chunks, num_chunks: cells.len().div_ceil(SIDE) }
 }
 
-/// Write the scores of keys, a row of `SIDE` each, for the pairs of a panel that are of their head.
+/// Write the scores of keys, a row of `SIDE` each, for the pairs of a panel that belong to their head.
 ///
 /// # Safety
 ///
-/// Tiles are configured; the blocks of the queries are there, and room for the scores of whole chunks.
+/// Tiles are configured; the blocks of the queries are valid, and there is room for the scores of whole chunks.
 pub(super) unsafe fn scores(keys: &Keys, queries: *const u8, head_dim: usize, to: *mut f32, ahead: &Ahead<'_>) {
     for chunk in (0..keys.num_chunks).step_by(2) {
         let (both, blocks) = (chunk + 1 < keys.num_chunks, head_dim / DEPTH);
@@ -112,8 +112,8 @@ pub(super) unsafe fn scores(keys: &Keys, queries: *const u8, head_dim: usize, to
     }
 }
 
-/// A head's values of a tile, to become blocks: a row is two positions, whose numbers take turns. `DEPTH` dimensions
-/// are two blocks, since the lower and the upper halves of 16 bytes are what is cheap to part.
+/// A head's values of a tile, to be made into blocks: a row is two positions with interleaved numbers. `DEPTH`
+/// dimensions are two blocks, since splitting 16 bytes into halves is cheap.
 pub(super) struct Values<'a> {
     pub(super) cache: &'a KvLayer,
     pub(super) cells: &'a [usize],
@@ -161,11 +161,11 @@ impl Values<'_> {
         }
     }
 
-    /// Whether the blocks have no infinity in them, and nothing that is not a number.
+    /// Whether the blocks have neither infinities nor NaNs.
     ///
     /// # Safety
     ///
-    /// As for `load`, which was called.
+    /// See `load`, which was called.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     pub(super) unsafe fn are_finite(&self) -> bool {
         let exponent = _mm512_set1_epi16(0x7f80);
@@ -181,7 +181,7 @@ impl Values<'_> {
 ///
 /// # Safety
 ///
-/// As for `Values::load`.
+/// See `Values::load`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn take_turns(even: __m512i, odd: __m512i, to: *mut u8) {
@@ -196,7 +196,7 @@ unsafe fn take_turns(even: __m512i, odd: __m512i, to: *mut u8) {
 ///
 /// # Safety
 ///
-/// Tiles are configured for so many rows; the weights and the blocks of values are there, and room for the sums.
+/// Tiles are configured for these rows; the weights and the blocks of values are valid, with room for the sums.
 pub(super) unsafe fn products(
     weights: *const u8,
     values: *const u8,
@@ -228,11 +228,11 @@ pub(super) unsafe fn products(
     }
 }
 
-/// Divide the sums of a pair, times a factor, by its weights, and write that in the order of dimensions.
+/// Divide the sums of a pair, times a factor, by its weights, and write the result in the order of dimensions.
 ///
 /// # Safety
 ///
-/// The machine has AMX, the sums are there, and room for the result.
+/// The machine has AMX, the sums are valid, and there is room for the result.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn finish(sums: *const f32, factor: f32, weights: f32, head_dim: usize, to: *mut Bfloat16) {
     let (factor, weights, zero) = (_mm512_set1_ps(factor), _mm512_set1_ps(weights), _mm512_setzero_ps());
@@ -250,7 +250,7 @@ pub(super) unsafe fn finish(sums: *const f32, factor: f32, weights: f32, head_di
     }
 }
 
-/// Which column of two blocks a dimension is.
+/// The column of each dimension in two blocks.
 static ORDER: [u16; DEPTH] = {
     let mut order = [0; DEPTH];
     let mut dimension = 0;

@@ -1,5 +1,5 @@
-//! The online softmax of a panel: from scores to weights, in float32, a lane a pair. Powers are of two, as exponents
-//! are.
+//! The online softmax of a panel: from scores to weights, in float32, one lane per pair. Exponentials are powers of
+//! two.
 
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _mm512_add_ps, _mm512_cmpgt_epi32_mask, _mm512_cvtne2ps_pbh, _mm512_cvtss_f32,
@@ -17,32 +17,32 @@ use crate::attention::TILE;
 use crate::attention::cells::Ahead;
 use crate::vector::{Avx512, Vector};
 
-/// Less than any score, so that what a pair has not seen weighs nothing; finite, so that it can be compared with
+/// A lower bound of all scores, so that unseen positions weigh nothing; finite, so that it can be subtracted from
 /// itself.
 pub(super) const LOWEST: f32 = -1e30;
 
-/// What the pairs of one panel have summed up.
+/// The partial results of one panel's pairs.
 pub(super) struct Panel {
     pub(super) sums: *mut f32,
-    /// The exponents of two that are the greatest scores.
+    /// The greatest scores, as exponents of two.
     pub(super) greatest: *mut f32,
     pub(super) weights: *mut f32,
 }
 
-/// What the pairs of a panel see of a tile.
+/// The positions of a tile that are visible to the pairs of a panel.
 #[derive(Clone, Copy)]
 pub(super) struct Seen<'a> {
-    /// The position before which each sees.
+    /// The end of each pair's visible positions.
     pub(super) ends: &'a [i32; SIDE],
-    /// The tile's first position, and how many it has.
+    /// The tile's first position, and its number of positions.
     pub(super) first: usize,
     pub(super) count: usize,
-    /// Whether all of them see all of those.
+    /// Whether all positions are visible to all pairs.
     pub(super) all: bool,
 }
 
 impl Seen<'_> {
-    /// How many positions a pair sees.
+    /// The number of positions visible to a pair.
     pub(super) fn of(&self, pair: usize) -> usize {
         (self.ends[pair] as usize).saturating_sub(self.first).min(self.count)
     }
@@ -58,17 +58,16 @@ pub(super) struct Weigh<'a> {
     pub(super) to: *mut u8,
 }
 
-/// A number a pair.
+/// A number per pair.
 #[repr(C, align(64))]
 pub(super) struct Factors([f32; SIDE]);
 
 impl Weigh<'_> {
-    /// Take the tile into the greatest scores and the sums of weights, and give what earlier sums are to be multiplied
-    /// with.
+    /// Add the tile to the greatest scores and the sums of weights, and give the factors for earlier sums.
     ///
     /// # Safety
     ///
-    /// The machine has AMX; the scores are there, and room for the weights of so many pairs.
+    /// The machine has AMX; the scores are valid, and there is room for the weights of `num_pairs`.
     pub(super) unsafe fn run(&self, panel: &Panel, num_pairs: usize, ahead: &Ahead<'_>) -> Factors {
         // SAFETY: as the caller promises.
         unsafe {
@@ -82,7 +81,7 @@ impl Weigh<'_> {
 
     /// # Safety
     ///
-    /// As for `run`; all see all where nothing is masked.
+    /// See `run`; all see all where nothing is masked.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
     unsafe fn run_where<const MASKED: bool>(&self, panel: &Panel, num_pairs: usize, ahead: &Ahead<'_>) -> Factors {
         // SAFETY: as the caller promises.
@@ -139,11 +138,11 @@ impl Weigh<'_> {
 }
 
 impl Panel {
-    /// Add what a tile's values sum up to, for some rows.
+    /// Add the sums of a tile's values, for some rows.
     ///
     /// # Safety
     ///
-    /// The machine has AMX, and there are so many dimensions of these rows.
+    /// The machine has AMX, and these rows have `head_dim` dimensions.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn add(&self, rows: Range<usize>, factors: &Factors, products: *const f32, head_dim: usize) {
         for row in rows {
@@ -162,7 +161,7 @@ impl Panel {
     ///
     /// # Safety
     ///
-    /// The machine has AMX, and both have so many dimensions.
+    /// The machine has AMX, and both have `head_dim` dimensions.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn merge(&self, later: &Self, head_dim: usize) {
         // SAFETY: as the caller promises.
@@ -189,7 +188,7 @@ impl Panel {
     }
 }
 
-/// What a pair's sums are to be multiplied with, and its weights, once a sink has its share.
+/// The factor for a pair's sums, and its weights, including a sink.
 ///
 /// # Safety
 ///
@@ -206,7 +205,7 @@ pub(super) unsafe fn with_sink(before: f32, weights: f32, sink: f32) -> (f32, f3
 #[repr(C, align(64))]
 struct Line([i32; SIDE]);
 
-/// The order in which sixteen halves of words and sixteen more take turns.
+/// The order that interleaves sixteen halves of words with sixteen others.
 static TAKE_TURNS: [u16; DEPTH] = {
     let mut order = [0; DEPTH];
     let mut half = 0;
@@ -217,7 +216,7 @@ static TAKE_TURNS: [u16; DEPTH] = {
     order
 };
 
-/// To 3 in a million, of which rounding to bfloat16 leaves nothing: 1 of 0, exactly, and 0 of what is very low.
+/// Two to the power of `x`, with a relative error of 3e-6, lost in rounding to bfloat16. Exactly 1 of 0, 0 of very low.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn power_of_two(x: __m512) -> __m512 {

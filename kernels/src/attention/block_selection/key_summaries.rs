@@ -7,12 +7,12 @@ use std::ptr::with_exposed_provenance_mut;
 use crate::kv_layer::KvLayer;
 use crate::vector::{Kernel, LANES, Storage, Vector};
 
-/// Of one layer: `[num_blocks, kv_heads, parts, head_dim]` of the cache's dtype, and whether a block's are there.
+/// The summaries of one layer: `[num_blocks, kv_heads, parts, head_dim]` of the cache's dtype, and whether each exists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeySummaries {
     pub(crate) kind: SummaryKind,
     pub(crate) address: usize,
-    /// A byte each, 0 or 1.
+    /// Address of a byte per block, 0 or 1: whether it has a summary.
     pub(crate) known: usize,
 }
 
@@ -20,7 +20,7 @@ pub(crate) struct KeySummaries {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SummaryKind {
     Mean,
-    /// The greatest of each dimension, then the least (arXiv 2406.10774).
+    /// The maximum of each dimension, then the minimum (arXiv 2406.10774).
     Bounds,
 }
 
@@ -34,17 +34,17 @@ impl SummaryKind {
 }
 
 impl KeySummaries {
-    /// Where the parts of a block's KV head begin.
+    /// Address of the parts of a block's KV head.
     pub(super) fn of<C>(&self, block: usize, kv_head: usize, cache: &KvLayer) -> *mut C {
         let vectors = (block * cache.kv_heads + kv_head) * self.kind.parts();
         with_exposed_provenance_mut::<C>(self.address).wrapping_add(vectors * cache.head_dim)
     }
 
-    /// The blocks without a summary, each once; marks them as if they had one.
+    /// The blocks without a summary, each once; marks them as having one.
     ///
     /// # Safety
     ///
-    /// There is a mark for each block, and nobody else looks at one meanwhile.
+    /// There is a mark for each block, and no other thread accesses them meanwhile.
     pub(super) unsafe fn take_missing<'a>(&self, blocks: impl Iterator<Item = &'a i32>) -> Vec<i32> {
         let known = with_exposed_provenance_mut::<u8>(self.known);
         let mut missing = Vec::new();
@@ -62,7 +62,7 @@ impl KeySummaries {
     }
 }
 
-/// The summary of a block: a part of the kernel is one of `blocks`.
+/// The summaries of blocks: a part of the kernel is one of `blocks`.
 pub(super) struct Summarise<'a, C> {
     summaries: &'a KeySummaries,
     cache: &'a KvLayer,

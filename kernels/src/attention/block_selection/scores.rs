@@ -1,4 +1,4 @@
-//! Scores of a row's blocks by their summaries, and the shares of the attention that follow from them.
+//! Scores of a row's blocks by their summaries, and their estimated shares of the attention.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::cell::RefCell;
@@ -10,21 +10,21 @@ use crate::dtype::DType;
 use crate::memory::scratch::Scratch;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
-/// Query heads that a summary is multiplied with once it is loaded.
+/// Query heads that are multiplied with a summary once it is loaded.
 const HEADS_AT_ONCE: usize = 4;
 
 thread_local! {
     static QUERIES: RefCell<Scratch> = RefCell::default();
 }
 
-/// The scores of some blocks for every head of a token: with a mean `query @ mean`, with bounds the most that
-/// `query @ key` can be for keys within them.
+/// The scores of some blocks for every head of a token: with a mean `query @ mean`, with bounds the maximum of `query @
+/// key` for keys within them.
 pub(super) struct Scores<'a, C> {
     op: &'a ScoreBlocks,
     blocks: &'a [i32],
     token: usize,
-    /// The scores of a head are `stride` behind those of the one before, and what is left of 16 after the last block is
-    /// minus infinity.
+    /// The scores of a head are `stride` behind those of the one before, and padded with minus infinity to a multiple
+    /// of 16.
     to: *mut f32,
     stride: usize,
     element: PhantomData<C>,
@@ -45,7 +45,7 @@ impl<C: Storage> Kernel for Scores<'_, C> {
         let (op, group) = (self.op, self.op.group());
         let width = op.rows.cache.head_dim.next_multiple_of(LANES);
         let floats = HEADS_AT_ONCE * op.summaries.kind.parts() * width;
-        // What is called with a vector stays out of the closure, which has none of V's instructions.
+        // Calls with a vector stay out of the closure, which is compiled without V's instructions.
         let queries: *mut f32 =
             QUERIES.with_borrow_mut(|queries| queries.bytes(floats * size_of::<f32>()).as_mut_ptr().cast());
         for kv_head in 0..op.rows.cache.kv_heads {
@@ -69,7 +69,7 @@ impl<C: Storage> Kernel for Scores<'_, C> {
 impl<C: Storage> Scores<'_, C> {
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn load_queries<V: Vector>(&self, head: usize, count: usize, to: *mut f32, width: usize) {
         // SAFETY: as the caller promises.
@@ -81,11 +81,11 @@ impl<C: Storage> Scores<'_, C> {
         }
     }
 
-    /// Scaled, for each part of a summary: with bounds what is positive, for the greatest, then what is negative.
+    /// Load scaled queries for a summary: with bounds, positive elements for the maxima, negative ones for the minima.
     ///
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn load_queries_of<Q: Storage, V: Vector>(&self, head: usize, count: usize, to: *mut f32, width: usize) {
         let (head_dim, parts) = (self.op.rows.cache.head_dim, self.op.summaries.kind.parts());
@@ -112,7 +112,7 @@ impl<C: Storage> Scores<'_, C> {
 
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn score<V: Vector, const HEADS: usize>(
         &self,
@@ -152,7 +152,7 @@ impl<C: Storage> Scores<'_, C> {
 }
 
 /// The share of the attention of each block, if all of its keys had its score: the softmax of a head's scores, summed
-/// over the heads. It is written behind the scores of the last head.
+/// over the heads, written behind the scores of the last head.
 pub(super) struct Shares {
     pub(super) scores: *mut f32,
     pub(super) heads: usize,

@@ -4,7 +4,7 @@
 use crate::attention::TILE;
 use crate::vector::{LANES, Vector};
 
-/// The most vectors of columns: a tile's positions.
+/// Maximum number of vectors of columns: a tile's positions.
 pub(super) const VECTORS: usize = TILE / LANES;
 
 /// `out = left @ right`, or `out += left @ right`, of a few rows and up to four vectors of columns: an output is summed
@@ -24,7 +24,7 @@ pub(super) struct Product {
 impl Product {
     /// # Safety
     ///
-    /// As for `Kernel::run`; the matrices are there.
+    /// See `Kernel::run`; the matrices are valid.
     #[inline(always)]
     pub(super) unsafe fn compute<V: Vector, const ROWS: usize>(&self, vectors: usize) {
         // SAFETY: as the caller promises.
@@ -40,7 +40,7 @@ impl Product {
 
     /// # Safety
     ///
-    /// As for `compute`.
+    /// See `compute`.
     #[inline(always)]
     unsafe fn compute_vectors<V: Vector, const ROWS: usize, const VECTORS: usize>(&self) {
         let Self { left, left_stride, right, right_stride, out, out_stride, depth, add } = *self;

@@ -1,4 +1,4 @@
-//! What is computed for a tile of keys and values, in float32, in memory of the thread's own.
+//! The computation of a tile of keys and values, in float32, in the thread's own memory.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::mem::size_of;
@@ -10,7 +10,7 @@ use crate::attention::cells::Ahead;
 use crate::kv_layer::KvLayer;
 use crate::vector::{Kernel, LANES, Storage, Vector};
 
-/// The most rows that are multiplied at once: with four vectors of each they fit into the registers of AVX-512.
+/// Maximum number of rows at once: with four vectors each they fit into the registers of AVX-512.
 pub(super) const MAX_ROWS: usize = 6;
 
 /// A head's dimensions, rounded up so that a vector of words, of two bfloat16 each, fits.
@@ -18,14 +18,14 @@ pub(super) fn padded(head_dim: usize) -> usize {
     head_dim.next_multiple_of(2 * LANES)
 }
 
-/// What pairs of a token and a head have summed up so far.
+/// The partial results of pairs of a token and a head.
 #[derive(Clone, Copy)]
 pub(super) struct State {
-    /// Weighted values, `width` a pair.
+    /// Weighted values, `width` per pair.
     pub(super) sums: *mut f32,
-    /// One number a pair: the greatest score...
+    /// The greatest score of each pair.
     pub(super) greatest: *mut f32,
-    /// ...and the sum of weights, in units of the greatest's.
+    /// The sum of weights of each pair, in units of the greatest's.
     pub(super) weights: *mut f32,
     pub(super) width: usize,
 }
@@ -33,7 +33,7 @@ pub(super) struct State {
 impl State {
     /// # Safety
     ///
-    /// There are so many pairs.
+    /// The state has `pairs` pairs.
     pub(super) unsafe fn clear(&self, pairs: usize) {
         // SAFETY: as the caller promises.
         unsafe {
@@ -87,7 +87,7 @@ pub(super) struct LoadValues<'a, C> {
     pub(super) to: *mut f32,
 }
 
-/// Take a tile into the state of some pairs: scores, weights, weighted values.
+/// Add a tile to the state of some pairs: scores, weights, weighted values.
 pub(super) struct Tile {
     pub(super) head_dim: usize,
     pub(super) queries: *const f32,
@@ -96,11 +96,11 @@ pub(super) struct Tile {
     /// Room for `MAX_ROWS` rows of `TILE`.
     pub(super) scores: *mut f32,
     pub(super) state: State,
-    /// That of the first token; `pairs` are the ones that see something of the tile.
+    /// The first token's first pair; `pairs` are those that see a part of the tile.
     pub(super) first_pair: usize,
     pub(super) pairs: Range<usize>,
     pub(super) group: usize,
-    /// Where the first token stands.
+    /// Position of the first token.
     pub(super) position: usize,
     /// The tile's first position.
     pub(super) first: usize,
@@ -116,7 +116,7 @@ pub(super) struct Merge {
     pub(super) head_dim: usize,
 }
 
-/// Divide a pair's sums by its weights, the sink's included, and write that.
+/// Divide a pair's sums by its weights, including the sink, and write the result.
 pub(super) struct Finish<X> {
     pub(super) state: State,
     pub(super) sink: Option<f32>,
@@ -158,13 +158,13 @@ impl<C: Storage> Kernel for LoadKeys<'_, C> {
         let (head_dim, numbers_at_once) = (self.cache.head_dim, LANES * numbers_a_word);
         for (index, cells) in self.cells.chunks(LANES).enumerate() {
             self.ahead.ask(index, self.cells.len().div_ceil(LANES));
-            // The last key again where there are no more: its scores are never looked at.
+            // The last key is repeated where there are no more: its scores are never used.
             let keys: [*const C; LANES] = std::array::from_fn(|lane| {
                 self.from.wrapping_add(cells[lane.min(cells.len() - 1)] * self.cache.width())
             });
             for at in (0..head_dim).step_by(numbers_at_once) {
                 let mut tail = [[0.0_f32; LANES]; LANES];
-                // SAFETY: as the caller promises; what is beyond the head is copied from nowhere.
+                // SAFETY: as the caller promises; nothing beyond the head is read.
                 let columns = unsafe {
                     if at + numbers_at_once <= head_dim {
                         V::load_transposed(&keys.map(|key| key.wrapping_add(at).cast()))
@@ -246,17 +246,17 @@ impl Kernel for Tile {
 }
 
 impl Tile {
-    /// So many pairs from one on.
+    /// Add the tile for `ROWS` pairs from `pair` on.
     ///
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn rows<V: Vector, const ROWS: usize>(&self, pair: usize) {
         let width = self.state.width;
-        // Later tokens see more, or all.
+        // Later tokens see more positions, or all.
         let (least, most) = (self.visible(pair), self.visible(pair + ROWS - 1));
-        // Of several pairs nothing is hidden. What is hidden from one is not multiplied, as it may not be a number.
+        // With several pairs no position is hidden. Hidden ones of a single pair are skipped, as they may be NaN.
         let hidden = if ROWS == 1 { self.hidden(pair) } else { 0 };
         // SAFETY: as the caller promises.
         unsafe {
@@ -295,7 +295,7 @@ impl Tile {
                     let more = self.visible(pair + row) - least;
                     if more > 0 {
                         let rest = Product {
-                            left: values.left.add(row * TILE + least), // nothing is hidden here
+                            left: values.left.add(row * TILE + least), // no position is hidden here
                             right: values.right.add(least * width),
                             out: values.out.add(row * width),
                             depth: more,
@@ -308,32 +308,32 @@ impl Tile {
         }
     }
 
-    /// How many of the tile's positions a pair sees.
+    /// Number of the tile's positions before a pair's end.
     #[inline(always)]
     fn visible(&self, pair: usize) -> usize {
         let token = (pair - self.first_pair) / self.group;
         (self.position + token + 1 - self.first).min(TILE)
     }
 
-    /// How many of the tile's first positions the window hides from a pair.
+    /// Number of the tile's first positions that the window hides from a pair.
     #[inline(always)]
     fn hidden(&self, pair: usize) -> usize {
         let token = (pair - self.first_pair) / self.group;
         (self.position + token + 1).saturating_sub(self.window).saturating_sub(self.first)
     }
 
-    /// The first pair from which the window hides something.
+    /// The first pair with positions hidden by the window.
     #[inline(always)]
     fn all_seen(&self) -> usize {
         let tokens = self.first.saturating_add(self.window).saturating_sub(self.position);
         self.first_pair.saturating_add(tokens.saturating_mul(self.group)).clamp(self.pairs.start, self.pairs.end)
     }
 
-    /// Turn the scores that a pair sees into weights, and take these into the pair's state.
+    /// Turn a pair's visible scores into weights, and add these to its state.
     ///
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// See `Kernel::run`.
     #[inline(always)]
     unsafe fn weigh<V: Vector>(&self, pair: usize, scores: *mut f32, seen: &Range<usize>) {
         let State { sums, greatest, weights, width } = self.state;
@@ -367,24 +367,24 @@ impl Tile {
     }
 }
 
-/// The first lanes of the vectors that some positions of a tile lie in.
+/// The starts of the vectors that contain some positions of a tile.
 #[inline(always)]
 fn vectors_of(seen: &Range<usize>) -> impl Iterator<Item = usize> + use<> {
     (seen.start / LANES * LANES..seen.end).step_by(LANES)
 }
 
-/// The lanes of a vector that begins `at` which are seen, and the others of another.
+/// The lanes of a vector at `at` that are seen; the others are those of `other`.
 #[inline(always)]
 fn only<V: Vector>(vector: V, at: usize, seen: &Range<usize>, other: V) -> V {
     let vector = vector.first((seen.end - at).min(LANES), other);
     if at < seen.start { vector.select(u32::MAX << (seen.start - at), other) } else { vector }
 }
 
-/// Hold a row of scores below a cap (arXiv 2408.00118).
+/// Cap a row of scores (arXiv 2408.00118).
 ///
 /// # Safety
 ///
-/// As for `Kernel::run`; the vectors are there.
+/// See `Kernel::run`; the vectors are valid.
 #[inline(always)]
 unsafe fn hold_below<V: Vector>(cap: f32, scores: *mut f32, seen: &Range<usize>) {
     for at in vectors_of(seen) {
@@ -425,7 +425,7 @@ impl<X: Storage> Kernel for Finish<X> {
         let State { sums, greatest, weights, width } = self.state;
         // SAFETY: as the caller promises.
         unsafe {
-            let (mut weights, mut factor) = (*weights.add(pair), V::splat(1.0)); // times 1, a number stays what it is
+            let (mut weights, mut factor) = (*weights.add(pair), V::splat(1.0)); // times 1, a number stays the same
             if let Some(sink) = self.sink {
                 let before = *greatest.add(pair);
                 let greatest = if before > sink { before } else { sink };

@@ -1,7 +1,7 @@
 //! The micro-kernel in AMX: bfloat16, products of up to 16 rows and 16 columns at once.
 //!
-//! A tile adds the pairs of 32 features up on its own before they are added to the sum, unlike the vectors. So all rows
-//! go through tiles, even one alone: which kernel it is must follow from the matrix, not from the rows.
+//! Unlike the vector kernels, a tile sums the products of 32 features on its own before adding them to the sum. So all
+//! rows go through tiles, even one alone: the choice of kernel must depend on the matrix, not on the rows.
 
 use std::arch::asm;
 use std::arch::x86_64::_mm512_load_ps;
@@ -16,14 +16,14 @@ const DEPTH: usize = 32;
 /// Steps of a panel in a tile.
 const STEPS: usize = DEPTH / 2;
 
-/// Whether tiles can take rows of so many features: whole ones only, as there is nothing behind the last.
+/// Whether tiles can take rows of `in_features`: only whole tiles, as there is no padding.
 pub(super) fn takes(in_features: usize) -> bool {
     in_features.is_multiple_of(DEPTH)
 }
 
 /// # Safety
 ///
-/// As for `tile::Multiply`, of so many rows; they have features that tiles take.
+/// See `tile::Multiply`, for `rows` rows; tiles take their features.
 pub(super) unsafe fn multiply(tile: &Tile, rows: usize) {
     for start in (0..rows).step_by(2 * SIDE) {
         let rows = (rows - start).min(2 * SIDE);
@@ -41,7 +41,7 @@ struct Sums([[f32; SIDE]; SIDE]);
 
 /// # Safety
 ///
-/// As for `multiply`, with at most twice `SIDE` rows.
+/// See `multiply`, with at most twice `SIDE` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn part(tile: &Tile, rows: usize) {
     let mut sums = [const { Sums([[0.0; SIDE]; SIDE]) }; 4];

@@ -9,7 +9,7 @@ pub(super) const BFLOAT16: [Multiply; 4] = for_rows!(bfloat16: 1 2 3 4);
 
 /// # Safety
 ///
-/// As for `Multiply`.
+/// See `Multiply`.
 unsafe fn float32<const ROWS: usize>(tile: &Tile) {
     let mut sums = [[0.0; PANEL]; ROWS];
     // SAFETY: as the caller promises.
@@ -29,7 +29,7 @@ unsafe fn float32<const ROWS: usize>(tile: &Tile) {
 
 /// # Safety
 ///
-/// As for `Multiply`.
+/// See `Multiply`.
 unsafe fn bfloat16<const ROWS: usize>(tile: &Tile) {
     let mut sums = [[0.0; PANEL]; ROWS];
     let mut step = |step: usize, pair: &dyn Fn(usize) -> u32| {

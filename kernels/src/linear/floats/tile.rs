@@ -1,8 +1,8 @@
-//! What one call of a micro-kernel computes: a few rows of the input times one panel of weights.
+//! The arguments of a micro-kernel: a few rows of the input times one panel of weights.
 
 use crate::linear::output::Output;
 
-/// The arguments of a micro-kernel, whose number of rows is its own.
+/// The arguments of a micro-kernel, which fixes the number of rows.
 pub(super) struct Tile {
     /// The first of the rows, each of `in_features` elements, not aligned.
     pub(super) x: *const u8,
@@ -16,7 +16,7 @@ pub(super) struct Tile {
 
 /// # Safety
 ///
-/// Every row, step and column that the tile names is there, nothing else touches its part of the output, and the
+/// Every row, step and column that the tile names is valid, nothing else touches its part of the output, and the
 /// machine has the instructions that the kernel is written in.
 pub(super) type Multiply = unsafe fn(&Tile);
 
@@ -25,7 +25,7 @@ impl Tile {
     ///
     /// # Safety
     ///
-    /// As for `Multiply`; `row` is one of the tile's, and not empty.
+    /// See `Multiply`; `row` is one of the tile's, and not empty.
     #[inline]
     pub(super) unsafe fn last_bfloat16(&self, row: usize) -> u32 {
         // SAFETY: as the caller promises.

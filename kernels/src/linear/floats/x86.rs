@@ -12,7 +12,7 @@ use super::tile::{Multiply, Tile};
 use crate::linear::output::PANEL;
 use crate::linear::{for_rows, prefetch_distance};
 
-// Two sums a row, and room for two weights and an input among 32 registers; half of it among 16.
+// Two sums per row, two weights and an input among 32 registers; half of it among 16.
 pub(super) const FLOAT32_AVX512: [Multiply; 12] = for_rows!(float32_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
 pub(super) const BFLOAT16_AVX512_BF16: [Multiply; 12] = for_rows!(bfloat16_avx512_bf16: 1 2 3 4 5 6 7 8 9 10 11 12);
 pub(super) const BFLOAT16_AVX512: [Multiply; 12] = for_rows!(bfloat16_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
@@ -21,7 +21,7 @@ pub(super) const BFLOAT16_AVX2: [Multiply; 4] = for_rows!(bfloat16_avx2: 1 2 3 4
 
 /// # Safety
 ///
-/// As for `Multiply`.
+/// See `Multiply`.
 #[target_feature(enable = "avx512f")]
 unsafe fn float32_avx512<const ROWS: usize>(tile: &Tile) {
     let distance = prefetch_distance(ROWS);
@@ -45,7 +45,7 @@ unsafe fn float32_avx512<const ROWS: usize>(tile: &Tile) {
 
 /// # Safety
 ///
-/// As for `Multiply`.
+/// See `Multiply`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn bfloat16_avx512_bf16<const ROWS: usize>(tile: &Tile) {
     let distance = prefetch_distance(ROWS);
@@ -81,7 +81,7 @@ fn bfloat16s(pairs: __m512i) -> __m512bh {
     unsafe { std::mem::transmute(pairs) }
 }
 
-/// Pairs of features whose inputs are made float32 at once: they stay in the first cache.
+/// Pairs of features whose inputs are converted to float32 at once: they stay in the L1 cache.
 const PAIRS_AT_ONCE: usize = 128;
 
 /// The low and the high halves of some pairs of an input row.
@@ -89,7 +89,7 @@ type Inputs = [[f32; PAIRS_AT_ONCE]; 2];
 
 /// # Safety
 ///
-/// As for `Multiply`.
+/// See `Multiply`.
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn bfloat16_avx512<const ROWS: usize>(tile: &Tile) {
     let distance = prefetch_distance(ROWS);
@@ -123,11 +123,11 @@ unsafe fn bfloat16_avx512<const ROWS: usize>(tile: &Tile) {
     }
 }
 
-/// Make pairs of a row float32, from the pair `first` on; zeros follow its last element.
+/// Convert pairs of a row to float32, from the pair `first` on; zeros follow its last element.
 ///
 /// # Safety
 ///
-/// As for `Multiply`; the row has the first pair.
+/// See `Multiply`; the row has the first pair.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn widen_pairs(tile: &Tile, row: usize, first: usize, inputs: &mut Inputs) {
@@ -147,7 +147,7 @@ unsafe fn widen_pairs(tile: &Tile, row: usize, first: usize, inputs: &mut Inputs
 
 /// # Safety
 ///
-/// As for `Multiply`.
+/// See `Multiply`.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn float32_avx2<const ROWS: usize>(tile: &Tile) {
     let mut sums = [[0.0; PANEL]; ROWS];
@@ -176,7 +176,7 @@ unsafe fn float32_avx2<const ROWS: usize>(tile: &Tile) {
 
 /// # Safety
 ///
-/// As for `Multiply`.
+/// See `Multiply`.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn bfloat16_avx2<const ROWS: usize>(tile: &Tile) {
     let mut sums = [[0.0; PANEL]; ROWS];
@@ -224,7 +224,7 @@ fn halves(pair: u32) -> [f32; 2] {
 
 /// # Safety
 ///
-/// As for `Multiply`; the row has the whole pair.
+/// See `Multiply`; the row has the whole pair.
 #[inline]
 unsafe fn x_pair(tile: &Tile, row: usize, pair: usize) -> u32 {
     // SAFETY: as the caller promises.
@@ -233,7 +233,7 @@ unsafe fn x_pair(tile: &Tile, row: usize, pair: usize) -> u32 {
 
 /// # Safety
 ///
-/// As for `Multiply`; the panel has the step.
+/// See `Multiply`; the panel has the step.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn weights_512(tile: &Tile, step: usize, distance: usize) -> [__m512i; 2] {
@@ -248,7 +248,7 @@ unsafe fn weights_512(tile: &Tile, step: usize, distance: usize) -> [__m512i; 2]
 
 /// # Safety
 ///
-/// As for `Multiply`; the panel has the step, and 16 columns from `column` on.
+/// See `Multiply`; the panel has the step, and 16 columns from `column` on.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn weights_256(tile: &Tile, step: usize, column: usize) -> [__m256i; 2] {

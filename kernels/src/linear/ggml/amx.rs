@@ -1,5 +1,4 @@
-//! The micro-kernel in AMX, of expanded panels: products of 16 rows and 16 columns at once, for rows enough to be worth
-//! it.
+//! The micro-kernel in AMX, for expanded panels: products of 16 rows and 16 columns at once, for large numbers of rows.
 
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -13,15 +12,15 @@ use crate::amx_tiles::{Configuration, Tiles, add_dots, load, store, zero};
 use crate::linear::format::GROUP;
 use crate::linear::output::{PANEL, Products, SIDE, STEP_BYTES, STEP_FEATURES};
 
-/// Below so many rows the vectors are faster.
+/// Below this many rows the vector kernels are faster.
 pub(super) const MIN_ROWS: usize = 33;
 
-/// The tiles make so many products before vectors add these up: what a tile wrote is slow to read soon after.
+/// Products that the tiles compute before vectors add them up: memory that a tile wrote is slow to read at first.
 const PRODUCTS_AT_ONCE: usize = 12;
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; so many whole tiles of rows can be read, and the panel is expanded.
+/// See `IntegerFormat::multiply`; whole tiles of these rows can be read, and the panel is expanded.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     const WHOLE: Configuration = Configuration::new(GROUP, [SIDE; 2]);
     const HALVES: Configuration = Configuration::new(GROUP / 2, [SIDE; 2]);
@@ -42,7 +41,7 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
 
 /// # Safety
 ///
-/// As for `multiply`, with at most `ROWS` rows; the tiles are configured.
+/// See `multiply`, with at most `ROWS` rows; the tiles are configured.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn half_panel<W: Weights, const ROWS: usize>(tile: &Tile, side: usize) {
     let mut sums = [_mm512_setzero_ps(); ROWS];
@@ -85,12 +84,12 @@ unsafe fn half_panel<W: Weights, const ROWS: usize>(tile: &Tile, side: usize) {
     }
 }
 
-/// Inputs have a sign, and weights have none. One product after the other has tiles of its own, so that the next is
-/// loaded while one is multiplied.
+/// Inputs are signed, weights unsigned. Consecutive products use different tiles, so that the next is loaded while one
+/// is multiplied.
 ///
 /// # Safety
 ///
-/// As for `half_panel`; the group is there, and `to` can be written.
+/// See `half_panel`; the group is valid, and `to` can be written.
 #[inline]
 unsafe fn multiply_group<W: Weights>(tile: &Tile, side: usize, group: usize, half: usize, to: *mut Products) {
     let feature = half * GROUP / 2;

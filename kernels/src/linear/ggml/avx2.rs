@@ -1,4 +1,4 @@
-//! The micro-kernel in AVX2, of expanded panels: products of 16 bits, whose sums of two cannot overflow.
+//! The micro-kernel in AVX2, for expanded panels: products of 16 bits, whose sums of two cannot overflow.
 
 use std::arch::x86_64::{
     __m256, _mm256_cvtepi32_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps, _mm256_set1_epi32,
@@ -13,9 +13,9 @@ use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel is expanded.
+/// See `IntegerFormat::multiply`; the panel is expanded.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
-    // Two products and two sums a row, of half of the panel at a time, among 16 registers.
+    // Two products and two sums per row, for half of the panel at a time, among 16 registers.
     let kernels: [unsafe fn(&Tile); 2] = for_rows!(rows<W>: 1 2);
     // SAFETY: as the caller promises.
     unsafe { tile.parts(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
@@ -23,7 +23,7 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel is expanded.
+/// See `IntegerFormat::multiply`; the panel is expanded.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     let mut out = [[0.0; PANEL]; ROWS];
@@ -49,7 +49,7 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
 ///
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel is expanded.
+/// See `IntegerFormat::multiply`; the panel is expanded.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn half_panel<W: Weights, const ROWS: usize>(tile: &Tile, column: usize) -> [[__m256; 2]; ROWS] {
@@ -97,7 +97,7 @@ unsafe fn half_panel<W: Weights, const ROWS: usize>(tile: &Tile, column: usize) 
 ///
 /// # Safety
 ///
-/// The group is there.
+/// The group is valid.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn factor<W: Weights>(group: *const u8, index: usize, column: usize) -> [__m256; 2] {

@@ -1,5 +1,5 @@
 //! The micro-kernels in AVX-512 with VNNI: all products and sums of a few rows stay in registers. Packed panels are
-//! unpacked on the way, expanded ones need not be.
+//! unpacked along the way.
 
 use std::arch::x86_64::{
     __m128i, __m512, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_loadu_si256, _mm512_and_si512,
@@ -16,7 +16,7 @@ use crate::linear::format::{GROUP, SUPER_GROUPS, ScaleType};
 use crate::linear::output::{PANEL, STEP_BYTES};
 use crate::linear::{PREFETCH, for_rows, prefetch_distance};
 
-/// Of more rows it is worth to expand the panel first.
+/// With more rows it pays to expand the panel first.
 pub(super) const MAX_PACKED_ROWS: usize = 64;
 
 /// Steps of a group.
@@ -24,10 +24,10 @@ const STEPS: usize = 2 * PAIRS;
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel is as `W` says.
+/// See `IntegerFormat::multiply`; the panel is as `W` says.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
-    // Two products and two sums a row, among 32 registers. Where integers are unpacked for each part, fewer parts are
-    // worth that sums wait in memory until a group ends.
+    // Two products and two sums per row, among 32 registers. If integers are unpacked for each part, fewer parts
+    // outweigh sums that wait in memory until a group ends.
     let most = if W::ENCODING.bits < 8 { 8 } else { 6 };
     let kernels: [unsafe fn(&Tile); 8] = for_rows!(rows<W>: 1 2 3 4 5 6 7 8);
     // SAFETY: as the caller promises.
@@ -68,7 +68,7 @@ pub(super) unsafe fn expand<W: Weights>(panel: &[u8], out: &mut [u8]) {
 
 /// # Safety
 ///
-/// As for `multiply`.
+/// See `multiply`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
@@ -121,12 +121,12 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     }
 }
 
-/// Call `each` with every step of a group, or of this half of it where it has halves, and with its integers in bytes,
-/// without a sign, of both halves of the panel.
+/// Call `each` with every step of a group, or of this half of it if it has halves, and with its integers as unsigned
+/// bytes, of both halves of the panel.
 ///
 /// # Safety
 ///
-/// The group is there.
+/// The group is valid.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn unpack<W: Weights>(
@@ -173,7 +173,7 @@ unsafe fn unpack<W: Weights>(
     }
 }
 
-/// Of the low 4 bits of each byte, and of those above them in `highs`.
+/// The integers from the low 4 bits of each byte, and the bits above them in `highs`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn integers<W: Weights>(nibbles: [__m512i; 2], highs: [__m512i; 2]) -> [__m512i; 2] {
@@ -198,7 +198,7 @@ fn integers<W: Weights>(nibbles: [__m512i; 2], highs: [__m512i; 2]) -> [__m512i;
 ///
 /// # Safety
 ///
-/// The group is there.
+/// The group is valid.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn factor<W: Weights>(
@@ -233,17 +233,17 @@ unsafe fn factor<W: Weights>(
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn halves_of_exponents(bytes: __m128i) -> __m512 {
-    const LEAST: i32 = 0x40_0000; // 2^-127, which as an exponent of float32 would be 0
+    const LEAST: i32 = 0x40_0000; // 2^-127, whose exponent in float32 would be 0
     let powers = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(bytes));
     let powers = _mm512_castsi512_ps(_mm512_max_epi32(powers, _mm512_set1_epi32(LEAST)));
     _mm512_mul_ps(powers, _mm512_set1_ps(0.5))
 }
 
-/// What the scales and the minimums of the next groups are multiplied with.
+/// The factors of the scales and the minimums of the next groups.
 ///
 /// # Safety
 ///
-/// A super-block is there.
+/// A super-block is valid.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn next_supers<W: Weights>(weights: &mut *const u8, distance: usize) -> [[__m512; 2]; 2] {
@@ -258,7 +258,7 @@ unsafe fn next_supers<W: Weights>(weights: &mut *const u8, distance: usize) -> [
 
 /// # Safety
 ///
-/// A panel's float16 are there.
+/// A panel's float16 are valid.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn half_floats(from: *const u8, distance: usize) -> [__m512; 2] {

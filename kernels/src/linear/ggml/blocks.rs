@@ -1,10 +1,10 @@
-//! The blocks of GGUF's formats taken apart, as ggml's `dequantize_row_*` do. Knows no panel.
+//! Parsers for blocks of GGUF's formats, as ggml's `dequantize_row_*`. Knows no panel.
 
 use crate::dtype::{from_float16, half_of_exponent};
 use crate::linear::format::{GROUP, GgmlType, SUPER_GROUPS, ScaleType};
 
-/// A group of a block: integers without a sign, or places in the codebook; scales and minimums as they lie in a panel,
-/// float16 or bytes, of each half where the format has two.
+/// A group of a block: unsigned integers, or indices into the codebook; scales and minimums as stored in a panel,
+/// float16 or bytes, for each half if the format has two.
 #[derive(Clone, Copy)]
 pub(super) struct Group {
     pub(super) integers: [u8; GROUP],
@@ -12,7 +12,7 @@ pub(super) struct Group {
     pub(super) mins: [u16; 2],
 }
 
-/// The float16 of a super-block that its scales and its minimums are multiplied with; zeros of any other block.
+/// The float16 factors of a super-block's scales and minimums; zeros for other blocks.
 pub(super) fn super_scales(format: GgmlType, block: &[u8]) -> [u16; 2] {
     const NEGATIVE: u16 = 0x8000; // these formats subtract their minimums
     match format {
@@ -25,12 +25,12 @@ pub(super) fn super_scales(format: GgmlType, block: &[u8]) -> [u16; 2] {
     }
 }
 
-/// A block's group of this number; the only one has the number 0.
+/// A block's group by number; an only group is number 0.
 #[inline(always)] // so that it is compiled anew for each format
 #[expect(clippy::inline_always, reason = "see above")]
 pub(super) fn group(format: GgmlType, block: &[u8], number: usize) -> Group {
     debug_assert!(number < format.block_features() / GROUP);
-    let (part, within) = (number / 4, number % 4); // of three formats, which have two parts of 128 features
+    let (part, within) = (number / 4, number % 4); // for three formats, which have two parts of 128 features
     let (mut scales, mut mins) = ([0; 2], [0; 2]);
     let integers = match format {
         GgmlType::Q8_0 => {
@@ -114,14 +114,14 @@ fn nibbles(bytes: &[u8]) -> [u8; GROUP] {
     integers(|feature| if feature < GROUP / 2 { bytes[feature] & 0xf } else { bytes[feature - GROUP / 2] >> 4 })
 }
 
-/// A fifth bit for each of the integers.
+/// Add a fifth bit to each of the integers.
 #[inline]
 fn with_bits(nibbles: [u8; GROUP], bits: &[u8]) -> [u8; GROUP] {
     let bits = u32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]);
     integers(|feature| nibbles[feature] | ((bits >> feature & 1) << 4) as u8)
 }
 
-/// Of `Q4_K` and `Q5_K`: 6 bits each, `get_scale_min_k4` of ggml.
+/// The scale and minimum in `Q4_K` and `Q5_K`: 6 bits each, `get_scale_min_k4` of ggml.
 #[inline]
 fn scale_and_min(packed: &[u8], number: usize) -> (u16, u16) {
     let (scale, min) = if number < SUPER_GROUPS / 2 {
@@ -133,7 +133,7 @@ fn scale_and_min(packed: &[u8], number: usize) -> (u16, u16) {
     (u16::from(scale), u16::from(min))
 }
 
-/// A signed byte.
+/// A signed byte, from which `less` is subtracted.
 #[inline]
 fn byte(number: u8, less: i8) -> u16 {
     u16::from(number.wrapping_add_signed(less))
@@ -144,7 +144,7 @@ fn half(block: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([block[at], block[at + 1]])
 }
 
-/// The numbers that a group stands for.
+/// The numbers of a group.
 pub(in crate::linear) fn group_numbers(format: GgmlType, block: &[u8], number: usize, out: &mut [f32; GROUP]) {
     let encoding = format.encoding();
     let Group { integers, scales, mins } = group(format, block, number);

@@ -1,4 +1,4 @@
-//! A panel made into one of bytes with float32 factors, which costs less than to unpack it for each few rows.
+//! Expansion of a panel to bytes with float32 factors, which costs less than unpacking it again for every few rows.
 //!
 //! The integers are the same and the factors exact, so products are bitwise those with the packed panel.
 
@@ -15,11 +15,11 @@ thread_local! {
     static EXPANDED: RefCell<Scratch> = RefCell::default();
 }
 
-/// Call `run` with the tile as if its panel had always been expanded.
+/// Call `run` with the tile on an expanded copy of its panel.
 ///
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel's weights are these.
+/// See `IntegerFormat::multiply`; the panel's weights are these.
 pub(super) unsafe fn expanded<W: Weights>(tile: &Tile, isa: Isa, run: impl FnOnce(&Tile)) {
     let bytes = W::ENCODING.panel_bytes(tile.num_chunks);
     // SAFETY: as the caller promises.

@@ -1,13 +1,13 @@
-//! A panel of integers: super-block after super-block, where the format has them, and group after group.
+//! A panel of integers: super-block after super-block, if the format has them, and group after group.
 //!
-//! A super-block begins with the float16 of its 32 columns that scales are multiplied with, then those of minimums. A
-//! group has its integers, then the columns' scales (of both halves, where it has two), then their minimums.
+//! A super-block begins with the float16 factors of its 32 columns' scales, then those of their minimums. A group has
+//! its integers, then the columns' scales (of both halves, if it has two), then their minimums.
 //!
-//! Integers lie as VNNI and AMX take them: a step is 4 features of each column, and a group has 8 steps. They are stored
-//! without a sign, by adding the format's offset. Of 8 bits, the steps lie one after the other. Of fewer, first come 4
-//! bits of each: a byte has those of a step in its low half and those of the step half a group later in its high half,
-//! as GGUF has them. The bits above 4 follow in the same order: a byte has 1 or 2 of each of 8 or 4 steps, those of such
-//! a pair of steps 4 bits apart, so that a shift by 4 brings either to where the fifth bit of an integer is.
+//! Integers are in the layout of VNNI and AMX: a step is 4 features of each column, and a group has 8 steps. They are
+//! unsigned, with the format's offset added. With 8 bits, the steps follow one another. With fewer, the low 4 bits of
+//! each come first: a byte has those of a step in its low half and those of the step half a group later in its high
+//! half, as in GGUF. The bits above 4 follow in the same order: a byte has 1 or 2 of each of 8 or 4 steps, those of
+//! such a pair of steps 4 bits apart, so that a shift by 4 moves either to the place of an integer's fifth bit.
 
 use super::blocks::{self, Group};
 use crate::dtype::{from_float16, half_of_exponent, write};
@@ -15,16 +15,16 @@ use crate::linear::format::{Encoding, GROUP, GgmlType, ScaleType};
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 use crate::linear::{Content, Linear, lowest};
 
-/// Pairs of steps of a group.
+/// Pairs of steps in a group.
 pub(super) const PAIRS: usize = GROUP / STEP_FEATURES / 2;
 
 pub(in crate::linear) fn panel_bytes(linear: &Linear, format: GgmlType) -> usize {
     format.encoding().panel_bytes(linear.in_features / GROUP)
 }
 
-/// Pack rows of the matrix as the columns of a panel that was all zeros. Gives back the first whose scales are not finite.
+/// Pack rows of the matrix as the columns of a zeroed panel. Gives the first whose scales are not finite.
 ///
-/// All rows advance together, so that what is written lies near each other.
+/// All rows advance together, so that writes are close to each other.
 pub(in crate::linear) fn pack_panel(format: GgmlType, rows: &[Option<Content>], panel: &mut [u8]) -> Option<usize> {
     let encoding = format.encoding();
     let panel_bytes = encoding.panel_bytes(format.block_features() / GROUP);
@@ -63,7 +63,7 @@ fn pack_block_of(format: GgmlType, block: &[u8], column: usize, panel: &mut [u8]
     is_finite
 }
 
-/// A copy of the code for each format, in which nothing is looked up.
+/// A copy of the code for each format, without lookups at run time.
 fn pack_block(format: GgmlType, block: &[u8], column: usize, panel: &mut [u8]) -> bool {
     macro_rules! of_each {
         ($($name:ident)*) => {
@@ -75,7 +75,7 @@ fn pack_block(format: GgmlType, block: &[u8], column: usize, panel: &mut [u8]) -
     of_each!(Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Iq4Nl Mxfp4 Q2K Q3K Q4K Q5K Q6K Iq4Xs)
 }
 
-/// Make one column of a panel, which is a row of the matrix, into elements.
+/// Convert one column of a panel, which is a row of the matrix, to elements.
 pub(in crate::linear) fn unpack_column(linear: &Linear, format: GgmlType, panel: &[u8], column: usize, out: &mut [u8]) {
     let encoding = format.encoding();
     let groups_per_block = format.block_features() / GROUP;
@@ -99,7 +99,7 @@ fn is_number(half: u16) -> bool {
     half & 0x7c00 != 0x7c00
 }
 
-/// Whether what an exponent makes of integers are numbers: the greatest exponents make infinities of some.
+/// Whether all numbers of a group are finite: with the greatest exponents some integers give infinities.
 fn are_numbers(encoding: Encoding, group: &Group) -> bool {
     let magnitude = |place: u8| encoding.codebook.map_or(0, |codebook| codebook[usize::from(place)].unsigned_abs());
     let largest = group.integers.iter().copied().map(magnitude).max().unwrap_or_default();
@@ -134,14 +134,14 @@ fn pack_group(encoding: Encoding, group: &Group, column: usize, packed: &mut [u8
     }
 }
 
-/// Where the bits above 4 of a pair of steps are: behind the pairs of 4 bits, in which line, and how far from the lowest.
+/// Place of the bits above 4 of a pair of steps: behind the pairs of 4 bits, its line, and its shift.
 #[inline]
 fn high_place(encoding: Encoding, pair: usize) -> (usize, usize) {
     let place = pair * (encoding.bits - 4);
     (place / 4, place % 4)
 }
 
-/// A column's bytes of a step's length.
+/// A column's bytes in a step.
 fn cell_mut(integers: &mut [u8], step: usize, column: usize) -> &mut [u8] {
     &mut integers[step * STEP_BYTES + column * STEP_FEATURES..][..STEP_FEATURES]
 }

@@ -1,4 +1,4 @@
-//! The micro-kernel in plain Rust, of expanded panels.
+//! The micro-kernel in plain Rust, for expanded panels.
 
 use super::tile::{InputFactors, Tile, Weights};
 use crate::linear::dots;
@@ -7,7 +7,7 @@ use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel is expanded.
+/// See `IntegerFormat::multiply`; the panel is expanded.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {

@@ -1,4 +1,4 @@
-//! An input row as integers of 8 bits: each group by its largest magnitude. Knows no weights.
+//! Quantisation of an input row to 8-bit integers, with a scale for each group. Knows no weights.
 
 use super::tile::InputFactors;
 use crate::linear::format::{Encoding, GROUP};
@@ -9,12 +9,12 @@ const LARGEST: f32 = 127.0;
 
 /// Write a row's integers, and each group's factors for weights of this encoding.
 ///
-/// An integer is `element × (127 / largest magnitude)` to the nearest, to even where two are equally near; the scale is
-/// `largest magnitude / 127`, and not a number where an element is not finite.
+/// An integer is `element × (127 / largest magnitude)`, rounded to nearest, ties to even; the scale is `largest
+/// magnitude / 127`, or NaN if an element is not finite.
 ///
 /// # Safety
 ///
-/// As for `IntegerFormat::quantise`.
+/// See `IntegerFormat::quantise`.
 #[inline(always)] // so that it is compiled anew for each instruction set
 #[expect(clippy::inline_always, reason = "see above")]
 pub(super) unsafe fn quantise<const BYTES: usize>(
@@ -24,7 +24,7 @@ pub(super) unsafe fn quantise<const BYTES: usize>(
     mut integers: *mut i8,
     mut factors: *mut InputFactors,
 ) {
-    // Of a number that it knows, the compiler makes vectors without loops.
+    // With a constant length, the compiler vectorises without loops.
     for elements in elements.as_chunks::<GROUP>().0 {
         // SAFETY: as the caller promises: this is the group's memory.
         let group = unsafe { &mut *integers.cast::<[i8; GROUP]>() };

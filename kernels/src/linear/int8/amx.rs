@@ -9,15 +9,15 @@ use crate::amx_tiles::{Configuration, Tiles, add_dots, load, store, zero};
 use crate::isa::Isa;
 use crate::linear::output::{PANEL, Products, SIDE, STEP_BYTES};
 
-/// Below so many rows the vectors are faster.
+/// Below this many rows the vector kernels are faster.
 pub(super) const MIN_ROWS: usize = 4;
-/// Above so many rows a panel of 4 bits is made into bytes once, before it is multiplied. Below it that is done for
-/// each side anew, a chunk at a time: then the vectors work while the tiles do, and a chunk is in the first cache.
+/// Above this many rows a 4-bit panel is expanded to bytes once, before the product. Otherwise it is expanded for each
+/// side, a chunk at a time: vectors and tiles work in parallel then, and a chunk stays in the L1 cache.
 const MAX_ROWS_BY_CHUNKS: usize = 2 * SIDE;
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; so many whole tiles of rows can be read.
+/// See `IntegerFormat::multiply`; whole tiles of these rows can be read.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
@@ -31,11 +31,11 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
 
 /// # Safety
 ///
-/// As for `multiply`.
+/// See `multiply`.
 unsafe fn multiply_sides<W: Weights>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
-        // The fewer rows a tile has, the sooner it is multiplied.
+        // Tiles with fewer rows are multiplied faster.
         let _tiles = Tiles::configure(&Configuration::new(CHUNK, [tile.rows.min(SIDE); 2]));
         tile.parts(SIDE).for_each(|side| multiply_side::<W>(&side));
     }
@@ -47,7 +47,7 @@ struct Chunk([u8; CHUNK * PANEL]);
 
 /// # Safety
 ///
-/// As for `multiply`, with at most `SIDE` rows; the tiles are configured.
+/// See `multiply`, with at most `SIDE` rows; the tiles are configured.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn multiply_side<W: Weights>(side: &Tile) {
     let mut bytes = Chunk([0; CHUNK * PANEL]);

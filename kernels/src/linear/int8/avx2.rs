@@ -9,12 +9,12 @@ use super::tile::{CHUNK, PLANES, Tile};
 use crate::linear::dots;
 use crate::linear::output::{PANEL, SIDE, STEP_BYTES, STEP_FEATURES};
 
-/// Columns of a vector, of which there are two at a time.
+/// Columns in a vector; there are two vectors at a time.
 const COLUMNS: usize = 8;
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`, with integers in bytes.
+/// See `IntegerFormat::multiply`, with integers in bytes.
 pub(super) unsafe fn multiply(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe { tile.parts(1).for_each(|row| multiply_row(&row)) };
@@ -22,7 +22,7 @@ pub(super) unsafe fn multiply(tile: &Tile) {
 
 /// # Safety
 ///
-/// As for `multiply`.
+/// See `multiply`.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn multiply_row(row: &Tile) {
     let mut out = [0.0; PANEL];
@@ -44,11 +44,11 @@ unsafe fn multiply_row(row: &Tile) {
     }
 }
 
-/// Of each plane, the products of 16 columns.
+/// The products of 16 columns, for each plane.
 ///
 /// # Safety
 ///
-/// As for `multiply`.
+/// See `multiply`.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn products(row: &Tile, starts: [i32; PLANES], column: usize) -> [[__m256i; 2]; PLANES] {

@@ -12,14 +12,14 @@ use crate::linear::format::GROUP;
 use crate::linear::output::{SIDE, STEP_BYTES, STEP_FEATURES};
 use crate::linear::{for_rows, prefetch_distance};
 
-/// Rows at once: four products of each, among 32 registers. Of more, a panel of 4 bits is made into bytes beforehand.
+/// Rows at once: four products each, among 32 registers. For more rows, a 4-bit panel is expanded to bytes beforehand.
 const MAX_ROWS: usize = 6;
-/// Steps of a group.
+/// Steps in a group.
 const STEPS: usize = GROUP / STEP_FEATURES;
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`.
+/// See `IntegerFormat::multiply`.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
@@ -33,19 +33,19 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`.
+/// See `IntegerFormat::multiply`.
 unsafe fn multiply_parts<W: Weights>(tile: &Tile) {
     let kernels: [unsafe fn(&Tile); MAX_ROWS] = for_rows!(rows<W>: 1 2 3 4 5 6);
     // SAFETY: as the caller promises.
     unsafe { tile.parts(MAX_ROWS).for_each(|part| kernels[part.rows - 1](&part)) };
 }
 
-/// Of a row: of each plane, the products of each half of the panel.
+/// The products of a row: for each plane, those of each half of the panel.
 type Products = [[__m512i; 2]; PLANES];
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`.
+/// See `IntegerFormat::multiply`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     // SAFETY: as the caller promises.
@@ -86,7 +86,7 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
 ///
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`, and the tile has the row.
+/// See `IntegerFormat::multiply`, and the tile has the row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn store(tile: &Tile, row: usize, scale: f32, [high, low]: Products) {
@@ -115,7 +115,7 @@ fn add_dots(products: &mut [Products], weights: [__m512i; 2], x: impl Fn(usize, 
 
 /// # Safety
 ///
-/// A step's bytes are there.
+/// A step's bytes are valid.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn vectors(step: *const u8, distance: usize) -> [__m512i; 2] {

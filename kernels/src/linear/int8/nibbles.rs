@@ -1,4 +1,4 @@
-//! Integers of 4 bits made into those of 8 that they stand for. Knows no product.
+//! Widening of 4-bit integers to their 8-bit values. Knows no product.
 
 use std::cell::RefCell;
 
@@ -19,14 +19,14 @@ use crate::memory::scratch::Scratch;
 
 /// Bytes of a group's integers in a panel.
 pub(super) const INTEGER_BYTES: usize = GROUP * PANEL / 2;
-/// And with the two factors of each column.
+/// Bytes of a group with the two factors of each column.
 pub(super) const GROUP_BYTES: usize = INTEGER_BYTES + 2 * PANEL * size_of::<i16>();
 
 pub(super) fn panel_bytes(num_chunks: usize) -> usize {
     num_chunks * (CHUNK / GROUP) * GROUP_BYTES
 }
 
-/// What one integer of 4 bits becomes, with 128 added to it.
+/// The 8-bit value of a 4-bit integer, with 128 added.
 #[inline]
 pub(super) fn byte(nibble: u8, scale: i16, start: i16) -> u8 {
     (scale.wrapping_mul(i16::from(nibble)).wrapping_add(start).cast_unsigned() >> 8) as u8
@@ -36,11 +36,11 @@ thread_local! {
     static BYTES: RefCell<Scratch> = RefCell::default();
 }
 
-/// Call `run` with the tile as if its integers had always been bytes.
+/// Call `run` with the tile on a copy of its integers as bytes.
 ///
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`; the panel is so stored.
+/// See `IntegerFormat::multiply`; the panel is so stored.
 pub(super) unsafe fn in_bytes<W: Weights>(tile: &Tile, isa: Isa, run: impl FnOnce(&Tile)) {
     if !W::NIBBLES {
         return run(tile);
@@ -52,7 +52,7 @@ pub(super) unsafe fn in_bytes<W: Weights>(tile: &Tile, isa: Isa, run: impl FnOnc
     });
 }
 
-/// Call `run` with the integers of a panel in bytes, which begin at a cache line.
+/// Call `run` with the integers of a panel as bytes, which begin at a cache line.
 fn with_bytes(isa: Isa, panel: &[u8], run: impl FnOnce(&[u8])) {
     BYTES.with_borrow_mut(|bytes| {
         let bytes = bytes.bytes(panel.len() / GROUP_BYTES * GROUP * PANEL);
@@ -119,7 +119,7 @@ pub(super) unsafe fn expand_avx512(panel: &[u8], bytes: &mut [u8]) {
     }
 }
 
-/// The factors of a group as its integers need them, of half of a panel each.
+/// The factors of a group in the layout of its integers, for half of a panel each.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct VectorFactors {
     scales: [__m512i; 2],
@@ -130,7 +130,7 @@ pub(super) struct VectorFactors {
 impl VectorFactors {
     /// # Safety
     ///
-    /// The group is there.
+    /// The group is valid.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) unsafe fn load(group: *const u8, distance: usize) -> Self {

@@ -1,12 +1,12 @@
-//! A panel of integers of 8 bits: those of its 32 columns as VNNI and AMX take them, then the columns' scales.
+//! A panel of 8-bit integers: those of its 32 columns in the layout of VNNI and AMX, then the columns' scales.
 //!
-//! A step is 4 features of each column. Integers are stored without a sign, by adding 128. A column's scale is its
-//! largest magnitude / 127, or the one that its integers came with.
+//! A step is 4 features of each column. Integers are unsigned, with 128 added. A column's scale is its largest
+//! magnitude / 127, or the one stored with its integers.
 //!
-//! Of GGUF's 4 bits they are made by `(D × q + M) / 256`, rounded down, in wrapping arithmetic of 16 bits. D and M are
-//! the group's scale and minimum by the column's scale, times 256, M with 128 × 256 for the offset and 128 to round to
-//! the nearest. Group after group then lie its integers in 4 bits, as in a panel of `quantised`, the D of all columns,
-//! the M.
+//! Those of GGUF's 4 bits are computed as `(D × q + M) / 256`, rounded down, in wrapping arithmetic of 16 bits. D and M
+//! are the group's scale and minimum divided by the column's scale, times 256; M includes 128 × 256 for the offset and
+//! 128 to round to nearest. Each group has its 4-bit integers, in the layout of `ggml/panel.rs`, the D of all columns,
+//! and the M.
 
 use super::nibbles::{self, GROUP_BYTES, INTEGER_BYTES, byte};
 use super::tile::CHUNK;
@@ -30,7 +30,7 @@ pub(super) fn integer_bytes(in_features: usize, source: Int8Source) -> usize {
     }
 }
 
-/// Pack numbers as a column of a panel that was all zeros. Gives back whether they are finite.
+/// Pack numbers as a column of a zeroed panel. Gives whether they are finite.
 pub(in crate::linear) fn pack_numbers(numbers: &[f32], column: usize, panel: &mut [u8]) -> bool {
     let (integers, scales) = panel.split_at_mut(integer_bytes(numbers.len(), Int8Source::Elements));
     let Scale { scale, inverse } = Scale::of(numbers.iter().copied(), LARGEST);
@@ -41,8 +41,7 @@ pub(in crate::linear) fn pack_numbers(numbers: &[f32], column: usize, panel: &mu
     scale.is_finite()
 }
 
-/// Pack integers with their scale, as they are, as a column of a panel that was all zeros. Gives back whether the scale
-/// is finite.
+/// Pack integers with their scale, unchanged, as a column of a zeroed panel. Gives whether the scale is finite.
 pub(in crate::linear) fn pack_integers(row: &[u8], scale: f32, column: usize, panel: &mut [u8]) -> bool {
     let (integers, scales) = panel.split_at_mut(integer_bytes(row.len(), Int8Source::Elements));
     for (feature, integer) in row.iter().enumerate() {
@@ -52,7 +51,7 @@ pub(in crate::linear) fn pack_integers(row: &[u8], scale: f32, column: usize, pa
     scale.is_finite()
 }
 
-/// Pack blocks of 4 bits as a column of a panel that was all zeros. Gives back whether their scales are finite.
+/// Pack blocks of 4 bits as a column of a zeroed panel. Gives whether their scales are finite.
 pub(in crate::linear) fn pack_blocks(
     linear: &Linear,
     source: Int8Source,
@@ -67,7 +66,7 @@ pub(in crate::linear) fn pack_blocks(
     scale.is_finite()
 }
 
-/// Make one column of a panel, which is a row of the matrix, into elements.
+/// Convert one column of a panel, which is a row of the matrix, to elements.
 pub(in crate::linear) fn unpack_column(
     linear: &Linear,
     source: Int8Source,
@@ -86,7 +85,7 @@ pub(in crate::linear) fn unpack_column(
     }
 }
 
-/// Where a feature of a column lies, counted from the start of its panel, or of its group.
+/// Offset of a column's feature from the start of its panel, or of its group.
 fn cell(column: usize, feature: usize) -> usize {
     (feature / STEP_FEATURES * PANEL + column) * STEP_FEATURES + feature % STEP_FEATURES
 }
@@ -100,7 +99,7 @@ fn nibble_as_byte(panel: &[u8], column: usize, feature: usize) -> u8 {
     byte(nibble, factor(column), factor(PANEL + column))
 }
 
-/// Write a column of 4 bits with each group's D and M, and give its scale.
+/// Write a column of 4-bit integers with each group's D and M, and give its scale.
 fn pack_groups(format: GgmlType, row: &[u8], column: usize, panel: &mut [u8]) -> f32 {
     let blocks = row.chunks_exact(format.block_bytes());
     let min_bytes = if format.encoding().has_min { 2 } else { 0 };

@@ -6,7 +6,7 @@ use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`, with integers in bytes.
+/// See `IntegerFormat::multiply`, with integers in bytes.
 pub(super) unsafe fn multiply(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {

@@ -1,4 +1,4 @@
-//! An input row as integers of 15 bits, each in two parts of 8 bits. Knows no weights.
+//! Quantisation of an input row to 15-bit integers, in two parts of 8 bits. Knows no weights.
 
 use super::tile::{CHUNK, InputFactors, PLANES};
 use crate::linear::output::SIDE;
@@ -6,15 +6,15 @@ use crate::linear::rounding::{Scale, nearest};
 
 const LARGEST: f32 = 127.0 * 128.0;
 
-/// Write a row's integers, zeros behind the last up to the end of its chunk, and give its factors.
+/// Write a row's integers, padded with zeros to the end of its last chunk, and give its factors.
 ///
-/// An integer is `element × (16,256 / largest magnitude)` to the nearest, to even where two are equally near, and
-/// 128 × its high part, -127 to 127, and its low part, -64 to 63. The scale is `largest magnitude / 16,256`, and not a
-/// number where an element is not finite.
+/// An integer is `element × (16,256 / largest magnitude)`, rounded to nearest, ties to even; it is 128 × its high part,
+/// -127 to 127, plus its low part, -64 to 63. The scale is `largest magnitude / 16,256`, or NaN if an element is not
+/// finite.
 ///
 /// # Safety
 ///
-/// As for `IntegerFormat::quantise`.
+/// See `IntegerFormat::quantise`.
 #[inline(always)] // so that it is compiled anew for each instruction set
 #[expect(clippy::inline_always, reason = "see above")]
 pub(super) unsafe fn quantise<const BYTES: usize>(

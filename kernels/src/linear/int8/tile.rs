@@ -1,18 +1,18 @@
-//! What the micro-kernels of this format know of rows and panels when they are compiled.
+//! Compile-time properties of rows and panels for the micro-kernels of this format.
 
 use crate::linear::format::Int8Source;
 use crate::linear::integer_rows;
 
-/// Features of a row that lie side by side: the deepest tile of AMX.
+/// Contiguous features of a row: the deepest tile of AMX.
 pub(super) const CHUNK: usize = 64;
-/// The high integers, and the low ones.
+/// The planes of high and of low integers.
 pub(super) const PLANES: usize = 2;
 
 pub(super) type Tile = integer_rows::Tile<Int8Source>;
 
-/// How a panel's integers lie.
+/// The layout of a panel's integers.
 pub(super) trait Weights {
-    /// In 4 bits, to be made into 8.
+    /// Whether they are 4-bit integers, to be widened to 8.
     const NIBBLES: bool;
 }
 
@@ -27,12 +27,12 @@ impl Weights for Nibbles {
     const NIBBLES: bool = true;
 }
 
-/// What the products of an input row begin with and are scaled with.
+/// Initial values and factors of an input row's products.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct InputFactors {
     pub(super) scale: f32,
-    /// So that the weights' offset is gone in the end, of each plane.
+    /// Initial values of each plane, which cancel the weights' offset.
     pub(super) starts: [i32; PLANES],
 }
 

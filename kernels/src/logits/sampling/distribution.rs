@@ -1,20 +1,20 @@
-//! A draw from weights, after top-k and top-p. Sums are float64, in an order that the weights' number alone decides.
+//! A draw from weights, after top-k and top-p. Sums are float64, in an order that depends only on their number.
 
-/// Bits of a weight that do not say which bucket it is in: 20 of the 23 behind the point.
+/// Low bits of a weight that do not affect its bucket: 20 of the 23 of its mantissa.
 const BUCKET_SHIFT: u32 = 20;
-/// Weights go up to 1.
+/// Weights are at most 1.
 const NUM_BUCKETS: usize = (1.0_f32.to_bits() >> BUCKET_SHIFT) as usize + 1;
 
-/// What is kept, at least one token.
+/// The limits of top-k and top-p, which keep at least one token.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// The greatest so many, of equal ones the first; 0: all.
+    /// Number of the greatest weights to keep, of equal ones the first; 0: all.
     pub(super) top_k: usize,
-    /// As few of the greatest as have this share of what top-k has left; 1 and more: all.
+    /// Share of top-k's total to keep, with as few of the greatest as possible; 1 and more: all.
     pub(super) top_p: f64,
 }
 
-/// A token that may be drawn, and its weight, which is above 0 and up to 1.
+/// A token that may be drawn, and its weight, which is above 0 and at most 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Candidate {
     pub(super) weight: f32,
@@ -28,8 +28,8 @@ impl Candidate {
     }
 }
 
-/// Leave what top-k and top-p keep. The candidates, by ascending id, are all that may be kept; `total` is the sum of
-/// all weights, theirs and of those that may not.
+/// Apply top-k and top-p. The candidates, by ascending id, include all that may be kept; `total` is the sum of all
+/// weights, including those of other tokens.
 pub(super) fn limit(candidates: &mut Vec<Candidate>, limits: Limits, mut total: f64) {
     let buckets = Buckets::of(candidates);
     let mut last = None;
@@ -48,7 +48,7 @@ pub(super) fn limit(candidates: &mut Vec<Candidate>, limits: Limits, mut total: 
     }
 }
 
-/// The id of the first candidate at which the sum of weights exceeds `uniform` of all of theirs; else of the last.
+/// The id of the first candidate at which the sum of weights exceeds `uniform` times their total; else of the last.
 pub(super) fn choose(candidates: &[Candidate], uniform: f64) -> Option<usize> {
     let weights = candidates.iter().map(|candidate| f64::from(candidate.weight));
     let place = first_beyond(weights.clone(), 0.0, uniform * weights.sum::<f64>());
@@ -56,7 +56,7 @@ pub(super) fn choose(candidates: &[Candidate], uniform: f64) -> Option<usize> {
     chosen.map(|candidate| candidate.id as usize)
 }
 
-/// The first place where the sum of the weights, and what is before them, exceeds the target.
+/// The first index at which the sum of the weights, plus `before`, exceeds the target.
 pub(super) fn first_beyond(weights: impl Iterator<Item = f64>, before: f64, target: f64) -> Option<usize> {
     let sums = weights.scan(before, |sum, weight| {
         *sum += weight;
@@ -65,7 +65,7 @@ pub(super) fn first_beyond(weights: impl Iterator<Item = f64>, before: f64, targ
     sums.enumerate().find(|&(_, sum)| sum > target).map(|(place, _)| place)
 }
 
-/// How many weights there are of a size, and what they sum up to; the greatest in the last one.
+/// Numbers and sums of weights by size; the greatest weights are in the last bucket.
 struct Buckets {
     counts: [usize; NUM_BUCKETS],
     sums: [f64; NUM_BUCKETS],
@@ -82,8 +82,8 @@ impl Buckets {
         buckets
     }
 
-    /// The first candidate, from the greatest on, of which `is_last(how many are before it, their sum with it)` is
-    /// true, and that sum. A bucket is looked into only if it is true of its own last.
+    /// The first candidate, from the greatest on, with `is_last(number of candidates before it, sum including it)`, and
+    /// that sum. A bucket is searched only if this holds for its own last candidate.
     fn find(&self, candidates: &[Candidate], is_last: impl Fn(usize, f64) -> bool) -> Option<(Candidate, f64)> {
         let (mut num_before, mut sum) = (0, 0.0);
         for wanted in (0..NUM_BUCKETS).rev().filter(|&bucket| self.counts[bucket] > 0) {

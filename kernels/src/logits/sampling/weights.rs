@@ -1,37 +1,37 @@
-//! From a row of logits to weights, block by block: probabilities in units of the greatest, after temperature and min-p.
+//! Weights of a row of logits, block by block: probabilities in units of the greatest, after temperature and min-p.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use crate::logits::row::{BLOCK, Logit, Row, greatest};
 use crate::vector::{Kernel, LANES, Vector};
 
-/// More than the exponential of what is too low for it.
+/// Above the exponentials of all arguments that are too low for it.
 pub(super) const LEAST_WEIGHT: f32 = 2e-38;
 
-/// What makes weights of logits.
+/// The parameters that turn logits into weights.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
     greatest: f32,
     inverse_temperature: f32,
-    /// Weights below it are zero.
+    /// Smaller weights become zero.
     least: f32,
 }
 
 impl Scale {
-    /// The greatest logit is finite, and the temperature above 0.
+    /// The greatest logit must be finite, and the temperature above 0.
     pub(super) fn new(greatest: f32, temperature: f32, min_p: f32) -> Self {
-        // However small a temperature is: what is infinite times the difference of equal logits would not be a number.
+        // Limited for tiny temperatures: infinity times the difference of equal logits would be NaN.
         let inverse_temperature = temperature.recip().min(f32::MAX);
         Self { greatest, inverse_temperature, least: min_p.clamp(LEAST_WEIGHT, 1.0) }
     }
 
-    /// No weight of a logit from this one on is less.
+    /// A lower bound of the weights of this logit and greater ones.
     pub(super) fn bound(self, logit: f32) -> f32 {
-        // The vectors' exponential is right to a few units.
+        // The vectors' exponential is precise to a few units in the last place.
         let weight = ((logit - self.greatest) * self.inverse_temperature).exp() * (1.0 - 1e-6);
         weight.max(self.least)
     }
 
-    /// The greatest first, which keeps every temperature, however small, from overflowing.
+    /// Subtracts the greatest first, so that no temperature, however small, overflows.
     #[inline(always)]
     fn weights<V: Vector>(self, logits: V) -> V {
         // SAFETY: `logits` exist.
@@ -41,7 +41,7 @@ impl Scale {
     }
 }
 
-/// The greatest logit of each block, and of all; minus infinity where none is a number.
+/// The greatest logit of each block, and of all; minus infinity if all are NaN.
 pub(super) struct Maxima<L> {
     pub(super) row: Row<L>,
     pub(super) out: *mut f32,

@@ -1,11 +1,11 @@
-//! Which logits change at a position, and how: from one slot's rules, counts and last tokens to columns.
+//! Edits of logits at a position: from one slot's rules, counts and last tokens to columns.
 
 use std::ops::Range;
 
 use super::slot::{Counts, Rules, Slot};
 
-/// Of position i those from `starts[i]` to `starts[i + 1]`, by ascending id, each id once. A logit x becomes x + bias,
-/// then that over (where positive) or times the repetition penalty, then that less what is subtracted.
+/// Edits of position i from `starts[i]` to `starts[i + 1]`, by ascending id, each id once. A logit x becomes x + bias,
+/// then that divided by (if positive) or multiplied by the repetition penalty, then reduced by `subtracted`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Edits {
     pub(crate) starts: Vec<i32>,
@@ -15,12 +15,12 @@ pub(crate) struct Edits {
     pub(crate) subtracted: Vec<f32>,
 }
 
-/// A token that more is to be said of than its count.
+/// A token with more changes than those by its count.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     id: i32,
     bias: f32,
-    /// How often it is drafted.
+    /// Number of its occurrences in the drafts.
     drafted: u32,
 }
 
@@ -32,7 +32,7 @@ impl Default for Edits {
 }
 
 impl Edits {
-    /// What changes after the slot's tokens and these drafts.
+    /// Add the edits after the slot's tokens and these drafts.
     pub(super) fn extend(&mut self, slot: &Slot, drafts: &[i32]) {
         if let Some(id) = slot.forced(drafts) {
             self.push(id, f32::INFINITY, 1.0, 0.0); // It is chosen, whatever the others have.
@@ -52,7 +52,7 @@ impl Edits {
         self.extend_counted(rules, counts, next..counts.ids.len());
     }
 
-    /// What comes from now on is the next position's.
+    /// End the edits of a position.
     pub(super) fn end_row(&mut self) {
         self.starts.push(self.ids.len() as i32);
     }
@@ -73,7 +73,7 @@ impl Edits {
     }
 }
 
-/// Biases, bans and, where they count, drafts: by ascending id, each id once.
+/// Biases, bans and, if they count, drafts: by ascending id, each id once.
 fn changes(slot: &Slot, drafts: &[i32]) -> Vec<Change> {
     let rules = &*slot.rules;
     let mut changes: Vec<Change> = rules.bias.iter().map(|&(id, bias)| Change { id, bias, drafted: 0 }).collect();
@@ -100,7 +100,7 @@ fn changes(slot: &Slot, drafts: &[i32]) -> Vec<Change> {
     changes
 }
 
-/// The tokens that would end a bad word here.
+/// The tokens that would complete a bad word here.
 fn bad_words_ends<'a>(slot: &'a Slot, drafts: &'a [i32]) -> impl Iterator<Item = i32> + 'a {
     slot.rules.bad_words.iter().filter_map(move |word| {
         let (&last, before) = word.split_last()?;

@@ -145,7 +145,7 @@ impl LogitsStates {
 }
 
 impl LogitsStates {
-    /// Other threads may hold the interpreter meanwhile, and wait for this one here.
+    /// The interpreter lock is released, as another thread may hold it while waiting for this one.
     fn with<R: Send>(
         &self,
         py: Python<'_>,
@@ -163,7 +163,7 @@ fn state_error(error: &StateError) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
-/// Numbers of any buffer of them, or of their bytes.
+/// Numbers from any buffer of them, or from bytes.
 struct Numbers<T>(Vec<T>);
 
 impl<'py, T: Element + FromBytes> FromPyObject<'_, 'py> for Numbers<T> {

@@ -1,29 +1,29 @@
-//! One slot's rules and tokens, and how often each token stands in its output. Knows no other slot.
+//! One slot's rules and tokens, and the count of each token in its output. Knows no other slot.
 
 use std::sync::Arc;
 
 use super::StateError;
 use super::thinking::{Output, Stage, Thinking};
 
-/// What a request asks for that depends on its tokens, or changes logits at every position.
+/// The parameters of a request that depend on its tokens, or change logits at every position.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rules {
     pub(crate) presence_penalty: f32,
     pub(crate) frequency_penalty: f32,
     /// 1: none.
     pub(crate) repetition_penalty: f32,
-    /// Tokens and what is added to their logits.
+    /// Tokens, each with a number to add to its logit.
     pub(crate) bias: Vec<(i32, f32)>,
-    /// The last token of each may not follow the others.
+    /// The last token of each is banned after the others.
     pub(crate) bad_words: Vec<Vec<i32>>,
-    /// So many tokens are put out before one of `stop_token_ids` is.
+    /// Number of output tokens before which `stop_token_ids` are banned.
     pub(crate) min_tokens: usize,
     pub(crate) stop_token_ids: Vec<i32>,
     pub(crate) thinking: Thinking,
 }
 
 impl Rules {
-    /// The same without bans of what is no token, its biases by ascending id.
+    /// The same rules without bans of invalid token ids, with biases by ascending id.
     pub(super) fn checked(mut self, vocabulary: usize) -> Result<Self, StateError> {
         for (what, value) in
             [("the presence penalty", self.presence_penalty), ("the frequency penalty", self.frequency_penalty)]
@@ -60,18 +60,18 @@ impl Rules {
         Ok(self)
     }
 
-    /// Whether it matters how often a token stands in the output.
+    /// Whether counts of tokens in the output matter.
     pub(super) fn count_output(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repeat()
     }
 
-    /// Whether it matters that a token stands anywhere.
+    /// Whether occurrences of tokens anywhere matter.
     #[expect(clippy::float_cmp, reason = "exactly 1 changes nothing")]
     fn repeat(&self) -> bool {
         self.repetition_penalty != 1.0
     }
 
-    /// What is taken from the logit of a token that stands in the output so often.
+    /// The number to subtract from the logit of a token with this count in the output.
     #[expect(clippy::cast_precision_loss, reason = "a count beyond 2^24 is as good as its neighbour")]
     pub(super) fn subtracted(&self, count: u32) -> f32 {
         if count > 0 { self.frequency_penalty * count as f32 + self.presence_penalty } else { 0.0 }
@@ -84,19 +84,19 @@ pub(crate) struct Slot {
     pub(super) rules: Arc<Rules>,
     prompt: Arc<Prompt>,
     output: Vec<i32>,
-    /// Where reasoning stands after the output.
+    /// Stage of the reasoning after the output.
     stage: Stage,
-    /// Empty where nothing depends on it.
+    /// Empty if no rule needs them.
     pub(super) counts: Counts,
 }
 
 struct Prompt {
     tokens: Vec<i32>,
-    /// A bit for each token of the vocabulary; empty where nothing depends on it.
+    /// A bit for each token of the vocabulary; empty if no rule needs it.
     distinct: Vec<u64>,
 }
 
-/// How often tokens stand in the output: those that stand there, and where tokens of the prompt matter, those too.
+/// Counts of the output's tokens; also of the prompt's, as 0, if those matter.
 #[derive(Clone, Default)]
 pub(super) struct Counts {
     /// Ascending.
@@ -105,7 +105,7 @@ pub(super) struct Counts {
 }
 
 impl Slot {
-    /// The tokens are from 0 to the vocabulary's last, and as many as the prompt's or more.
+    /// The tokens must be below the vocabulary size, and at least as many as the prompt's.
     pub(super) fn new(rules: Rules, tokens: &[i32], num_prompt_tokens: usize, vocabulary: usize) -> Self {
         let (prompt, output) = tokens.split_at(num_prompt_tokens);
         let distinct = if rules.repeat() { bits_of(prompt, vocabulary) } else { Vec::new() };
@@ -119,7 +119,7 @@ impl Slot {
         }
     }
 
-    /// How many tokens are known.
+    /// Number of known tokens.
     pub(crate) fn len(&self) -> usize {
         self.prompt.tokens.len() + self.output.len()
     }
@@ -135,7 +135,7 @@ impl Slot {
         thinking.forced(stage, after(drafts.len()))
     }
 
-    /// What is known from a position on.
+    /// The known tokens from a position on.
     pub(crate) fn tokens_from(&self, start: usize) -> Vec<i32> {
         let prompt = &self.prompt.tokens;
         let (in_prompt, in_output) = (start.min(prompt.len()), start.saturating_sub(prompt.len()));
@@ -150,8 +150,8 @@ impl Slot {
         }
     }
 
-    /// Take over the tokens of the positions from `first` on; where what is known of the output differs, it is
-    /// forgotten from there on. False where one is not told (-1) and not known.
+    /// Add the tokens of the positions from `first` on; where the known output differs, it is dropped from there on.
+    /// False if a token is unknown (-1) and not known before.
     pub(super) fn learn(&mut self, first: usize, tokens: &[i32]) -> bool {
         let num_prompt_tokens = self.prompt.tokens.len();
         for (position, &token) in (first..).zip(tokens).skip(num_prompt_tokens.saturating_sub(first)) {

@@ -1,4 +1,4 @@
-//! Against a naive model, which keeps plain tokens and counts anew each time.
+//! A comparison with a naive model, which keeps plain tokens and counts anew each time.
 
 use proptest::prelude::*;
 
@@ -42,7 +42,7 @@ enum Call {
         slot: i32,
         tokens: Vec<i32>,
     },
-    /// The row begins so far before the end of what is known, and so many of its tokens are drafts.
+    /// The row's distance from the end of the known tokens, and the number of its tokens that are drafts.
     CatchUp {
         slot: i32,
         before: usize,
@@ -74,7 +74,7 @@ impl Naive {
         if self.tokens.len() > first + tokens.len() { Readiness::Stale } else { Readiness::Ready }
     }
 
-    /// Id, bias, repetition penalty and what is subtracted, of each token that any of it concerns.
+    /// Id, bias, repetition penalty and subtracted number of each token with any of these.
     #[expect(clippy::float_cmp, reason = "exactly 1 changes nothing")]
     fn edits(&self, drafts: &[i32]) -> Vec<(i32, f32, f32, f32)> {
         let rules = &self.rules;
@@ -197,7 +197,7 @@ proptest! {
                     let known = naive[slot as usize].as_ref().map_or(0, |naive| naive.tokens.len());
                     let first = known.saturating_sub(before);
                     let sampled = (tokens.len() - 1).saturating_sub(num_drafts) as i32;
-                    // Beside a row that is not sampled, whose tokens are not looked at.
+                    // Beside a row that is not sampled, whose tokens are not used.
                     let step = Step {
                         slots: &[(slot + 1) % NUM_SLOTS as i32, slot],
                         query_starts: &[0, 1, 1 + tokens.len() as i32],

@@ -1,4 +1,4 @@
-//! Rows that decode, step after step, each from 1,024 tokens of context; the prefix cache is on. Reads no clock.
+//! Decodes, step after step, each with 1,024 tokens of context at first; the prefix cache is on. Reads no clock.
 
 use pyllm_scheduler::{ClientId, Config, KvGroup, Request, RequestId, Scheduler};
 
@@ -13,7 +13,7 @@ pub struct Decoding {
 }
 
 impl Decoding {
-    /// `steps` may be taken. All groups of layers but the first have a window.
+    /// Prepares `rows` requests for up to `steps` steps. All groups of layers except the first have a window.
     pub fn new(rows: u32, steps: u32, num_groups: u32) -> Self {
         let max_tokens = steps + 2; // the prefill samples one, and the last step must not end a request
         let mut scheduler = Scheduler::new(Config {

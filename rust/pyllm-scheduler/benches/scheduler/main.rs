@@ -1,5 +1,5 @@
-//! How long the scheduler's calls take, by `cargo bench`. `python -m benchmarks scheduler` times them through Python,
-//! and counts the instructions of the same steps.
+//! Times of the scheduler's calls, by `cargo bench`. `python -m benchmarks scheduler` times them through Python, and
+//! counts the instructions of the same steps.
 
 #![expect(missing_docs, reason = "criterion's macros make public functions")]
 
@@ -12,7 +12,7 @@ use decoding::Decoding;
 
 mod decoding;
 
-const STEPS: u32 = 512; // before the rows start anew
+const STEPS: u32 = 512; // before the rows restart
 const PROMPT_TOKENS: i32 = 8000;
 
 fn step(criterion: &mut Criterion) {
@@ -51,7 +51,7 @@ fn add_one((scheduler, request): &mut (Scheduler, Request)) {
     scheduler.add(std::mem::take(request)).expect("the request fits");
 }
 
-/// The step that admits a prompt whose blocks are cached, but for the last token's.
+/// The step that admits a prompt whose blocks are cached, except the last token's.
 fn admit_cached(criterion: &mut Criterion) {
     criterion.bench_function(&format!("admit_cached/{PROMPT_TOKENS}"), |bencher| {
         bencher.iter_batched_ref(

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A language model that says the same of the same tokens: distinct ones, likeliest first, some of them equally likely.
+/// A deterministic language model: equal tokens give the same candidates, likeliest first, some of them equally likely.
 fn likeliest(tokens: &[i32], number: usize) -> Vec<Candidate> {
     let mut state = tokens.iter().fold(7, |state, &token| mix(state ^ token as u64));
     let (first, mut logprob) = (state % 100, 0.0);
@@ -22,7 +22,7 @@ fn mix(value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// What is the answer if everything is kept and nothing ends early.
+/// The expected answer, if all beams are kept and the search never ends early.
 fn naive(request: &Request, max_length: u32) -> Vec<(Vec<i32>, Finish)> {
     let (width, num_prompt_tokens) = (request.beam_width as usize, request.prompt.len());
     let score = |tokens: &[i32], cumulative: f64, finish| {
@@ -57,7 +57,7 @@ fn naive(request: &Request, max_length: u32) -> Vec<(Vec<i32>, Finish)> {
     completed.into_iter().map(|(tokens, _, finish)| (tokens, finish)).collect()
 }
 
-/// Gives the answer and the number of rounds. What may follow the beams becomes known in an order that `seed` decides.
+/// Gives the answer and the number of rounds. Candidates of beams become known in an order that depends on `seed`.
 fn search(request: &Request, max_length: u32, mut seed: u64) -> (Vec<Completed>, u32) {
     let mut search = BeamSearch::new(request, max_length);
     let mut num_rounds = 0;

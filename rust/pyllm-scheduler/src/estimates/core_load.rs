@@ -1,28 +1,28 @@
-//! What a core tells of itself, so that others choose between cores: the work that is there, by tenant, how fast its
-//! steps have been, and how its cache is laid out. Knows neither the scheduler nor who chooses.
+//! A core's report of its load, for the choice between cores: its work by tenant, the speed of its steps, and the
+//! layout of its cache. Knows neither the scheduler nor the placement.
 
 use serde::{Deserialize, Serialize};
 
 use crate::estimates::step_sums::StepSums;
 use crate::policy::{INPUT_COST, OUTPUT_COST};
 
-/// Tenants that are told of by name, those with the most work; the others are told of together.
+/// Tenants with the most work are reported by name, this many; the others as one sum.
 const MAX_TENANTS: usize = 256;
 
-/// Work is what `work` says.
+/// The load of a core. Work is counted as by `work`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CoreLoad {
-    /// Whether each tenant waits for its own work, by its weight, instead of for all.
+    /// Whether a request waits for its own tenant's work, by weight, instead of for all work.
     pub(crate) shares_by_tenant: bool,
-    /// One, without a name, unless it shares by tenant.
+    /// One without a name, unless the policy shares by tenant.
     pub(crate) tenants: Vec<TenantLoad>,
     pub(crate) others: TenantLoad,
     pub(crate) num_requests: u64,
-    /// Output tokens that are expected of a new sample.
+    /// Expected output tokens of a new sample.
     pub(crate) output_length: f64,
     pub(crate) steps: StepSums,
     pub(crate) caches_prefixes: bool,
-    /// Of the groups of layers: positions that a token reads.
+    /// Attention window of each group of layers, in positions.
     pub(crate) windows: Vec<Option<u32>>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct TenantLoad {
     pub(crate) work: f64,
 }
 
-/// So many tokens to compute and to come out, by what a tenant is charged for them.
+/// Work of tokens to compute and to generate, in the units that tenants are charged.
 #[expect(clippy::cast_precision_loss, reason = "what a token costs is a small number")]
 pub(crate) fn work(num_inputs: u32, num_outputs: u32) -> f64 {
     f64::from(num_inputs) * INPUT_COST as f64 + f64::from(num_outputs) * OUTPUT_COST as f64
@@ -44,13 +44,13 @@ impl CoreLoad {
         postcard::to_allocvec(self).expect("a load holds nothing that cannot be written")
     }
 
-    /// None if these bytes are something else.
+    /// None if the bytes cannot be decoded.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (load, rest) = postcard::take_from_bytes::<Self>(bytes).ok()?;
         (rest.is_empty() && load.is_sound()).then_some(load)
     }
 
-    /// Whether every figure is in its range.
+    /// Whether every number is in its range.
     fn is_sound(&self) -> bool {
         let is_amount = |value: f64| value.is_finite() && value >= 0.0;
         let StepSums { num_steps, work, seconds, work_squared, work_by_seconds } = self.steps;
@@ -66,7 +66,7 @@ impl CoreLoad {
             && self.windows.iter().all(|&window| window != Some(0))
     }
 
-    /// Tells of the smallest tenants together, so that a load has a bounded size.
+    /// Merges the smallest tenants, so that the size of a load is bounded.
     pub(crate) fn shorten(&mut self) {
         if self.tenants.len() > MAX_TENANTS {
             self.tenants.sort_by(|one, other| other.work.total_cmp(&one.work));

@@ -1,18 +1,18 @@
-//! How long outputs become, learnt from those that ended by themselves. Older ones count less and less; a recording
-//! gives the same figures. Knows nothing of who asked.
+//! Estimates of output lengths, from samples that ended by themselves. Older samples count less and less; a recording
+//! gives the same estimates. Knows nothing of requests.
 
-/// Buckets a doubling of the length.
+/// Buckets per doubling of the length.
 const STEPS: u32 = 4;
 const NUM_BUCKETS: usize = (32 * STEPS) as usize;
-/// What is left of a sample's weight when the next one ends.
+/// Factor of a sample's weight each time another one ends.
 const KEPT: f64 = 1.0 - 1.0 / 256.0;
-/// Output tokens that are expected before any sample has ended.
+/// Expected output tokens before any sample has ended.
 pub(crate) const FIRST_LENGTH: f64 = 128.0;
 
 pub(crate) struct OutputLengths {
     weights: Box<[f64; NUM_BUCKETS]>, // of the lengths in each bucket
-    sums: Box<[f64; NUM_BUCKETS]>,    // of those lengths by their weights
-    longer: Box<[f64; NUM_BUCKETS]>,  // expected length of what is longer than each bucket; 0 where nothing was
+    sums: Box<[f64; NUM_BUCKETS]>,    // of those lengths, weighted
+    longer: Box<[f64; NUM_BUCKETS]>,  // expected length beyond each bucket; 0 where nothing was longer
     mean: f64,
     is_stale: bool,
 }
@@ -23,7 +23,7 @@ impl OutputLengths {
         Self { weights: nothing(), sums: nothing(), longer: nothing(), mean: FIRST_LENGTH, is_stale: false }
     }
 
-    /// A sample ended with so many output tokens.
+    /// Adds a sample that ended with `length` output tokens.
     pub(crate) fn add(&mut self, length: u32) {
         for value in self.weights.iter_mut().chain(self.sums.iter_mut()) {
             *value *= KEPT;
@@ -34,14 +34,14 @@ impl OutputLengths {
         self.is_stale = true;
     }
 
-    /// Output tokens that are expected of a new sample.
+    /// Expected output tokens of a new sample.
     pub(crate) fn mean(&mut self) -> f64 {
         self.refresh();
         self.mean
     }
 
-    /// Output tokens that are expected after the first `length`: the mean of what those that became longer had more. A
-    /// sample longer than all before is expected to reach the mean, or to become as long again.
+    /// Expected output tokens after the first `length`: the mean remainder of the samples that were longer. A sample
+    /// longer than all before is expected to reach the mean, or to double.
     pub(crate) fn remaining(&mut self, length: u32) -> f64 {
         if length == 0 {
             return self.mean();

@@ -1,8 +1,8 @@
-//! How many blocks what runs will need at its peak, if every sequence grows as expected. After Gong et al.,
-//! "Past-Future Scheduler for LLM Serving under SLA Guarantees" (arXiv 2507.10150): the peak is when one of them ends,
-//! and by then the shorter ones have given theirs back.
+//! Estimates the peak number of blocks of the running sequences, if each grows as expected. After Gong et al.,
+//! "Past-Future Scheduler for LLM Serving under SLA Guarantees" (arXiv 2507.10150): the peak is when one of the
+//! sequences ends, and the shorter ones have freed theirs by then.
 
-/// What admission knows of what runs, kept for one step.
+/// The running sequences as admission sees them, kept for one step.
 #[derive(Default)]
 pub(crate) struct PeakBlocks {
     sequences: Vec<Expected>, // longest remaining first, once `is_sorted`
@@ -11,7 +11,7 @@ pub(crate) struct PeakBlocks {
     is_sorted: bool,
 }
 
-/// A sequence's blocks, and those it will still take.
+/// A sequence's blocks, and its expected growth.
 #[derive(Clone, Copy)]
 pub(crate) struct Expected {
     pub(crate) num_blocks: u32,
@@ -33,7 +33,7 @@ impl PeakBlocks {
 
     /// Whether the peak, with one more sequence, stays within `capacity` blocks. `num_used` blocks are in use now.
     pub(crate) fn fits(&mut self, one: Expected, num_used: u32, capacity: u32) -> bool {
-        // What sequences share counts once, and what only pins and loads refer to counts, too.
+        // Shared blocks count once, and blocks that only pins and loads refer to count, too.
         let limit = u64::from(capacity) + self.held;
         let num_used = u64::from(num_used);
         if num_used + self.total + u64::from(one.num_blocks + one.num_growing) <= limit {
@@ -46,7 +46,7 @@ impl PeakBlocks {
         num_used + self.peak_with(one) <= limit
     }
 
-    /// When a sequence ends, those that grow as long or longer are there, each larger by what it grew.
+    /// The peak with one more sequence. At the end of one, all that grow at least as long still run, grown as much.
     fn peak_with(&self, one: Expected) -> u64 {
         let (mut held, mut peak, mut is_in) = (0, 0, false);
         let mut count = 0;
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn what_ends_early_gives_room_to_what_goes_on() {
-        // At the end of the short one both hold 4 + 1 and 2 + 1 blocks; later the long one has 2 + 6 alone.
+        // When the short one ends they have 4 + 1 and 2 + 1 blocks; later the long one alone has 2 + 6.
         let one = Expected { num_blocks: 4, num_growing: 1 };
         assert!(growth(&[(2, 6)]).fits(one, 2, 8));
         assert!(!growth(&[(2, 6)]).fits(one, 2, 7));

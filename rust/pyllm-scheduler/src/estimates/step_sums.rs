@@ -1,9 +1,9 @@
-//! How long steps take and how much they compute, as moving means from which a line can be fitted: the base of a step,
-//! and its seconds for each unit of work. Knows nothing of what the work is.
+//! Moving means of steps' durations and work, to fit a line: the base time of a step, and its seconds per unit of work.
+//! Does not know the units of work.
 
 use serde::{Deserialize, Serialize};
 
-/// Weight of the newest step, once there were so many.
+/// Weight of the newest step, after the first 1 / NEWEST steps.
 const NEWEST: f64 = 1.0 / 32.0;
 
 /// Means over the last steps.
@@ -17,7 +17,7 @@ pub(crate) struct StepSums {
 }
 
 impl StepSums {
-    /// A step took `seconds`.
+    /// Adds a step that took `seconds`.
     pub(crate) fn measure(&mut self, work: f64, seconds: f64) {
         if !(seconds.is_finite() && seconds > 0.0) || work <= 0.0 {
             return;

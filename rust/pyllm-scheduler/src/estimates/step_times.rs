@@ -1,4 +1,4 @@
-//! What steps cost in seconds, learnt from those measured: moving averages, so that a recording gives the same ones.
+//! Measured times of steps in seconds, as moving averages, so that a recording gives the same ones.
 
 /// Weight of the newest measurement.
 const NEWEST: f64 = 0.125;
@@ -10,7 +10,7 @@ pub(crate) struct StepTimes {
 }
 
 impl StepTimes {
-    /// A step with `num_prefill_tokens` beside its decodes took `seconds`.
+    /// Adds a step that took `seconds`, with `num_prefill_tokens` beside its decodes.
     pub(crate) fn measure(&mut self, num_prefill_tokens: u32, seconds: f64) {
         if !(seconds.is_finite() && seconds > 0.0) {
             return;
@@ -23,12 +23,12 @@ impl StepTimes {
         }
     }
 
-    /// Seconds that computing tokens takes, or 0 before anything was measured.
+    /// Expected seconds to compute tokens; 0 before any measurement.
     pub(crate) fn prefill_seconds(&self, num_tokens: u32) -> f64 {
         self.prefill_token.unwrap_or(0.0) * f64::from(num_tokens)
     }
 
-    /// Seconds that a step with so many prefill tokens takes; none before steps like it were measured.
+    /// Expected seconds of a step with these prefill tokens; none before a similar step was measured.
     pub(crate) fn step_seconds(&self, num_prefill_tokens: u32) -> Option<f64> {
         match num_prefill_tokens {
             0 => self.decode_step,
@@ -42,7 +42,7 @@ impl StepTimes {
         self.prefill_token.is_some()
     }
 
-    /// Prefill tokens with which a step stays within `seconds`; unlimited before anything was measured.
+    /// Prefill tokens that fit into a step of `seconds`; unlimited before any measurement.
     pub(crate) fn prefill_tokens_within(&self, seconds: f64) -> u32 {
         let Some(prefill_token) = self.prefill_token.filter(|&one| one > 0.0) else { return u32::MAX };
         ((seconds - self.decode_step.unwrap_or(0.0)).max(0.0) / prefill_token) as u32

@@ -1,21 +1,21 @@
-//! Blocks by reference count, and the order in which the free ones are used again. Every operation is O(1), hashes
-//! nothing and allocates nothing. Knows neither what a block holds nor who refers to it: only whether it holds
-//! anything, how deep in a chain, and how often it was shared.
+//! Blocks by reference count, and the order in which free ones are reused. Every operation is O(1), hashes nothing and
+//! allocates nothing. Knows neither contents nor owners of blocks: only whether a block has contents, its depth in a
+//! chain, and its number of hits.
 //!
-//! Free blocks that hold nothing go first. The others are in one list a class, in the order they were freed; a class is
-//! a number of hits and a depth. The next to go is, of the lists' first blocks, the one whose tick of freeing plus the
-//! bonus of its class is the lowest. A bonus is a share of the pool, so a block that was hit often outlives as many
-//! later ones as that share has blocks, and nothing stays for ever.
+//! Free blocks without contents are reused first. The others are in one list per class, in the order they were freed; a
+//! class is a level of hits and a depth. The block to evict is, among the lists' first blocks, the one with the lowest
+//! sum of the tick at which it was freed and the bonus of its class. A bonus is a share of the pool: a block that was
+//! hit often outlives as many later ones as that share has blocks, and no block stays for ever.
 //!
 //! When a window moves on, a sequence frees its oldest block of the window and takes another one. If several sequences
-//! share that block, it becomes free only with the last of them. The blocks that the others take are owed: one for each
-//! reference but the first.
+//! share that block, it becomes free only with the last of them. So for each reference but the first, a free block is
+//! reserved: it is counted as owed.
 //!
-//! A chain's tail always goes before its head, but for chains of a window, whose head is of no use without what follows
-//! it. A sequence that refers to a block refers to all blocks before it in the chain, takes them together and frees the
-//! tail first. So the head is freed later, is shared at least as often (a share is a hit whether or not the block was
-//! free) and is no deeper: its tick is higher and its bonus no lower than the tail's. While the tail is free, the first
-//! block of the tail's list has no higher score than the tail, and goes before the head.
+//! A chain's tail is always evicted before its head, except in chains of a window, whose head is useless without the
+//! rest. A sequence that refers to a block refers to all blocks before it in the chain, takes them together and frees
+//! the tail first. So the head is freed later, is shared at least as often (sharing is a hit whether or not the block
+//! was free) and is no deeper: its tick is higher and its bonus no lower than the tail's. While the tail is free, the
+//! first block of the tail's list has no higher score than the tail, and is evicted before the head.
 
 use std::marker::PhantomData;
 
@@ -29,7 +29,7 @@ const HOLDING_NOTHING: usize = 0;
 const NUM_LISTS: usize = 1 + 2 * NUM_LEVELS;
 
 pub(crate) struct BlockPool<B> {
-    entries: Vec<Entry>, // one a block, then the two ends of each list
+    entries: Vec<Entry>, // one per block, then the two ends of each list
     bonuses: [u64; NUM_LISTS],
     tick: u64, // cached blocks freed so far
     num_free: u32,
@@ -96,12 +96,12 @@ impl<B: Block> BlockPool<B> {
         self.entry(block).hits
     }
 
-    /// Free blocks that sequences will take in place of shared blocks of windows.
+    /// Free blocks reserved for sequences that will replace shared blocks of windows.
     pub(crate) fn num_owed(&self) -> u32 {
         self.num_owed
     }
 
-    /// Takes the free block that is the next to go. The caller calls `forget` if it held anything.
+    /// Takes the next free block. The caller calls `forget` if it had contents.
     pub(crate) fn allocate(&mut self, in_window: bool) -> Option<B> {
         let block = self.next_to_go()?;
         self.unlink(block);
@@ -110,7 +110,7 @@ impl<B: Block> BlockPool<B> {
         Some(B::new(block))
     }
 
-    /// Adds a reference, and a hit.
+    /// Adds a reference, and counts a hit.
     pub(crate) fn share(&mut self, block: B) {
         self.hold(block);
         self.raise_hits(block, self.hits(block).saturating_add(1));
@@ -127,7 +127,7 @@ impl<B: Block> BlockPool<B> {
         self.entry_mut(block).references += 1;
     }
 
-    /// Drops a reference. A block without any is free.
+    /// Drops a reference. A block without references is free.
     pub(crate) fn free(&mut self, block: B) {
         let entry = self.entry_mut(block);
         entry.references -= 1;
@@ -138,18 +138,18 @@ impl<B: Block> BlockPool<B> {
         }
     }
 
-    /// A block in use now holds what is worth keeping, the block at `index` of a chain.
+    /// Marks a block in use as having contents, at `index` of its chain.
     pub(crate) fn keep(&mut self, block: B, index: u32) {
         self.entry_mut(block).holding = if index < NUM_NEAR { Holding::Near } else { Holding::Far };
     }
 
-    /// The contents of a block in use had this many hits elsewhere.
+    /// Raises the hits of a block in use to those of its contents on the other tier.
     pub(crate) fn raise_hits(&mut self, block: B, hits: u8) {
         let entry = self.entry_mut(block);
         entry.hits = entry.hits.max(hits);
     }
 
-    /// A block holds nothing any more.
+    /// Marks a block as having no contents.
     pub(crate) fn forget(&mut self, block: B) {
         let is_free = self.references(block) == 0;
         if is_free {
@@ -163,7 +163,7 @@ impl<B: Block> BlockPool<B> {
         }
     }
 
-    /// The free blocks, those that hold nothing first.
+    /// The free blocks, those without contents first.
     pub(crate) fn free_blocks(&self) -> impl Iterator<Item = B> {
         (0..NUM_LISTS).flat_map(|list| self.list(list)).map(B::new)
     }
@@ -231,7 +231,7 @@ impl<B: Block> BlockPool<B> {
         &mut self.entries[block.number() as usize]
     }
 
-    /// Last in the list of its class; among those that hold nothing first, since it may still be in a CPU's cache.
+    /// Appends a block to its class's list; one without contents is put first, as it may still be in a CPU's cache.
     fn link(&mut self, block: u32) {
         let list = self.entries[block as usize].list();
         let ends = self.ends(list);
@@ -270,7 +270,7 @@ impl Entry {
     }
 }
 
-/// A quarter of the pool for each level of hits, and an eighth for being near the start of a chain.
+/// A quarter of the pool per level of hits, and an eighth for blocks near the start of a chain.
 fn bonus(list: usize, num_blocks: u64) -> u64 {
     let Some(class) = list.checked_sub(HOLDING_NOTHING + 1) else { return 0 };
     let (is_near, level) = (class / NUM_LEVELS, class % NUM_LEVELS);
@@ -288,7 +288,7 @@ mod tests {
 
     type Pool = BlockPool<BlockId>;
 
-    /// All free blocks, the next to go first; they are taken.
+    /// Takes all free blocks, in the order of reuse.
     fn order(mut pool: Pool) -> Vec<u32> {
         pool.audit().unwrap();
         std::iter::from_fn(|| pool.allocate(false)).map(|block| block.0).collect()
@@ -378,7 +378,7 @@ mod tests {
         assert_eq!(order(pool), [2, 0, 1]);
     }
 
-    /// A block's contents: a place in one of several texts, which begin alike.
+    /// A block's contents: a position in one of several texts with a common start.
     type Node = (u32, u32);
 
     const NUM_ALIKE: u32 = 20;
@@ -391,7 +391,7 @@ mod tests {
         child.0 == parent.0 + 1 && (parent.0 < NUM_ALIKE || child.1 == parent.1)
     }
 
-    /// Sequences that take what is known of their text, and compute the rest.
+    /// Sequences that share the cached blocks of their text, and compute the rest.
     struct Texts {
         pool: Pool,
         known: BTreeMap<Node, BlockId>,

@@ -1,26 +1,26 @@
-//! Changes of the KV cache's contents, for the placement of requests: short names only, which are known on one of the
-//! tiers or on none. A bounded log of numbered changes, kept once somebody has asked, and its bytes. If two contents
-//! have the same name, a placement may be worse. Knows neither blocks nor tokens: `events.rs` has those.
+//! Changes of the KV cache's contents, for the placement of requests: a bounded log of numbered changes, kept from the
+//! first request for it, and its encoding. It has short names only, each known on some tier or on none; if two contents
+//! share a name, a placement may be worse. Knows neither blocks nor tokens: `events.rs` has those.
 
 use std::collections::VecDeque;
 
-/// Changes that are kept for readers.
+/// Number of changes kept for readers.
 const CAPACITY: usize = 1 << 17;
 
-/// Most changes, and most blocks of a snapshot, that one answer tells of.
+/// Maximum number of changes, or blocks of a snapshot, in one answer.
 const MAX_TOLD: usize = 1 << 14;
 
-/// Bytes of a change: its tag, and eight of the name.
+/// Bytes of a change: a tag, and eight bytes of the name.
 const LENGTH: usize = 9;
 
-/// A change of what is known on either tier. Names are `GroupHash::short`.
+/// A change of the contents known on either tier. Names are `GroupHash::short`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Nothing is known any more.
+    /// All contents were forgotten.
     Cleared,
-    /// Its contents are on one of the tiers, where they may have come from the other.
+    /// The contents are on one of the tiers now, possibly copied from the other.
     Stored(u64),
-    /// They are on none any more.
+    /// The contents are on no tier any more.
     Removed(u64),
 }
 
@@ -35,7 +35,7 @@ impl Change {
         bytes.extend_from_slice(&name.to_le_bytes());
     }
 
-    /// All that `write` wrote; none if these bytes are something else.
+    /// Decodes changes encoded by `write`; none if the bytes are invalid.
     pub(crate) fn read_all(bytes: &[u8]) -> Option<Vec<Self>> {
         let changes = bytes.chunks(LENGTH).map(|change| {
             let (tag, name) = change.split_first()?;
@@ -51,9 +51,9 @@ impl Change {
     }
 }
 
-/// Does nothing before `begin`.
+/// A log of changes, empty before `begin`.
 pub(crate) struct ChangeLog {
-    recent: Option<VecDeque<Change>>, // those before `next`
+    recent: Option<VecDeque<Change>>, // up to `next`
     next: u64,
     capacity: usize,
     pub(crate) max_told: usize,
@@ -68,7 +68,7 @@ impl ChangeLog {
         Self { recent: None, next: 0, capacity, max_told }
     }
 
-    /// Keeps changes from now on. The caller sends the contents that are known already.
+    /// Keeps changes from now on. The caller sends the contents already known.
     pub(crate) fn begin(&mut self) {
         self.recent.get_or_insert_default();
     }
@@ -86,12 +86,12 @@ impl ChangeLog {
         self.next += 1;
     }
 
-    /// The number of the change that comes next.
+    /// The number of the next change.
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
 
-    /// The changes from number `first` on; none if some of them are not there: too old, or not made yet.
+    /// The changes from number `first` on; none if some of them are too old, or `first` is in the future.
     pub(crate) fn since(&self, first: u64) -> Option<impl Iterator<Item = Change>> {
         let recent = self.recent.as_ref()?;
         let oldest = self.next - recent.len() as u64;

@@ -8,30 +8,30 @@ use crate::config::Config;
 use crate::kv_cache::events::{KvEvent, Tier};
 use crate::kv_cache::hash::BlockHash;
 
-/// How a batch is written. Readers in the field know one or the other of each.
+/// Encoding of a batch. Each option has consumers for both values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct BatchFormat {
-    /// Which core this is, of those behind one address.
+    /// Index of this core among those behind one address.
     pub rank: u32,
     /// An event is an array whose first element is its type, as before vLLM 0.28. Else a map with the key `type`.
     pub is_array: bool,
     /// A hash is the integer of its last 8 bytes, as vLLM's default is. Else its 32 bytes.
     pub has_integer_hashes: bool,
-    /// Whether the tokens of a block are told. They are the users' texts.
+    /// Whether events have the tokens of blocks, which are the users' texts.
     pub has_tokens: bool,
 }
 
-/// Events up to number `next`, without it.
+/// Events before number `next`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventBatch {
-    /// The number of the first event that is not in it.
+    /// The number of the first later event.
     pub next: u64,
     /// The batch in msgpack.
     pub payload: Vec<u8>,
 }
 
-/// Blocks that one event of vLLM tells of.
+/// Blocks of one event of vLLM.
 enum Run<'a> {
     Stored { parent: Option<BlockHash>, hashes: Vec<BlockHash>, tokens: Vec<&'a [i32]>, tier: Tier, group: u32 },
     Removed { hashes: Vec<BlockHash>, tier: Tier, group: u32 },
@@ -39,7 +39,7 @@ enum Run<'a> {
 }
 
 impl BatchFormat {
-    /// The events as one batch. Blocks that follow each other in a chain are in one event.
+    /// Encodes events as one batch. Blocks that follow each other in a chain share one event.
     pub(crate) fn encode<'a>(
         self,
         events: impl Iterator<Item = &'a KvEvent>,
@@ -60,7 +60,7 @@ impl BatchFormat {
 
     fn write(self, out: &mut ByteBuf, run: &Run<'_>, config: &Config) {
         let groups = &config.kv_groups;
-        // One group is what readers expect unless they are told otherwise.
+        // Consumers expect one group unless events name several.
         let is_grouped = !self.is_array && groups.len() > 1;
         match run {
             Run::Stored { parent, hashes, tokens, tier, group } => {
@@ -181,7 +181,7 @@ fn runs<'a>(events: impl Iterator<Item = &'a KvEvent>) -> Vec<Run<'a>> {
     runs
 }
 
-/// vLLM's names: routers prefer the first, on whatever device it is.
+/// vLLM's names: routers prefer `GPU`, on any device.
 fn medium(tier: Tier) -> &'static str {
     match tier {
         Tier::Device => "GPU",

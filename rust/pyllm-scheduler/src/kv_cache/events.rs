@@ -1,58 +1,58 @@
-//! Events of the KV cache's contents, for routers that send requests to the engine that has their prefix. A bounded
-//! list of numbered events, and a snapshot for readers that come late or are too slow. Knows neither blocks nor
+//! Events about the KV cache's contents, for routers that send each request to the engine with its prefix. A bounded
+//! list of numbered events, and a snapshot for readers that join late or fall behind. Knows neither blocks nor
 //! reference counts.
 
 use std::collections::VecDeque;
 
 use crate::kv_cache::hash::{BlockHash, Content, DigestSet, GroupHash, HashMapByDigest};
 
-/// Events that are kept for readers.
+/// Number of events kept for readers.
 const CAPACITY: usize = 100_000;
 
 /// A change of the known contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
-    /// A block's contents are there.
+    /// A block's contents have been added.
     Stored {
-        /// Names the block's tokens and all before them.
+        /// Hash of the block's tokens and all before them.
         hash: BlockHash,
-        /// Names the block before, which may be gone by now, and of a window may never have been there; none for the
-        /// first of a chain.
+        /// Hash of the block before, which may be gone by now or, in a window, never have been stored; none for the
+        /// first block of a chain.
         parent: Option<BlockHash>,
         /// The block's tokens.
         tokens: Vec<i32>,
-        /// Where.
+        /// The tier.
         tier: Tier,
-        /// Of which layers, by the index in `Config::kv_groups`.
+        /// The group of layers, as an index into `Config::kv_groups`.
         group: u32,
     },
-    /// A block's contents are no longer there.
+    /// A block's contents have been removed.
     Removed {
         /// The hash of `Stored`.
         hash: BlockHash,
-        /// Where.
+        /// The tier.
         tier: Tier,
-        /// Of which layers.
+        /// The group of layers.
         group: u32,
     },
-    /// No contents are known any more on any tier.
+    /// All contents were forgotten on all tiers.
     Cleared,
 }
 
-/// Where a block is.
+/// The tier of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
-    /// In the KV cache.
+    /// The KV cache.
     Device,
-    /// In the host pool.
+    /// The host pool.
     Host,
 }
 
-/// Events in order, numbered from `first` on. If that is more than the number expected, the ones between were dropped:
-/// take a `Snapshot`.
+/// Events in order, numbered from `first` on. If that is more than the expected number, the events between were
+/// dropped: take a `Snapshot`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Events {
-    /// Of the cache that numbers them. Another incarnation begins with nothing known, at number 0.
+    /// The id of the cache that numbers the events. A new incarnation starts empty, at number 0.
     pub incarnation: u64,
     /// The number of the first event.
     pub first: u64,
@@ -60,26 +60,26 @@ pub struct Events {
     pub events: Vec<KvEvent>,
 }
 
-/// All known contents, as events. Together with the events from number `next` on they give the state.
+/// All known contents, as events. Together with the events from number `next` on they give the current state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// See `Events`.
     pub incarnation: u64,
-    /// The number of the first event that is not in it.
+    /// The number of the first later event.
     pub next: u64,
-    /// `Stored` alone, a block after the one before it in its chain.
+    /// `Stored` events only, each after the one of the block before in its chain.
     pub events: Vec<KvEvent>,
 }
 
-/// Does nothing unless it is enabled.
+/// A log of events, empty unless enabled.
 pub(crate) struct EventLog {
     enabled: bool,
     incarnation: u64,
     capacity: usize,
     next: u64,
-    recent: VecDeque<KvEvent>, // those before `next`
+    recent: VecDeque<KvEvent>, // up to `next`
     known: HashMapByDigest<Known>,
-    untold: DigestSet, // on the host since before, of tokens that nobody knows yet
+    untold: DigestSet, // restored contents on the host whose tokens are not known yet
 }
 
 struct Known {
@@ -101,7 +101,7 @@ impl EventLog {
         Self { enabled, incarnation, capacity, next: 0, recent: VecDeque::new(), known, untold }
     }
 
-    /// New contents on the device.
+    /// Logs new contents on the device.
     pub(crate) fn stored(&mut self, group: u32, content: &Content<'_>) {
         if self.enabled {
             let &Content { hash, parent, index, tokens: (head, tail) } = content;
@@ -114,14 +114,14 @@ impl EventLog {
         }
     }
 
-    /// Contents on the host of which the name alone is known: told of as soon as their tokens are.
+    /// Notes restored contents on the host, of which only the name is known: logged as soon as their tokens are.
     pub(crate) fn restored(&mut self, key: GroupHash) {
         if self.enabled {
             self.untold.insert(key);
         }
     }
 
-    /// Contents of the device, on the host as well.
+    /// Logs that contents of the device are on the host as well.
     pub(crate) fn copied(&mut self, key: GroupHash) {
         if self.enabled {
             self.added(key, Tier::Host);
@@ -149,13 +149,13 @@ impl EventLog {
         }
     }
 
-    /// At most `limit` events from number `first` on, but for those that were too many to keep. Any number may read.
+    /// At most `limit` events from number `first` on, without those dropped already. For any number of readers.
     pub(crate) fn events(&self, first: u64, limit: usize) -> Events {
         let (first, events) = self.since(first);
         Events { incarnation: self.incarnation, first, events: events.take(limit).cloned().collect() }
     }
 
-    /// The same without a limit or a copy, and the number of the first of them.
+    /// The events from number `first` on without a limit or a copy, and the number of the first one.
     pub(crate) fn since(&self, first: u64) -> (u64, impl ExactSizeIterator<Item = &KvEvent>) {
         let oldest = self.next - self.recent.len() as u64;
         let first = first.clamp(oldest, self.next);
@@ -172,7 +172,7 @@ impl EventLog {
         Snapshot { incarnation: self.incarnation, next: self.next, events: events.collect() }
     }
 
-    /// See `Scheduler::audit`. `known` is all that both tiers know.
+    /// See `Scheduler::audit`. `known` are the contents of both tiers.
     pub(crate) fn audit(&self, known: impl Iterator<Item = (GroupHash, Tier)>) -> Result<(), String> {
         if !self.enabled {
             return Ok(());

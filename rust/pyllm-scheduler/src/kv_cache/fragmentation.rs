@@ -1,5 +1,5 @@
-//! Fragmentation of a tier: slots without a token, and runs of free blocks. Plans do not depend on it: any free block
-//! is as good as another one, so only the empty slots of blocks in use are lost.
+//! Fragmentation of a tier: empty token slots, and runs of free blocks. Plans do not depend on it: any free block will
+//! do, so only the empty slots of blocks in use are wasted.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use crate::ids::Block;
 /// The fragmentation of one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierFragmentation {
-    /// Slots of blocks in use that hold no token of a sequence.
+    /// Token slots without a token, in blocks in use.
     pub num_empty_slots: u64,
     /// Runs of adjacent free blocks.
     pub num_free_runs: u64,
-    /// Blocks of the longest run.
+    /// Blocks in the longest run.
     pub longest_free_run: u64,
 }
 
 impl TierFragmentation {
-    /// `free` are blocks below `num_blocks` in any order. `tails` are the last blocks of sequences, each with the
-    /// number of empty slots in the sequence's blocks.
+    /// Computes it from the `free` blocks below `num_blocks`, in any order. `tails` are the last blocks of sequences,
+    /// each with the number of empty slots in the sequence's blocks.
     pub(crate) fn of<B: Block>(
         num_blocks: u32,
         free: impl Iterator<Item = B>,
@@ -38,7 +38,7 @@ impl TierFragmentation {
         Self { num_empty_slots: empty.values().copied().map(u64::from).sum(), num_free_runs, longest_free_run }
     }
 
-    /// Every figure, by its name after a prefix.
+    /// Every figure with its name after a prefix.
     fn named(self, prefix: &str) -> [(String, u64); 3] {
         [
             (format!("num_empty_{prefix}slots"), self.num_empty_slots),
@@ -51,9 +51,9 @@ impl TierFragmentation {
 /// The fragmentation of both tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fragmentation {
-    /// Of the device.
+    /// The device.
     pub device: TierFragmentation,
-    /// Of the host.
+    /// The host.
     pub host: TierFragmentation,
 }
 

@@ -1,5 +1,5 @@
-//! The name of a block's contents: a chained digest of its tokens, all tokens before them, and the extra keys that set
-//! one prefix cache apart from another. BLAKE3, or vLLM's `sha256_cbor`, whose names others can compute. Knows no blocks.
+//! Names of blocks' contents: chained digests of a block's tokens, all tokens before them, and the extra keys that
+//! separate prefix caches. BLAKE3, or vLLM's `sha256_cbor`, whose names others can compute. Knows no blocks.
 
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
@@ -7,29 +7,29 @@ use sha2::{Digest, Sha256};
 
 use crate::config::{Config, PrefixHash};
 
-/// A map keyed by digests, which are uniform already: their first eight bytes are the hash, with the group in them.
+/// A map keyed by digests, which are uniform: their first eight bytes, with the group added, serve as the hash.
 pub(crate) type HashMapByDigest<T> = std::collections::HashMap<GroupHash, T, BuildHasherDefault<FirstBytes>>;
 
-/// A set of them.
+/// A set of digests.
 pub(crate) type DigestSet = std::collections::HashSet<GroupHash, BuildHasherDefault<FirstBytes>>;
 
-/// The same map, keyed by `GroupHash::short`.
+/// A map keyed by `GroupHash::short`.
 pub(crate) type HashMapByShort<T> = std::collections::HashMap<u64, T, BuildHasherDefault<FirstBytes>>;
 
 const ROOT_CONTEXT: &str = "pyllm 2026 prefix cache root: namespace, extra keys";
 
-/// Names the contents of a full block: its tokens, all before them, and what sets its prefix cache apart.
+/// The name of a full block's contents: its tokens, all tokens before them, and the extra keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockHash([u8; 32]);
 
-/// Names what one group of layers keeps of these contents, which is in a block of its own.
+/// The name of one group's keys and values for these contents, which are in a block of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GroupHash {
     pub(crate) hash: BlockHash,
     pub(crate) group: u32,
 }
 
-/// A full block's name and what it follows.
+/// A full block's name and its parent.
 #[derive(Clone, Copy)]
 pub(crate) struct Content<'a> {
     pub(crate) hash: BlockHash,
@@ -44,12 +44,12 @@ impl BlockHash {
         &self.0
     }
 
-    /// From the result of `as_bytes`.
+    /// The hash with these bytes, as from `as_bytes`.
     pub(crate) fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// Of the block of this group.
+    /// The name of the group's block.
     pub(crate) fn of(self, group: u32) -> GroupHash {
         GroupHash { hash: self, group }
     }
@@ -63,18 +63,18 @@ impl BlockHash {
 
 #[cfg(test)]
 impl BlockHash {
-    /// By BLAKE3.
+    /// A root by BLAKE3.
     pub(crate) fn root(extra_keys: &[&str]) -> Self {
         BlockHasher::new(&Config::default()).root(extra_keys)
     }
 
-    /// By BLAKE3.
+    /// A child by BLAKE3.
     pub(crate) fn child(self, tokens: &[i32]) -> Self {
         BlockHasher::new(&Config::default()).child(self, tokens, &[])
     }
 }
 
-/// Makes the names of blocks, by one algorithm.
+/// Computes the names of blocks, by one algorithm.
 pub(crate) struct BlockHasher {
     seed: Option<BlockHash>, // the root of vLLM's chains; none: BLAKE3
     namespace: String,       // of BLAKE3's chains
@@ -95,8 +95,8 @@ impl BlockHasher {
         Self { seed, namespace: namespace.to_owned(), message }
     }
 
-    /// The parent of a sequence's first block: with BLAKE3 of the namespace and these keys. Each key is preceded by its length, so that no two lists read the same.
-    /// vLLM has no such keys: where all are empty, the chain is the one that vLLM computes.
+    /// The parent of a sequence's first block: for BLAKE3 a digest of the namespace and the extra keys, each after its
+    /// length so that no two lists have equal bytes. vLLM has no such keys: if all are empty, the chain is vLLM's.
     pub(crate) fn root(&mut self, extra_keys: &[&str]) -> BlockHash {
         let Some(seed) = self.seed else {
             let mut hasher = blake3::Hasher::new_derive_key(ROOT_CONTEXT);
@@ -118,8 +118,8 @@ impl BlockHasher {
         BlockHash(Sha256::digest(&self.message).into())
     }
 
-    /// The block after `parent`, whose tokens are in two parts. BLAKE3 takes the parent as its key, as it takes one
-    /// part of a long input to the next: so 16 tokens are one call of its compression function, and not two.
+    /// The name of the block after `parent`, whose tokens are in two parts. The parent is BLAKE3's key, so 16 tokens
+    /// take one call of its compression function, not two.
     pub(crate) fn child(&mut self, parent: BlockHash, head: &[i32], tail: &[i32]) -> BlockHash {
         if self.seed.is_some() {
             self.begin(parent);
@@ -145,9 +145,9 @@ impl BlockHasher {
     }
 }
 
-/// The parts of canonical CBOR (RFC 8949) that a block's name is made of.
+/// The parts of canonical CBOR (RFC 8949) in the input of a block's digest.
 mod cbor {
-    /// Unsigned integers. A vocabulary's are of all lengths, so that a branch for each would be guessed wrong.
+    /// Unsigned integers. Token ids have all lengths, so branches on the length would be mispredicted.
     pub(super) fn tokens(message: &mut Vec<u8>, tokens: &[i32]) {
         let mut end = message.len();
         message.resize(end + 8 * tokens.len(), 0);
@@ -202,9 +202,9 @@ mod cbor {
 }
 
 impl GroupHash {
-    /// As eight bytes, for those who can bear that two contents have one name.
+    /// The name in eight bytes, for uses that tolerate collisions.
     pub(crate) fn short(&self) -> u64 {
-        // The map takes its place from the low bits and a tag from the high ones.
+        // The hash map uses the low bits for the bucket and the high ones for a tag.
         self.hash.first_bytes().wrapping_add(u64::from(self.group))
     }
 }
@@ -255,7 +255,7 @@ mod tests {
         blake3::Hash::from_bytes(hash.0).to_hex().to_string()
     }
 
-    /// The expected digests are of `cbor2.dumps(..., canonical=True)` and `hashlib.sha256`, as vLLM calls them.
+    /// The expected digests are those of `cbor2.dumps(..., canonical=True)` and `hashlib.sha256`, as vLLM calls them.
     #[test]
     fn sha256_cbor_gives_the_names_that_vllm_gives() {
         let chain = |blocks: &[&[i32]]| hex(chain_by(PrefixHash::Sha256Cbor, &["", ""], blocks));
@@ -264,7 +264,7 @@ mod tests {
         let first: &[i32] = &[1, 2, 300, 70000];
         assert_eq!(chain(&[first]), "0bd7b58f2ebe08691f697f880e09dffc2d55c4f30d92bec1101e1ec2751812af");
         assert_eq!(chain(&[first, &numbers]), "6f477cf882739e18b6c8b77bd231908f800d57def321725e98d61e5ee4d17710");
-        let lengths: &[i32] = &[0, 23, 24, 255, 256, 65535, 65536, i32::MAX]; // at which an integer gets longer
+        let lengths: &[i32] = &[0, 23, 24, 255, 256, 65535, 65536, i32::MAX]; // longer encodings start here
         assert_eq!(chain(&[lengths]), "946e7cc9f82671eb436b48a434e33c2b8bc9bd9eb03ef4b721002a2fa2fef37c");
         let salted = hex(hasher(PrefixHash::Sha256Cbor).root(&["t", "s", "a", ""]));
         assert_eq!(salted, "a8d017d0b4848d1e772c92cbad96e8f15bfcb0c8d8685c63ebc33fdf1e340072");

@@ -1,5 +1,5 @@
-//! A host block whose contents are older than this scheduler, or than the loss of the device. The caller names them,
-//! and has checked that they are whole. Knows no memory.
+//! A host block whose contents are older than this scheduler, or than the loss of the device. The caller gives its
+//! name, and has verified its contents. Knows no memory.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,13 +16,13 @@ pub struct HostBlock {
     pub group: u32,
     /// The block's position in its chain.
     pub index: u32,
-    /// Names the block's tokens and all before them.
+    /// Hash of the block's tokens and all before them.
     pub hash: [u8; 32],
 }
 
 impl HostBlock {
-    /// Every step may read it. Nobody knows whether it was saved, so the next request that reads it saves it again. A
-    /// store does not write a block twice.
+    /// The name of the contents, which every step may read. It is unknown whether they were saved, so the next request
+    /// that reads them saves them again; a store does not write a block twice.
     pub(crate) fn name(&self) -> Name {
         let key = BlockHash::from_bytes(self.hash).of(self.group);
         Name { key, index: self.index, filled: StepId(0), saved: Saved::Nothing }

@@ -1,5 +1,5 @@
-//! The host pool of the KV cache: it keeps contents that the device evicts, serves as swap space, and still has its
-//! blocks after the device was lost.
+//! The host pool of the KV cache: it keeps contents that the device evicts, serves as swap space, and survives the loss
+//! of the device.
 
 use crate::ids::{BlockId, HostBlockId};
 use crate::kv_cache::changes::Change;
@@ -12,7 +12,7 @@ use crate::kv_cache::tier_cache::Evicted;
 use super::KvCache;
 
 impl KvCache {
-    /// In any order.
+    /// Free host blocks, in any order.
     pub(crate) fn free_host_blocks(&self) -> impl Iterator<Item = HostBlockId> {
         self.host.free_blocks()
     }
@@ -21,7 +21,7 @@ impl KvCache {
         self.host.num_blocks()
     }
 
-    /// Host blocks without references, also those with known contents.
+    /// Host blocks without references, with or without known contents.
     pub(crate) fn num_host_free(&self) -> u32 {
         self.host.num_free()
     }
@@ -31,12 +31,12 @@ impl KvCache {
         self.host.num_cached()
     }
 
-    /// References, without those of the plan that is being made.
+    /// References to a host block, without those of the plan in progress.
     pub(crate) fn references_host(&self, host: HostBlockId) -> u32 {
         self.host.references(host) - self.swaps.references(host)
     }
 
-    /// Adds a reference, and a hit.
+    /// Adds a reference, and counts a hit.
     pub(crate) fn share_host(&mut self, host: HostBlockId) {
         self.host.share(host);
     }
@@ -46,16 +46,16 @@ impl KvCache {
         self.host.free(host);
     }
 
-    /// Drops a reference to each, the tail first.
+    /// Drops a reference to each block, the last first.
     pub(crate) fn free_host(&mut self, blocks: &mut Vec<HostBlockId>) {
         for host in blocks.drain(..).rev() {
             self.host.free(host);
         }
     }
 
-    /// A host block for each device block, with a reference to each; none if the host has no room for all. Contents
-    /// that the host has already are not copied. The device blocks are not freed; the plan that is being made writes
-    /// none of them.
+    /// Assigns a host block to each device block, with a reference to each; none if the host has no room for all.
+    /// Contents already on the host are not copied. The caller keeps the device blocks, which the plan in progress must
+    /// not write.
     pub(crate) fn swap_out(&mut self, blocks: &[BlockId]) -> Option<Vec<HostBlockId>> {
         let known: Vec<_> = blocks.iter().map(|&block| self.host_copy(block)).collect();
         let is_in_use = |host: &&HostBlockId| self.host.references(**host) > 0;
@@ -69,9 +69,9 @@ impl KvCache {
         blocks.iter().zip(known).map(|(&block, host)| host.or_else(|| self.copy_out(block))).collect()
     }
 
-    /// A device block for the contents of a host block, without a name until `store`. The caller has checked
-    /// `num_available`. The plan refers to the host block until `end_plan`, so that no copy overwrites it before it is
-    /// read.
+    /// Assigns a device block for the contents of a host block, without a name until `store`. The caller has checked
+    /// `num_available`. The plan keeps a reference to the host block until `end_plan`, so that no copy overwrites it
+    /// before it is read.
     pub(crate) fn swap_in(&mut self, host: HostBlockId, group: u32) -> BlockId {
         self.host.hold(host);
         let block = self.allocate(group);
@@ -84,7 +84,7 @@ impl KvCache {
         !self.swaps.is_empty()
     }
 
-    /// All outs before all ins; no two write to the same block. An out has the name of its contents, if they have one.
+    /// The swaps, all outs before all ins; no two write to one block. An out has the name of its contents, if any.
     pub(crate) fn drain_swaps(&mut self) -> impl Iterator<Item = (Swap, Option<Name>)> {
         let host = &self.host;
         self.swaps.drain().map(move |swap| match swap {
@@ -93,14 +93,14 @@ impl KvCache {
         })
     }
 
-    /// The plan is complete and its swaps are drained: drops its references to host blocks.
+    /// Drops the plan's references to host blocks, once its swaps are drained.
     pub(crate) fn end_plan(&mut self) {
         for host in self.swaps.release() {
             self.host.free(host);
         }
     }
 
-    /// Why one of these blocks cannot be restored; none: all can.
+    /// The reason why one of these blocks cannot be restored; none: all can.
     pub(crate) fn cannot_restore(&self, blocks: &[HostBlock]) -> Option<String> {
         let (num_blocks, num_groups) = (self.host.num_blocks(), self.limits.groups.len());
         let mut seen = vec![false; num_blocks as usize];
@@ -118,10 +118,10 @@ impl KvCache {
         })
     }
 
-    /// Restores the names of host blocks. Of two blocks with equal contents the first keeps the name. Without prefix
-    /// caching it does nothing, as nothing would be found.
+    /// Restores the names of host blocks. Of two blocks with equal contents the first keeps the name. Does nothing
+    /// without prefix caching.
     pub(crate) fn restore_host(&mut self, mut blocks: Vec<HostBlock>) {
-        // The tail of a chain first, as it is freed: it is evicted first, and the fewest requests can use it.
+        // The tail of a chain is freed first: it is evicted first, as the fewest requests can use it.
         blocks.sort_by_key(|block| std::cmp::Reverse(block.index));
         for restored in blocks.iter().filter(|_| self.limits.enable_prefix_caching) {
             let name = restored.name();
@@ -134,7 +134,7 @@ impl KvCache {
         }
     }
 
-    /// Keeps contents that the device evicts on the host, if there is a free block.
+    /// Keeps evicted contents of the device on the host, if there is a free block.
     pub(super) fn write_back(&mut self, block: BlockId, evicted: &Evicted) {
         let &Evicted { name, hits } = evicted;
         if let Some(host) = self.host.get(name.key) {
@@ -146,13 +146,13 @@ impl KvCache {
         }
     }
 
-    /// The host block that has, or is to have, the contents of a device block.
+    /// The host block that has, or will have, the contents of a device block.
     fn host_copy(&self, block: BlockId) -> Option<HostBlockId> {
         let named = self.device.name(block).and_then(|name| self.host.get(name.key));
         named.or_else(|| self.swaps.source(block))
     }
 
-    /// Queues the copy of a device block to a host block, to which the caller has one reference.
+    /// Queues the copy of a device block to a new host block, of which the caller has one reference.
     fn copy_out(&mut self, block: BlockId) -> Option<HostBlockId> {
         let host = self.allocate_host()?;
         self.host.hold(host);

@@ -23,24 +23,24 @@ impl PendingSwaps {
         self.outs.is_empty() && self.ins.is_empty()
     }
 
-    /// The caller gives up one reference to the host block until `release`.
+    /// Adds a swap to the host. It takes over one of the caller's references to the host block until `release`.
     pub(crate) fn push_out(&mut self, device: BlockId, host: HostBlockId) {
         self.outs.push((device, host));
         self.held.push(host);
     }
 
-    /// The caller gives up one reference to the host block until `release`.
+    /// Adds a swap from the host. It takes over one of the caller's references to the host block until `release`.
     pub(crate) fn push_in(&mut self, host: HostBlockId, device: BlockId) {
         self.ins.push((host, device));
         self.held.push(host);
     }
 
-    /// The host block that a pending in copies to this device block.
+    /// The host block that a pending swap copies to this device block.
     pub(crate) fn source(&self, device: BlockId) -> Option<HostBlockId> {
         self.ins.iter().find(|swap| swap.1 == device).map(|swap| swap.0)
     }
 
-    /// The outs, then the ins, each in order of host blocks: a worker copies a run of host blocks at once.
+    /// The outs, then the ins, each ordered by host block: a worker copies a run of host blocks at once.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = Swap> {
         self.outs.sort_unstable_by_key(|swap| swap.1);
         self.ins.sort_unstable();
@@ -48,12 +48,12 @@ impl PendingSwaps {
         outs.chain(self.ins.drain(..).map(|(host, device)| Swap::In { host, device }))
     }
 
-    /// The number of the plan's references to a host block.
+    /// The plan's references to a host block.
     pub(crate) fn references(&self, host: HostBlockId) -> u32 {
         self.held.iter().filter(|&&held| held == host).count() as u32
     }
 
-    /// The plan is complete: returns the host blocks whose references the caller drops.
+    /// Ends the plan: returns the host blocks whose references the caller drops.
     pub(crate) fn release(&mut self) -> impl Iterator<Item = HostBlockId> {
         self.held.drain(..)
     }

@@ -1,5 +1,5 @@
-//! Contents that stay on the device until they are unpinned, by name of the pin. A pin lists contents, and holds the
-//! blocks of those that are on the device. Knows neither reference counts nor how contents come and go.
+//! Pins: named lists of contents that stay on the device until they are unpinned. A pin holds the blocks of its
+//! contents that are on the device. Knows neither reference counts nor evictions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,14 +29,14 @@ impl Pins {
         self.num_held
     }
 
-    /// Whether a pin holds this block, which has these contents.
+    /// Whether a pin holds this block with these contents.
     pub(crate) fn holds(&self, block: BlockId, key: GroupHash) -> bool {
         self.wishes.get(&key).is_some_and(|wish| wish.block == Some(block))
     }
 
-    /// Adds a pin. Returns the contents that no other pin has; the caller calls `hold` for those on the device.
+    /// Adds a pin. Returns the contents in no other pin; the caller calls `hold` for those on the device.
     ///
-    /// Errors: `DuplicatePin`; `PinQuota`, also for more pins than there may be blocks of them.
+    /// Errors: `DuplicatePin`; `PinQuota`, also for too many pins.
     pub(crate) fn pin(&mut self, name: u64, mut keys: Vec<GroupHash>) -> Result<Vec<GroupHash>> {
         if self.by_name.contains_key(&name) {
             return Err(Error::DuplicatePin { name });
@@ -57,7 +57,7 @@ impl Pins {
         Ok(added)
     }
 
-    /// Removes a pin. Returns the blocks to free, the tail first; none: there is no such pin.
+    /// Removes a pin. Returns the blocks to free, the last first; none: there is no such pin.
     pub(crate) fn unpin(&mut self, name: u64) -> Option<Vec<BlockId>> {
         let keys = self.by_name.remove(&name)?;
         let mut freed = Vec::new();
@@ -72,7 +72,7 @@ impl Pins {
         Some(freed)
     }
 
-    /// The device has new contents. True: a pin lists them, and the caller adds a reference.
+    /// Holds a block with new contents if a pin lists them. True: the caller adds a reference.
     pub(crate) fn hold(&mut self, block: BlockId, key: GroupHash) -> bool {
         if self.wishes.is_empty() {
             return false;
@@ -83,7 +83,7 @@ impl Pins {
         true
     }
 
-    /// The device is empty: pins stay, and hold no blocks. Returns the blocks that they held, every chain's tail first.
+    /// Releases all blocks, but keeps the pins. Returns the blocks, every chain's tail first.
     pub(crate) fn release(&mut self) -> Vec<BlockId> {
         let mut released = Vec::new();
         for key in self.by_name.values().flat_map(|keys| keys.iter().rev()) {

@@ -1,6 +1,6 @@
-//! The blocks of one tier by the hash of their contents. A device block is a hit for the step that fills it, and for
-//! every other step once that step is committed: until then the device may be lost. Knows neither reference counts nor
-//! sequences.
+//! The prefix cache of one tier: blocks by the hash of their contents. A device block is a hit for the step that fills
+//! it, and for later steps once that step is committed: before that the device may be lost. Knows neither reference
+//! counts nor sequences.
 
 use std::collections::hash_map::Entry;
 use std::hash::BuildHasherDefault;
@@ -31,12 +31,12 @@ impl Name {
     }
 }
 
-/// Whether a block's contents are saved outside. A greater value replaces a smaller one.
+/// Whether a block's contents are saved in an external store. A greater value replaces a smaller one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Saved {
-    /// They are not saved, as far as is known.
+    /// Not saved, as far as is known.
     Nothing,
-    /// They were saved, or are to be saved, with this retention: the longest that a request asked for.
+    /// Saved, or about to be, with this retention: the longest that a request asked for.
     For(Retention),
     /// A step may write the block again while a save reads it, so it is never saved.
     Withdrawn,
@@ -62,13 +62,13 @@ impl<B: Block> PrefixCache<B> {
         self.names[block.number() as usize]
     }
 
-    /// The blocks that hold something.
+    /// The blocks with contents.
     pub(crate) fn known(&self) -> impl Iterator<Item = (B, Name)> {
         let names = self.names.iter().enumerate();
         names.filter_map(|(block, name)| Some((B::new(block as u32), (*name)?)))
     }
 
-    /// The block with these contents, whether or not they are there yet.
+    /// The block with these contents, even if its step is not committed.
     pub(crate) fn get(&self, key: GroupHash) -> Option<B> {
         self.blocks.get(&key).copied()
     }
@@ -80,7 +80,7 @@ impl<B: Block> PrefixCache<B> {
         (filled == planning || filled < committed).then_some(block)
     }
 
-    /// Names a block by its contents. False: another block with the same contents was there, and keeps the name.
+    /// Names a block by its contents. False: another block with the same contents exists, and keeps the name.
     pub(crate) fn store(&mut self, block: B, name: Name) -> bool {
         let Entry::Vacant(entry) = self.blocks.entry(name.key) else { return false };
         entry.insert(block);
@@ -88,14 +88,14 @@ impl<B: Block> PrefixCache<B> {
         true
     }
 
-    /// Raises a block's `Saved`; returns the new name. None: its contents have no name, or the value was no smaller.
+    /// Raises a block's `Saved`; returns the new name. None: the block has no name, or its value was not smaller.
     pub(crate) fn mark_saved(&mut self, block: B, saved: Saved) -> Option<Name> {
         let name = self.names[block.number() as usize].as_mut().filter(|name| name.saved < saved)?;
         name.saved = saved;
         Some(*name)
     }
 
-    /// Forgets a block's contents before it is written again.
+    /// Forgets a block's contents before it is reused.
     pub(crate) fn evict(&mut self, block: B) -> Option<Name> {
         let name = self.names[block.number() as usize].take()?;
         self.blocks.remove(&name.key);

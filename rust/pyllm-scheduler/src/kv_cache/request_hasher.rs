@@ -1,10 +1,10 @@
-//! The names of a prompt's blocks, for programs beside the scheduler. Knows no cache.
+//! The names of a prompt's blocks, for programs outside the scheduler. Knows no cache.
 
 use crate::config::PrefixHash;
 use crate::error::{Error, Result};
 use crate::kv_cache::hash::{BlockHash, BlockHasher};
 
-/// The version of the weights that cores have; `Config::weights_version` is empty everywhere.
+/// The version of the cores' weights; `Config::weights_version` is always empty.
 const WEIGHTS_VERSION: &str = "";
 
 /// Names the full blocks of prompts as a scheduler with the same settings does.
@@ -16,7 +16,7 @@ pub struct RequestHasher {
 impl RequestHasher {
     /// The settings are those of `Config`.
     ///
-    /// Errors: `Config` for a block without tokens.
+    /// Errors: `Config` for a block size of 0.
     pub fn new(
         block_size: u32,
         prefix_hash: PrefixHash,
@@ -30,7 +30,7 @@ impl RequestHasher {
         Ok(Self { hasher, block_size: block_size as usize })
     }
 
-    /// From the first block on, each by all tokens up to its last one.
+    /// The hashes of the full blocks, each over all tokens up to its end.
     pub fn hashes(
         &mut self,
         prompt: &[i32],

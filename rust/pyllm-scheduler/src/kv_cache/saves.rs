@@ -1,6 +1,6 @@
-//! Blocks whose contents are to be saved outside. A candidate holds no reference: if its block is evicted first, it is
-//! not saved. A save under way refers to its block, so that it is neither given away nor written until the save ends.
-//! Knows neither reference counts nor the place outside.
+//! Saves of blocks' contents to an external store. A candidate holds no reference: if its block is evicted first, it is
+//! not saved. A save under way holds a reference, so that its block is neither reused nor written until the save ends.
+//! Knows neither reference counts nor the store.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,17 +11,17 @@ use crate::request::Retention;
 /// A block to save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Save {
-    /// Its name in `Scheduler::finish_save`.
+    /// Its id for `Scheduler::finish_save`.
     pub id: SaveId,
-    /// The name of its contents: keys and values of one group of layers.
+    /// The hash of its contents: keys and values of one group of layers.
     pub hash: BlockHash,
     /// The group.
     pub group: u32,
     /// Its position in its chain.
     pub index: u32,
-    /// The block that has the contents.
+    /// The block with the contents.
     pub block: BlockId,
-    /// How long the contents are kept; never `None`.
+    /// The retention in the store; never `None`.
     pub retention: Retention,
 }
 
@@ -40,9 +40,9 @@ pub(crate) struct Saves {
     candidates: VecDeque<Candidate>,
     under_way: BTreeMap<SaveId, BlockId>,
     most_candidates: usize,
-    most_under_way: usize, // 0: nothing is saved
+    most_under_way: usize, // 0: no saves
     next: SaveId,
-    /// Candidates that were not saved.
+    /// Candidates that were dropped.
     pub(crate) num_dropped: u64,
 }
 
@@ -62,7 +62,7 @@ impl Saves {
         self.under_way.len()
     }
 
-    /// The number of saves that refer to a block.
+    /// References of saves to a block.
     pub(crate) fn references(&self, block: BlockId) -> u32 {
         self.under_way.values().filter(|&&saved| saved == block).count() as u32
     }
@@ -109,13 +109,13 @@ impl Saves {
         self.under_way.remove(&save)
     }
 
-    /// Drops all candidates, as the names of their contents are void.
+    /// Drops all candidates, because their contents have lost their names.
     pub(crate) fn forget(&mut self) {
         self.num_dropped += self.candidates.len() as u64;
         self.candidates.clear();
     }
 
-    /// The device is lost: drops all candidates and all saves under way.
+    /// Drops all candidates and all saves under way after the loss of the device.
     pub(crate) fn clear(&mut self) {
         self.num_dropped += self.under_way.len() as u64;
         self.under_way.clear();

@@ -1,5 +1,5 @@
-//! Sequences on a small cache of two tiers, with a memory for each that does what the swaps and the rows say: whatever
-//! happens, a block holds what its name or its sequence says, and who listens to the events knows what the cache knows.
+//! Sequences on a small cache of two tiers, with simulated memory that follows the swaps and rows: after any calls,
+//! each block has the contents of its name or its sequence, and readers of the events know the contents of the cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::kv_cache::pending_swaps::Swap;
 
 const BLOCK_SIZE: usize = 2;
 const NUM_TEXTS: i32 = 4;
-const NUM_ALIKE: i32 = 2; // blocks that all texts begin with
+const NUM_ALIKE: i32 = 2; // blocks at the start of all texts
 
 const CORNERS: [&str; 12] = [
     "blocks that the host had already",
@@ -97,7 +97,7 @@ proptest! {
     }
 }
 
-/// The property above proves nothing about what its cases do not reach.
+/// The property above proves nothing about states that its cases do not reach.
 #[test]
 fn the_cases_reach_every_corner() {
     let mut runner = TestRunner::deterministic();
@@ -115,7 +115,7 @@ fn the_cases_reach_every_corner() {
     }
 }
 
-/// One sequence of two full blocks fills all of a small device; with it the names of its blocks.
+/// One sequence of two full blocks that fills a small device, with the names of its blocks.
 fn full_device(num_host_blocks: u32) -> (KvCache, Vec<BlockId>, Vec<BlockHash>) {
     let mut cache = KvCache::new(CacheLimits {
         groups: groups(),
@@ -253,16 +253,16 @@ fn a_pinned_block_is_not_free_until_it_is_unpinned() {
     assert_eq!((cache.num_free(), cache.num_pinned(), cache.pinned_references(head)), (2, 0, 0));
 }
 
-/// A sequence and what its blocks are to hold. The last of them may be partly full and has no name then.
+/// A sequence and the expected contents of its blocks. The last one may be partly full, without a name.
 struct Chain {
     text: i32,
     contents: Vec<BlockHash>,
     private: bool,
-    /// In the plan in the making it has a row, so it goes on until that is made.
+    /// The plan in progress has a row of it, so it continues until that plan is made.
     planned: StepId,
 }
 
-/// What one listener believes.
+/// The contents that one reader of events knows.
 #[derive(Default)]
 struct Listener {
     known: BTreeSet<([u8; 32], Tier)>,
@@ -273,7 +273,7 @@ struct World {
     cache: KvCache,
     device: Vec<Option<BlockHash>>,
     host: Vec<Option<BlockHash>>,
-    writes: Vec<(BlockId, BlockHash)>, // of the plan in the making
+    writes: Vec<(BlockId, BlockHash)>, // of the plan in progress
     running: Vec<(Chain, Vec<BlockId>)>,
     swapped: Vec<(Chain, Vec<HostBlockId>)>,
     pins: BTreeMap<u64, Vec<BlockHash>>,
@@ -402,7 +402,7 @@ impl World {
         self.running.push((Chain { text, contents, private, planned: self.planning }, blocks));
     }
 
-    /// A partly full block becomes full, or there is one block more.
+    /// Fills a partly full block, or adds one.
     fn grow(&mut self, pick: usize) {
         let Some(index) = pick.checked_rem(self.running.len()) else { return };
         if self.running[index].0.planned == self.planning || self.cache.num_free() == 0 {
@@ -431,7 +431,7 @@ impl World {
         self.cache.store(block, 0, content, self.planning);
     }
 
-    /// A sequence without a row in the plan in the making.
+    /// Takes a sequence without a row in the plan in progress.
     fn take_running(&mut self, pick: usize) -> Option<(Chain, Vec<BlockId>)> {
         let index = pick.checked_rem(self.running.len())?;
         (self.running[index].0.planned < self.planning).then(|| self.running.remove(index))
@@ -457,7 +457,7 @@ impl World {
         self.swapped.push((chain, hosts));
     }
 
-    /// Due at the end of the plan in the making.
+    /// Swaps at the end of the plan in progress.
     fn num_swaps(&self) -> usize {
         let hosts = (0..self.cache.num_host_blocks()).map(HostBlockId);
         hosts.map(|host| self.cache.swaps.references(host) as usize).sum()
@@ -478,7 +478,7 @@ impl World {
         self.running.push((chain, blocks));
     }
 
-    /// The worker does what the plan says, and every block is looked at.
+    /// Runs the plan on the simulated memory, and checks every block.
     fn plan(&mut self) {
         let swaps: Vec<_> = self.cache.drain_swaps().map(|(swap, _)| swap).collect();
         assert!(!self.cache.has_swaps());
@@ -580,7 +580,7 @@ impl World {
         assert!(self.late.as_ref().is_none_or(|late| late.known == known && late.next == self.always.next));
     }
 
-    /// A listener comes late.
+    /// Adds a reader that starts from a snapshot.
     fn snapshot(&mut self) {
         let Snapshot { incarnation, next, events } = self.cache.snapshot();
         assert_eq!(incarnation, 7);
@@ -626,7 +626,7 @@ impl World {
 }
 
 impl Listener {
-    /// What comes twice or not at all is a mistake in the events.
+    /// Repeated or missing events are mistakes.
     fn hear(&mut self, number: u64, event: &KvEvent) {
         if number < self.next {
             return;
@@ -653,7 +653,7 @@ fn tokens(text: i32, index: i32) -> [i32; BLOCK_SIZE] {
     [index, if index < NUM_ALIKE { 0 } else { text }]
 }
 
-/// The names of a text's first blocks.
+/// The hashes of a text's first blocks.
 fn chain(text: i32, length: usize) -> Vec<BlockHash> {
     let hashes = (0..length as i32).scan(root(), |parent, index| {
         *parent = parent.child(&tokens(text, index));

@@ -1,5 +1,5 @@
-//! The blocks of one tier of the KV cache, device or host, with the names of their contents: the pool and the prefix
-//! cache, kept in step. Knows no other tier.
+//! The blocks of one tier of the KV cache, device or host, with the names of their contents: a pool and a prefix cache,
+//! kept consistent. Knows no other tier.
 
 use crate::ids::{Block, StepId};
 use crate::kv_cache::block_pool::BlockPool;
@@ -11,7 +11,7 @@ pub(crate) struct TierCache<B> {
     names: PrefixCache<B>,
 }
 
-/// The contents that an allocated block had until now.
+/// The previous contents of an allocated block.
 pub(crate) struct Evicted {
     pub(crate) name: Name,
     pub(crate) hits: u8,
@@ -105,12 +105,12 @@ impl<B: Block> TierCache<B> {
         self.names.mark_saved(block, saved)
     }
 
-    /// The contents of a block in use had this many hits on the other tier.
+    /// Raises the hits of a block in use to those of its contents on the other tier.
     pub(crate) fn raise_hits(&mut self, block: B, hits: u8) {
         self.pool.raise_hits(block, hits);
     }
 
-    /// The contents of a block were in use on the other tier until now, and had this many hits there.
+    /// Moves a block to the end of its list, since its contents were in use on the other tier, with this many hits.
     pub(crate) fn refresh(&mut self, block: B, hits: u8) {
         self.pool.hold(block);
         self.pool.raise_hits(block, hits);

@@ -1,5 +1,5 @@
-//! What is new for each client, as columns that wait here until the client takes them: the rows of a slow client merge
-//! instead of queueing. Knows clients by id and nothing of why a sample got a token.
+//! New output for each client, as columns that wait here until the client takes them: the rows of a slow client merge
+//! instead of queueing. Knows clients by id, but not how tokens came about.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::output::logprobs::{LogprobEntries, LogprobView};
 use crate::output::start_times::{StartTime, StartTimes};
 use crate::request::Finish;
 
-/// One row per sample with anything new, and one before it for what is new of its prompt. Row i's tokens are
+/// One row per sample with new output, and one before it for new log-probabilities of its prompt. Row i's tokens are
 /// `tokens[token_starts[i]..token_starts[i + 1]]`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeltaColumns {
@@ -18,10 +18,10 @@ pub struct DeltaColumns {
     pub requests: Vec<u64>,
     /// Sample indices.
     pub samples: Vec<i32>,
-    /// Position of the row's first new token in its sample's output; negative for tokens of the prompt, told for their
-    /// log-probabilities.
+    /// Position of the row's first new token in its sample's output; negative for tokens of the prompt, which come with
+    /// their log-probabilities.
     pub offsets: Vec<i32>,
-    /// One entry more than there are rows.
+    /// Start of each row's tokens, then the end of the last row's.
     pub token_starts: Vec<i32>,
     /// The new tokens.
     pub tokens: Vec<i32>,
@@ -31,13 +31,13 @@ pub struct DeltaColumns {
     pub cached_tokens: Vec<i32>,
     /// Log-probabilities of `tokens`.
     pub logprobs: LogprobEntries,
-    /// Of rows that end with one.
+    /// Embeddings of the rows that have one, which are the last of their request.
     pub embeddings: Embeddings,
-    /// Of rows with which a request's output begins.
+    /// Start times of the rows that begin a request's output.
     pub start_times: StartTimes,
 }
 
-/// What is new of one sample.
+/// New output of one sample.
 pub(crate) struct Delta<'a> {
     pub(crate) request: RequestId,
     pub(crate) sample: u32,
@@ -60,7 +60,7 @@ pub(crate) struct Client {
 pub(crate) struct Outbox {
     clients: Arena<Client>,
     keys: HashMap<ClientId, Key<Client>>,
-    pending: Vec<ClientId>, // whose columns are not empty, longest waiting first
+    pending: Vec<ClientId>, // with columns that are not empty, longest waiting first
     taken: DeltaColumns,
     round: u64,
 }
@@ -71,7 +71,7 @@ impl Outbox {
         Self { clients: Arena::new(), keys: HashMap::new(), pending: Vec::new(), taken, round: 0 }
     }
 
-    /// The client's key, for one more request of it.
+    /// The client's key, with one request more.
     pub(crate) fn open(&mut self, id: ClientId) -> Key<Client> {
         let clients = &mut self.clients;
         let new = || Client { id, num_requests: 0, columns: DeltaColumns::new(), rounds: 0, round: 0 };
@@ -80,13 +80,13 @@ impl Outbox {
         key
     }
 
-    /// One request fewer. The client is forgotten when it has neither requests nor deltas.
+    /// Removes one request from the client's count. The client is forgotten when it has neither requests nor deltas.
     pub(crate) fn close(&mut self, key: Key<Client>) {
         self.clients[key].num_requests -= 1;
         self.forget_idle(key);
     }
 
-    /// Forgets a client and its deltas. Its requests are gone before.
+    /// Forgets a client and its deltas. Its requests are removed before.
     pub(crate) fn remove(&mut self, id: ClientId) {
         if let Some(key) = self.keys.remove(&id) {
             self.clients.remove(key);
@@ -94,7 +94,7 @@ impl Outbox {
         }
     }
 
-    /// Within a round every sample has at most one row.
+    /// Starts a round, in which every sample has at most one row.
     pub(crate) fn begin_round(&mut self) {
         self.round += 1;
     }
@@ -111,7 +111,7 @@ impl Outbox {
         client.columns.push(delta);
     }
 
-    /// The row that was pushed last is the first output of its request.
+    /// Sets the start time of the last pushed row, which begins its request's output.
     pub(crate) fn tell_start(&mut self, key: Key<Client>, time: StartTime) {
         let columns = &mut self.clients[key].columns;
         columns.start_times.push(columns.len() - 1, time);
@@ -121,7 +121,7 @@ impl Outbox {
         &self.pending
     }
 
-    /// A client's deltas since it last took them, one row a sample.
+    /// A client's deltas since its last call, one row per sample.
     pub(crate) fn take(&mut self, id: ClientId) -> Option<&DeltaColumns> {
         let key = *self.keys.get(&id)?;
         let client = &mut self.clients[key];
@@ -166,7 +166,7 @@ impl DeltaColumns {
         Self { token_starts: vec![0], ..Self::default() }
     }
 
-    /// Rows.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.requests.len()
     }
@@ -208,8 +208,8 @@ impl DeltaColumns {
         self.start_times.clear();
     }
 
-    /// The same deltas with one row a sample: a sample's later tokens and finish join its first row. What is told of
-    /// its prompt has a row of its own, which the output of one that is resumed does not follow.
+    /// The same deltas with one row per sample: its later tokens and finish join its first row. Log-probabilities of
+    /// its prompt keep a row of their own, which may not be adjacent to the output of a resumed sample.
     fn merged(&self) -> Self {
         let mut order: Vec<usize> = (0..self.len()).collect();
         let name = |row: usize| (self.requests[row], self.samples[row], self.offsets[row] >= 0);
@@ -227,7 +227,7 @@ impl DeltaColumns {
                 merged.finishes[end - 1] = self.finishes[row];
                 merged.cached_tokens[end - 1] = self.cached_tokens[row];
             } else {
-                // What ends with one has no other row.
+                // A row with an embedding is its request's only row.
                 merged.embeddings.push(merged.len(), self.embeddings.row(row));
                 merged.requests.push(self.requests[row]);
                 merged.samples.push(self.samples[row]);

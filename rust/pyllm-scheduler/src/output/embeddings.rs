@@ -1,17 +1,17 @@
-//! Embeddings as columns: those that a worker gives with a step, and those that wait for a client. Knows no sequence,
-//! and not what the numbers mean.
+//! Embeddings as columns: those of a step from a worker, and those that wait for a client. Knows neither sequences nor
+//! the meaning of the numbers.
 
-/// Row i has `values[starts[i]..starts[i + 1]]`, which is nothing where it has no embedding.
+/// Row i has `values[starts[i]..starts[i + 1]]`, which is empty without an embedding.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Embeddings {
-    /// One more than there are rows; none at all where no row has an embedding.
+    /// Start of each row's vector, then the end of the last; empty if no row has an embedding.
     pub starts: Vec<i32>,
     /// The rows' vectors, one after another.
     pub values: Vec<f32>,
 }
 
 impl Embeddings {
-    /// Errors: what is wrong, for a step of `num_rows` rows.
+    /// Errors: the problem, for a step of `num_rows` rows.
     pub(crate) fn check(&self, num_rows: usize) -> Result<(), String> {
         let (starts, end) = (&self.starts, self.values.len());
         if starts.len() != num_rows + 1 {
@@ -29,7 +29,7 @@ impl Embeddings {
         }
     }
 
-    /// Adds the vector of the next row, before which there are `num_before`.
+    /// Adds the vector of the next row, after `num_before` others.
     pub(crate) fn push(&mut self, num_before: usize, vector: &[f32]) {
         if !vector.is_empty() {
             self.starts.resize(num_before + 1, self.values.len() as i32);
@@ -38,7 +38,7 @@ impl Embeddings {
         }
     }
 
-    /// Says that the rows since the last `push` have none, unless no row has one.
+    /// Adds empty vectors for the rows since the last `push`, unless no row has one.
     pub(crate) fn complete(&mut self, num_rows: usize) {
         if !self.starts.is_empty() {
             self.starts.resize(num_rows + 1, self.values.len() as i32);

@@ -1,37 +1,37 @@
-//! Log-probabilities, as columns: those that a worker gives with a step's tokens, and those that wait for a client.
-//! Knows no sequence, and not what they mean.
+//! Log-probabilities as columns: those of a step's tokens from a worker, and those that wait for a client. Knows
+//! neither sequences nor the meaning of the numbers.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Those of one step's tokens, row by row: first the tokens of its prompt that a row tells of, then those it sampled.
+/// Log-probabilities of one step, row by row: first of the row's prompt tokens, then of its sampled tokens.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Logprobs {
-    /// Row i tells of `prompt_tokens[prompt_starts[i]..prompt_starts[i + 1]]`.
+    /// Row i has those of `prompt_tokens[prompt_starts[i]..prompt_starts[i + 1]]`.
     pub prompt_starts: Vec<i32>,
-    /// Of prompts whose requests asked for it; each row goes on where the one before it ended, the first at the second
-    /// token.
+    /// Tokens of prompts whose requests asked for them. A request's rows are consecutive; the first starts at the
+    /// prompt's second token.
     pub prompt_tokens: Vec<i32>,
-    /// Of the prompts' tokens and the sampled ones, in the order above.
+    /// Entries of the prompts' tokens and the sampled ones, in the order above.
     pub entries: LogprobEntries,
 }
 
-/// Token i has the entries `starts[i]..starts[i + 1]`: first itself, then the likeliest, best first; none where they
-/// are not wanted.
+/// Token i has the entries `starts[i]..starts[i + 1]`: first itself, then the likeliest tokens, best first; none if the
+/// request did not ask for them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LogprobEntries {
-    /// One more than there are tokens; none at all where no token has an entry.
+    /// Start of each token's entries, then the end of the last; empty if no token has entries.
     pub starts: Vec<i32>,
     /// Token ids.
     pub ids: Vec<i32>,
     /// Their log-probabilities.
     pub values: Vec<f32>,
-    /// How many tokens are at least as likely, itself included.
+    /// Number of tokens that are at least as likely, itself included.
     pub ranks: Vec<i32>,
 }
 
-/// The entries of tokens that follow one another.
+/// The entries of consecutive tokens.
 #[derive(Clone, Copy)]
 pub(crate) struct LogprobView<'a> {
     entries: &'a LogprobEntries,
@@ -39,7 +39,7 @@ pub(crate) struct LogprobView<'a> {
 }
 
 impl Logprobs {
-    /// Errors: what is wrong, for a step of `num_rows` rows whose sampled tokens are `starts`.
+    /// Errors: the problem, for a step of `num_rows` rows whose sampled tokens are `starts`.
     pub(crate) fn check(&self, num_rows: usize, starts: &[i32], vocab_size: u32) -> Result<(), String> {
         check_starts("prompt_starts", &self.prompt_starts, num_rows, self.prompt_tokens.len())?;
         let num_sampled = starts.last().map_or(0, |&end| end as usize);
@@ -57,13 +57,13 @@ impl Logprobs {
         }
     }
 
-    /// Where a row's tokens of the prompt are.
+    /// The range of a row's prompt tokens.
     pub(crate) fn prompt_range(&self, row: usize) -> Range<usize> {
         self.prompt_starts[row] as usize..self.prompt_starts[row + 1] as usize
     }
 
-    /// The entries of a row's tokens of the prompt from the `skipped`-th on, with as many sampled tokens before the
-    /// row.
+    /// The entries of a row's prompt tokens without the first `skipped`; `num_sampled_before` tokens were sampled
+    /// before the row.
     pub(crate) fn of_prompt(&self, row: usize, num_sampled_before: i32, skipped: usize) -> LogprobView<'_> {
         let first = (self.prompt_starts[row] + num_sampled_before) as usize + skipped;
         LogprobView { entries: &self.entries, first }
@@ -76,7 +76,7 @@ impl Logprobs {
 }
 
 impl LogprobView<'_> {
-    /// Id and value of the first token's likeliest ones, best first.
+    /// Id and value of the first token's likeliest tokens, best first.
     pub(crate) fn likeliest(self) -> impl ExactSizeIterator<Item = (i32, f32)> {
         let LogprobEntries { starts, ids, values, .. } = self.entries;
         let (start, end) = (starts[self.first] as usize, starts[self.first + 1] as usize);
@@ -84,14 +84,14 @@ impl LogprobView<'_> {
         likeliest.map(|index| (ids[index], values[index]))
     }
 
-    /// Those from a later token on.
+    /// The entries from a later token on.
     pub(crate) fn from(self, token: usize) -> Self {
         Self { first: self.first + token, ..self }
     }
 }
 
 impl LogprobEntries {
-    /// Adds those of the next `num_tokens` tokens, before which there are `num_before`.
+    /// Adds the entries of the next `num_tokens` tokens, after `num_before` others.
     pub(crate) fn push(&mut self, num_before: usize, view: LogprobView<'_>, num_tokens: usize) {
         let starts = &view.entries.starts[view.first..=view.first + num_tokens];
         let range = starts[0] as usize..starts[num_tokens] as usize;
@@ -106,14 +106,14 @@ impl LogprobEntries {
         self.ranks.extend_from_slice(&view.entries.ranks[range]);
     }
 
-    /// Says that the tokens since the last `push` have none, unless no token has any.
+    /// Adds empty entries for the tokens since the last `push`, unless no token has any.
     pub(crate) fn complete(&mut self, num_tokens: usize) {
         if !self.starts.is_empty() {
             self.starts.resize(num_tokens + 1, self.ids.len() as i32);
         }
     }
 
-    /// The entries from a token on, if any token has some.
+    /// The entries from token `first` on, if any token has some.
     pub(crate) fn view(&self, first: usize) -> Option<LogprobView<'_>> {
         (!self.starts.is_empty()).then_some(LogprobView { entries: self, first })
     }

@@ -1,19 +1,19 @@
-//! How long requests waited and how long their prompts took, as columns beside the rows with which their outputs begin.
-//! Reads no clock, and knows neither requests nor samples.
+//! Requests' times in the queue and in prefill, as columns beside the rows that begin their outputs. Reads no clock,
+//! and knows neither requests nor samples.
 
-/// Seconds of one request.
+/// Times of one request, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StartTime {
-    /// From its arrival to the first step that computed any of it.
+    /// Time from its arrival to the first step that computed a part of it.
     pub queue: f32,
-    /// From there to its first output.
+    /// Time from that step to its first output.
     pub prefill: f32,
 }
 
-/// `queue[i]` and `prefill[i]` are those of the row `rows[i]`; rows that begin no output take no place.
+/// `queue[i]` and `prefill[i]` belong to the row `rows[i]`; other rows have no entries.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StartTimes {
-    /// In ascending order.
+    /// Row numbers, in ascending order.
     pub rows: Vec<i32>,
     /// `StartTime::queue` of each.
     pub queue: Vec<f32>,
@@ -22,14 +22,14 @@ pub struct StartTimes {
 }
 
 impl StartTimes {
-    /// Of a row after all those that have one.
+    /// Adds the times of a row after all others.
     pub(crate) fn push(&mut self, row: usize, time: StartTime) {
         self.rows.push(row as i32);
         self.queue.push(time.queue);
         self.prefill.push(time.prefill);
     }
 
-    /// That of a row, where its output begins there.
+    /// The times of a row that begins an output.
     pub fn of(&self, row: usize) -> Option<StartTime> {
         let index = self.rows.binary_search(&(row as i32)).ok()?;
         Some(StartTime { queue: self.queue[index], prefill: self.prefill[index] })

@@ -1,30 +1,29 @@
-//! The choice between cores by what a request would cost on each. Knows neither prompts nor caches.
+//! The choice between cores by the cost of a request on each. Knows neither prompts nor caches.
 //!
-//! **The imbalance is bounded.** Let `before_c` be the seconds for which the request waits on core c for work that is
-//! there, and `own_c` those from then until its own is done. The chosen core c has `before_c + own_c` at
-//! most `before_j + own_j + tolerance` for every other candidate j, since every candidate costs at least the least, and
-//! none beyond the tolerance above it is chosen. So `before_c <= before_j + own_j + tolerance`: as in list scheduling
-//! (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969), the work on two cores differs by at most that of the
-//! last request placed, which the other core would have had to do in full, and the tolerance. Neither prefixes nor
-//! sessions can lift that.
+//! **The imbalance is bounded.** Let `before_c` be the seconds that the request waits for other work on core c, and
+//! `own_c` the seconds from then until its own work is done. Every other candidate j has `before_j + own_j` at least
+//! `before_c + own_c - tolerance`, as no core is chosen whose cost is more than the tolerance above the least. So
+//! `before_c <= before_j + own_j + tolerance`: as in list scheduling (Graham, "Bounds on Multiprocessing Timing
+//! Anomalies", 1969), the work on two cores differs by at most that of the last request placed, which the other core
+//! would have had to do in full, and the tolerance. Neither prefixes nor sessions can exceed this bound.
 
-/// Share of the least cost by which two costs are taken to be equal: lengths of outputs are not known better. Where
-/// queues are long, this keeps prefixes together: what is computed twice delays all that come after.
+/// Two costs are taken as equal if they differ by less than this share of the least: output lengths are not known more
+/// precisely. With long queues this keeps equal prefixes together, which saves repeated prefills.
 const TOLERANCE: f64 = 0.1;
 
-/// A core that the request may go to.
+/// A core for the request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Candidate {
-    /// Its number, by which it is known outside.
+    /// Its id outside this crate.
     pub(crate) core: u32,
     pub(crate) bit: usize,
-    /// Tokens of the prompt in its cache.
+    /// Tokens of the prompt in its prefix cache.
     pub(crate) num_cached: u32,
     pub(crate) num_requests: u64,
-    /// Seconds for which it waits for other work, and those of its own.
+    /// Seconds that the request waits for other work, then the seconds of its own.
     pub(crate) before: f64,
     pub(crate) own: f64,
-    /// Its own work, and its tenant's weight, for the core's books.
+    /// The request's work and its tenant's weight, to be added to the core.
     pub(crate) own_work: f64,
     pub(crate) weight: f64,
 }
@@ -35,14 +34,14 @@ impl Candidate {
     }
 }
 
-/// Seconds by which the cost of the chosen one may be above `least`: those of a step, since nothing is served between
-/// two steps, or what estimates do not tell apart.
+/// Seconds that the chosen cost may be above `least`: one step, since requests are only served between steps, or the
+/// precision of the estimates.
 pub(crate) fn tolerance(least: f64, step_seconds: f64) -> f64 {
     step_seconds.max(TOLERANCE * least)
 }
 
-/// The least cost. Of those within the tolerance the one with the longest cached prefix, then the one that the session
-/// has, or without a session that with the fewest requests. There is at least one.
+/// The candidate with the least cost. Within the tolerance, the longest cached prefix wins, then the core that the
+/// session hashes to, or without a session the fewest requests. None only without candidates.
 pub(crate) fn choose(candidates: &[Candidate], step_seconds: f64, session: &str) -> Option<Candidate> {
     let least = candidates.iter().map(Candidate::cost).min_by(f64::total_cmp)?;
     let most = least + tolerance(least, step_seconds);

@@ -1,6 +1,6 @@
 //! A set of up to 64 cores, each a bit: its position in a placement's table.
 
-/// Most cores that a placement chooses from.
+/// Maximum number of cores in a placement.
 pub(crate) const MAX_CORES: usize = 64;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

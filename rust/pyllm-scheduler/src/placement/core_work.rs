@@ -1,14 +1,14 @@
-//! The work on one core: what it told of, and what was placed there since. Knows neither prompts nor the other cores.
+//! The work on one core: its last report, and the requests placed since. Knows neither prompts nor other cores.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::estimates::core_load::CoreLoad;
 use crate::kv_layout::GroupLayout;
 
-/// Requests that have ended and wait for the core's load report; there are more only where a core sends none.
+/// Maximum number of ended requests that wait for load reports; it is reached only if a core sends none.
 const MAX_ENDED: usize = 4096;
 
-/// Work is counted as in `CoreLoad`.
+/// The work on one core, in units of `CoreLoad`.
 pub(crate) struct CoreWork {
     pub(crate) core: u32,
     pub(crate) load: Option<CoreLoad>, // none before its first report
@@ -16,9 +16,9 @@ pub(crate) struct CoreWork {
     tenants: HashMap<String, Tenant>,
     work: f64,
     active_weight: f64,                 // of tenants with work
-    placed: BTreeMap<u64, PendingWork>, // requests that `load` has not
+    placed: BTreeMap<u64, PendingWork>, // requests that `load` does not include
     num_reports: u64,
-    // (number of the report that tells what it stored, request), of requests that have ended
+    // (number of the report that includes its blocks, request), of ended requests
     ended: VecDeque<(u64, u64)>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct CoreWork {
 struct Tenant {
     weight: f64,
     work: f64,
-    num_parts: u64, // of its work: what the load has, and each request placed since
+    num_parts: u64, // parts of its work: the load's, and each request placed since
     is_told: bool,  // by the load
 }
 
@@ -51,8 +51,8 @@ impl CoreWork {
         }
     }
 
-    /// The core has told of its work, in which requests up to `last_request` are. Gives those that have ended and of
-    /// whose blocks it has told by now.
+    /// Applies a core's load, which includes requests up to `last_request`. Returns the ended requests whose blocks the
+    /// core has reported by now.
     pub(crate) fn take_load(&mut self, last_request: Option<u64>, load: CoreLoad, block_size: u32) -> Vec<u64> {
         let first_placed = last_request.map_or(0, |last| last.saturating_add(1));
         let placed = self.placed.split_off(&first_placed);
@@ -73,14 +73,14 @@ impl CoreWork {
         self.ended.drain(..num_told).map(|(_, request)| request).collect()
     }
 
-    /// A request is placed here.
+    /// Adds a request.
     pub(crate) fn place(&mut self, request: u64, tenant: &str, weight: f64, work: f64) {
         self.placed.insert(request, PendingWork { tenant: tenant.to_owned(), weight, work });
         let tenant_key = self.tenant_key(tenant).to_owned();
         self.add(&tenant_key, weight, work);
     }
 
-    /// A request has ended that may have been placed here since the core's load report.
+    /// Removes the work of an ended request, unless the core's load includes it.
     pub(crate) fn end(&mut self, request: u64) {
         let Some(PendingWork { tenant, work, .. }) = self.placed.remove(&request) else { return };
         let tenant_key = self.tenant_key(&tenant).to_owned();
@@ -95,17 +95,17 @@ impl CoreWork {
         }
     }
 
-    /// The second report from now tells what an ended request stored; the next one may be on its way already. Returns
-    /// the oldest request if too many wait.
+    /// Notes that a request has ended. The second report from now includes its blocks, as the next one may have been
+    /// sent already. Returns the oldest request if too many wait.
     pub(crate) fn note_ended(&mut self, request: u64) -> Option<u64> {
         self.ended.push_back((self.num_reports + 2, request));
         let is_full = self.ended.len() > MAX_ENDED;
         if is_full { self.ended.pop_front().map(|(_, request)| request) } else { None }
     }
 
-    /// Work that is done here until a new one of this tenant is: what it waits for, and all with its own. Under fair
-    /// queueing each tenant is served by its weight, so that its own work is done once others have had their parts
-    /// beside it, and never later than if all came before.
+    /// Work that the core does before a new request of this tenant begins, and until it is done. Under fair queueing
+    /// tenants are served by weight, so the others get their shares of the time until its own work is done; it is never
+    /// later than if all other work came first.
     pub(crate) fn until_done(&self, tenant: &str, weight: f64, own: f64) -> (f64, f64) {
         if !self.shares_by_tenant() {
             return (self.work, self.work + own);

@@ -1,6 +1,6 @@
-//! Which cores have which blocks in their caches, by the short hashes of these blocks: those that their load reports
-//! told of, and those that requests placed there are about to compute. The former are as many as the cores say, the
-//! latter have a bound. Knows neither tokens nor load.
+//! The cores that have each block cached, by the short hashes of blocks: those in the cores' load reports, and those
+//! that placed requests are about to compute. The reports limit the former, a bound the latter. Knows neither tokens
+//! nor load.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
@@ -11,7 +11,7 @@ use crate::kv_layout::GroupLayout;
 
 use super::core_set::{CoreSet, MAX_CORES};
 
-/// Hashes that requests keep expected after `trim`; half as many more may be there before.
+/// Maximum number of hashes that requests are expected to store, after `trim`; before, there may be half as many more.
 const MAX_EXPECTED: usize = 1 << 18;
 
 pub(crate) struct PrefixIndex {
@@ -28,8 +28,8 @@ struct Request {
     hashes: Vec<u64>,
 }
 
-/// A hash that requests will store. Most are expected on one core, whose last request is here; those of other cores are
-/// in `last_elsewhere`.
+/// A hash that requests will store. Most hashes are expected on one core, whose last request is here; `last_elsewhere`
+/// has those of other cores.
 struct Expected {
     cores: CoreSet,
     bit: usize, // one of them
@@ -48,7 +48,7 @@ impl PrefixIndex {
         }
     }
 
-    /// The core of this bit tells how its cache has changed.
+    /// Applies changes of the cache of the core with this bit.
     pub(crate) fn change(&mut self, bit: usize, changes: &[Change]) {
         let core = CoreSet::of(bit);
         for &change in changes {
@@ -63,7 +63,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Nothing is on the core of this bit any more, nor will be.
+    /// Removes all hashes, known and expected, of the core with this bit.
     pub(crate) fn forget(&mut self, bit: usize) {
         self.change(bit, &[Change::Cleared]);
         let by_request = std::mem::take(&mut self.by_request);
@@ -76,8 +76,8 @@ impl PrefixIndex {
         }
     }
 
-    /// A request was placed: what of these hashes its core has not, it will have. Ids rise. A request waits for this
-    /// call, so it drops nothing until the table is 1.5 times its bound; `trim` drops the rest.
+    /// Adds the hashes that a placed request will store, without those known on its core. Ids increase. A request waits
+    /// for this call, so it drops nothing until the table is 1.5 times its bound; `trim` drops the rest.
     pub(crate) fn expect(&mut self, id: u64, bit: usize, hashes: impl Iterator<Item = u64>) {
         let core = CoreSet::of(bit);
         let hashes: Vec<_> =
@@ -110,7 +110,7 @@ impl PrefixIndex {
         self.known.iter().filter(|(_, cores)| cores.contains(bit)).map(|(&hash, _)| hash).collect()
     }
 
-    /// Hashes that are known anywhere, and those that are expected: by hash, by hash and core, and by request.
+    /// Numbers of known hashes, and of expected ones: by hash, by hash and core, and by request.
     #[cfg(test)]
     pub(crate) fn sizes(&self) -> [usize; 4] {
         let num_by_request = self.by_request.values().map(|request| request.hashes.len()).sum();
@@ -120,20 +120,20 @@ impl PrefixIndex {
         [self.known.len(), self.expected.len(), num_by_core, num_by_request]
     }
 
-    /// Where a request is whose hashes are expected still.
+    /// The core of a request with expected hashes.
     pub(crate) fn bit_of(&self, id: u64) -> Option<usize> {
         self.by_request.get(&id).map(|request| request.bit)
     }
 
-    /// What the request was expected to store is known by now, or will not be stored.
+    /// Removes the expected hashes of a request, as they are known by now or will not be stored.
     pub(crate) fn end(&mut self, id: u64) {
         if let Some(request) = self.by_request.remove(&id) {
             self.unexpect(id, &request);
         }
     }
 
-    /// Of the blocks of a prompt, how many from the start each of `cores` has, into `lengths` by bit. The hashes are
-    /// those in the first group of layers; `hash + group` is the block's hash in another group.
+    /// Finds how many blocks from a prompt's start each of `cores` has, into `lengths` by bit. The hashes are those in
+    /// the first group of layers; `hash + group` is the block's hash in another group.
     pub(crate) fn longest_prefixes(&self, hashes: &[u64], cores: CoreSet, lengths: &mut [u32; MAX_CORES]) {
         let mut left = cores;
         for (length, hash) in (0..).zip(hashes) {
@@ -151,8 +151,8 @@ impl PrefixIndex {
         }
     }
 
-    /// The same for one core whose layers read unequally far back: the longest start of which all are there that the
-    /// token after it reads.
+    /// The same for one core whose layers have different windows: the longest start of which all blocks that its next
+    /// token reads are cached.
     pub(crate) fn longest_prefix(&self, hashes: &[u64], bit: usize, groups: &[GroupLayout]) -> u32 {
         let core = CoreSet::of(bit);
         let is_known = |group: usize, index: u32| {
@@ -175,7 +175,7 @@ impl PrefixIndex {
         }
     }
 
-    /// What of `cores`, and of others, has or will have this.
+    /// The cores that have or will have this hash, `cores` and others.
     fn cores_with(&self, hash: u64, cores: CoreSet) -> CoreSet {
         let known = self.known.get(&hash).copied().unwrap_or_default();
         if cores.without(known).is_empty() {
@@ -191,7 +191,7 @@ impl PrefixIndex {
         }
     }
 
-    /// What a later request on the same core has as well stays.
+    /// Removes a request's hashes, except those that a later request on the same core will store, too.
     fn unexpect(&mut self, id: u64, request: &Request) {
         self.num_expected -= request.hashes.len();
         for &hash in &request.hashes {
@@ -216,7 +216,7 @@ impl PrefixIndex {
     }
 }
 
-/// A hash on one core, as one hash. Those of the groups of one block are next to one another, these are far apart.
+/// A key of a hash on one core. Groups of one block have adjacent hashes; these keys are far apart.
 fn at(hash: u64, bit: usize) -> u64 {
     hash.wrapping_add((bit as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
@@ -246,8 +246,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// As if each hash on each core had an entry of its own. A step is a request to expect, one that ends (before
-        /// all, or in the middle), or a core that is gone.
+        /// The result equals that of one entry per hash and core. A step is a request to expect, an end of a request
+        /// (the first or one in the middle), or the loss of a core.
         #[test]
         fn a_hash_is_expected_on_each_core_until_its_last_request_there_ends(
             steps in prop::collection::vec((0..8_u32, 0..3_usize, 0..6_u64, 1..5_u64), 1..60)

@@ -1,4 +1,4 @@
-//! A placement's recording played back: every call is made again on a new one, and each choice must be the same.
+//! Replay of a placement's recording: every call is made again on a new one, and each choice must be the same.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,10 +8,10 @@ use crate::recorder::Entries;
 
 use super::{NewRequest, Placement};
 
-/// What a recording begins with. The number grows when old recordings can no longer be read.
+/// The first bytes of a recording. The number changes when old recordings can no longer be read.
 pub(super) const MAGIC: &[u8] = b"pyllm placement recording 2\n";
 
-/// What a placement is made with.
+/// The arguments of a new placement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Settings {
     pub(super) block_size: u32,
@@ -30,7 +30,7 @@ pub(super) enum Input {
     Ended { request: u64 },
 }
 
-/// How a replay went.
+/// The result of a replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct PlacementReplay {
@@ -43,7 +43,7 @@ pub struct PlacementReplay {
 }
 
 impl Placement {
-    /// Makes all calls of a recording on a new placement, and checks that it chose the same.
+    /// Repeats all calls of a recording on a new placement, and compares its choices.
     ///
     /// Errors: `Replay` with the first entry that cannot be decoded, is refused, or chooses another core.
     pub fn replay(recording: &[u8]) -> Result<PlacementReplay> {

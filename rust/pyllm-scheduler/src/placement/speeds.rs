@@ -1,24 +1,24 @@
-//! How fast cores are beside one another, from how long their steps took. A core with little to do has short steps that
-//! compute little each, so work by time says how busy it is, not how fast: a line through the steps of all cores says
-//! what a step of its size should take, and what it took beside that is its slowness.
+//! Relative speeds of cores, from the times of their steps. A core with little work has short steps that compute little
+//! each, so work per second measures load rather than speed: instead, a line fitted to the steps of all cores gives the
+//! expected time of a step by its work, and a core's slowness is its measured time divided by that.
 
 use crate::estimates::step_sums::StepSums;
 
-/// A core is not taken to be slower, or faster, than so many times what is expected: a first step may compile.
+/// Limit of a core's slowness, and of its inverse: a first step may include compilation.
 const MAX_SLOWNESS: f64 = 16.0;
 
-/// Seconds for a unit of work while nothing was measured. Only what has no measure is compared by it.
+/// Seconds per unit of work before any measurement, where it is the same for all cores.
 const UNMEASURED: f64 = 1e-4;
 
-/// Of all cores together.
+/// Means over all cores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Speeds {
     base: f64,
     slope: f64,
-    /// Seconds of a mean step; 0: nothing was measured.
+    /// Seconds of a mean step; 0 before any measurement.
     pub(crate) step_seconds: f64,
     seconds_per_work: f64,
-    unknown: f64, // slowness of those that were not measured
+    unknown: f64, // slowness of cores without measurements
 }
 
 impl Default for Speeds {
@@ -28,7 +28,7 @@ impl Default for Speeds {
 }
 
 impl Speeds {
-    /// From those of `cores` that were measured.
+    /// Speeds from the measured ones of `cores`.
     pub(crate) fn of<'a>(cores: impl Iterator<Item = &'a StepSums>) -> Self {
         let measured: Vec<_> = cores.filter(|sums| sums.is_measured()).collect();
         if measured.is_empty() {
@@ -52,12 +52,12 @@ impl Speeds {
         Self { unknown: 1.0 / speed, ..speeds }
     }
 
-    /// Seconds that a core takes for a unit of work, as busy as cores are now.
+    /// Seconds per unit of work on a core, at the current load.
     pub(crate) fn seconds_per_work(&self, sums: &StepSums) -> f64 {
         self.seconds_per_work * self.slowness(sums)
     }
 
-    /// The same of one that has told nothing.
+    /// Seconds per unit of work on a core without measurements.
     pub(crate) fn unmeasured_seconds(&self) -> f64 {
         self.seconds_per_work * self.unknown
     }
@@ -88,7 +88,7 @@ mod tests {
         cores.iter().map(|sums| speeds.seconds_per_work(sums)).collect()
     }
 
-    /// Steps of 20 ms and 10 us a unit.
+    /// A step that takes 20 ms and 10 us per unit of work.
     fn step(work: f64, slowness: f64) -> (f64, f64) {
         (work, slowness * (0.02 + 1e-5 * work))
     }

@@ -1,4 +1,4 @@
-//! Any sequence of calls: the imbalance is bounded, a replay chooses the same, nothing is left behind.
+//! Any sequence of calls: the imbalance is bounded, a replay makes the same choices, and no entry is left behind.
 
 mod schedulers;
 
@@ -23,15 +23,15 @@ enum Call {
     End(u64),
 }
 
-/// What a core tells, beside changes that tell of blocks of some of the prompts.
+/// The load in a core's report, with changes that have blocks of some of the prompts.
 #[derive(Clone, Debug)]
 struct Told {
     shares_by_tenant: bool,
     works: Vec<u32>, // by tenant
     step: Option<(u32, f64)>,
-    stored: Vec<(u32, u32)>, // which prompt, and how many blocks of it
+    stored: Vec<(u32, u32)>, // number of the prompt, and blocks of it
     clears: bool,
-    lag: u64, // requests that the load has not
+    lag: u64, // requests that the load does not include
 }
 
 #[derive(Clone, Debug)]
@@ -95,7 +95,7 @@ fn tenant(number: u32) -> String {
     if number == 0 { String::new() } else { format!("tenant {number}") }
 }
 
-/// The placement under test, and its books kept once more, without a sum that is ever changed.
+/// The placement under test, and the expected state, recomputed without running sums.
 struct World {
     placement: Placement,
     cores: BTreeMap<u32, Book>,
@@ -222,7 +222,7 @@ impl World {
         let is_told = self.cores.values().any(|book| book.load.is_some());
         let num_outputs = asked.max_tokens.min(if is_told { 100 } else { 128 }) * asked.num_samples;
         let own = |num_cached| work(asked.length - num_cached, num_outputs);
-        // What no core has told weighs 1.
+        // A tenant that no core has reported weighs 1.
         let told = self.cores.values().filter_map(|book| book.load.as_ref()).filter(|load| load.shares_by_tenant);
         let weight = told.flat_map(|load| &load.tenants).find(|one| one.tenant == tenant).map_or(1.0, |one| one.weight);
         let seconds = |core: &u32| match &self.cores[core].load {
@@ -242,7 +242,7 @@ impl World {
         Ok(())
     }
 
-    /// All requests end, and all cores tell of it.
+    /// Ends all requests, and sends reports of all cores.
     fn end(&mut self) -> Tried {
         for request in 0..self.next_request {
             self.apply(Call::End(request))?;

@@ -1,4 +1,4 @@
-//! A policy from outside: each request came with its key. Equal keys go by arrival.
+//! A policy of the caller's: each request has its key. Equal keys are ordered by arrival.
 
 use super::{Policy, Rank, Work, ordered};
 

@@ -1,11 +1,11 @@
-//! Tenants get equal service, by weight: the virtual token counter of Sheng et al., "Fairness in Serving Large Language
-//! Models" (arXiv 2401.00588). The next sequence is of the tenant whose counter is lowest; `queue.rs` keeps the
-//! counters. Within a tenant what came first is next, so that nothing preempted is overtaken by all that came
-//! meanwhile; of what runs, the sequence that got least itself.
+//! Equal service for tenants, by weight: the virtual token counter of Sheng et al., "Fairness in Serving Large Language
+//! Models" (arXiv 2401.00588). The next sequence is of the tenant with the lowest counter; `queue.rs` keeps the
+//! counters. Within a tenant, waiting sequences go by arrival, so that newcomers do not overtake a preempted one for
+//! ever, and running ones by their own service, least first.
 
 use super::{Policy, Rank, Work, ordered};
 
-/// What one token costs a tenant: an input token, computed and not found in a cache, and an output token.
+/// Costs of a token for its tenant: an input token that was computed, not cached, and an output token.
 pub(crate) const INPUT_COST: u64 = 1;
 pub(crate) const OUTPUT_COST: u64 = 2;
 

@@ -1,5 +1,5 @@
-//! Whom to serve first. A policy ranks sequences by what it may look at, and decides nothing else: queues, slots and
-//! blocks are the scheduler's.
+//! Scheduling policies. A policy ranks sequences by their `Work`, and decides nothing else: queues, slots and blocks
+//! are the scheduler's.
 
 mod custom;
 mod fair;
@@ -11,43 +11,43 @@ use crate::config::PolicyName;
 
 pub(crate) use fair::{INPUT_COST, OUTPUT_COST};
 
-/// What a policy may look at.
+/// The data of a sequence for its rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Work {
     pub(crate) arrival: f64,
     pub(crate) priority: i32,
     pub(crate) policy_key: f64,
-    /// Tokens to compute until it is expected to end.
+    /// Tokens to compute until its expected end.
     pub(crate) remaining: u32,
-    /// When its next token is due by its target, less the time that the tokens before it take. Without a target that is
-    /// some time after it came.
+    /// Time at which its next token is due, by its target, less the expected time of the tokens to compute before.
+    /// Without a target, some time after its arrival.
     pub(crate) due: f64,
-    /// The same for what runs: without a target, some time after its last token.
+    /// The same for a running sequence: without a target, some time after its last token.
     pub(crate) running_due: f64,
-    /// Service that it has had, counted from where its tenant's other requests were when it came.
+    /// Service of the request, counted from the service of its tenant's other requests at its arrival.
     pub(crate) service: u64,
-    /// Service that its tenant has had, by the tenant's weight. Known for what runs.
+    /// Service of the tenant, divided by weight. Known for running sequences.
     pub(crate) tenant_service: u64,
 }
 
-/// A place in the order of service: lower comes first.
+/// A rank in the order of service: lower comes first.
 pub(crate) type Rank = (u64, u64);
 
 pub(crate) trait Policy: Send {
-    /// The place of a waiting sequence. It stays as it is while the sequence waits, so ageing has to be part of it.
+    /// The rank of a waiting sequence. It is not updated while the sequence waits, so it must include any ageing.
     fn rank(&self, work: &Work) -> Rank;
 
-    /// The place of a running sequence, where it changes as the sequence runs.
+    /// The rank of a running sequence, if it changes as the sequence runs.
     fn running_rank(&self, _: &Work) -> Option<Rank> {
         None
     }
 
-    /// Whether a waiting sequence takes the place of a running one.
+    /// Whether a waiting sequence preempts a running one.
     fn preempts(&self, _waiting: Rank, _running: Rank) -> bool {
         false
     }
 
-    /// Whether every tenant has a queue of its own, and the one that got least is next.
+    /// Whether every tenant has a queue of its own, and the one with the least service is next.
     fn shares_by_tenant(&self) -> bool {
         false
     }
@@ -63,9 +63,9 @@ pub(crate) fn policy(name: PolicyName) -> Box<dyn Policy> {
     }
 }
 
-/// Finite numbers as integers of the same order.
+/// Maps finite numbers to integers in the same order.
 pub(crate) fn ordered(value: f64) -> u64 {
-    // The bits of a float are in its order once negatives are flipped and positives lifted above them.
+    // Bits of floats are in the order of the floats after negatives are flipped, and positives moved above them.
     let bits = (value + 0.0).to_bits();
     let sign = 1 << 63;
     if bits & sign == 0 { bits | sign } else { !bits }

@@ -1,5 +1,5 @@
-//! Classes: the lowest `priority` first, and a lower one takes the place of a higher. Within a class the sequence with
-//! the least slack is next; where no request has targets, that is the one that came first.
+//! Priority classes: the lowest `priority` first, and lower ones preempt higher ones. Within a class the sequence with
+//! the least slack is next; without targets, the earliest.
 
 use super::{Policy, Rank, Work, ordered};
 
@@ -7,7 +7,7 @@ pub(crate) struct Priority;
 
 impl Policy for Priority {
     fn rank(&self, work: &Work) -> Rank {
-        // Slack is what is left until `due`; of two, the one due first has less of it at any time.
+        // Slack is the time until `due`; of two sequences, the one due first always has less.
         (ordered(f64::from(work.priority)), ordered(work.due))
     }
 

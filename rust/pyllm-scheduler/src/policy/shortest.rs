@@ -1,9 +1,9 @@
-//! The least remaining work first, and less work takes the place of more. What comes later counts as larger, so that
-//! nothing waits for ever: a sequence is passed by at most the work that arrives while its own could have aged away.
+//! The least remaining work first; less work preempts more. Later requests count as larger, so that none waits for
+//! ever: a sequence is overtaken by no more work than arrives while ageing makes up for its own size.
 
 use super::{Policy, Rank, Work, ordered};
 
-/// Tokens by which a request seems smaller for each second that it came earlier.
+/// Tokens by which a request counts as smaller per second of earlier arrival.
 const AGEING: f64 = 128.0;
 
 pub(crate) struct Shortest;

@@ -1,5 +1,5 @@
-//! Admission: the first in the queue runs when a slot is free and all its tokens, not only the next chunk, have a
-//! place, and what runs still has room to grow. It starts after what the prefix cache holds of it.
+//! Admission: the first in the queue runs when there is a free slot and blocks for all its tokens, not only the next
+//! chunk, and the running sequences still have room to grow. It starts after its cached prefix.
 
 use crate::arena::Key;
 use crate::estimates::peak_blocks::Expected;
@@ -11,11 +11,12 @@ use crate::sequence::{Sequence, State};
 
 use super::Scheduler;
 use super::explain::Reason;
+use super::logprob_room::Share;
 use super::planning::Planning;
 use super::step_scope::StepScope;
 
 impl Scheduler {
-    /// Admits from the queue, in its order, while budget, slots and blocks last.
+    /// Admits from the queue, in order, while budget, slots and blocks last.
     pub(super) fn admit(&mut self, planning: &mut Planning) {
         while let Some(key) = self.first_waiting(planning.turn) {
             if let Err(reason) = self.may_run(key, planning) {
@@ -28,7 +29,7 @@ impl Scheduler {
             if self.admit_first(key, planning) {
                 planning.is_stalled = false;
                 let sequence = &self.sequences[key];
-                let num_tokens = self.chunk(sequence, planning);
+                let num_tokens = self.fitting(sequence, self.chunk(sequence, planning), Share::Admissions, planning);
                 self.plan_row(key, num_tokens, planning);
             }
         }
@@ -42,17 +43,17 @@ impl Scheduler {
             return Err(Reason::Slots);
         }
         let sequence = &self.sequences[key];
-        // Nothing overtakes a sequence whose last token is on its way.
+        // No row is planned while the sequence's last token is in flight, and none overtakes it.
         if sequence.num_in_flight > 0 {
             return Err(Reason::InFlight);
         }
-        if sequence.num_samples > planning.samples {
+        if sequence.num_samples > planning.samples || !self.may_begin(sequence, planning) {
             return Err(Reason::Samples);
         }
         self.find_place(key, planning)
     }
 
-    /// Looks up what is cached of a queued sequence, into `found`, and whether there are blocks for the rest.
+    /// Looks up the cached prefix of a queued sequence, into `found`, and checks that there are blocks for the rest.
     pub(super) fn find_place(&mut self, key: Key<Sequence>, planning: &mut Planning) -> Result<(), Reason> {
         let num_taken = self.find_cached(key, planning.step);
         let num_available = self.cache.num_available();
@@ -72,7 +73,7 @@ impl Scheduler {
         if self.has_room_to_grow(key, num_taken, 0) { Ok(()) } else { Err(Reason::Growth) }
     }
 
-    /// Whether a queued sequence would have a place if only the first `num_kept` of what runs were there.
+    /// Whether there would be room for a queued sequence with only the first `num_kept` running sequences.
     pub(super) fn has_place_beside(&mut self, key: Key<Sequence>, num_kept: usize, planning: &mut Planning) -> bool {
         let num_taken = self.find_cached(key, planning.step);
         let victims = &self.running[num_kept..];
@@ -83,7 +84,7 @@ impl Scheduler {
             && self.has_room_to_grow(key, num_taken, num_freed)
     }
 
-    /// Looks up what is cached of a queued sequence, into `found`. Gives the available blocks that all of it takes.
+    /// Looks up the cached prefix of a queued sequence, into `found`. Gives the available blocks that all of it takes.
     fn find_cached(&mut self, key: Key<Sequence>, planning: StepId) -> u32 {
         let committed = self.oldest_step();
         let num_offered = self.offered_blocks(key, false).unwrap_or(0);
@@ -91,7 +92,7 @@ impl Scheduler {
         let live = &self.requests[sequence.request];
         let block_size = self.config.block_size;
         let num_known = sequence.num_known();
-        // The last token is computed in any case, since its logits are wanted.
+        // The last token is always computed, for its logits.
         let most = if live.shares_prefix(&self.config) { (num_known - 1) / block_size } else { 0 };
         sequence.hash_blocks(live, block_size, most, &mut self.hasher, self.config.separate_outputs);
         let has_already = sequence.num_computed.max(num_offered * block_size);
@@ -103,7 +104,7 @@ impl Scheduler {
         let mut num_taken = 0;
         for (chain, group) in self.found.chains.iter().zip(&self.layout.groups) {
             num_taken += group.end_block(self.found.lowest, num_known) - chain.first;
-            // Who shares a block of a window takes another in its place.
+            // A sequence that shares a block of a window will take another one in its place.
             if !group.has_window() {
                 num_taken -= chain.blocks.iter().filter(in_use).count() as u32;
             }
@@ -111,7 +112,7 @@ impl Scheduler {
         num_taken
     }
 
-    /// What the first `num_running` of what runs are expected to grow by, into `growth`.
+    /// Adds the expected growth of the first `num_running` running sequences to `peak_blocks`.
     fn expect_growth(&mut self, num_running: usize) {
         self.peak_blocks.clear();
         if self.config.expected_growth > 0.0 {
@@ -142,15 +143,15 @@ impl Scheduler {
         Expected { num_blocks, num_growing: num_growing * sequence.num_samples }
     }
 
-    /// Gives the first in the queue, whose place `find_place` has found, its slot and blocks. False: it loads from
-    /// outside first.
+    /// Gives the first in the queue its slot and the blocks that `find_place` has found. False: it loads from an
+    /// external store first.
     pub(super) fn admit_first(&mut self, key: Key<Sequence>, planning: &mut Planning) -> bool {
         let sequence = &self.sequences[key];
         let num_known = sequence.num_known();
         let lane = self.requests[sequence.request].lane;
         let queue_key = sequence.queue_key;
         match planning.turn {
-            StepScope::Only(_) => self.queue.remove(lane, &queue_key), // out of the order that the others have
+            StepScope::Only(_) => self.queue.remove(lane, &queue_key), // not in the order of the others
             StepScope::Everyone | StepScope::AllBut(_) => self.queue.take_first(lane, &queue_key),
         }
         if self.begin_asynchronous_load(key) {
@@ -211,8 +212,7 @@ impl Scheduler {
         true
     }
 
-    /// A reference to all that was found, before any block is allocated, so that none is evicted to make room for
-    /// another.
+    /// Adds a reference to all found blocks before any is allocated, so that an allocation evicts none of them.
     pub(super) fn hold_found(&mut self) {
         for found in self.found.places() {
             match found {
@@ -222,9 +222,9 @@ impl Scheduler {
         }
     }
 
-    /// Takes what was found in the prefix cache as the sequence's first blocks; those on the host are brought back.
-    /// Gives the tokens they are, in blocks, and how many of the blocks were on the host for any group. Who computed them
-    /// may have had them saved for less time than this sequence wants, or not at all.
+    /// Makes the found blocks the sequence's first ones; those on the host are swapped in. Gives the number of blocks
+    /// of the prefix, and of those on the host, maximum over the groups. Also saves them, as their first request may
+    /// have asked for a shorter retention, or none.
     fn take_found(&mut self, key: Key<Sequence>, planning: &Planning) -> (u32, u32) {
         self.hold_found();
         let mut on_host = 0;
@@ -253,8 +253,8 @@ impl Scheduler {
         (self.found.length, on_host)
     }
 
-    /// Brings back from the host what a swapped sequence has there and the prefix cache has not. Blocks of drafts that
-    /// were dropped meanwhile have no place.
+    /// Swaps in the host blocks of a swapped sequence that the prefix cache does not have. Blocks of drafts that were
+    /// dropped meanwhile are left out.
     fn take_swapped(&mut self, key: Key<Sequence>) {
         let sequence = &mut self.sequences[key];
         let end = self.config.blocks_for(sequence.num_computed);
@@ -270,7 +270,7 @@ impl Scheduler {
         }
     }
 
-    /// Tokens of a lagging sequence that this step may compute.
+    /// Tokens of a prefilling sequence that this step may compute.
     pub(super) fn chunk(&self, sequence: &Sequence, planning: &Planning) -> u32 {
         let lag = sequence.length() - sequence.num_computed;
         let cap = self.config.long_prefill_token_threshold;

@@ -1,4 +1,4 @@
-//! The scheduler's books, counted again from first principles: what the property tests ask after every call.
+//! Checks of the scheduler's state against recounts; the property tests run them after every call.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,9 +12,9 @@ use super::Scheduler;
 type Audit = Result<(), String>;
 
 impl Scheduler {
-    /// Recounts everything that is kept in two places. Costs time linear in all there is; never needed to run.
+    /// Recounts all numbers that are kept in two places. Takes time linear in the state; never needed in operation.
     ///
-    /// Errors: the first thing that does not add up, which is a bug of this crate.
+    /// Errors: the first mismatch, which is a bug of this crate.
     pub fn audit(&self) -> Audit {
         self.audit_blocks()?;
         self.audit_slots()?;

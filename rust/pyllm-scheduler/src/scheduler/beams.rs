@@ -1,7 +1,7 @@
-//! Beam search among sequences: each beam is one, and computes a token a round. When the candidates of all are known,
-//! `beam_search.rs` chooses, parents without children give up their place, a first child goes on in its parent's, and
-//! further ones fork. Nothing is told before the end. A beam that has its candidates runs on without a row; if it is
-//! preempted it pauses outside the queue, since what it waits for is its siblings alone.
+//! Beam search with sequences: each beam is one, and computes a token a round. When the candidates of all beams are
+//! known, `beam_search.rs` chooses: parents without children free their blocks, a first child continues its parent's
+//! sequence, and further children fork. Clients get no output before the end. A beam with candidates keeps its slot
+//! without a row; if it is preempted it pauses outside the queue, since it waits only for its siblings.
 
 use crate::arena::Key;
 use crate::beam_search::{BeamSearch, Candidate, Child, Path};
@@ -14,7 +14,7 @@ use crate::sequence::{Beam, EndedSamples, LiveRequest, Sample, Sequence, State};
 use super::{Gives, Scheduler, Step, live_sequences};
 
 impl Scheduler {
-    /// What may follow a beam is known. True: sequences have ended.
+    /// Sets the candidates of a beam. True: sequences have ended.
     pub(super) fn search(&mut self, key: Key<Sequence>, logprobs: Option<LogprobView<'_>>) -> bool {
         let sequence = &mut self.sequences[key];
         sequence.num_samples = 1;
@@ -40,7 +40,7 @@ impl Scheduler {
         children.is_empty()
     }
 
-    /// Errors: a beam's row does not say what may follow.
+    /// Errors: the row of a beam lacks candidates.
     pub(super) fn check_candidates(
         &self,
         step: &Step,
@@ -57,7 +57,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Of all log-probabilities of a step's tokens those that decide how beams go on.
+    /// The log-probabilities of a step's tokens that are candidates of beams.
     pub(super) fn deciding(&self, step: &Step, starts: &[i32], logprobs: Option<&Logprobs>) -> Option<Logprobs> {
         let mut entries = LogprobEntries::default();
         for (index, _) in self.beam_rows(step) {
@@ -69,14 +69,14 @@ impl Scheduler {
         Some(Logprobs { prompt_starts, prompt_tokens: Vec::new(), entries })
     }
 
-    /// The rows of a step that say what may follow beams that are there still.
+    /// The rows of a step with candidates of live beams.
     fn beam_rows(&self, step: &Step) -> impl Iterator<Item = (usize, &Sequence)> {
         let rows =
             step.rows.iter().enumerate().filter(|(_, row)| row.gives == Gives::Candidates && row.num_samples > 0);
         rows.filter_map(|(index, row)| self.sequences.get(row.sequence).map(|sequence| (index, sequence)))
     }
 
-    /// Takes a sequence that is nowhere out of all turns until its siblings have their candidates.
+    /// Pauses a beam until its siblings have their candidates.
     pub(super) fn pause(&mut self, key: Key<Sequence>) {
         self.sequences[key].state = State::Paused;
         self.num_paused += 1;
@@ -92,7 +92,7 @@ impl Scheduler {
                 self.remove_sequence(key);
             }
         }
-        self.forget_ended(); // what this commit has ended has no place in the order of what runs
+        self.forget_ended(); // ended sequences have no place in the order of `running`
         for child in children.iter().filter(|child| child.sample != child.parent) {
             if let Sample::Live(parent) = self.requests[name].samples[child.parent as usize] {
                 self.fork_sample(parent, child.sample);
@@ -121,7 +121,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends a search: its samples are what it found, best first.
+    /// Ends a search: its samples are the completed beams, best first.
     fn answer(&mut self, name: Key<LiveRequest>, last: Key<Sequence>) {
         let cached_tokens = self.sequences[last].cached_tokens.unwrap_or(0);
         let mut found = self.requests[name].search.take().map_or(Vec::new(), BeamSearch::answer).into_iter();

@@ -1,5 +1,5 @@
-//! Committing a step: sampled tokens become output, drafts are accepted or dropped, samples fork, and what has come to
-//! its end gives up its place.
+//! Committing a step: sampled tokens become output, drafts are accepted or dropped, samples fork, and ended sequences
+//! free their blocks and slots.
 
 use crate::arena::Key;
 use crate::error::{Error, Result};
@@ -16,14 +16,14 @@ use crate::sequence::{Sample, Sequence, State};
 use super::{Gives, Row, Scheduler, Step};
 
 impl Scheduler {
-    /// Takes the tokens of the oldest step in flight: row i of its plan sampled `tokens[starts[i]..starts[i + 1]]`. A
-    /// row with drafts may have sampled fewer positions than planned, at least one; its drafts count as far as they
-    /// equal what was sampled. A row of a stateful request may have none, and its last token is planned again; or,
-    /// where it has one sample, any number, which all count: the drafts that were accepted, what was sampled, and what
-    /// is forced to follow. A beam goes on by the log-probabilities of its row's first token, whatever that is. The
-    /// tokens of a row whose sequence has ended meanwhile are dropped. A row that pools ends its request, with its row
-    /// of `embeddings` and whatever it sampled; without `embeddings`, as in a replay, clients get none. `seconds` is
-    /// what the step took, 0 if that was not measured. Gives the clients that have deltas to take.
+    /// Commits the oldest step in flight: row i of its plan sampled `tokens[starts[i]..starts[i + 1]]`. A row with
+    /// drafts may have sampled fewer positions than planned, at least one; drafts are accepted while they equal the
+    /// sampled tokens. A row of a stateful request may have no tokens, and its last one is planned again; or, if it has
+    /// one sample, any number, all of which count: the accepted drafts, the sampled token, and tokens that are forced
+    /// to follow. A beam continues with the candidates of its row's first position; its sampled token does not count.
+    /// Tokens of sequences that ended meanwhile are dropped. A row of a pooling request ends it, with its row of
+    /// `embeddings`; without `embeddings`, as in a replay, clients get none. `seconds` is the measured duration of the
+    /// step, 0 if unknown. Gives the clients with pending deltas.
     ///
     /// Errors: `UnknownStep`, `OutOfOrder`, `Sampled`.
     pub fn commit(
@@ -54,7 +54,7 @@ impl Scheduler {
             logprobs: deciding,
         });
         let Some(step) = self.steps.pop_front() else { return Err(Error::UnknownStep { step }) };
-        // A step of drafts alone takes longer than those that streams are planned for.
+        // Steps with drafts only take longer than those that decodes are planned for.
         if step.num_prefill_tokens > 0 || step.rows.iter().all(|row| !row.is_verifying) {
             self.times.measure(step.num_prefill_tokens, seconds);
         }
@@ -99,7 +99,7 @@ impl Scheduler {
         Ok(self.outbox.pending())
     }
 
-    /// The prompt of a request that pools is computed, which is all that was asked. Always true.
+    /// Ends a pooling request, whose prompt is computed. Always true.
     fn pool(&mut self, key: Key<Sequence>, embedding: &[f32]) -> bool {
         let sequence = &self.sequences[key];
         let (name, sample) = (sequence.request, sequence.sample);
@@ -123,11 +123,11 @@ impl Scheduler {
         true
     }
 
-    /// The worker was not ready: the last known token is computed once more, and its drafts with it. Always false.
+    /// Plans the last known token again, with its drafts, because the worker was not ready. Always false.
     fn sample_again(&mut self, key: Key<Sequence>) -> bool {
         let sequence = &mut self.sequences[key];
         sequence.num_computed = sequence.num_computed.min(sequence.num_known() - 1);
-        // What is computed once more is written once more, while a save might read it.
+        // The last token is written again, while a save might read its block.
         let written = sequence.num_computed / self.config.block_size;
         if written < sequence.num_stored {
             for block in sequence.chains.iter().filter_map(|chain| chain.get(written)) {
@@ -138,7 +138,7 @@ impl Scheduler {
         false
     }
 
-    /// A sampled token and those forced to follow, of which a row in flight has computed the first.
+    /// Appends a sampled token and those forced to follow, of which a row in flight has computed the first.
     fn go_ahead(&mut self, key: Key<Sequence>, tokens: &[i32], logprobs: Option<LogprobView<'_>>) -> bool {
         let sequence = &mut self.sequences[key];
         sequence.num_computed = sequence.num_computed.min(sequence.num_known() + 1);
@@ -146,7 +146,7 @@ impl Scheduler {
         self.append(key, tokens, logprobs)
     }
 
-    /// The rows in flight of a sequence come to nothing, and none is planned until they are back.
+    /// Voids the rows in flight of a sequence; no other is planned until they are committed.
     fn drop_rows(&mut self, key: Key<Sequence>) {
         let sequence = &mut self.sequences[key];
         sequence.awaits_commit = sequence.num_in_flight > 0;
@@ -155,7 +155,7 @@ impl Scheduler {
         }
     }
 
-    /// More output tokens of a sample, up to its end. True: it has ended.
+    /// Appends tokens to a sample's output, up to its end. True: it has ended.
     fn append(&mut self, key: Key<Sequence>, tokens: &[i32], logprobs: Option<LogprobView<'_>>) -> bool {
         let sequence = &mut self.sequences[key];
         let live = &self.requests[sequence.request];
@@ -174,7 +174,7 @@ impl Scheduler {
             }
         }
         sequence.last_token_at = self.now;
-        sequence.drafts.clear(); // they followed the token before these
+        sequence.drafts.clear(); // proposed to follow an earlier token
         let delta = Delta {
             request: live.request.id,
             sample: sequence.sample,
@@ -210,15 +210,15 @@ impl Scheduler {
         finish != Finish::None
     }
 
-    /// A row that computed drafts: they count as long as each is what the position before it sampled. What the worker
-    /// gives of a stateful one it has compared itself, and forced tokens may come after.
+    /// Commits a row with drafts: each is accepted while it equals the token sampled before it. For a stateful request
+    /// the worker has compared them, and forced tokens may follow.
     fn verify(&mut self, key: Key<Sequence>, sampled: &[i32], logprobs: Option<LogprobView<'_>>) -> bool {
         let sequence = &mut self.sequences[key];
         let drafts = std::mem::take(&mut sequence.drafts);
         sequence.awaits_commit = false;
         let num_accepted = drafts.iter().zip(sampled).take_while(|(draft, token)| draft == token).count();
         let num_accepted = num_accepted.min(sampled.len() - 1);
-        // What was computed for the others is overwritten by the tokens that take their place.
+        // Entries of rejected drafts are overwritten by the tokens in their place.
         sequence.num_computed = sequence.num_computed.min(sequence.num_known() + num_accepted as u32);
         let num_tokens = if sequence.is_stateful { sampled.len() } else { num_accepted + 1 };
         self.counters.num_drafts += drafts.len() as u64;
@@ -227,11 +227,11 @@ impl Scheduler {
         self.append(key, &sampled[..num_tokens], logprobs)
     }
 
-    /// The prompt is computed: the other samples come to be, and each takes its first token. True: one has ended.
+    /// Forks the other samples of a computed prompt, and appends each one's first token. True: one has ended.
     fn fork_row(&mut self, key: Key<Sequence>, sampled: &[i32], logprobs: Option<LogprobView<'_>>) -> bool {
         let request = self.sequences[key].request;
         self.sequences[key].num_samples = 1;
-        self.forget_ended(); // what this commit has ended has no place in the order of what runs
+        self.forget_ended(); // ended sequences have no place in the order of `running`
         let mut forked = std::mem::take(&mut self.forked);
         for sample in 0..sampled.len() {
             match self.requests[request].samples[sample] {
@@ -249,18 +249,18 @@ impl Scheduler {
         any_ended
     }
 
-    /// With a free slot, the new sequence runs on the blocks of an origin that has computed all but its last token;
-    /// else it waits to be computed.
+    /// Adds a sequence for another sample. If its origin has computed all but the last token and a slot is free, it
+    /// runs on the origin's blocks; else it waits to be recomputed.
     pub(super) fn fork_sample(&mut self, origin: Key<Sequence>, sample: u32) -> Key<Sequence> {
         let origin = &mut self.sequences[origin];
         let request = origin.request;
         let mut sequence = origin.fork(sample);
         sequence.since = self.decisions.num_made();
-        // What is still to be computed has its blocks already, and they are for one sequence to write. So is a block
-        // that has a name before it is written again.
+        // Blocks for uncomputed tokens exist already, but only one sequence may write them. The same goes for a named
+        // block that will be written again.
         let is_named = origin.num_stored * self.config.block_size > origin.num_computed;
         let is_computed = origin.num_uncomputed() <= 1 && origin.load.is_none() && !is_named;
-        // What the origin has beyond its computed tokens is for those that it computes itself.
+        // Blocks after the computed tokens are the origin's alone.
         let num_shared = self.config.blocks_for(origin.num_computed);
         let in_windows = origin.chains.iter().zip(&self.layout.groups).filter(|(_, group)| group.has_window());
         let num_owed: i64 = in_windows.map(|(chain, _)| chain.before(num_shared).len() as i64).sum();
@@ -278,7 +278,7 @@ impl Scheduler {
             }
             sequence.note_placed(self.config.block_size);
             (sequence.may_share, origin.may_share) = (true, true);
-            // A slot that is itself still to be copied has nothing to give.
+            // The source itself may be the destination of a pending copy: copy from that one's source.
             let earlier = self.slot_copies.iter().find(|copy| copy.1 == source);
             self.slot_copies.push((earlier.map_or(source, |copy| copy.0), slot));
         }
@@ -297,7 +297,7 @@ impl Scheduler {
         key
     }
 
-    /// Errors: what does not fit the step.
+    /// Errors: the first thing that does not match the step.
     fn check_result(
         &self,
         step: &Step,
@@ -318,7 +318,7 @@ impl Scheduler {
         self.check_candidates(step, starts, logprobs)
     }
 
-    /// Errors: a row that pools has no embedding.
+    /// Errors: a pooling row without an embedding.
     fn check_pooled(&self, rows: &[Row], embeddings: &Embeddings) -> std::result::Result<(), String> {
         let mut pooled =
             rows.iter().enumerate().filter(|(_, row)| row.gives == Gives::Embedding && row.num_samples > 0);
@@ -328,7 +328,7 @@ impl Scheduler {
         }
     }
 
-    /// What a row has given whose sequence has ended means nothing.
+    /// Rows of ended sequences are not checked.
     fn check_sampled(&self, rows: &[Row], starts: &[i32], tokens: &[i32]) -> std::result::Result<(), String> {
         if starts.len() != rows.len() + 1 {
             return Err(format!("it has {} rows and the plan {}", starts.len().saturating_sub(1), rows.len()));
@@ -363,7 +363,7 @@ impl Scheduler {
 }
 
 impl Row {
-    /// Whether its worker may give so many tokens.
+    /// Whether the row may have `length` sampled tokens.
     fn may_give(self, length: i64) -> bool {
         let planned = i64::from(self.num_samples);
         match length {
@@ -375,7 +375,7 @@ impl Row {
         }
     }
 
-    /// The same in words.
+    /// The allowed numbers of tokens, in words.
     fn expected(self) -> String {
         match self.num_samples {
             0 => "0".to_owned(),

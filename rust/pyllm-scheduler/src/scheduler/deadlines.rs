@@ -1,4 +1,4 @@
-//! Deadlines: the scheduler's time, and the end of the requests whose deadline has come.
+//! Deadlines: the scheduler's time, and the end of requests at their deadline.
 
 use crate::error::{Error, Result};
 use crate::recorder::Input;
@@ -7,7 +7,7 @@ use crate::request::Finish;
 use super::{Scheduler, ranking};
 
 impl Scheduler {
-    /// Ends the requests whose deadline has come, as `schedule` does: for a time in which nothing can be planned.
+    /// Ends the requests at their deadline, as `schedule` does, for times in which no step can be planned.
     ///
     /// Errors: `Time`.
     pub fn expire(&mut self, now: f64) -> Result<()> {

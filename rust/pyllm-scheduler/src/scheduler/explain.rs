@@ -1,5 +1,5 @@
-//! Why: the reason for which each sequence waits, the share that each running one got, and the last decisions. Reasons
-//! are derived when asked, from what the last step recorded, so that a long queue costs nothing.
+//! Explanations: the reason for which each sequence waits, the share of each running one, and the last decisions.
+//! Reasons are derived on request from records of the last step, so that a long queue costs nothing.
 
 use std::collections::VecDeque;
 
@@ -11,48 +11,47 @@ use crate::sequence::{Beam, LiveRequest, Sample, Sequence, State};
 use super::Scheduler;
 use super::step_scope::StepScope;
 
-/// Steps that are remembered.
+/// Number of steps kept.
 const MAX_DECISIONS: usize = 1024;
 
-/// Why a sequence got no tokens in the last step.
+/// The reason for which a sequence got no tokens in the last step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// It came, or came back, after the last step was planned.
+    /// It arrived or returned after the last step was planned.
     New,
     /// The caller holds it.
     Held,
-    /// Its keys and values are being loaded from outside.
+    /// Its keys and values are being loaded from an external store.
     Loading,
-    /// Another sample of its request computes its prompt, or what it may go on from as a beam.
+    /// Another sample of its request computes the prompt, or the round of beams that it forks from.
     Forking,
-    /// It is a beam that has its candidates; those of its siblings are being computed.
+    /// It is a beam with candidates; those of its siblings are being computed.
     Siblings,
-    /// A step in flight decides how it goes on.
+    /// It cannot continue before a step in flight is committed.
     InFlight,
-    /// What is in flight of it comes to nothing: its worker was not ready to sample, or its grammar forced other
-    /// tokens.
+    /// Its rows in flight are void: the worker was not ready to sample, or the grammar forced other tokens.
     Grammar,
-    /// The step's tokens were used up: `max_num_batched_tokens`.
+    /// The token budget of the step is used up: `max_num_batched_tokens`.
     Budget,
-    /// More prefill would make running streams wait beyond their target.
+    /// More prefill would delay running streams beyond their target.
     InterTokenTarget,
-    /// A later step takes it: each of those in flight in a pipeline has its share of what runs.
+    /// A later step takes it: in a pipeline, each step in flight has its share of the running sequences.
     Pipeline,
-    /// The positions that a step may sample were used up.
+    /// The step may sample no more positions, or carry no more log-probabilities.
     Samples,
     /// All slots are taken: `max_num_seqs`.
     Slots,
     /// There are not enough free blocks for its tokens.
     Blocks,
-    /// There are, but not with the watermark above them.
+    /// There are enough free blocks, but not with the watermark above them.
     Watermark,
-    /// There are, but what runs is expected to need them.
+    /// There are enough free blocks, but the running sequences are expected to need them.
     Growth,
-    /// The step preempted to let the rest go on; it admits nothing after that.
+    /// The step preempted sequences so that others could continue; it admits none after that.
     Preempting,
-    /// The step was another's: a request that is isolated shares none with others, and where it lacks room they wait.
+    /// The step was for other requests: an isolated request shares no step, and while it lacks room the others wait.
     Isolation,
-    /// Another one comes before it in the policy's order, and that one was not admitted.
+    /// A sequence before it in the policy's order was not admitted.
     Policy,
 }
 
@@ -82,26 +81,26 @@ impl Reason {
     }
 }
 
-/// Where one sample of a request stands after the last step.
+/// The state of one sample of a request after the last step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The sample.
     pub sample: u32,
     /// `waiting`, `preempted`, `swapped`, `paused`, `held`, `loading`, `running` or `finished`.
     pub state: &'static str,
-    /// Why it got no tokens in the last step; none if it got some or has finished.
+    /// The reason for getting no tokens in the last step; none if it got some or has finished.
     pub reason: Option<Reason>,
-    /// Who holds it, if it is held: their names, by commas.
+    /// The names of its holders, separated by commas, if it is held.
     pub hold: Option<String>,
-    /// Tokens that the last step computed of it: its share.
+    /// Tokens of it that the last step computed.
     pub num_tokens: u32,
-    /// Tokens whose keys and values it has, and those it knows.
+    /// Tokens with keys and values, and known tokens.
     pub num_computed: u32,
     /// See `num_computed`.
     pub num_known: u32,
 }
 
-/// What one step decided. `stop` is why the first in the queue was not admitted; none if the queue was empty.
+/// A step's decision. `stop`: the reason for which the first in the queue was not admitted; none for an empty queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Decision {
@@ -112,7 +111,7 @@ pub struct Decision {
     pub num_prefill_tokens: u32,
     pub num_admitted: u32,
     pub num_preempted: u32,
-    /// Of those preempted, the ones that went to the host.
+    /// Preempted sequences that were swapped to the host.
     pub num_swapped: u32,
     pub num_running: u32,
     pub num_waiting: u32,
@@ -131,8 +130,8 @@ pub(super) struct Decisions {
 }
 
 impl Decisions {
-    /// `stopped` was the first not to be admitted; `cut` is why something that runs got no row, if anything did, and
-    /// `turn` whose step it was.
+    /// Adds a decision. `stopped` was the first that was not admitted; `cut` is the reason for which a running sequence
+    /// got no row, if any; `turn` is the scope of the step.
     pub(super) fn push(
         &mut self,
         decision: Decision,
@@ -150,12 +149,12 @@ impl Decisions {
         self.num_made += 1;
     }
 
-    /// Whose the last step was.
+    /// The scope of the last step.
     pub(super) fn turn(&self) -> StepScope {
         self.turn
     }
 
-    /// Decisions since the start, also those that planned nothing.
+    /// Number of decisions since the start, including those without a plan.
     pub(super) fn num_made(&self) -> u64 {
         self.num_made
     }
@@ -167,7 +166,7 @@ impl Scheduler {
         self.decisions.ring.iter()
     }
 
-    /// Where each sample of a request stands, and why.
+    /// The state of each sample of a request, with its reason.
     ///
     /// Errors: `UnknownRequest`.
     pub fn explain(&self, client: ClientId, request: RequestId) -> Result<Vec<Explanation>> {
@@ -228,7 +227,7 @@ impl Scheduler {
             State::Running(_) if sequence.comes_to_nothing() => Reason::Grammar,
             State::Running(_) if !self.may_have_row(sequence) => Reason::InFlight,
             State::Running(_) if sat_out => Reason::Isolation,
-            // Where nothing was cut, it was a step in flight that had to be committed first, and has been since.
+            // Without a cut, the sequence waited for the commit of a step in flight, which has happened since.
             State::Running(_) => self.decisions.cut.unwrap_or(Reason::InFlight),
             _ if self.decisions.stopped == Some(key) => last.and_then(|decision| decision.stop).unwrap_or(Reason::New),
             _ if sequence.num_in_flight > 0 => Reason::InFlight,

@@ -1,5 +1,5 @@
 //! Holds: callers keep a request from running for as long as they want. Each holder has a name and releases its own
-//! hold; the request runs when the last one has.
+//! hold; the request runs after the last release.
 
 use crate::arena::Key;
 use crate::error::{Error, Result};
@@ -10,8 +10,8 @@ use crate::sequence::{Sequence, State};
 use super::{Scheduler, live_sequences};
 
 impl Scheduler {
-    /// Keeps a request from running until the same holder's `release`: it leaves the queue, and what runs of it is
-    /// preempted.
+    /// Keeps a request from running until the same holder's `release`: it leaves the queue, and its running sequences
+    /// are preempted.
     ///
     /// Errors: `UnknownRequest`, `AlreadyHeld` by this holder.
     pub fn hold(&mut self, client: ClientId, request: RequestId, holder: &str) -> Result<()> {
@@ -32,7 +32,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a holder's hold. Without others the request goes back to where it was in the queue.
+    /// Ends a holder's hold. After the last one the request returns to its place in the queue.
     ///
     /// Errors: `UnknownRequest`, `NotHeld` by this holder.
     pub fn release(&mut self, client: ClientId, request: RequestId, holder: &str) -> Result<()> {

@@ -1,6 +1,5 @@
-//! One request by itself: a step with rows of it has no others, so that whatever becomes of that step is its doing
-//! alone. Its steps and those of the others take turns while both have work. It ends when every live sample has one
-//! token more.
+//! Isolation of one request: a step with its rows has no others, so a failure of that step must be its doing. Its steps
+//! and those of the others alternate while both have work. It ends when every live sample has one more token.
 
 use crate::arena::Key;
 use crate::error::{Error, Result};
@@ -13,21 +12,21 @@ use super::planning::Planning;
 use super::step_scope::StepScope;
 use super::{Scheduler, live_sequences};
 
-/// The request that is by itself.
+/// The isolated request.
 pub(super) struct Isolated {
     pub(super) request: Key<LiveRequest>,
-    /// Output tokens that its samples had when that began.
+    /// Output tokens of its samples at the start of the isolation.
     lengths: Vec<usize>,
     has_next_turn: bool,
-    /// Whether its last turn came to nothing for want of room, which is then not given to others.
+    /// Whether its last turn had no rows for lack of room; that room is then not given to others.
     lacks_room: bool,
 }
 
 impl Scheduler {
-    /// Has steps from now on either rows of this request or of others, until each of its live samples has one more
-    /// token, or it ends, or somebody holds it from now on. Where it is held already, that begins when it is not.
+    /// Separates this request's rows from all others', step by step, until each of its live samples has one more token,
+    /// or it ends, or is held from now on. If it is held already, the isolation begins after the release.
     ///
-    /// Errors: `UnknownRequest`, `AlreadyIsolated` where it or another is by itself.
+    /// Errors: `UnknownRequest`, `AlreadyIsolated` if any request is isolated.
     pub fn isolate(&mut self, client: ClientId, request: RequestId) -> Result<()> {
         let key = self.find(client, request)?;
         let live = &self.requests[key];
@@ -39,20 +38,20 @@ impl Scheduler {
             let sequence = &self.sequences[key];
             lengths[sequence.sample as usize] = sequence.output.len();
         }
-        // Where one is isolated right after another, those beside them have their turn first.
+        // If one isolation directly follows another, the other requests get a turn first.
         let has_next_turn = !matches!(self.decisions.turn(), StepScope::Only(_));
         self.isolated = Some(Isolated { request: key, lengths, has_next_turn, lacks_room: false });
         self.record(|| Input::Isolate { client, request });
         Ok(())
     }
 
-    /// The request that is by itself, if there is one.
+    /// The isolated request, if any.
     pub fn isolated(&self) -> Option<(ClientId, RequestId)> {
         let request = &self.requests[self.isolated.as_ref()?.request].request;
         Some((request.client, request.id))
     }
 
-    /// Whose turns to try, in this order, until one has rows.
+    /// The turns to try, in this order, until one has rows.
     pub(super) fn turns(&self) -> [Option<StepScope>; 2] {
         match &self.isolated {
             None => [Some(StepScope::Everyone), None],
@@ -63,7 +62,7 @@ impl Scheduler {
         }
     }
 
-    /// The turn of `planning` is over.
+    /// Notes the outcome of a turn.
     pub(super) fn end_turn(&mut self, planning: &Planning) {
         let Some(isolated) = &mut self.isolated else { return };
         let has_rows = planning.has_rows();
@@ -97,7 +96,7 @@ impl Scheduler {
         self.isolated.as_ref().is_some_and(|isolated| isolated.lacks_room)
     }
 
-    /// Ends the isolation if its request has shown what it was to show.
+    /// Ends the isolation if every live sample has one more token.
     pub(super) fn settle(&mut self) {
         let Some(Isolated { request, lengths, .. }) = &self.isolated else { return };
         let has_more = |key| {
@@ -109,12 +108,12 @@ impl Scheduler {
         }
     }
 
-    /// Ends it if it is this request's.
+    /// Ends the isolation if it is this request's.
     pub(super) fn end_isolation_of(&mut self, request: Key<LiveRequest>) {
         self.isolated = self.isolated.take().filter(|isolated| isolated.request != request);
     }
 
-    /// There is room again, as much as there can be.
+    /// Notes that the request may have room again.
     pub(super) fn has_room_again(&mut self) {
         if let Some(isolated) = &mut self.isolated {
             isolated.lacks_room = false;

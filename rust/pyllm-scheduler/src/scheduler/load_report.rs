@@ -1,5 +1,5 @@
-//! What this core tells those who place requests: changes of its prefix cache, and how much work it has. Only they
-//! decide anything by it.
+//! The report of this core's load for placements: changes of its prefix cache, and its work. Takes no part in decisions
+//! here.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -10,40 +10,40 @@ use crate::sequence::{LiveRequest, Sequence};
 
 use super::Scheduler;
 
-/// Bits of a number that names a part of a snapshot, in which its part is; the others have where its changes begin.
+/// Low bits of a negative number that name a part of a snapshot; the others have the number of its first change.
 const PART_BITS: u32 = 20;
 
-/// Queued sequences of which the cached tokens are looked up for one load. The others are taken to be like them.
+/// Maximum number of queued sequences whose cached tokens are looked up per load. The others are taken to be alike.
 const MAX_LOOKED_UP: u32 = 256;
 
-/// Sequences for each input that a load may be old.
+/// A reported load may be older by one input per this many live sequences.
 const SEQUENCES_PER_INPUT: u64 = 1000;
 
-/// Blocks between two of a prompt that are looked up to find where its cached start ends.
+/// Stride in blocks at which a prompt is probed for the end of its cached prefix.
 const STRIDE: usize = 8;
 
-/// What `Placement::update_core` takes.
+/// The arguments of `Placement::update_core`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadReport {
-    /// The number to ask with next. While it is not the one that was asked with, there may be more.
+    /// The number for the next call. If it differs from this call's, there may be more.
     pub next: i64,
     /// Changes of the prefix cache, at most 16,384.
     pub changes: Vec<u8>,
-    /// The work that is here, and how fast steps are.
+    /// The queued work, and the speed of steps.
     pub load: Vec<u8>,
 }
 
-/// The load as it was after so many inputs.
+/// The encoded load after `num_inputs`.
 #[derive(Default)]
 pub(super) struct PackedLoad {
     num_inputs: u64,
     bytes: Vec<u8>,
 }
 
-/// Where an answer goes on.
+/// The place at which a report continues.
 enum Cursor {
     Number(u64),
-    /// A part of a snapshot, which is complete with the changes from number `start` on.
+    /// A part of a snapshot, to be completed by the changes from number `start` on.
     Part {
         start: u64,
         part: usize,
@@ -51,8 +51,8 @@ enum Cursor {
 }
 
 impl Scheduler {
-    /// What has changed in the prefix cache from `number` on, and the load. With -1, or a number whose changes are not
-    /// there any more, a snapshot: all is cleared, and what is stored follows. The first call begins to keep changes.
+    /// Changes of the prefix cache from `number` on, and the load. With -1, or a number that is too old, a snapshot: it
+    /// clears everything, then adds the stored blocks. The first call starts the log of changes.
     pub fn load_report(&mut self, number: i64) -> LoadReport {
         let mut changes = Vec::new();
         let next = match self.told_from(number) {
@@ -97,8 +97,8 @@ impl Scheduler {
     }
 
     fn packed_load(&mut self) -> Vec<u8> {
-        // Several clients ask in turn, and looking at every sequence takes time. Where there are many, one input
-        // changes next to nothing.
+        // Several clients ask in turn, and a scan of all sequences takes time. If there are many, one input hardly
+        // changes the load.
         let num_new = self.num_inputs - self.packed_load.num_inputs;
         if self.packed_load.bytes.is_empty() || num_new > self.sequences.len() as u64 / SEQUENCES_PER_INPUT {
             let bytes = self.core_load().to_bytes();
@@ -138,8 +138,7 @@ impl Scheduler {
         load
     }
 
-    /// Tokens of a sequence that has computed nothing that it will find cached, or that one before it in the queue will
-    /// have computed.
+    /// Tokens of a new sequence that will be cached when it runs, or computed by an earlier one in the queue.
     fn num_cached_tokens(&self, sequence: &Sequence, live: &LiveRequest, looked_up: &mut LookedUp) -> u32 {
         if sequence.num_computed > 0 || !live.shares_prefix(&self.config) {
             return 0;
@@ -152,7 +151,7 @@ impl Scheduler {
         let group = self.config.kv_groups.iter().position(|group| group.window.is_none()).unwrap_or(0);
         let short = |hash: &BlockHash| hash.of(group as u32).short();
         let is_known = |hash: &BlockHash| self.cache.is_known(hash.of(group as u32));
-        // What is evicted first is the tail of a chain, so that a known block follows none that is not.
+        // Chains are evicted from their tail, so no block is cached without those before it.
         let probes = || hashes.iter().skip(STRIDE - 1).step_by(STRIDE);
         let probes: Vec<_> = probes().collect();
         let num_found = probes.partition_point(|hash| looked_up.coming.contains(&short(hash)) || is_known(hash));
@@ -163,13 +162,13 @@ impl Scheduler {
     }
 }
 
-/// What was found of the queued sequences so far.
+/// The result of lookups for the queued sequences so far.
 #[derive(Default)]
 struct LookedUp {
     num_sequences: u32,
     num_tokens: f64,
     num_cached: f64,
-    coming: HashSet<u64>, // of what is not cached yet, short names
+    coming: HashSet<u64>, // of blocks not cached yet, short names
 }
 
 impl LookedUp {
@@ -185,7 +184,7 @@ impl LookedUp {
     }
 }
 
-/// -1 is a new snapshot; below are the parts of one that has begun.
+/// -1 is a new snapshot; numbers below are parts of one that has begun.
 fn number_of(start: u64, part: usize) -> i64 {
     -1 - (((start as i64) << PART_BITS) | part as i64)
 }

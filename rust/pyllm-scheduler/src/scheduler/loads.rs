@@ -1,6 +1,6 @@
-//! Keys and values from outside. Nothing calls back: offers and the ends of loads are inputs. An asynchronous load puts
-//! its blocks into the prefix cache, where the request finds them. A synchronous load ends before the step that reads
-//! it; if it fails, that step's row is void. Tokens that could not be loaded are computed.
+//! Loads of keys and values from an external store. There are no callbacks: offers and the ends of loads are inputs. An
+//! asynchronous load puts its blocks into the prefix cache, where the request finds them. A synchronous load ends
+//! before the step that reads it; if it fails, that step's row is void. Tokens that could not be loaded are computed.
 
 use std::ops::Range;
 
@@ -15,32 +15,32 @@ use crate::sequence::{Offer, Sequence, State};
 use super::Scheduler;
 use super::planning::Planning;
 
-/// A load of whole blocks, and the device's blocks that it fills.
+/// A load of whole blocks into blocks of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Its name in `Scheduler::finish_load`.
+    /// Its id for `Scheduler::finish_load`.
     pub id: LoadId,
-    /// The client of the request. Its prompt is loaded, and its output if it has one unfinished sample.
+    /// The client of the request. The load has tokens of the prompt, and of the output if it has one unfinished sample.
     pub client: ClientId,
-    /// The client's name for it.
+    /// The client's id for it.
     pub request: RequestId,
     /// Index of the first token to load.
     pub first_token: u32,
     /// The number of tokens.
     pub num_tokens: u32,
-    /// One list for each group of layers. Without a window it has every block of these tokens; with a window only the
-    /// last ones, which later tokens still read.
+    /// One list per group of layers. Without a window it has every block of these tokens; with a window only the last
+    /// ones, which later tokens still read.
     pub blocks: Vec<Vec<BlockId>>,
-    /// The step that reads them; none where the request waits for the load.
+    /// The step that reads them; none if the request waits for the load.
     pub step: Option<StepId>,
 }
 
-/// A load under way. It refers to its blocks, so that they are not given away while they are written.
+/// A load under way. It holds references to its blocks, so that they are not reused while they are written.
 pub(super) struct Loading {
     pub(super) sequence: Key<Sequence>,
     /// One for each group.
     pub(super) chains: Vec<LoadedChain>,
-    /// The blocks before them in the prefix cache. Without these an asynchronous load would be useless.
+    /// The blocks before them in the prefix cache, without which an asynchronous load would be useless.
     pub(super) before: Vec<FoundChain>,
     /// The sequence's blocks that are loaded.
     range: Range<u32>,
@@ -82,13 +82,13 @@ impl Scheduler {
         Ok((self.found.length * block_size, hashes))
     }
 
-    /// Seconds that computing so many tokens of a prompt takes; none before that was measured.
+    /// Expected seconds to compute `num_tokens` of a prompt; none before any measurement.
     pub fn prefill_seconds(&self, num_tokens: u32) -> Option<f64> {
         self.times.is_measured().then(|| self.times.prefill_seconds(num_tokens))
     }
 
-    /// The keys and values of a request's first `num_tokens` tokens can be loaded from outside: before the step that
-    /// reads them, or asynchronously while the request waits. The offer is used if the prefix cache has fewer tokens.
+    /// Offers to load the keys and values of a request's first `num_tokens` tokens from an external store: before the
+    /// step that reads them, or asynchronously while the request waits. Used if the prefix cache has fewer tokens.
     ///
     /// Errors: `Disabled` without prefix caching, `UnknownRequest`, `TooLate` while it has blocks or a step in flight.
     pub fn offer_load(
@@ -116,13 +116,13 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The loads that plans have called for since the last call.
+    /// The loads that plans have started since the last call.
     pub fn take_loads(&mut self) -> Vec<Load> {
         std::mem::take(&mut self.new_loads)
     }
 
-    /// A load has ended, with its first `num_tokens` tokens in place; fewer than all is a failure. The success of a
-    /// load that a step reads need not be reported: the step's commit implies it.
+    /// Ends a load, with its first `num_tokens` tokens in place; fewer than all is a failure. The success of a load
+    /// that a step reads need not be reported: the step's commit implies it.
     ///
     /// Errors: `UnknownLoad`.
     pub fn finish_load(&mut self, load: LoadId, num_tokens: u32) -> Result<()> {
@@ -153,7 +153,7 @@ impl Scheduler {
                 }
                 self.sequences[key].load = None;
             }
-            // They are complete, as if a committed step had filled them.
+            // The blocks are complete, as if a committed step had filled them.
             let filled = Filled { step: StepId(self.oldest_step().0.saturating_sub(1)), is_loaded: true };
             let sequence = &self.sequences[key];
             let live = &self.requests[sequence.request];
@@ -206,7 +206,7 @@ impl Scheduler {
         true
     }
 
-    /// Begins a load, by the step that is being planned, of offered tokens that the sequence does not have.
+    /// Begins a load, by the step in progress, of offered tokens that the sequence does not have.
     pub(super) fn begin_load_in_step(&mut self, key: Key<Sequence>, planning: &mut Planning) {
         let Some(num_offered) = self.offered_blocks(key, false) else { return };
         let sequence = &mut self.sequences[key];
@@ -235,7 +235,7 @@ impl Scheduler {
         planning.loads.push(load);
     }
 
-    /// The loads that a committed step read have succeeded.
+    /// Ends the loads of a committed step as successful.
     pub(super) fn finish_loads_of(&mut self, loads: Vec<LoadId>) {
         for load in loads {
             if let Some(mut loading) = self.loads.remove(&load) {
@@ -284,8 +284,8 @@ impl Scheduler {
         }
     }
 
-    /// The number of whole blocks that are offered, without the last known token, which is always computed. A load
-    /// names no sample, so if several samples resume only the prompt is loaded.
+    /// The number of whole blocks in the offer, without the last known token, which is always computed. A load names no
+    /// sample, so if several samples resume only the prompt is loaded.
     pub(super) fn offered_blocks(&self, key: Key<Sequence>, asynchronous: bool) -> Option<u32> {
         let sequence = &self.sequences[key];
         let live = &self.requests[sequence.request];

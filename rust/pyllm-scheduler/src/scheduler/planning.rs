@@ -1,6 +1,5 @@
-//! Planning a step: every running sequence as far as its computed tokens lag behind, under one budget of tokens.
-//! Decodes go first, so that no prompt makes a stream wait for more than its target; then prompts in chunks, then the
-//! queue.
+//! Planning a step: the uncomputed tokens of every running sequence, under one token budget. Decodes go first, limited
+//! prefills next so that no stream waits longer than its target, then the queue.
 
 use crate::arena::Key;
 use crate::error::Result;
@@ -14,24 +13,26 @@ use crate::recorder::Input;
 use crate::sequence::{Beam, Sequence};
 
 use super::explain::{Decision, Reason};
+use super::logprob_room::{LogprobRoom, Share};
 use super::step_scope::{StepScope, StepShare};
 use super::{Gives, Row, Scheduler, Step};
 
-/// The step being planned.
+/// The plan in progress.
 pub(super) struct Planning {
     pub(super) step: StepId,
     pub(super) turn: StepScope,
-    /// Tokens that may still be planned.
+    /// Remaining token budget.
     budget: u32,
-    /// Rows of decodes that this step may have.
+    /// Number of decodes that this step may have.
     share: StepShare,
-    /// Prefill tokens that this step's share, or the targets of the running streams, leave room for; and which of both.
+    /// Remaining prefill tokens, by this step's share or the targets of running streams; and which of both.
     prefill_room: u32,
     prefill_bound: Reason,
-    /// Positions that may still be sampled. Requests of many samples would else fill a step with a square of
-    /// `max_num_seqs`; twice it leaves room for one of them beside all that decodes, so none waits for ever.
+    /// Remaining positions to sample. Requests with many samples would otherwise fill a step with `max_num_seqs`
+    /// squared positions; twice `max_num_seqs` leaves room for one of them beside all decodes, so none waits for ever.
     pub(super) samples: u32,
-    /// The shortest inter-token target of the streams in it, and that of streams without one of their own.
+    pub(super) logprobs: LogprobRoom,
+    /// The shortest inter-token target of its streams, and the target of streams without one of their own.
     inter_token_target: f64,
     default_target: f64,
     pub(super) ran_out_of_blocks: bool,
@@ -40,11 +41,11 @@ pub(super) struct Planning {
     pub(super) num_admitted: u32,
     num_prefill_tokens: u32,
     pub(super) knows_growth: bool,
-    /// Whether nothing goes on unless something is admitted: what runs only waits for its siblings.
+    /// Whether no running sequence can continue unless one is admitted: all wait for their siblings.
     pub(super) is_stalled: bool,
-    /// The first that was not admitted, and why.
+    /// The first sequence that was not admitted, and the reason.
     pub(super) stop: Option<(Key<Sequence>, Reason)>,
-    /// Why the first that runs and might have had a row got none.
+    /// The reason for the first running sequence without a row.
     cut: Option<Reason>,
     rows: Vec<Row>,
     pub(super) loads: Vec<LoadId>,
@@ -59,7 +60,7 @@ impl Planning {
         if self.budget == 0 { Reason::Budget } else { self.prefill_bound }
     }
 
-    /// Why the rest of the step goes without, once a running sequence found no block.
+    /// The reason for which the rest gets no rows, after a running sequence found no block.
     fn blocks_reason(&self) -> Reason {
         if self.num_preempted > 0 { Reason::Preempting } else { Reason::Blocks }
     }
@@ -68,7 +69,7 @@ impl Planning {
         !self.rows.is_empty()
     }
 
-    /// This stream waits for the step's end, with a row in it or for one after it.
+    /// Respects the target of a stream that waits for the step's end, with or without a row in it.
     fn heed_target(&mut self, sequence: &Sequence) {
         let target = sequence.tpot_target.unwrap_or(self.default_target);
         self.inter_token_target = self.inter_token_target.min(target);
@@ -80,8 +81,8 @@ impl Planning {
 }
 
 impl Scheduler {
-    /// Plans the next step, or `None` if nothing may be planned before a commit or a new request. It may be called
-    /// again before the step is committed. `now` is seconds of a clock that never goes back.
+    /// Plans the next step, or `None` if none is possible before a commit or a new request. May be called again before
+    /// the step is committed. `now` is in seconds of a clock that never goes back.
     ///
     /// Errors: `Time`.
     pub fn schedule(&mut self, now: f64) -> Result<Option<Plan>> {
@@ -94,7 +95,7 @@ impl Scheduler {
         Ok(plan)
     }
 
-    /// The oldest step that is not committed; all before it are.
+    /// The oldest uncommitted step.
     pub(super) fn oldest_step(&self) -> StepId {
         self.steps.front().map_or(self.next_step, |step| step.id)
     }
@@ -110,6 +111,7 @@ impl Scheduler {
             prefill_room: u32::MAX,
             prefill_bound: Reason::InterTokenTarget,
             samples: 2 * self.config.max_num_seqs,
+            logprobs: LogprobRoom::new(&self.config),
             inter_token_target: f64::INFINITY,
             default_target: Some(self.config.inter_token_target)
                 .filter(|&target| target > 0.0)
@@ -139,7 +141,7 @@ impl Scheduler {
         for block in self.copied.drain(..) {
             self.cache.free(block);
         }
-        // What is left in the queue is not this turn's.
+        // The sequences left in the queue are not of this turn.
         planning.stop = planning.stop.or_else(|| self.queue.first().map(|key| (key, Reason::Isolation)));
         self.finish_plan(planning)
     }
@@ -149,7 +151,7 @@ impl Scheduler {
         planning.share = self.step_share();
         self.plan_decodes(planning);
         if planning.share.has_passed_over && !planning.has_rows() {
-            // Those that were to come first found no block.
+            // The sequences that were to come first found no block.
             planning.share = planning.share.with_all_decodes();
             self.plan_decodes(planning);
         }
@@ -184,7 +186,7 @@ impl Scheduler {
             planning.cut,
             planning.turn,
         );
-        // Without rows a plan is still due if blocks move: an asynchronous load may overwrite what it takes out.
+        // Without rows, a plan is still needed for swaps: an asynchronous load may overwrite a swapped-out block.
         if planning.rows.is_empty() && !self.cache.has_swaps() {
             self.cache.end_plan();
             self.spare_rows.push(planning.rows);
@@ -213,9 +215,10 @@ impl Scheduler {
         Some(self.draft.finish(planning.step))
     }
 
-    /// The rows of one token, and those with drafts. What lags further behind is left for `plan_prefills`.
+    /// Plans the decodes: rows of one token or with drafts. Others are left for `plan_prefills`.
     fn plan_decodes(&mut self, planning: &mut Planning) {
         self.lagging.clear();
+        self.choose_wide(planning);
         let mut index = 0;
         while index < self.running.len() {
             let key = self.running[index];
@@ -226,6 +229,7 @@ impl Scheduler {
             }
             if self.may_have_row(sequence) && planning.turn.admits(sequence.request) {
                 let is_due = self.is_due(sequence);
+                let is_wide = self.is_wide(key, planning);
                 let lag = sequence.length() - sequence.num_computed;
                 if lag > 1 || sequence.num_samples > 1 {
                     if self.take_blocks(key, lag, planning) {
@@ -236,26 +240,26 @@ impl Scheduler {
                 } else if !planning.share.admit_decode(is_due) {
                     planning.cut(Reason::Pipeline);
                     planning.heed_target(sequence);
-                } else if planning.samples == 0 {
+                } else if planning.samples == 0 || is_wide && !self.wide.contains(&key) {
                     planning.cut(Reason::Samples);
                 } else if sequence.num_computed >= sequence.num_placed
                     && sequence.num_computed >= self.layout.reach(sequence.lowest())
                 {
-                    planning.cut(Reason::InFlight); // a window moves on with what is known
+                    planning.cut(Reason::InFlight); // a window only moves on with known tokens
                 } else if self.speculate(key) {
                     planning.heed_target(&self.sequences[key]);
                 } else {
                     let sequence = &self.sequences[key];
-                    // Drafts get what is left when every stream has its next token.
+                    // Drafts use the budget that is left after every stream's next token.
                     let num_others = (self.running.len() - index) as u32;
                     let left = planning.budget.min(planning.samples).saturating_sub(num_others);
-                    let mut most = sequence.num_drafts().min(left);
+                    let mut most = if is_wide { 0 } else { sequence.num_drafts().min(left) };
                     if most > 0 {
                         most = most.min(self.layout.reach(sequence.lowest()) - sequence.num_computed - 1);
                     }
-                    // Nothing is preempted for drafts.
+                    // No sequence is preempted for drafts.
                     let num_drafts = if most > 0 && self.has_room(key, 1 + most) { most } else { 0 };
-                    // Without room the rest goes on: what this plan has admitted must have its row.
+                    // Without room the loop continues: each sequence admitted in this plan must have its row.
                     if self.make_room(key, 1 + num_drafts, planning) {
                         self.plan_row(key, 1 + num_drafts, planning);
                         planning.share.take(is_due);
@@ -270,8 +274,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives a sequence the blocks for all its tokens, `lag` of which are to be computed. What was forced has come
-    /// after its admission.
+    /// Gives a sequence the blocks for all its tokens, `lag` of them uncomputed. Forced tokens came after its
+    /// admission.
     fn take_blocks(&mut self, key: Key<Sequence>, lag: u32, planning: &mut Planning) -> bool {
         let sequence = &self.sequences[key];
         let end = sequence.num_computed + lag;
@@ -288,8 +292,8 @@ impl Scheduler {
         true
     }
 
-    /// Sizes prefills by what the streams in the step can wait, and by the step's share of all that is to be computed.
-    /// One block a step is always computed. A token of a pipeline takes as many steps as it has stages.
+    /// Limits prefills by the targets of the step's streams, and by the step's share of all prefill tokens. At least
+    /// one block is always computed. In a pipeline a token takes as many steps as there are stages.
     fn bound_prefills(&self, planning: &mut Planning) {
         (planning.prefill_room, planning.prefill_bound) = (planning.share.prefill_tokens, Reason::Pipeline);
         if planning.inter_token_target.is_finite() {
@@ -301,7 +305,7 @@ impl Scheduler {
         }
     }
 
-    /// The chunks of prompts, whose blocks they have had since their admission.
+    /// Plans chunks of prompts, which have their blocks since admission.
     fn plan_prefills(&mut self, planning: &mut Planning) {
         let lagging = std::mem::take(&mut self.lagging);
         for &key in &lagging {
@@ -311,13 +315,17 @@ impl Scheduler {
             }
             let sequence = &self.sequences[key];
             if sequence.slot().is_none() {
-                continue; // it was preempted for a decode
+                continue; // preempted for a decode
             }
             if sequence.num_samples > planning.samples {
                 planning.cut(Reason::Samples);
                 continue;
             }
-            let num_tokens = self.chunk(sequence, planning);
+            let num_tokens = self.fitting(sequence, self.chunk(sequence, planning), Share::Prefills, planning);
+            if num_tokens == 0 {
+                planning.cut(Reason::Samples);
+                continue;
+            }
             self.plan_row(key, num_tokens, planning);
         }
         self.lagging = lagging;
@@ -358,7 +366,7 @@ impl Scheduler {
         } else {
             let request = &requests[sequence.request].request;
             if request.pools() {
-                gives = Gives::Embedding; // it has rows of its prompt alone
+                gives = Gives::Embedding; // it has no rows beyond its prompt
             }
             let (head, tail) = sequence.tokens(&request.prompt, start, end.min(num_known));
             draft.tokens.extend_from_slice(head);
@@ -390,6 +398,7 @@ impl Scheduler {
         } else {
             0
         };
+        planning.logprobs.take(sequence, &requests[sequence.request].request, num_tokens);
         draft.end_row(slot, end);
 
         if is_decode {
@@ -420,7 +429,7 @@ impl Scheduler {
         }
     }
 
-    /// Tells the prefix cache of a running sequence's blocks that have become full of known tokens.
+    /// Stores the full blocks of known tokens of a running sequence in the prefix cache.
     pub(super) fn store_full_blocks(&mut self, key: Key<Sequence>) {
         let sequence = &mut self.sequences[key];
         if !self.config.enable_prefix_caching || sequence.load.is_some() || sequence.slot().is_none() {
@@ -451,7 +460,7 @@ fn has_blocks(sequence: &Sequence, end: u32, layout: &KvLayout) -> bool {
     chains.all(|(chain, group)| chain.end() >= group.end_block(lowest, end))
 }
 
-/// Lets go of the blocks that are out of their windows. It goes before the sequence takes others.
+/// Frees the blocks that are outside their windows, before the sequence takes others.
 fn let_go(sequence: &mut Sequence, layout: &KvLayout, cache: &mut KvCache) {
     let lowest = sequence.lowest();
     for (chain, group) in sequence.chains.iter_mut().zip(&layout.groups) {
@@ -479,8 +488,8 @@ fn extend_chains(sequence: &mut Sequence, end: u32, layout: &KvLayout, cache: &m
     sequence.note_placed(layout.block_size);
 }
 
-/// Gives a running sequence a copy of the block that it writes first, where another sample refers to it. Only the block
-/// that is partly full can be shared so.
+/// Gives a running sequence a copy of the block that it writes first, if another sample refers to it. Only a partly
+/// full block can be shared like this.
 fn copy_shared(
     sequence: &mut Sequence,
     written: u32,
@@ -504,8 +513,8 @@ fn copy_shared(
     }
 }
 
-/// Whether more than one sequence refers to a block. What this step copies keeps one reference more until the plan is
-/// made, so that no copy goes into a block that another copy reads.
+/// Whether more than one sequence refers to a block. Sources of copies keep an extra reference until the plan is made,
+/// so that no copy overwrites the source of another.
 pub(super) fn is_shared(cache: &KvCache, copied: &[BlockId], block: BlockId) -> bool {
     let references = cache.references(block);
     references > 1 && references - u32::from(copied.contains(&block)) > 1

@@ -1,5 +1,5 @@
-//! Taking back what runs: where blocks run out, and where something of a higher class waits. What is taken back is
-//! swapped to the host or computed anew later, whichever is expected to cost less.
+//! Preemption of running sequences, if blocks run out or a higher class waits. A preempted sequence is swapped to the
+//! host or recomputed later, whichever is expected to cost less.
 
 use crate::arena::Key;
 use crate::ids::HostBlockId;
@@ -12,8 +12,8 @@ use super::step_scope::StepScope;
 
 impl Scheduler {
     /// Preempts from the end of `running` until the blocks for the sequence's next tokens are free. False: they are
-    /// not, and if the sequence was the last it is preempted itself. What is preempted has no row in the plan: rows are
-    /// made from the front.
+    /// not, and the sequence itself may have been preempted. Preempted sequences have no row yet: rows are planned from
+    /// the front.
     pub(super) fn make_room(&mut self, key: Key<Sequence>, num_tokens: u32, planning: &mut Planning) -> bool {
         self.has_room(key, num_tokens) || self.preempt_until_room(key, num_tokens, planning)
     }
@@ -22,7 +22,7 @@ impl Scheduler {
         while !self.has_room(key, num_tokens) {
             planning.ran_out_of_blocks = true;
             let victim = *self.running.last().expect("the sequence itself is running");
-            // What was admitted by this plan may have blocks coming in by it, and keeps them until the next.
+            // A sequence admitted in this plan may have swaps in it, so it keeps its blocks until the next.
             if self.sequences[victim].admitted == planning.step {
                 return false;
             }
@@ -35,7 +35,7 @@ impl Scheduler {
         true
     }
 
-    /// Lets what waits and may take the place of something running do so, before anything is planned.
+    /// Lets waiting sequences of a higher class preempt running ones, before any row is planned.
     pub(super) fn make_way(&mut self, planning: &mut Planning) {
         let mut is_worth_it = false; // for the first in the queue
         while let Some(waiting) = self.first_waiting(planning.turn) {
@@ -58,8 +58,8 @@ impl Scheduler {
         }
     }
 
-    /// Where nothing else goes on: preempts one of those that run and only wait for their siblings, so that the first
-    /// in the queue does; one of another request, if there is one. False: there is none.
+    /// Preempts a beam that waits for its siblings, so that the first in the queue can run; preferably one of another
+    /// request. For a step that would have no rows. False: there is none.
     pub(super) fn set_back_waiting(&mut self, first: Key<Sequence>, planning: &mut Planning) -> bool {
         let request = self.sequences[first].request;
         let sequence = |place: usize| &self.sequences[self.running[place]];
@@ -71,7 +71,7 @@ impl Scheduler {
         true
     }
 
-    /// Whether a waiting sequence would have a place if all that it may take the place of were gone.
+    /// Whether a waiting sequence would have room without all the sequences that it may preempt.
     fn is_way_to_make(&mut self, waiting: Key<Sequence>, planning: &mut Planning) -> bool {
         let rank = self.sequences[waiting].queue_key.rank;
         let may_go = |key: &&Key<Sequence>| self.may_take_the_place(rank, **key, planning.turn);
@@ -80,8 +80,8 @@ impl Scheduler {
         num_kept == 0 || self.has_place_beside(waiting, num_kept, planning)
     }
 
-    /// Whether what waits with this rank may take the place of something running. From the request that is by itself
-    /// none is taken, lest it never gets to its end.
+    /// Whether a waiting sequence of this rank may preempt a running one. An isolated request is never preempted, since
+    /// it might never end.
     fn may_take_the_place(&self, rank: Rank, of: Key<Sequence>, turn: StepScope) -> bool {
         let victim = &self.sequences[of];
         let is_isolated = matches!(turn, StepScope::AllBut(one) if victim.request == one);
@@ -96,14 +96,14 @@ impl Scheduler {
         planning.num_swapped += (self.counters.num_swapped - swapped) as u32;
     }
 
-    /// Takes back a running sequence to make room.
+    /// Preempts a running sequence to make room.
     pub(super) fn preempt(&mut self, key: Key<Sequence>) {
         self.counters.num_preemptions += 1;
         self.requests[self.sequences[key].request].num_preemptions += 1;
         self.take_back(key);
     }
 
-    /// Takes blocks and slot from a running sequence, which the caller has removed from `running`, and queues it.
+    /// Swaps or frees the blocks of a running sequence, which the caller has removed from `running`, and queues it.
     pub(super) fn take_back(&mut self, key: Key<Sequence>) {
         let copies = if self.should_swap(key) { self.swap_out(key) } else { None };
         let num_computed = self.sequences[key].num_computed;
@@ -123,7 +123,7 @@ impl Scheduler {
         self.enqueue(key, state);
     }
 
-    /// For each group the first of the blocks that are on the host then, and the copies.
+    /// Queues swaps to the host. Gives, for each group, the index of the first block on the host, and the host blocks.
     fn swap_out(&mut self, key: Key<Sequence>) -> Option<Vec<(u32, Vec<HostBlockId>)>> {
         let sequence = &self.sequences[key];
         let end = self.config.blocks_for(sequence.num_computed);
@@ -134,7 +134,7 @@ impl Scheduler {
         Some(copies.collect())
     }
 
-    /// Whether moving the blocks to the host and back costs less than computing the tokens anew.
+    /// Whether swapping the blocks out and in costs less than recomputing the tokens.
     fn should_swap(&self, key: Key<Sequence>) -> bool {
         let sequence = &self.sequences[key];
         let end = self.config.blocks_for(sequence.num_computed);
@@ -144,7 +144,7 @@ impl Scheduler {
             return false;
         }
         let swap = self.config.swap_block_seconds * f64::from(num_blocks);
-        // Before any prefill was measured, moving is taken to be the cheaper.
+        // Before any prefill is measured, swapping is taken to be cheaper.
         !self.times.is_measured() || swap <= self.times.prefill_seconds(sequence.num_computed)
     }
 

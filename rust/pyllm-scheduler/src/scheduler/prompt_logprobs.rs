@@ -1,5 +1,5 @@
-//! What the worker tells of prompts: the log-probabilities of their tokens, which go out as a delta of a sample before
-//! its output. Knows nothing of what is sampled.
+//! Log-probabilities of prompts: they go to clients as a delta of a sample, before its output. Knows nothing of sampled
+//! tokens.
 
 use crate::ids::StepId;
 use crate::output::deltas::Delta;
@@ -10,7 +10,7 @@ use crate::sequence::Sequence;
 use super::{Row, Scheduler, Step};
 
 impl Scheduler {
-    /// Errors: a row tells of what was not asked for, or of other tokens than those that come next in its prompt.
+    /// Errors: a row has log-probabilities of tokens that were not asked for, or are not next in its prompt.
     pub(super) fn check_prompts(&self, step: &Step, logprobs: &Logprobs) -> Result<(), String> {
         for (index, row) in step.rows.iter().enumerate() {
             let told = &logprobs.prompt_tokens[logprobs.prompt_range(index)];
@@ -27,7 +27,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Passes on what the step's rows tell of their prompts and no client has heard.
+    /// Sends the log-probabilities of the step's prompt tokens that no client has yet.
     pub(super) fn tell_prompts(&mut self, step: StepId, rows: &[Row], starts: &[i32], logprobs: &Logprobs) {
         self.outbox.begin_round();
         for (index, row) in rows.iter().enumerate() {
@@ -43,7 +43,7 @@ impl Scheduler {
         let told = &logprobs.prompt_tokens[logprobs.prompt_range(index)];
         let first = sequence.num_prompt_heard;
         sequence.num_prompt_heard += told.len() as u32;
-        // A sequence that was preempted computes its prompt anew.
+        // A preempted sequence computes its prompt again.
         let num_repeated = (sequence.num_prompt_told - first.min(sequence.num_prompt_told)) as usize;
         if num_repeated >= told.len() {
             return;
@@ -64,7 +64,7 @@ impl Scheduler {
     }
 }
 
-/// Whether a step's row belongs to the time since the sequence was admitted, and does not come to nothing.
+/// Whether a step's row is no older than the sequence's admission, and not void.
 fn hears(sequence: &Sequence, step: StepId) -> bool {
     step >= sequence.admitted && step >= sequence.valid_from
 }

@@ -1,4 +1,4 @@
-//! Who comes first: what the policy is told of each sequence, and the order of what runs.
+//! Ranks of sequences by the policy, and the order of running ones.
 
 use crate::arena::Key;
 use crate::policy::Work;
@@ -9,12 +9,12 @@ use super::Scheduler;
 
 pub(super) use crate::policy::ordered;
 
-/// Seconds that a request without a target is taken to have for its next token, beside those with one.
+/// Time in seconds until the next token is due for a request without a target.
 const DEFAULT_TARGET: f64 = 10.0;
 const DEFAULT_WEIGHT: u32 = 1;
 
 impl Scheduler {
-    /// The place in the queue that a sequence would take now.
+    /// The key in the queue that a sequence would get now.
     pub(super) fn queue_key(&self, key: Key<Sequence>) -> QueueKey {
         let sequence = &self.sequences[key];
         let live = &self.requests[sequence.request];
@@ -32,14 +32,14 @@ impl Scheduler {
         self.config.tenant_weights.get(tenant).copied().unwrap_or(DEFAULT_WEIGHT)
     }
 
-    /// Where a sequence stands among those that run.
+    /// Inserts a sequence into `running` by its rank.
     pub(super) fn insert_running(&mut self, key: Key<Sequence>) {
         let queue_key = self.sequences[key].queue_key;
         let place = self.running.partition_point(|&running| self.sequences[running].queue_key < queue_key);
         self.running.insert(place, key);
     }
 
-    /// Brings what runs into the policy's order, where that changes as sequences run.
+    /// Sorts `running` by the policy, if ranks change as sequences run.
     pub(super) fn order_running(&mut self) {
         if !self.running_order_is_stale() {
             return;
@@ -62,7 +62,7 @@ impl Scheduler {
         self.reordered = reordered;
     }
 
-    /// Whether the order of what runs is only right after `order_running`.
+    /// Whether `running` must be sorted by `order_running` first.
     pub(super) fn running_order_is_stale(&self) -> bool {
         self.running.first().is_some_and(|&first| self.running_key(first).is_some())
     }
@@ -87,7 +87,7 @@ impl Scheduler {
         }
     }
 
-    /// When its next token is due; without a target, a while after `since`.
+    /// Time at which its next token is due; without a target, some time after `since`.
     fn due(&self, sequence: &Sequence, live: &LiveRequest, since: f64) -> f64 {
         let request = &live.request;
         let before = self.times.prefill_seconds(sequence.num_uncomputed());

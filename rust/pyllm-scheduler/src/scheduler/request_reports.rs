@@ -1,5 +1,5 @@
-//! What is told of requests: all of them at once, those included that ended not long ago, and whose the blocks are; and
-//! when each began, how long it waited for its first step and that for its first output. No decision comes of it.
+//! Reports on requests, live and recently ended: owners of blocks, start times, and times in the queue and in prefill.
+//! Takes no part in decisions.
 
 use std::collections::BTreeMap;
 use std::mem::{replace, take};
@@ -14,7 +14,7 @@ use super::{Explanation, Scheduler};
 
 const MAX_ENDED: usize = 1000;
 
-/// A request that lives, or has ended.
+/// A live or ended request.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the names say it; times are of `Scheduler::schedule`'s clock")]
 pub struct RequestReport {
@@ -25,38 +25,38 @@ pub struct RequestReport {
     pub priority: i32,
     pub num_samples: u32,
     pub num_prompt_tokens: u32,
-    /// Of all samples together.
+    /// Output tokens of all samples.
     pub num_output_tokens: u32,
-    /// Of the prompt, those that the prefix cache had when it was first admitted.
+    /// Prompt tokens that were in the prefix cache at its first admission.
     pub num_cached_tokens: u32,
-    /// On the device, those that it shares included.
+    /// Blocks on the device, shared ones included.
     pub num_blocks: u32,
     pub num_preemptions: u32,
     pub arrival: f64,
-    /// When a step first computed any of it.
+    /// Time of the first step with tokens of the request.
     pub scheduled_at: Option<f64>,
-    /// When it ended, and how its last sample did.
+    /// Time at which it ended, and the finish reason of its last sample.
     pub ended: Option<(f64, Finish)>,
-    /// Where each sample stands; empty once it has ended.
+    /// The state of each sample; empty once it has ended.
     pub samples: Vec<Explanation>,
 }
 
-/// How many blocks of the device belong to whom. The parts add up to all blocks.
+/// Numbers of device blocks by owner. They add up to all blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockOwners {
-    /// In use by requests of one tenant, by the tenant's name.
+    /// Blocks in use by requests, by the tenant's name.
     pub tenants: BTreeMap<String, u32>,
-    /// In use by nobody, but kept by pins.
+    /// Blocks kept by pins only.
     pub pinned: u32,
-    /// Copies that end with the steps in flight, what a load writes to, and what a save reads.
+    /// Blocks of copies in flight, and of loads and saves.
     pub in_transit: u32,
-    /// In use by nobody: with contents that the prefix cache knows, or empty.
+    /// Free blocks, with or without known contents.
     pub free: u32,
 }
 
 impl Scheduler {
-    /// The requests that live, in the order in which they came, and the last 1,000 that have ended, latest first: at
-    /// most `limit` of them, and only those of a `name` if one is given.
+    /// The live requests, in order of arrival, and the last 1,000 that have ended, latest first: at most `limit` of
+    /// them, and only those of a `name` if one is given.
     pub fn requests(&self, limit: usize, name: Option<&str>) -> Vec<RequestReport> {
         let is_wanted = |of: &str| name.is_none_or(|name| name == of);
         let mut live: Vec<_> =
@@ -66,13 +66,13 @@ impl Scheduler {
         live.into_iter().map(|live| self.report(live)).chain(ended).take(limit).collect()
     }
 
-    /// The requests that have ended since the last call, oldest first; of more than 1,000 the last ones.
+    /// The requests that have ended since the last call, oldest first; at most the last 1,000.
     pub fn take_ended(&mut self) -> Vec<RequestReport> {
         let num_taken = self.ended.len() - take(&mut self.num_ended_untaken);
         self.ended.range(num_taken..).cloned().collect()
     }
 
-    /// The blocks of the device by owner. Takes time with the blocks in use.
+    /// The device blocks by owner. Takes time proportional to the blocks in use.
     pub fn block_owners(&self) -> BlockOwners {
         let mut owners = BlockOwners { free: self.cache.num_free(), ..BlockOwners::default() };
         let mut seen = vec![false; self.config.num_blocks as usize];
@@ -97,7 +97,7 @@ impl Scheduler {
         owners
     }
 
-    /// The last thing that happens to a request: its texts move into the report.
+    /// Moves the texts of an ended request into its report.
     pub(super) fn keep_report(&mut self, mut live: LiveRequest, finish: Finish) {
         if self.ended.len() == MAX_ENDED {
             self.ended.pop_front();
@@ -110,20 +110,20 @@ impl Scheduler {
         self.num_ended_untaken = MAX_ENDED.min(self.num_ended_untaken + 1);
     }
 
-    /// A step computes some of this request, for the first time or again.
+    /// Notes the time if this is the first step with a part of the request.
     pub(super) fn note_scheduled(&mut self, key: Key<LiveRequest>) {
         self.requests[key].scheduled_at.get_or_insert(self.now);
     }
 
-    /// A step that was planned at `planned_at` is being committed. It ran from then or from the end of the one before,
-    /// for as long as its caller measured.
+    /// Notes the end of a step planned at `planned_at`. It ran from then, or from the end of the step before, for
+    /// `seconds`.
     pub(super) fn note_committed(&mut self, planned_at: f64, seconds: f64) {
         let seconds = if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
         self.committed_at = self.now.max(self.committed_at.max(planned_at) + seconds);
     }
 
-    /// The row that was pushed last is output of this request; if it is the first, its times go with it. One that is
-    /// resumed has told them, with its first core.
+    /// Adds start times to the last pushed row if it is the first output of this request. A resumed request has sent
+    /// them before, from its first core.
     pub(super) fn tell_start(&mut self, key: Key<LiveRequest>) {
         let live = &mut self.requests[key];
         if replace(&mut live.has_output, true) {
@@ -151,7 +151,7 @@ impl Scheduler {
 }
 
 impl RequestReport {
-    /// Without what only live sequences know.
+    /// A report without the data of live sequences.
     fn of_ended_samples(live: &LiveRequest) -> Self {
         let request = &live.request;
         Self {

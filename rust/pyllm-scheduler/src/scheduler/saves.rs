@@ -1,6 +1,6 @@
-//! Keys and values to save outside. The caller takes full blocks of committed steps by the names of their contents. No
-//! step writes them until the caller ends the save. Blocks without room, or evicted before, are not saved: a later
-//! request computes them.
+//! Saves of keys and values to an external store. The caller takes full blocks of committed steps, with the names of
+//! their contents. No step writes them until the caller ends the save. Blocks beyond the limit, or evicted before, are
+//! not saved: a later request computes them.
 
 use crate::error::{Error, Result};
 use crate::ids::SaveId;
@@ -10,8 +10,8 @@ use crate::recorder::Input;
 use super::Scheduler;
 
 impl Scheduler {
-    /// Begins saves of blocks that committed steps have filled, as far as there is room. Each block is kept, and no
-    /// step writes it, until `finish_save` or `lose_device`.
+    /// Begins saves of blocks that committed steps have filled, up to the limit. Each block is kept, and no step writes
+    /// it, until `finish_save` or `lose_device`.
     pub fn take_saves(&mut self) -> Vec<Save> {
         let committed = self.oldest_step();
         if !self.cache.has_saves(committed) {
@@ -23,7 +23,7 @@ impl Scheduler {
         saves
     }
 
-    /// A save has ended, with or without success.
+    /// Ends a save, with or without success.
     ///
     /// Errors: `UnknownSave`.
     pub fn finish_save(&mut self, save: SaveId) -> Result<()> {

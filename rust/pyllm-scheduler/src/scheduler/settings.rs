@@ -1,5 +1,5 @@
-//! What changes while requests run: settings, weights, and what the prefix cache must keep or forget, or has from
-//! before.
+//! Calls that change settings, weights and the prefix cache while requests run: reset, pins, events, and restored host
+//! blocks.
 
 use std::iter;
 
@@ -18,18 +18,18 @@ use crate::sequence::{LiveRequest, State};
 use super::Scheduler;
 
 impl Scheduler {
-    /// The settings as they are.
+    /// The current settings.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Tokens of the longest sequence that fits into the KV cache; none where windows let any length fit.
+    /// Length in tokens of the longest sequence that fits into the KV cache; none if windows let any length fit.
     pub fn longest_sequence(&self) -> Option<u32> {
         self.layout.longest_sequence(self.config.num_blocks)
     }
 
-    /// Changes live settings, from the next step on. With another policy all that waits is ordered anew. With another
-    /// version of the weights all that runs is computed anew, and the prefix cache is forgotten.
+    /// Changes live settings, from the next step on. A new policy reorders the queue. A new version of the weights
+    /// recomputes all running sequences, and empties the prefix cache.
     ///
     /// Errors: `Config` for a value out of its range, `Fixed` for a setting that is not live.
     pub fn reconfigure(&mut self, config: Config) -> Result<()> {
@@ -50,18 +50,18 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Forgets all contents that the prefix cache knows. What runs keeps its blocks.
+    /// Empties the prefix cache. Running sequences keep their blocks.
     pub fn reset_prefix_cache(&mut self) {
         self.record(|| Input::ResetPrefixCache);
         self.forget_contents();
     }
 
-    /// These host blocks hold what they held before, on every rank; the others hold nothing. Call it on a new scheduler,
-    /// or after `lose_device`, where the host's memory has outlived the workers. Of two blocks with the same contents
-    /// the first stays; nothing is restored without prefix caching.
+    /// Restores the contents of these host blocks, which survived on every rank; the others are empty. Call it on a new
+    /// scheduler, or after `lose_device` if the host's memory has survived. Of two blocks with the same contents the
+    /// first stays; nothing is restored without prefix caching.
     ///
-    /// Errors: `HostBlock` for a block or group that there is not, and for a block that is named twice, in use, or known
-    /// to hold something.
+    /// Errors: `HostBlock` for a block or group that does not exist, and for a block that is named twice, in use, or
+    /// has known contents.
     pub fn restore_host_blocks(&mut self, blocks: Vec<HostBlock>) -> Result<()> {
         if let Some(problem) = self.cache.cannot_restore(&blocks) {
             return Err(Error::HostBlock { problem });
@@ -75,7 +75,7 @@ impl Scheduler {
     /// computed. The prefix is that of requests with this tenant, cache salt and adapter. Gives the number of its full
     /// blocks.
     ///
-    /// Errors: `Disabled` without prefix caching, `DuplicatePin`, `PinQuota`, `Request` for what is no token id or no
+    /// Errors: `Disabled` without prefix caching, `DuplicatePin`, `PinQuota`, `Request` for an invalid token id or no
     /// full block.
     pub fn pin(&mut self, name: u64, of: &Request) -> Result<u32> {
         if !self.config.enable_prefix_caching {
@@ -90,7 +90,7 @@ impl Scheduler {
             let problem = format!("{given} tokens fill no block of {block_size}; pin a longer prefix");
             return Err(Error::Request(problem));
         }
-        // Of a window what those read that go on from the prefix.
+        // In a window, only the blocks that the next token reads.
         let end = num_blocks * self.config.block_size;
         let keys = (0..).zip(&self.layout.groups).flat_map(|(group, layout)| {
             let first = layout.first_block(end);
@@ -101,14 +101,14 @@ impl Scheduler {
         Ok(num_blocks)
     }
 
-    /// At most `limit` of what the prefix cache has got and lost, from the event of number `first` on. The last 100,000
-    /// are kept; none unless `enable_kv_cache_events`.
+    /// At most `limit` events of the prefix cache from number `first` on. The last 100,000 are kept; none unless
+    /// `enable_kv_cache_events`.
     pub fn events(&self, first: u64, limit: usize) -> Events {
         self.cache.events(first, limit)
     }
 
-    /// All events from number `first` on, as a batch of vLLM; the whole cache where some of them were dropped; none if
-    /// there are none.
+    /// All events from number `first` on, as a batch of vLLM; the whole cache if some of them were dropped; none if
+    /// there are no events.
     pub fn event_batch(&self, first: u64, format: BatchFormat, seconds: f64) -> Option<EventBatch> {
         let (found, events) = self.cache.events_since(first);
         if found != first {
@@ -118,19 +118,19 @@ impl Scheduler {
         (next > first).then(|| EventBatch { next, payload: format.encode(events, &self.config, seconds) })
     }
 
-    /// What the prefix cache knows now, as a batch of vLLM that begins with `AllBlocksCleared`.
+    /// The contents of the prefix cache, as a batch of vLLM that begins with `AllBlocksCleared`.
     pub fn snapshot_batch(&self, format: BatchFormat, seconds: f64) -> EventBatch {
         let Snapshot { next, events, .. } = self.cache.snapshot();
         let events = iter::once(&KvEvent::Cleared).chain(&events);
         EventBatch { next, payload: format.encode(events, &self.config, seconds) }
     }
 
-    /// What the prefix cache knows now, for a subscriber that has not heard all events.
+    /// The contents of the prefix cache, for a subscriber that has missed events.
     pub fn snapshot(&self) -> Snapshot {
         self.cache.snapshot()
     }
 
-    /// Lets a pinned prefix be evicted. False: there is no such pin.
+    /// Removes a pin. False: there is no such pin.
     pub fn unpin(&mut self, name: u64) -> bool {
         self.record(|| Input::Unpin { name });
         self.cache.unpin(name)
@@ -138,7 +138,7 @@ impl Scheduler {
 
     fn forget_contents(&mut self) {
         self.cache.forget();
-        // What runs tells of its blocks again, lest their children's names have no beginning.
+        // Running sequences store their blocks again, since their children's events need a parent.
         for sequence in self.sequences.values_mut() {
             sequence.num_stored = 0;
         }
@@ -175,7 +175,7 @@ impl Scheduler {
         }
     }
 
-    /// What was computed with other weights is of no use to anyone.
+    /// Recomputes all sequences with the new weights.
     fn change_weights(&mut self) {
         for key in std::mem::take(&mut self.running) {
             self.vacate(key);

@@ -1,6 +1,6 @@
-//! Drafts: tokens that a step verifies, and keeps as far as they are what it samples. A sequence that runs alone
-//! proposes some to itself: a step of a few of its tokens takes hardly longer than one of one token. Beside others they
-//! would cost those time.
+//! Drafts: proposed tokens that a step verifies. Those equal to the sampled tokens are accepted. A sequence that runs
+//! alone proposes some itself, by prompt lookup: a step of a few tokens takes hardly longer than one of one token.
+//! Beside other sequences drafts would cost them time.
 
 use crate::arena::Key;
 use crate::error::{Error, Result};
@@ -13,11 +13,11 @@ use crate::sequence::{Beam, Sample, Sequence};
 use super::Scheduler;
 
 impl Scheduler {
-    /// Proposes what comes after a sample's last known token. Its next row computes the drafts too, and samples a token
-    /// after each; `commit` keeps those that were sampled, so that drafts change no answer. They replace earlier ones,
-    /// and end with the next token.
+    /// Proposes tokens after a sample's last known one. Its next row computes the drafts too, and samples a token after
+    /// each; `commit` keeps those that were sampled, so that drafts change no answer. They replace earlier drafts, and
+    /// are dropped with the next token.
     ///
-    /// Errors: `UnknownRequest`, `Sample`, `Request` for what is no token id.
+    /// Errors: `UnknownRequest`, `Sample`, `Request` for an invalid token id.
     pub fn propose(&mut self, client: ClientId, request: RequestId, sample: u32, drafts: &[i32]) -> Result<()> {
         let key = self.find_sample(client, request, sample)?;
         tokens_are_ids("drafts", drafts, self.config.vocab_size)?;
@@ -32,8 +32,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Proposes drafts to a sequence that is to have a row, if it runs alone and nobody has proposed others. True: it
-    /// is to have none before its row in flight is committed, as there will probably be drafts for the next one then.
+    /// Proposes drafts to a sequence before its next row, if it runs alone and has none from the caller. True: it
+    /// should have no row before the one in flight is committed, as drafts are likely then.
     pub(super) fn speculate(&mut self, key: Key<Sequence>) -> bool {
         if self.config.num_speculative_tokens == 0 || self.running.len() > 1 {
             return false;

@@ -1,4 +1,4 @@
-//! The scheduler in numbers.
+//! Statistics of the scheduler.
 
 use crate::histogram::{Histogram, bounds};
 use crate::kv_cache::fragmentation::{Fragmentation, TierFragmentation};
@@ -6,10 +6,10 @@ use crate::queue::SERVICE_UNIT;
 
 use super::Scheduler;
 
-/// Declares `Stats` and its fields by name, so that no list of them is kept elsewhere.
+/// Declares `Stats` and its fields by name, so that no other list of them is needed.
 macro_rules! stats {
     ($($(#[$doc:meta])* $name:ident),*; $($(#[$histogram_doc:meta])* $histogram:ident: $size:literal = $bounds:expr,)*) => {
-        /// Gauges of this moment, and counters since the start. Sequences, not requests, run, wait and are held.
+        /// Current gauges, and counters since the start. Running, waiting and held are counted in sequences.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[expect(missing_docs, reason = "each name says it; the ones that do not are documented")]
         pub struct Stats {
@@ -36,33 +36,33 @@ macro_rules! stats {
 stats! {
     num_requests,
     num_running,
-    /// In the queue: waiting, preempted and swapped.
+    /// Sequences in the queue: waiting, preempted and swapped.
     num_waiting,
     num_held,
     /// Preempted beams that wait for their siblings.
     num_paused,
-    /// Waiting for keys and values from outside.
+    /// Sequences that wait for loads from an external store.
     num_loading,
     num_blocks,
-    /// Blocks nothing refers to, those included that the prefix cache still knows.
+    /// Blocks without references, including those with contents that the prefix cache knows.
     num_free_blocks,
     num_used_blocks,
     /// Blocks that the prefix cache knows, in use or free.
     num_cached_blocks,
     /// Blocks that pins keep from eviction.
     num_pinned_blocks,
-    /// Blocks in host memory, those nothing refers to, and those with contents that the prefix cache knows.
+    /// Blocks in host memory; those without references; those with contents that the prefix cache knows.
     num_host_blocks,
     num_free_host_blocks,
     num_cached_host_blocks,
     num_preemptions,
-    /// Of those, the ones whose blocks went to the host, and the ones of requests that have ended.
+    /// Preempted sequences that were swapped to the host, and preemptions of requests that have ended.
     num_swapped,
     num_ended_preemptions,
-    /// Requests that their deadline ended.
+    /// Requests that ended at their deadline.
     num_expired,
-    /// Tokens looked up in the prefix cache at first admission, and those found; of these the ones on the host, and
-    /// those that were loaded from outside for the request.
+    /// Tokens looked up in the prefix cache at first admission, and hits; of these, tokens on the host, and tokens
+    /// loaded from an external store.
     prefix_queries,
     prefix_hits,
     host_prefix_hits,
@@ -71,21 +71,21 @@ stats! {
     num_uncached_tokens,
     /// Tokens planned.
     num_computed_tokens,
-    /// Steps planned.
+    /// Planned steps.
     num_steps,
     /// Draft tokens that a row may have, those that rows verified, and those of them that became output.
     num_speculative_tokens,
     num_drafts,
     num_accepted_drafts,
-    /// Loads from outside that did not bring all they should.
+    /// Loads from an external store that failed in part or in full.
     num_failed_loads,
-    /// Blocks that are kept until they are saved outside.
+    /// Blocks of saves under way.
     num_saving_blocks,
-    /// Blocks handed over to be saved, and those that were not: evicted before, or too many.
+    /// Blocks handed over for saving, and candidates that were dropped: evicted before, or too many.
     num_saves,
     num_dropped_saves;
     // The bounds of the first and the last are those of vLLM's `iteration_tokens_total` and `request_num_preemptions`.
-    /// Steps by their tokens, which are `num_computed_tokens` together.
+    /// Steps by their tokens, which add up to `num_computed_tokens`.
     iteration_tokens: 14 = bounds!("iteration_tokens", 1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384),
     /// Rows with drafts by those of them that became output.
     accepted_drafts: 17 = bounds!("accepted_drafts", 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15),
@@ -94,7 +94,7 @@ stats! {
 }
 
 impl Scheduler {
-    /// Gauges and counters; costs nothing that grows with load.
+    /// Gauges and counters, in constant time.
     pub fn stats(&self) -> Stats {
         let num_blocks = u64::from(self.config.num_blocks);
         let num_free_blocks = u64::from(self.cache.num_free());
@@ -121,13 +121,13 @@ impl Scheduler {
         }
     }
 
-    /// Known tokens of all sequences that are still to be computed: of prompts, of what was preempted, and the last
-    /// token of each sequence that waits for its next step. Takes time for each sequence.
+    /// Known tokens of all sequences that are not computed yet: of prompts, of preempted sequences, and the last token
+    /// of each sequence before its next step. Takes time linear in the number of sequences.
     pub fn num_uncomputed_tokens(&self) -> u64 {
         self.sequences.iter().map(|(_, one)| u64::from(one.num_uncomputed())).sum()
     }
 
-    /// How the KV blocks lie, on the device and on the host. Takes some 2 ns a block.
+    /// Fragmentation of the KV blocks, on the device and on the host. Takes some 2 ns per block.
     pub fn fragmentation(&self) -> Fragmentation {
         let block_size = self.config.block_size;
         let chains =
@@ -146,19 +146,19 @@ impl Scheduler {
     }
 }
 
-/// What a tenant has had under a policy that shares by tenant.
+/// The service of a tenant under a policy that shares by tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantService {
     /// The tenant.
     pub tenant: String,
-    /// Tokens by their cost (1 for input that was computed, 2 for output), divided by the tenant's weight.
+    /// Tokens weighted by cost (1 per computed input token, 2 per output token), divided by the tenant's weight.
     pub service: u64,
     /// Its sequences in the queue.
     pub num_waiting: u64,
 }
 
 impl Scheduler {
-    /// The tenants that are served or remembered; under a policy that does not share by tenant, one without a name.
+    /// The tenants with requests or remembered service; under a policy that does not share, one without a name.
     pub fn tenants(&self) -> Vec<TenantService> {
         let lanes = self.queue.lanes();
         let tenants = lanes.map(|(tenant, service, num_waiting)| TenantService {

@@ -1,13 +1,13 @@
-//! What a step may have. Whose rows: while a request is isolated, its own and everybody else's take turns. How many: in
-//! a pipeline the stages compute as many steps at once, each another one, so a sequence waits for its token before it is
-//! planned again, and a step takes its share of what runs, so that all carry about equal work.
+//! Limits of a step. Its requests: while one is isolated, its rows and those of all others take turns. Its size: in a
+//! pipeline, as many steps are in flight as there are stages, so a sequence waits for its token before it is planned
+//! again, and each step takes its share of the running sequences, so that all steps have about equal work.
 
 use crate::arena::Key;
 use crate::sequence::{Beam, LiveRequest, Sequence};
 
 use super::Scheduler;
 
-/// Whose rows a step may have.
+/// The requests that a step may have rows of.
 #[derive(Clone, Copy, Default)]
 pub(super) enum StepScope {
     #[default]
@@ -29,36 +29,36 @@ impl StepScope {
 /// A step's prefill share is at least its budget / (2 x stages), so that steps do not become too small.
 const MAX_PARTS: u32 = 2;
 
-/// What a step may take of all that runs.
+/// The share of a step in the work of all running sequences.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepShare {
-    /// Decodes that had no row in the last steps, as many as there are stages. They come first.
+    /// Decodes without a row in the last steps, as many steps as there are stages. They come first.
     num_due: u32,
-    /// Decodes that had one, where too few others are there.
+    /// Decodes with a row in those steps, if there are too few others.
     num_recent: u32,
     pub(super) prefill_tokens: u32,
-    /// Whether a sequence got no row for want of a share.
+    /// Whether a sequence got no row because the share was used up.
     pub(super) has_passed_over: bool,
 }
 
 impl StepShare {
-    /// A step takes all it can.
+    /// The whole work: no limit.
     pub(super) const WHOLE: Self =
         Self { num_due: u32::MAX, num_recent: u32::MAX, prefill_tokens: u32::MAX, has_passed_over: false };
 
-    /// The same share of prefills, and all decodes.
+    /// The same share of prefills, with all decodes.
     pub(super) fn with_all_decodes(self) -> Self {
         Self { prefill_tokens: self.prefill_tokens, ..Self::WHOLE }
     }
 
-    /// Whether one more decode fits; notes it when not.
+    /// Whether one more decode fits; if not, notes it.
     pub(super) fn admit_decode(&mut self, is_due: bool) -> bool {
         let fits = if is_due { self.num_due > 0 } else { self.num_recent > 0 };
         self.has_passed_over |= !fits;
         fits
     }
 
-    /// A decode has a row.
+    /// Takes one decode off the share.
     pub(super) fn take(&mut self, is_due: bool) {
         let left = if is_due { &mut self.num_due } else { &mut self.num_recent };
         *left -= 1;
@@ -66,19 +66,19 @@ impl StepShare {
 }
 
 impl Scheduler {
-    /// Whether one more row makes sense before the next commit. In a pipeline the token in flight is a stage away; the
+    /// Whether one more row can be planned before the next commit. In a pipeline not while a token is in flight; but
     /// chunks of a prompt follow one another at once.
     pub(super) fn may_have_row(&self, sequence: &Sequence) -> bool {
         sequence.is_plannable() && (sequence.num_in_flight == 0 || self.config.pipeline_parallel_size == 1)
     }
 
-    /// Whether none of the last steps, as many as there are stages, has a row of it.
+    /// Whether it had no row in the last steps, as many steps as there are stages.
     pub(super) fn is_due(&self, sequence: &Sequence) -> bool {
         let num_stages = u64::from(self.config.pipeline_parallel_size);
         sequence.last_share == 0 || sequence.last_step.0 + num_stages <= self.next_step.0
     }
 
-    /// What the next step may take. While a request is by itself the steps are one at a time, and each takes all.
+    /// The share of the next step. While a request is isolated there is one step at a time, and each takes all.
     pub(super) fn step_share(&self) -> StepShare {
         let num_stages = self.config.pipeline_parallel_size;
         if num_stages == 1 || self.isolated.is_some() {
@@ -109,7 +109,7 @@ impl Scheduler {
         }
     }
 
-    /// Tokens to compute of what waits and could have a slot, up to about `most`.
+    /// Uncomputed tokens of the queued sequences that could have a slot, up to about `most`.
     fn waiting_tokens(&self, most: u64) -> u64 {
         let mut num_tokens = 0;
         for (_, _, key) in self.queue.iter().take(self.free_slots.len()) {

@@ -1,13 +1,13 @@
-//! A load for as long as one likes: small requests of several clients and tenants, of mixed lengths and samples, many
-//! with a prefix in common, some aborted, in a KV cache that is often full. It knows neither model nor clock: tokens
-//! and lengths come from a generator with a fixed seed.
+//! A load of any length: small requests of several clients and tenants, of mixed lengths and samples, many with a
+//! common prefix, some aborted, in a KV cache that is often full. Has neither model nor clock: tokens and lengths come
+//! from a generator with a fixed seed.
 
 use pyllm_scheduler::{ALIGNMENT, ClientId, Config, Plan, Request, RequestId, SECTIONS, Scheduler};
 
 const BLOCK_SIZE: u32 = 16;
 const NUM_CLIENTS: u64 = 5;
 const NUM_PREFIXES: u64 = 2000;
-const MAX_LIVE: u64 = 400; // requests: some wait
+const MAX_LIVE: u64 = 400; // requests, some of them waiting
 const STOP_TOKEN: i32 = 3;
 const VOCABULARY: u64 = 500;
 
@@ -16,7 +16,7 @@ pub struct Load {
     random: Random,
     now: f64,
     num_added: u64,
-    /// Tokens that clients were told.
+    /// Tokens that clients received.
     pub num_tokens: u64,
 }
 
@@ -60,7 +60,7 @@ impl Load {
         let random = &mut self.random;
         let id = self.num_added;
         self.num_added += 1;
-        // A prefix of a block or two, which others have too, and a rest of its own.
+        // A common prefix of a block or two, and a rest of its own.
         let prefix = random.below(NUM_PREFIXES);
         let num_shared = BLOCK_SIZE as i32 * (1 + (prefix % 2) as i32);
         let shared = (0..num_shared).map(|index| (index + prefix as i32) % VOCABULARY as i32);
@@ -81,13 +81,13 @@ impl Load {
         self.scheduler.add(request).expect("the request fits");
     }
 
-    /// Aborts a request that was added lately, or finds it gone.
+    /// Aborts a recent request, which may have ended.
     fn abort(&mut self) {
         let id = self.num_added - 1 - self.random.below(MAX_LIVE).min(self.num_added - 1);
         self.scheduler.abort(client(id), RequestId(id), None);
     }
 
-    /// Plans and commits a step, and takes what is new. False: there is nothing to do.
+    /// Plans and commits a step, and takes the deltas. False: there is nothing to do.
     fn step(&mut self) -> bool {
         self.now += 0.01;
         let Some(plan) = self.scheduler.schedule(self.now).expect("time goes forward") else { return false };
@@ -107,7 +107,7 @@ fn client(request: u64) -> ClientId {
     ClientId((request % NUM_CLIENTS) as u32)
 }
 
-/// Which of the sampled tokens are each row's, as the plan says it.
+/// The start of each row's sampled tokens, by the plan.
 fn sampled_starts(plan: &Plan) -> Vec<i32> {
     let mut end = 0_usize;
     for ((name, element), count) in SECTIONS.into_iter().zip(plan.counts) {

@@ -1,5 +1,5 @@
 //! Many requests one after another leave nothing behind: no block, no request, and no memory that grows with their
-//! number. `cargo run --release --example million` does the same for long, and shows the process's memory.
+//! number. `cargo run --release --example million` does the same for longer, and prints the process's memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,13 +28,13 @@ fn requests_that_have_ended_leave_nothing_behind() {
         "{first} bytes were allocated after {REQUESTS} requests, {second} after twice that"
     );
 
-    // The load reaches what might leave something behind.
+    // The load reaches the states that might leave something behind.
     assert!(stats.num_preemptions > 0 && stats.prefix_hits > 0 && load.num_tokens > REQUESTS, "{stats:?}");
 }
 
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
-/// The system's allocator, counting the bytes that are out.
+/// The system's allocator, with a count of allocated bytes.
 struct Counting;
 
 #[global_allocator]

@@ -1,4 +1,4 @@
-//! Admission: what is left free beside what runs, and what its growth is expected to take.
+//! Admission: the watermark of free blocks, and room for the expected growth of running sequences.
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
@@ -43,7 +43,7 @@ fn growth_that_is_known_preempts_nothing() {
     let settings = Config { expected_growth: 1.0, ..config(PolicyName::Fcfs, 8, 8) };
     let mut engine = Engine::new(settings);
     engine.add(request(1, 4, 20)); // six blocks at its end
-    engine.add(request(2, 4, 20)); // as many more, at the same time
+    engine.add(request(2, 4, 20)); // as many, at the same time
     engine.step();
     assert_eq!(engine.reason(2), Some(Reason::Growth));
     engine.finish();

@@ -1,4 +1,4 @@
-//! How many cases a property gets: the variable `PROPTEST_CASES`, which `make proofs` sets, goes before its own number.
+//! The number of cases of a property: the variable `PROPTEST_CASES`, which `make proofs` sets, or the property's own.
 
 use proptest::prelude::ProptestConfig;
 

@@ -1,4 +1,4 @@
-//! Drafts take what is left over.
+//! Drafts use the budget that is left over.
 
 use pyllm_scheduler::{ClientId, Config, PolicyName, RequestId};
 

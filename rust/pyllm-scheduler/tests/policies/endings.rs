@@ -1,4 +1,4 @@
-//! How requests end otherwise than by their length: deadlines, and stop tokens that have to wait for `min_tokens`.
+//! Ends of requests other than by length: deadlines, and stop tokens that do not count before `min_tokens`.
 
 use pyllm_scheduler::{Config, Finish, PolicyName, Request, RequestId};
 
@@ -66,7 +66,7 @@ fn a_deadline_ends_all_samples_and_drops_what_is_in_flight() {
     assert!(deltas.tokens.is_empty());
 }
 
-/// The number of tokens and how they ended, where every token is one that stops.
+/// The number of tokens and the finish reason, with a model whose every token is a stop token.
 fn run_to_a_stop(min_tokens: u32) -> (usize, Option<u8>) {
     let mut engine = Engine::new(config(PolicyName::Fcfs, 64, 1));
     let stop_token_ids = (4..40).map(|position| token(1, position)).collect();

@@ -1,5 +1,5 @@
-//! An engine without a model: the scheduler's calls in a loop, with a clock of its own and tokens that follow from the
-//! request and the position alone. Notes what every request got. Knows no policy.
+//! An engine without a model: the scheduler's calls in a loop, with its own clock, and tokens computed from request and
+//! position. Records the output of every request. Knows no policy.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,23 +14,23 @@ pub const VOCABULARY: u32 = 1000;
 pub struct Engine {
     pub scheduler: Scheduler,
     pub now: f64,
-    /// Seconds that a step takes, and each of its tokens.
+    /// Seconds per step, and per token in it.
     pub step_seconds: f64,
     pub token_seconds: f64,
-    /// Whether the scheduler is told what a step took.
+    /// Whether the scheduler gets the times of steps.
     pub tells_seconds: bool,
     pub served: BTreeMap<u64, Served>,
     pub num_steps: u32,
     slots: HashMap<i32, u64>,
 }
 
-/// What a request got.
+/// The output of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Served {
-    /// Prompt tokens that were cached when it was first admitted.
+    /// Prompt tokens that were cached at its first admission.
     pub cached: Option<u32>,
     pub num_admissions: u32,
-    /// When its output tokens came.
+    /// Times of its output tokens.
     pub token_times: Vec<f64>,
     pub finish: Option<u8>,
 }
@@ -75,7 +75,7 @@ pub fn request(id: u64, prompt_length: i32, max_tokens: u32) -> Request {
     }
 }
 
-/// What comes at a position of a request.
+/// The token at a position of a request.
 pub fn token(request: u64, position: i32) -> i32 {
     let mixed = (request << 20 | position as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     ((mixed >> 32) % u64::from(VOCABULARY)) as i32
@@ -100,7 +100,7 @@ impl Engine {
         self.scheduler.add(request).expect("the request fits");
     }
 
-    /// As `add`, the request coming now.
+    /// Like `add`, with the current time as arrival.
     pub fn add_now(&mut self, request: Request) {
         self.add(Request { arrival: self.now, ..request });
     }
@@ -149,7 +149,7 @@ impl Engine {
         }
     }
 
-    /// Runs until nothing is left.
+    /// Runs until no request is left.
     pub fn finish(&mut self) {
         while self.scheduler.stats().num_requests > 0 {
             assert!(!self.step().is_empty(), "something is left and nothing runs");
@@ -180,7 +180,7 @@ impl Engine {
         self.scheduler.explain(CLIENT, RequestId(id)).unwrap_or_default()
     }
 
-    /// Why the request's first sample got no tokens in the last step.
+    /// The reason for which the request's first sample got no tokens in the last step.
     pub fn reason(&self, id: u64) -> Option<Reason> {
         self.explain(id)[0].reason
     }
@@ -189,7 +189,7 @@ impl Engine {
         self.explain(id).first().map_or("finished", |explanation| explanation.state)
     }
 
-    /// Its requests that ended, in the order of their last tokens.
+    /// Its ended requests, in the order of their last tokens.
     pub fn order_of_ends(&self) -> Vec<u64> {
         let ended = self.served.iter().filter(|(_, served)| served.finish.is_some());
         let mut ended: Vec<_> = ended.map(|(&id, served)| (served.token_times.last().copied(), id)).collect();
@@ -239,7 +239,7 @@ pub fn ints(plan: &Plan, name: &str) -> Vec<i32> {
     words.map(|word| i32::from_le_bytes(word.try_into().expect("four bytes"))).collect()
 }
 
-/// A section of any element.
+/// The bytes of a section.
 pub fn bytes<'a>(plan: &'a Plan, name: &str) -> &'a [u8] {
     let mut end = 0_usize;
     for ((section, element), count) in SECTIONS.into_iter().zip(plan.counts) {

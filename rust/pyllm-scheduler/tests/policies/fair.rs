@@ -1,4 +1,4 @@
-//! Fair: tenants that are both backlogged get the same service by weight, up to what was admitted last.
+//! Fair: two backlogged tenants get the same service by weight, up to the last admissions.
 
 use std::collections::BTreeMap;
 
@@ -44,14 +44,14 @@ fn settings() -> impl Strategy<Value = Config> {
     )
 }
 
-/// Tenants' service, counted here from what was planned and delivered.
+/// Tenants' service, counted from plans and output.
 struct Books {
     engine: Engine,
     tenant_of: BTreeMap<u64, usize>,
     prompt_lengths: BTreeMap<u64, u32>,
-    /// For each pair of tenants, since both have been backlogged: the least and the most that the first was ahead.
+    /// For each pair of tenants, since both are backlogged: the least and the greatest lead of the first.
     ahead: BTreeMap<(usize, usize), (f64, f64)>,
-    widest: f64, // gap, as a share of its bound
+    widest: f64, // lead, as a share of its bound
     most_service: f64,
 }
 
@@ -99,7 +99,7 @@ impl Books {
         f64::from(self.engine.scheduler.config().tenant_weights[TENANTS[tenant]])
     }
 
-    /// Tokens by their cost and the tenant's weight.
+    /// Tokens weighted by cost, divided by the tenant's weight.
     fn service(&self, tenant: usize) -> f64 {
         let owned = self.tenant_of.iter().filter(|(_, owner)| **owner == tenant);
         let costs = owned.map(|(id, _)| {
@@ -109,11 +109,11 @@ impl Books {
         f64::from(costs.sum::<u32>()) / self.weight(tenant)
     }
 
-    /// What a counter can be above another that waits. Since its last admission, when it was lowest, it rose by the
-    /// input admitted, and the output of all that its tenant has running. Theorem 4.4 of Sheng et al. (arXiv
-    /// 2401.00588) has the larger of the two, where M, the tokens that can run at once, takes in the input; here M is
-    /// output alone, so they add up. A newcomer starts where the others are in the mean, so it may be ahead by as much
-    /// as any of them is, which is most with the least weight.
+    /// Maximum lead of a counter over another tenant's that waits. Since the tenant's last admission, when its counter
+    /// was lowest, it rose by the admitted input, and by the output of all its running sequences. Theorem 4.4 of Sheng
+    /// et al. (arXiv 2401.00588) has the larger of the two, as its M, the tokens that can run at once, includes the
+    /// input; here M is output only, so they add up. A new tenant starts at the mean of the others, so it may lead by
+    /// as much as any of them, which is most with the least weight.
     fn bound(&self) -> f64 {
         let most_output = self.engine.scheduler.config().max_num_seqs * LONGEST_OUTPUT; // M
         let least_weight = (0..TENANTS.len()).map(|tenant| self.weight(tenant)).fold(f64::INFINITY, f64::min);
@@ -135,7 +135,7 @@ impl Books {
             // Lemma 4.3: the counters themselves; they are rounded down.
             let distance = (counter - other_counter).abs();
             assert!(distance <= bound + 1.0, "{counter} and {other_counter} are more than {bound} apart");
-            // Theorem 4.4: the service since any moment from which on both were backlogged.
+            // Theorem 4.4: the service since any time from which on both were backlogged.
             let service = self.service(one);
             let ahead = service - self.service(other);
             let (least, most) = self.ahead.entry((one, other)).or_insert((ahead, ahead));
@@ -162,7 +162,7 @@ proptest! {
     }
 }
 
-/// The property above proves nothing about what its cases do not reach.
+/// The property above proves nothing about states that its cases do not reach.
 #[test]
 fn the_cases_reach_wide_gaps_preemptions_and_hits() {
     let mut runner = TestRunner::deterministic();
@@ -204,7 +204,7 @@ fn weights_divide_a_long_backlog() {
     engine.steps(300);
     let tokens = |rest: u64| -> usize { (0..400).filter(|id| id % 2 == rest).map(|id| engine.num_tokens(id)).sum() };
     let (one, three) = (tokens(0), tokens(1));
-    // Either may be ahead by what four slots hold: 4 * (8 + 2 * 8) of service, or 32 output tokens.
+    // Either may lead by the service of four slots: 4 * (8 + 2 * 8), or 32 output tokens.
     assert!(engine.scheduler.stats().num_waiting > 50);
     assert!(three.abs_diff(3 * one) <= 4 * 32, "{one} to {three}");
 }

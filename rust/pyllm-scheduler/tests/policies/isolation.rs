@@ -1,4 +1,4 @@
-//! One request by itself: its steps take turns with those of the others, and neither waits for ever.
+//! Isolation of a request: its steps alternate with those of the others, and none waits for ever.
 
 use proptest::prelude::*;
 use pyllm_scheduler::{Output, PolicyName, Reason, Request, RequestId};
@@ -122,8 +122,8 @@ fn what_runs_leaves_it_its_place() {
 proptest! {
     #![proptest_config(cases(64))]
 
-    /// However many come, it ends, and so do those that were there: with too few blocks and slots for all, each turn
-    /// that found no room is followed by room.
+    /// With any number of arrivals, the isolated request ends, and so do the others: if there are too few blocks and
+    /// slots for all, each turn without room is followed by one with room.
     #[test]
     fn neither_starves(
         policy in prop::sample::select(POLICIES.to_vec()),

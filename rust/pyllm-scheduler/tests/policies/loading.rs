@@ -1,4 +1,4 @@
-//! Loads from outside beside what else runs.
+//! Loads from an external store beside running requests.
 
 use pyllm_scheduler::{ClientId, Config, PolicyName, RequestId};
 
@@ -20,7 +20,7 @@ fn what_an_asynchronous_load_continues_is_not_evicted_meanwhile() {
     engine.step();
     let loads = engine.scheduler.take_loads();
     assert_eq!((loads.len(), loads[0].first_token, loads[0].num_tokens), (1, 16, 24));
-    engine.add_now(request(3, 54, 1)); // all the blocks there are beside
+    engine.add_now(request(3, 54, 1)); // all the other blocks
     engine.finish_request(3, 20, |_| {});
     engine.scheduler.finish_load(loads[0].id, 24).expect("it is under way");
     engine.finish_request(2, 20, |_| {});

@@ -1,4 +1,4 @@
-//! What each policy and setting promises, shown from outside: invariants under random loads, decisions by small cases.
+//! Promises of each policy and setting, tested from outside: invariants under random loads, decisions by small cases.
 
 mod fair;
 mod newcomers;

@@ -1,4 +1,4 @@
-//! Under fair, tenants that come ever anew: they take nobody's turn for ever, and are forgotten.
+//! A stream of new tenants under the policy `fair`: they do not starve the others, and are forgotten.
 
 use pyllm_scheduler::{Config, PolicyName, Request};
 
@@ -8,7 +8,7 @@ fn of(tenant: impl Into<String>, request: Request) -> Request {
     Request { tenant: tenant.into(), ..request }
 }
 
-/// Three slots, a standing backlog of thirty, and every newcomer from a tenant of its own.
+/// Three slots, a constant backlog of thirty, and every new request from a tenant of its own.
 fn crowded() -> (Engine, impl FnMut(&mut Engine)) {
     let mut engine = Engine::new(config(PolicyName::Fair, 64, 3));
     let mut next = 100;

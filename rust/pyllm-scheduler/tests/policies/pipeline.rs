@@ -1,4 +1,4 @@
-//! A pipeline of several stages: as many steps in flight, which carry about equal work, and no stream waits for long.
+//! A pipeline of several stages: as many steps in flight, with about equal work, and no stream waits for long.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -33,7 +33,7 @@ impl Pipeline {
         }
     }
 
-    /// Plans while there is room, and commits the oldest step. Gives what was planned, step by step.
+    /// Plans while there is room, and commits the oldest step. Gives the rows of each planned step.
     fn turn(&mut self) -> Vec<Vec<Row>> {
         let mut planned = Vec::new();
         while self.in_flight.len() < self.depth {
@@ -103,7 +103,7 @@ fn what_has_no_share_in_a_step_knows_it() {
     pipeline.engine.add(request(5, 200, 1));
     pipeline.engine.add(request(6, 200, 1));
     let (_, rows) = pipeline.engine.plan().expect("a prompt waits");
-    assert_eq!(num_tokens(&rows), 64); // what was planned before has ended no prompt
+    assert_eq!(num_tokens(&rows), 64); // earlier plans have ended no prompt
     let mut wide = Pipeline::new(2, 2, settings(256));
     wide.engine.add(request(5, 200, 1));
     wide.engine.add(request(6, 200, 1));
@@ -126,7 +126,7 @@ fn a_step_of_a_request_that_is_by_itself_leaves_the_others_whole() {
 proptest! {
     #![proptest_config(cases(32))]
 
-    /// Whatever comes and ends, and however many steps are in flight: each has no more decodes than its share, and a
+    /// With any arrivals and ends, and any number of steps in flight: no step has more decodes than its share, and a
     /// stream that could have a row has one within as many steps as there are stages.
     #[test]
     fn every_step_has_its_share_and_every_stream_its_turn(
@@ -140,7 +140,7 @@ proptest! {
         for (id, &(prompt_length, max_tokens, turns)) in calls.iter().enumerate() {
             pipeline.engine.add_now(request(id as u64, prompt_length, max_tokens));
             for _ in 0..turns {
-                // The rows of tokens after the first, which those that decode now may have.
+                // Streams, which may have decodes now.
                 let is_stream = |pipeline: &Pipeline, id| pipeline.engine.num_tokens(id) > 0;
                 let streams: Vec<_> = (0..=id as u64).filter(|&id| is_stream(&pipeline, id)).collect();
                 let live = streams.iter().filter(|&&id| !pipeline.engine.is_finished(id));
@@ -179,12 +179,12 @@ proptest! {
     }
 }
 
-/// Seconds of a stage, for each step and for each of its tokens.
+/// Seconds of a stage, per step and per token in it.
 const STEP_SECONDS: f64 = 1.0;
 const TOKEN_SECONDS: f64 = 0.01;
 
-/// The share of the stages' time in which none computes, as streams of several lengths come and go: each that ends is
-/// followed by another.
+/// The share of the stages' time in which none computes, with streams of several lengths: each that ends is followed by
+/// another.
 fn bubbles(stages: u32, num_streams: u64) -> f64 {
     let mut pipeline = Pipeline::new(stages, stages as usize, settings(256));
     let mut is_free_at = vec![0.0_f64; stages as usize];

@@ -1,5 +1,5 @@
-//! What is taken back goes to the host or is computed anew, whichever costs less; what the device evicts is found again
-//! on the host.
+//! Preempted sequences are swapped to the host or recomputed, whichever costs less; evicted blocks are found again on
+//! the host.
 
 use pyllm_scheduler::{Config, PolicyName, Request, Stats};
 
@@ -7,7 +7,7 @@ use crate::engine::{Engine, config, request};
 
 const SWAP_SECONDS: f64 = 0.004; // of a block, there and back
 
-/// Two sequences that outgrow eight blocks. A prefill of tokens that take `token_seconds` each was measured before.
+/// Two sequences that outgrow eight blocks, after a measured prefill of `token_seconds` per token.
 fn run(num_host_blocks: u32, token_seconds: Option<f64>) -> (Engine, Stats) {
     let settings = Config {
         num_host_blocks,
@@ -21,7 +21,7 @@ fn run(num_host_blocks: u32, token_seconds: Option<f64>) -> (Engine, Stats) {
         (engine.tells_seconds, engine.token_seconds) = (true, seconds);
         engine.add_now(request(9, 16, 4));
         engine.finish();
-        // Told no more: what was measured stays.
+        // Later steps are not measured, so the estimate stays.
         engine.tells_seconds = false;
     }
     engine.add_now(request(1, 8, 20));
@@ -34,7 +34,7 @@ fn run(num_host_blocks: u32, token_seconds: Option<f64>) -> (Engine, Stats) {
     (engine, stats)
 }
 
-/// The tokens that the second request had to compute twice.
+/// The tokens that the second request computed twice.
 fn recomputed(mut engine: Engine) -> u64 {
     engine.finish();
     assert!([1, 2].iter().all(|&id| engine.num_tokens(id) == 20));
@@ -46,7 +46,7 @@ fn recomputed(mut engine: Engine) -> u64 {
 
 #[test]
 fn cheap_swaps_go_to_the_host_and_come_back() {
-    // A block holds four tokens, and four of them take longer than to move it.
+    // A block holds four tokens, which take longer than a swap.
     let (engine, stats) = run(16, Some(0.0011));
     assert_eq!((engine.state(2), stats.num_swapped), ("swapped", 1));
     assert!(stats.num_free_host_blocks < 16);

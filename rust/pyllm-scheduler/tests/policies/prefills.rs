@@ -1,4 +1,4 @@
-//! Long prompts beside streams: a threshold for each prompt's chunk, and chunks sized by what the streams can wait.
+//! Long prompts beside streams: a threshold for each prompt's chunk, and chunks limited by the streams' targets.
 
 use pyllm_scheduler::{Config, PolicyName, Request};
 
@@ -30,7 +30,7 @@ fn a_threshold_is_live_and_zero_is_none() {
     assert_eq!(engine.step()[0].num_tokens, 9);
 }
 
-/// The longest that the stream waits for a token while prompts of 200 tokens are computed beside it.
+/// The longest time between two tokens of a stream while prompts of 200 tokens are computed beside it.
 fn longest_gap(inter_token_target: f64, tpot_target: Option<f64>, times_are_told: bool) -> f64 {
     let settings = Config {
         max_num_batched_tokens: 128,
@@ -41,7 +41,7 @@ fn longest_gap(inter_token_target: f64, tpot_target: Option<f64>, times_are_told
     let mut engine = Engine::new(settings);
     (engine.step_seconds, engine.token_seconds) = (STEP_SECONDS, TOKEN_SECONDS);
     engine.tells_seconds = times_are_told;
-    // What steps cost is learnt from a prompt and a few decodes.
+    // Times of steps are learnt from a prompt and a few decodes.
     engine.add_now(request(9, 40, 4));
     engine.finish();
     engine.add_now(Request { tpot_target, ..request(STREAM, 4, 200) });
@@ -56,7 +56,7 @@ fn longest_gap(inter_token_target: f64, tpot_target: Option<f64>, times_are_told
 
 #[test]
 fn streams_get_their_next_token_within_the_target() {
-    let grace = 4.0 * TOKEN_SECONDS; // of one block
+    let grace = 4.0 * TOKEN_SECONDS; // one block
     for target in [0.02, 0.03, 0.06] {
         let (bound, unbound) = (longest_gap(target, None, true), longest_gap(0.0, None, true));
         assert!(bound <= target + grace + 1e-9, "{bound} is above {target}");
@@ -75,7 +75,7 @@ fn nothing_is_bound_before_anything_was_measured() {
     assert!(longest_gap(0.02, None, false) > 0.13);
 }
 
-/// A target that no step can keep does not stop prompts: a block a step goes on.
+/// A target that no step can meet does not stop prompts: each step computes one block.
 #[test]
 fn an_impossible_target_leaves_one_block_a_step() {
     let settings = Config { inter_token_target: 1e-6, ..config(PolicyName::Fcfs, 64, 2) };

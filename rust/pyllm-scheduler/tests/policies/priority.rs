@@ -1,5 +1,5 @@
-//! Priority: a lower class takes the place of a higher at once, in a class the least slack is first, and nothing is
-//! preempted for what would be preempted in turn.
+//! Priority: a lower class preempts a higher one at once, the least slack is first within a class, and no sequence is
+//! preempted for one that would be preempted in turn.
 
 use proptest::prelude::*;
 
@@ -39,7 +39,7 @@ fn a_lower_class_takes_blocks_at_once() {
 fn no_more_is_preempted_than_makes_room() {
     let settings = Config { expected_growth: 1.0, ..config(PolicyName::Priority, 15, 8) };
     let mut engine = Engine::new(settings);
-    // Room is kept for five blocks of each.
+    // Each needs five blocks for its expected growth.
     for id in 0..3 {
         engine.add_now(class(1, request(id, 5, 11)));
     }
@@ -75,7 +75,7 @@ fn a_class_goes_by_arrival_without_targets() {
 #[test]
 fn a_class_goes_by_slack_with_targets() {
     let mut engine = Engine::new(config(PolicyName::Priority, 64, 1));
-    // The one without a target stands as if it wanted its first token after ten seconds.
+    // The one without a target counts as if its first token were due after ten seconds.
     for (id, ttft_target) in [(1, None), (2, Some(20.0)), (3, Some(3.0)), (4, Some(5.0))] {
         engine.add(Request { ttft_target, ..request(id, 4, 2) });
     }
@@ -89,7 +89,7 @@ fn slack_counts_the_prefill_before_the_first_token() {
     (engine.tells_seconds, engine.token_seconds) = (true, 1.0);
     engine.add_now(request(1, 16, 4));
     engine.finish();
-    // A second a token: the long prompt takes twenty seconds more than the short one.
+    // A second per token: the long prompt takes twenty seconds more than the short one.
     engine.add_now(Request { ttft_target: Some(40.0), ..request(2, 4, 1) });
     engine.add_now(Request { ttft_target: Some(50.0), ..request(3, 24, 1) });
     engine.finish();
@@ -115,7 +115,7 @@ fn what_was_preempted_goes_by_when_its_next_token_is_due() {
 proptest! {
     #![proptest_config(cases(64))]
 
-    /// Where slots alone are short, a request's arrival displaces one of each higher class at most.
+    /// With a shortage of slots only, an arrival displaces at most one request of each higher class.
     #[test]
     fn nothing_is_preempted_back_and_forth(
         max_num_seqs in 1..4_u32, arrivals in prop::collection::vec((0..3_i32, 1..12_i32, 1..12_u32, 0..4_u32), 1..40),
@@ -133,7 +133,7 @@ proptest! {
         assert!(preemptions <= 2 * arrivals.len() as u64, "{preemptions} preemptions by {}", arrivals.len());
     }
 
-    /// At every step, nothing of a higher class runs while one of a lower class waits that would fit in its place.
+    /// At every step, no request runs if one of a lower class waits that would fit in its place.
     #[test]
     fn what_runs_is_of_the_lowest_classes(
         num_blocks in 8..24_u32, arrivals in prop::collection::vec((0..3_i32, 1..12_i32, 1..12_u32, 0..4_u32), 1..40),

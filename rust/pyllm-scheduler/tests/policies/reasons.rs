@@ -1,4 +1,4 @@
-//! Why: every reason comes from one small state of affairs, and from no other.
+//! Explanations: every reason comes from one small state, and from no other.
 
 use proptest::prelude::*;
 
@@ -135,7 +135,7 @@ fn budget_is_also_what_runs_without_tokens() {
     assert_eq!((engine.reason(1), engine.reason(2)), (None, Some(Reason::Budget)));
 }
 
-/// A stream with a target that leaves a block a step, and what steps cost learnt before.
+/// A stream with a target that leaves one block per step, after measured steps.
 fn with_a_target() -> Engine {
     let mut engine = Engine::new(Config { inter_token_target: 1e-6, ..config(PolicyName::Fcfs, 64, 4) });
     engine.tells_seconds = true;
@@ -254,7 +254,7 @@ fn what_has_finished_has_no_reason() {
     assert_eq!(engine.scheduler.take_deltas(CLIENT).map(|deltas| deltas.finishes[0]), Some(Finish::Abort as u8));
 }
 
-/// Whether the figures of the last decision bear out a reason that it gave.
+/// Whether the figures of the last decision confirm its reason.
 fn is_borne_out(reason: Reason, settings: &Config, decision: &Decision) -> bool {
     match reason {
         Reason::Budget => decision.num_tokens == settings.max_num_batched_tokens,
@@ -264,8 +264,8 @@ fn is_borne_out(reason: Reason, settings: &Config, decision: &Decision) -> bool 
         Reason::Watermark => settings.watermark > 0.0 && decision.num_free_blocks > 0,
         Reason::Growth => settings.expected_growth > 0.0 && decision.num_free_blocks > 0,
         Reason::Preempting => decision.num_preempted > 0,
-        // Nothing here is held, isolated, loaded, in flight or in a pipeline, comes after the step, or has more than one
-        // sample.
+        // No request here is held, isolated, loaded, in flight or in a pipeline, comes after the step, or has more than
+        // one sample.
         Reason::New
         | Reason::Held
         | Reason::Loading
@@ -282,7 +282,7 @@ fn is_borne_out(reason: Reason, settings: &Config, decision: &Decision) -> bool 
 proptest! {
     #![proptest_config(cases(64))]
 
-    /// After every step, what got tokens has no reason, and all else has one that the decision bears out.
+    /// After every step, a sequence has tokens or a reason, which the decision confirms.
     #[test]
     fn reasons_agree_with_the_decision(
         num_blocks in 12..40_u32,

@@ -1,5 +1,4 @@
-//! A recording gives the decisions that were recorded, also where it is cut; what was changed in it is noticed or does
-//! no harm.
+//! A recording replays to the recorded decisions, also after truncation; changes to it are noticed or harmless.
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -53,7 +52,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
     prop::collection::vec(call(), 1..60)
 }
 
-/// Makes the calls; those that are refused change nothing and are in no recording.
+/// Makes the calls; refused ones change nothing and are not recorded.
 fn record(calls: &[Call]) -> (Vec<u8>, Replay) {
     let settings = Config {
         num_host_blocks: 8,
@@ -128,7 +127,7 @@ proptest! {
                 prop_assert!(part.num_entries <= whole.num_entries && part.num_steps <= whole.num_steps);
                 prop_assert!(part.is_truncated || part.num_entries < whole.num_entries);
             }
-            // Only its beginning, without which there is no scheduler, has to be whole.
+            // Only the settings at the start, without which there is no scheduler, must be complete.
             Err(Error::Replay { entry, .. }) => prop_assert!(entry == 0 && cut < 200, "entry {} of {} bytes", entry, cut),
             Err(other) => panic!("{other}"),
         }
@@ -142,7 +141,7 @@ proptest! {
         recording[place] ^= change;
         match replay(&recording) {
             Ok(changed) if changed.is_truncated => prop_assert!(changed.num_entries < whole.num_entries),
-            // Where every entry was read, every plan was the one recorded.
+            // If every entry was read, every plan was as recorded.
             Ok(changed) => prop_assert_eq!((changed.num_steps, changed.hash), (whole.num_steps, whole.hash)),
             Err(error) => prop_assert!(matches!(error, Error::Replay { .. } | Error::Config(_)), "{}", error),
         }

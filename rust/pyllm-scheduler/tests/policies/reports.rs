@@ -1,4 +1,4 @@
-//! What is said of all requests at once, and of whose the blocks are.
+//! Reports of all requests at once, and of blocks by owner.
 
 use pyllm_scheduler::{ClientId, Finish, PolicyName, Reason, Request, RequestId};
 

@@ -1,5 +1,5 @@
-//! Shortest: the least remaining work first, by what is known of it and by the average of outputs; more work gives way
-//! to less, and never the other way round.
+//! Shortest: the least remaining work first, by known limits and by the average output length; less work preempts more,
+//! and never the other way round.
 
 use proptest::prelude::*;
 use pyllm_scheduler::{PolicyName, Request};
@@ -7,7 +7,7 @@ use pyllm_scheduler::{PolicyName, Request};
 use crate::cases::cases;
 use crate::engine::{Engine, config, request};
 
-/// All from one moment, so that age decides nothing.
+/// All requests arrive at once, so that age decides nothing.
 fn engine(max_num_seqs: u32) -> Engine {
     let mut engine = Engine::new(config(PolicyName::Shortest, 256, max_num_seqs));
     engine.step_seconds = 0.0;
@@ -40,13 +40,13 @@ fn what_is_nearly_done_stays() {
     let mut engine = engine(1);
     engine.add(request(1, 30, 12));
     engine.steps(8); // four tokens are left
-    engine.add(request(2, 4, 4)); // eight in all, less than the first had once
+    engine.add(request(2, 4, 4)); // eight in all, less than the first had at first
     engine.finish();
     assert_eq!(engine.scheduler.stats().num_preemptions, 0);
     assert_eq!(engine.num_tokens(1), 12);
 }
 
-/// Without a limit in sight, a request is expected to be as long as others were.
+/// With a high limit, a request is expected to be as long as others were.
 #[test]
 fn the_average_of_outputs_stands_for_what_is_not_known() {
     let order = |num_before: u64| {
@@ -56,13 +56,13 @@ fn the_average_of_outputs_stands_for_what_is_not_known() {
             engine.add(request(id, 2, 2));
         }
         engine.finish();
-        // 100 and a prompt of 30 to an unknown output and a prompt of 10.
+        // The first: 30 + 100 tokens; the second: a prompt of 10, and an unknown output.
         engine.add_now(request(1, 30, 100));
         engine.add_now(request(2, 10, 200));
         engine.steps(1);
         [engine.num_tokens(1), engine.num_tokens(2)]
     };
-    // 30 + 100 is less than 10 + 128, which is expected before anything has ended; with an average near two, it is not.
+    // 30 + 100 is less than 10 + 128, the expected length before any request has ended, but not with an average near 2.
     assert_eq!(order(0), [1, 0]);
     assert_eq!(order(80), [0, 1]);
 }
@@ -79,7 +79,7 @@ fn age_outweighs_work() {
 proptest! {
     #![proptest_config(cases(64))]
 
-    /// Each arrival preempts what has a slot's place at most once: what gave way has more left than before.
+    /// Each arrival preempts the sequence in a slot at most once: the preempted ones have more left.
     #[test]
     fn nothing_is_preempted_back_and_forth(
         max_num_seqs in 1..4_u32, arrivals in prop::collection::vec((1..40_i32, 1..40_u32, 0..6_u32), 1..30),
@@ -92,7 +92,7 @@ proptest! {
         let before = engine.scheduler.stats();
         assert!(before.num_preemptions <= arrivals.len() as u64, "{} preemptions", before.num_preemptions);
         engine.finish();
-        // Once nothing comes, what runs has less left than what waits, and that stays so.
+        // After the last arrival, running sequences have less left than waiting ones, and that stays so.
         let after = engine.scheduler.stats().num_preemptions - before.num_preemptions;
         assert!(after <= 1, "{after} preemptions and no arrival");
     }

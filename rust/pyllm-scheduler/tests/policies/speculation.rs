@@ -1,5 +1,5 @@
-//! A stream alone drafts from its own text: any engine of any depth gives the tokens that it would have had, in fewer
-//! steps where the text repeats itself. Beside others nothing is drafted.
+//! Prompt lookup for a stream that runs alone: any engine of any depth gives the same tokens, in fewer steps where the
+//! text repeats itself. Beside others there are no drafts.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -10,8 +10,8 @@ use pyllm_scheduler::{Config, Plan, PolicyName, Request, Scheduler, Stats};
 use crate::cases::cases;
 use crate::engine::{CLIENT, bytes, config, ints, request};
 
-/// What comes at a position of a text of so many different tokens, which begins again and again. One of more than 4 has
-/// a token of its own in between.
+/// The token at a position of a text that repeats itself after `period` tokens. If `period` is above 4, some tokens are
+/// unique.
 fn token(period: i32, position: i32) -> i32 {
     if period > 4 && position % 11 == 10 { 200 + position } else { position % period + 10 * period }
 }
@@ -21,9 +21,9 @@ const NOBODYS: i32 = 999;
 struct Engine {
     scheduler: Scheduler,
     depth: usize,
-    stateful: bool, // whether requests are
+    stateful: bool, // whether requests are stateful
     stop_token_ids: Vec<i32>,
-    /// What a step takes, and each of its prefill tokens.
+    /// Seconds per step, and per prefill token in it.
     step_seconds: f64,
     token_seconds: f64,
     in_flight: VecDeque<Plan>,
@@ -61,7 +61,7 @@ impl Engine {
             .expect("the request fits");
     }
 
-    /// Plans as many steps as may be in flight, and commits the oldest. False: nothing is left.
+    /// Plans as many steps as may be in flight, and commits the oldest. False: no request is left.
     fn step(&mut self) -> bool {
         while self.in_flight.len() < self.depth {
             let Some(plan) = self.scheduler.schedule(0.0).expect("time stands still") else { break };
@@ -135,7 +135,7 @@ fn what_waits_for_its_drafts_keeps_its_target_when_another_comes() {
     };
     let mut engine = Engine { scheduler: Scheduler::new(settings).expect("in range"), ..Engine::new(0, 2) };
     engine.step_seconds = 0.005;
-    engine.token_seconds = 0.001; // of a prompt
+    engine.token_seconds = 0.001; // per prompt token
     engine.add(4, 40, 100);
     engine.add(6, 30, 2);
     for _ in 0..12 {

@@ -1,5 +1,5 @@
-//! Nothing starves: beside new requests that would occupy the engine for ever, one that came early or is long ends
-//! within a number of steps that does not grow with them.
+//! No starvation: beside new requests that could keep the engine busy for ever, an early or long one ends within a
+//! bounded number of steps.
 
 use pyllm_scheduler::{Config, PolicyName, Request};
 
@@ -7,7 +7,7 @@ use crate::engine::{Engine, config, request};
 
 const VICTIM: u64 = 0;
 
-/// The victim ends in fewer than `most` steps, where every step two more requests come, twice what three slots can
+/// The victim ends in fewer than `most` steps, while two more requests arrive every step, twice what three slots can
 /// take.
 fn assert_ends_within(
     most: u32,
@@ -35,7 +35,7 @@ fn assert_ends_within(
     assert!(steps < most, "{policy:?}: {steps} steps, {} preemptions", stats.num_preemptions);
 }
 
-/// Three of these run out of twelve blocks.
+/// Three of these exceed twelve blocks.
 fn short(id: u64) -> Request {
     request(id, 5, 8)
 }
@@ -82,7 +82,7 @@ fn a_class_of_priority_with_targets() {
     assert_ends_within(200, PolicyName::Priority, 12, class(long()), |id| class(short(id)));
 }
 
-/// One that needs every block there is in the end.
+/// A request that needs all blocks before its end.
 #[test]
 fn what_fills_the_cache() {
     for policy in [PolicyName::Fcfs, PolicyName::Priority, PolicyName::Shortest, PolicyName::Fair, PolicyName::Custom] {
@@ -90,7 +90,7 @@ fn what_fills_the_cache() {
     }
 }
 
-/// As many tokens a step as sequences that run, so that prompts get what streams leave.
+/// The token budget equals the number of running streams, so prompts get only what streams leave.
 #[test]
 fn prompts_beside_streams_under_a_small_budget() {
     for policy in [PolicyName::Fcfs, PolicyName::Priority, PolicyName::Shortest, PolicyName::Fair, PolicyName::Custom] {
@@ -106,7 +106,7 @@ fn prompts_beside_streams_under_a_small_budget() {
     }
 }
 
-/// What was preempted has had more than any newcomer, and still comes back.
+/// A preempted request has had more service than any new one, and still continues.
 #[test]
 fn fair_after_preemption() {
     let settings = Config { enable_prefix_caching: false, ..config(PolicyName::Fair, 12, 3) };

@@ -1,4 +1,4 @@
-//! The policy is changed while requests wait and run: what waits is ordered anew, and tenants begin as equals.
+//! A change of policy while requests wait and run: the queue is reordered, and tenants start equal.
 
 use proptest::prelude::*;
 
@@ -71,7 +71,7 @@ fn tenants_get_lanes_of_their_own_under_fair_alone() {
     switch(&mut engine, PolicyName::Fair);
     let names: Vec<_> = service(&engine).into_iter().map(|lane| lane.0).collect();
     assert_eq!(names, ["first", "second"]);
-    // Two run of the first tenant; from here on both tenants get the same, up to what two slots hold.
+    // Two of the first tenant run; from here on both tenants get the same service, up to that of two slots.
     engine.steps(40);
     let lanes = service(&engine);
     assert!(lanes[0].1 > 50 && lanes[0].1.abs_diff(lanes[1].1) <= 2 * 12, "{lanes:?}");
@@ -82,7 +82,7 @@ fn tenants_get_lanes_of_their_own_under_fair_alone() {
     engine.finish();
 }
 
-/// Under another policy nobody counts what tenants get, so they begin as equals.
+/// Other policies do not count tenants' service, so they start equal.
 #[test]
 fn tenants_begin_anew_after_another_policy() {
     let mut engine = Engine::new(config(PolicyName::Fair, 256, 2));

@@ -1,4 +1,4 @@
-//! Making way: nothing is taken back for a sequence that would not have its place even then.
+//! Preemption for a waiting request only happens if it makes enough room.
 
 use pyllm_scheduler::{Config, PolicyName, Request};
 

@@ -1,4 +1,4 @@
-//! Random limits, and random calls in any order, senseless ones among them.
+//! Random limits, and random calls in any order, including invalid ones.
 
 mod change;
 mod searching;
@@ -17,21 +17,21 @@ pub use change::Change;
 pub use searching::searching_case;
 pub use wrong::Wrong;
 
-/// All that one world is made of.
+/// The input of a simulation: settings and calls.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub config: Config,
-    /// Steps that may be in flight.
+    /// Maximum number of steps in flight.
     pub depth: usize,
     pub calls: Vec<Call>,
     pub is_recorded: bool,
-    /// Decides when grammars are not ready, and what they force.
+    /// Seed for unready grammars and forced tokens.
     pub moods: u64,
-    /// Which byte of the recording is changed for another replay, and how.
+    /// The position of the changed byte in a damaged recording, and its change.
     pub damage: (usize, u8),
 }
 
-/// One call, or one round of calls. A `pick` chooses among the last requests.
+/// A call, or a round of calls. A `pick` chooses among the last requests.
 #[derive(Clone, Debug)]
 pub enum Call {
     Add(Add),
@@ -61,13 +61,13 @@ pub enum Call {
 pub struct Add {
     pub client: u32,
     pub prompt: Prompt,
-    /// At most; as many as may run at once.
+    /// Upper bound; limited by the number of slots.
     pub n: u32,
     pub seed: u64,
     pub max_tokens: u32,
-    /// At most.
+    /// Upper bound.
     pub min_tokens: u32,
-    /// A share of the vocabulary: a token is a stop token if it is a multiple.
+    /// Stop tokens are the multiples of this number.
     pub stop_every: Option<usize>,
     pub arrival: i32,
     pub deadline: Option<i32>,
@@ -75,21 +75,21 @@ pub struct Add {
     pub tpot_target: Option<f64>,
     pub priority: i32,
     pub policy_key: f64,
-    /// For every sample, whether it has finished, and the tokens it has if not.
+    /// For every sample, whether it has finished, and its number of tokens if not.
     pub resume: Option<Vec<(bool, usize)>>,
-    /// A beam search with this length penalty, of as many beams as there would be samples.
+    /// The length penalty of a beam search with `n` beams.
     pub length_penalty: Option<f64>,
     pub offer: Option<Offer>,
-    /// An embedding in place of samples, unless it is a beam search.
+    /// Whether it asks for an embedding in place of samples, unless it is a beam search.
     pub pooling: bool,
     pub stateful: bool,
-    /// Whether log-probabilities of the output are told, and of the prompt; of the latter, whether a chunk's rows tell
-    /// of the token after it, or the next chunk's of their first one.
+    /// Whether the worker sends log-probabilities of the output, and of the prompt. For the prompt, whether a chunk's
+    /// row includes the token after it, or the next chunk's row does.
     pub logprobs: bool,
     pub prompt_logprobs: Option<bool>,
 }
 
-/// Keys and values from outside, of which `quarters` will be right.
+/// Loaded keys and values, of which `quarters` are right.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
     pub num_tokens: u32,
@@ -97,7 +97,7 @@ pub struct Offer {
     pub quarters: usize,
 }
 
-/// Prompts of one text start alike.
+/// A prompt; those of the same text have a common start.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt {
     pub text: i32,
@@ -107,16 +107,16 @@ pub struct Prompt {
     pub adapter: bool,
 }
 
-/// What a worker gives back of a row with drafts.
+/// The number of positions that a worker returns for a row with drafts.
 #[derive(Clone, Copy, Debug)]
 pub enum Positions {
     All,
-    /// Up to the first draft that was wrong.
+    /// Up to the first wrong draft.
     Accepted,
     First,
 }
 
-/// What will come, up to `num_right` tokens of it, and then something else.
+/// Drafts with up to `num_right` right tokens, then wrong ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Drafts {
     pub num_right: usize,
@@ -172,12 +172,12 @@ fn config() -> impl Strategy<Value = Config> {
     })
 }
 
-/// Mostly one, and then fewer or more than there are steps in flight.
+/// Mostly one stage; sometimes fewer or more than there are steps in flight.
 fn stages() -> impl Strategy<Value = u32> {
     prop_oneof![2 => Just(1_u32), 1 => 2..=4_u32]
 }
 
-/// One group that reads everything, or a few, of which the first reads more than a token itself.
+/// One group without a window, or a few groups, of which the first reads more than one token.
 pub fn kv_groups() -> impl Strategy<Value = Vec<KvGroup>> {
     let group = || option::weighted(0.8, 1..24_u32).prop_map(|window| KvGroup { window });
     let groups = (option::of(2..24_u32), vec(group(), 0..3)).prop_map(|(window, rest)| {

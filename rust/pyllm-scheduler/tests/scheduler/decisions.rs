@@ -1,9 +1,10 @@
-//! What the scheduler decides where any decision would give the right tokens: order, reuse and what is left alone.
+//! Decisions of the scheduler where several would give the right tokens: order, reuse and omissions.
 
 mod beams;
 mod drafts;
 mod host_blocks;
 mod loads;
+mod logprob_room;
 mod outputs;
 mod pooling;
 mod preemption;
@@ -50,7 +51,7 @@ fn commit(scheduler: &mut Scheduler, plan: &Plan, token: i32) {
     scheduler.commit(plan.step, sections.ints("sampled_starts"), &tokens, 0.0, None, None).expect("the step is due");
 }
 
-/// Runs alone what waits, one step at a time.
+/// Runs all waiting requests, one step at a time.
 fn run_to_the_end(scheduler: &mut Scheduler, token: i32) -> DeltaColumns {
     while scheduler.stats().num_requests > 0 {
         let plan = plan(scheduler);
@@ -103,7 +104,7 @@ fn blocks_that_tokens_in_flight_complete_are_found_again() -> Result<(), Error> 
     let mut scheduler = scheduler(16, 1, 64);
     scheduler.add(request(1, [1, 2, 3], 2))?;
     let first = plan(&mut scheduler);
-    let second = plan(&mut scheduler); // it computes the fourth token, which no one knows yet
+    let second = plan(&mut scheduler); // computes the fourth token, whose id is not known yet
     commit(&mut scheduler, &first, 7);
     commit(&mut scheduler, &second, 8);
     scheduler.add(request(2, [1, 2, 3, 7, 9], 1))?;

@@ -1,7 +1,7 @@
-//! A worker whose KV cache holds, instead of keys and values, what they were computed from. It does what a plan says in
-//! the documented order and checks that it is told nothing impossible; what the answers should be it does not know.
-//! Each group of layers reads its window through its own block tables, and must find there what it has written.
-//! Of a stateful request it keeps the tokens, as one with a grammar must, and gives none where it has lost count.
+//! A simulated worker whose KV cache holds, instead of keys and values, the tokens that they depend on. It applies
+//! plans in the documented order and checks that they are possible; it does not know the right answers. Each group of
+//! layers reads its window through its own block tables, and must find there what it has written. For a stateful
+//! request it keeps the tokens, as a grammar would, and yields no token if it has missed some.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -12,14 +12,14 @@ use crate::names::Name;
 use crate::oracle::Prefix;
 use crate::sections::Sections;
 
-/// What a place in the KV cache holds.
+/// The contents of a place in the KV cache.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Content {
     group: usize,
     position: usize,
-    tokens: Rc<[i32]>, // up to this one, itself included
-    prefix: Prefix,    // of them
-    /// The load that did not bring it, or did not bring something it was computed from.
+    tokens: Rc<[i32]>, // up to and including this one
+    prefix: Prefix,    // the prefix of these tokens
+    /// The failed load of this token, or of one that it was computed from.
     spoilt: Option<LoadId>,
 }
 
@@ -27,26 +27,26 @@ pub type Block = Vec<Option<Content>>;
 
 #[derive(Clone, Default)]
 struct Slot {
-    request: Option<Vec<u8>>,        // the sampling bytes it was initialised with
-    tables: Vec<Vec<Option<usize>>>, // one a group
+    request: Option<Vec<u8>>,        // the sampling bytes of its initialisation
+    tables: Vec<Vec<Option<usize>>>, // one per group
     last_sampled: Option<i32>,
-    history: Option<Vec<i32>>, // of a stateful request: its tokens, as far as they are known here
-    /// Whether its last row gave no token or several: what is in flight was planned for one.
+    history: Option<Vec<i32>>, // known tokens of a stateful request
+    /// Whether its last row gave no token or several, so that rows in flight were planned wrongly.
     is_off: bool,
-    /// Tokens of the prompt that it has told of.
+    /// Tokens of the prompt whose log-probabilities it has sent.
     num_told: Option<usize>,
 }
 
-/// What the requests are, by their sampling bytes, and what their grammars do.
+/// The requests, by their sampling bytes, and their grammars.
 pub trait Model {
     /// The prefix that a request starts from, with the weights of this step.
     fn root(&self, request: &[u8]) -> Prefix;
     fn prompt(&self, request: &[u8]) -> &[i32];
     fn is_stateful(&self, request: &[u8]) -> bool;
-    /// Whether a row that sets out with the first token tells of the prompt's next token beyond its own; `None`: it
-    /// tells of no token.
+    /// Whether a row that starts with the first token sends log-probabilities of the prompt's next token, too; `None`:
+    /// it sends none.
     fn tells_ahead(&self, request: &[u8]) -> Option<bool>;
-    /// The tokens that must follow a row's, of which so many were sampled; `None`: no one knows yet.
+    /// The forced tokens after a row's, of which `num_sampled` were sampled; `None`: the grammar is not ready.
     fn follow(&self, index: usize, row: &Row, num_sampled: usize) -> Option<Vec<i32>>;
 }
 
@@ -56,43 +56,43 @@ pub struct Device {
     max_num_seqs: usize,
     blocks: Vec<Block>,
     host: Vec<Block>,
-    /// What the plans called the contents of host blocks, with the group and the index in the chain.
+    /// The names of host blocks' contents in plans, with the group and the index in the chain.
     host_names: Vec<Option<(Name, u32, u32)>>,
-    /// Which host blocks hold what they held before the last loss.
+    /// Whether a host block kept its contents in the last loss of the device.
     has_outlived: Vec<bool>,
     slots: Vec<Slot>,
 }
 
-/// What a row was and did.
+/// The input and output of a row.
 pub struct Row {
     pub request: Vec<u8>,
     pub context: Vec<i32>, // read through the block table, this step's tokens included
     pub blocks: BTreeSet<usize>,
     pub num_tokens: usize,
-    /// Tokens after the first that was sampled at.
+    /// Draft tokens, which follow the first sampled position.
     pub num_drafts: usize,
     pub uniforms: Vec<f32>,
-    /// What it gives back; of a stateful request all of it counts.
+    /// Its sampled tokens; those of a stateful request all count.
     pub sampled: Vec<i32>,
-    /// All that it has read.
+    /// All tokens that it has read.
     pub prefix: Prefix,
     pub spoilt: Option<LoadId>,
     pub is_stateful: bool,
-    /// Whether it depends on a row that has given another number of tokens than planned.
+    /// Whether it follows a row with another number of tokens than planned.
     pub is_stale: bool,
-    /// Tokens of the prompt that it tells of.
+    /// Prompt tokens whose log-probabilities it sends.
     pub told: Vec<i32>,
 }
 
-/// Keys and values from outside: those of `tokens` from `first_token` on.
+/// Loaded keys and values: those of `tokens` from `first_token` on.
 #[derive(Clone)]
 pub struct Loaded {
     pub id: LoadId,
-    pub blocks: Vec<Vec<usize>>, // for each group those of the last tokens
+    pub blocks: Vec<Vec<usize>>, // for each group, those of the last tokens
     pub first_token: usize,
-    pub tokens: Vec<i32>, // from the first of the prompt on
+    pub tokens: Vec<i32>, // from the prompt's first token on
     pub root: Prefix,
-    /// How many come as they should.
+    /// Number of tokens that are loaded correctly.
     pub num_right: usize,
 }
 
@@ -112,7 +112,7 @@ impl Device {
         }
     }
 
-    /// All is lost but for the named blocks of the host that `outlives` says; gives these.
+    /// Loses all contents, except those of named host blocks that `outlives` accepts; gives these.
     pub fn lose(&mut self, config: &Config, outlives: impl Fn(usize) -> bool) -> Vec<HostBlock> {
         let lost = std::mem::replace(self, Self::new(config));
         let mut kept = Vec::new();
@@ -124,7 +124,7 @@ impl Device {
         kept
     }
 
-    /// What the host holds is not to be found after the next loss.
+    /// Forgets the names of the host's contents, so that the next loss keeps none.
     pub fn forget_host_names(&mut self) {
         self.host_names.fill(None);
     }
@@ -144,7 +144,7 @@ impl Device {
         let mut rows = self.attend_and_sample(plan, model);
         for (index, (&slot, row)) in plan.ints("slots").iter().zip(&mut rows).enumerate() {
             let slot = &mut self.slots[slot as usize];
-            // After several every sample knows its token, so nobody may ask for it.
+            // After several tokens every sample knows its last one, so no row may ask for it.
             slot.last_sampled = match row.sampled[..] {
                 [] => slot.last_sampled,
                 [token] => Some(token),
@@ -162,8 +162,8 @@ impl Device {
         &self.blocks[block.0 as usize]
     }
 
-    /// A block that holds, whole, block `index` of a sequence for a group: all tokens up to its end, what was computed
-    /// from them, and whether a load has failed to bring any of it.
+    /// The contents of a block, which must be full for a group as block `index` of a sequence: all tokens up to its
+    /// end, their prefix, and whether a load of any of it has failed.
     pub fn contents(&self, block: BlockId, group: usize, index: usize) -> (Rc<[i32]>, Prefix, bool) {
         let held = self.block(block).iter().map(|content| content.as_ref().expect("the block is full"));
         let held: Vec<_> = held.collect();
@@ -241,7 +241,7 @@ impl Device {
         }
     }
 
-    /// Every row writes before any row reads, as each layer of a model does.
+    /// Writes the tokens of all rows, before any row reads, as each layer of a model does.
     fn write(&mut self, plan: &Sections, model: &impl Model) {
         assert_distinct("written places", plan.ints("slot_mapping").iter().map(|&place| place as usize));
         assert_distinct("slots", plan.ints("slots").iter().map(|&slot| slot as usize));
@@ -260,7 +260,7 @@ impl Device {
             let spoilt = self.reads(start, start).find_map(|(group, at)| self.read(&slot, group, at).spoilt);
             for (position, index) in (start..end).zip(range) {
                 let token = match plan.ints("tokens")[index] {
-                    // One that is stateful may not have been ready.
+                    // A stateful one may not have been ready.
                     -1 if slot.history.is_some() => slot.last_sampled.unwrap_or(0),
                     -1 => slot.last_sampled.expect("the slot has sampled a token that no one knows yet"),
                     token => token,
@@ -347,7 +347,7 @@ impl Device {
     }
 }
 
-/// What a group reads, computed as a model would.
+/// The positions that a group reads, computed as a model would.
 pub trait Reach {
     /// The first position that the token at `position` reads.
     fn first_read(&self, position: usize) -> usize;
@@ -368,7 +368,7 @@ impl Slot {
         self.request.as_deref().expect("the slot was initialised")
     }
 
-    /// Learns the tokens of a row that samples, which come before `length`. True: they do not follow what is known.
+    /// Adds the tokens of a row that samples, which come before `length`. True: they do not follow the known ones.
     fn catch_up(&mut self, tokens: &[i32], length: usize, model: &impl Model) -> bool {
         let num_prompt_tokens = model.prompt(self.request()).len();
         let Some(known) = &mut self.history else { return false };
@@ -394,7 +394,7 @@ impl Slot {
         known.len() > length
     }
 
-    /// Compares drafts, and adds what its grammar forces to follow; or gives nothing, as it is not ready.
+    /// Compares drafts, and adds the grammar's forced tokens; or gives no tokens if it is not ready.
     fn go_on(&mut self, index: usize, row: &mut Row, model: &impl Model) {
         let Some(known) = &mut self.history else { return };
         let drafts = &row.context[row.context.len() - row.num_drafts..];
@@ -404,13 +404,13 @@ impl Slot {
         match model.follow(index, row, num_kept) {
             None => {
                 row.sampled.clear();
-                self.last_sampled = Some(0); // which is as good as any
+                self.last_sampled = Some(0); // any token would do
                 self.is_off = true;
             }
             Some(_) if is_fork => {}
             Some(forced) => {
                 row.sampled.truncate(num_kept);
-                // Of several that follow, a row in flight goes on from the one that was sampled.
+                // Of several new tokens, a row in flight follows the sampled one.
                 self.last_sampled = (num_accepted == 0).then(|| row.sampled[0]);
                 row.sampled.extend(forced);
                 self.is_off = row.sampled.len() > 1;

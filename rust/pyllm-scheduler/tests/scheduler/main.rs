@@ -1,5 +1,5 @@
-//! The scheduler from outside: what it decides, and what holds whatever is asked of it. The world that the properties
-//! are checked in is written for clarity alone: every answer is known when a request is added.
+//! The scheduler tested from outside: its decisions, and invariants under any calls. The simulation for the properties
+//! is written for clarity only: every answer is known when a request is added.
 
 mod decisions;
 mod properties;

@@ -1,4 +1,4 @@
-//! The names of blocks' contents, computed as a router outside would.
+//! The names of blocks' contents, computed as by an external router.
 
 use pyllm_scheduler::{Config, Request};
 

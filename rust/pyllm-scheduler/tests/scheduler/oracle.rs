@@ -1,13 +1,12 @@
-//! A language model as a pure function: the next token follows from the whole prefix and one uniform number. Whatever
-//! the weights' version it says the same, so that an answer is known in advance; what it computes on the way is
-//! another.
+//! A language model as a pure function: the next token follows from the whole prefix and one uniform number. Its tokens
+//! do not depend on the version of the weights, so that an answer is known in advance; its keys and values do.
 
 use pyllm_scheduler::{Config, Finish, Pooling, Request, uniform};
 
-/// Token ids it has.
+/// Size of its vocabulary.
 pub const VOCABULARY: u32 = 997;
 
-/// The name of a prefix: of all its tokens in order, of the cache keys it was computed under, and of the weights.
+/// The identity of a prefix: all its tokens in order, the cache keys it was computed under, and the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
     text: u64,
@@ -28,7 +27,7 @@ impl Prefix {
         (mix(self.text ^ u64::from(uniform.to_bits()) << 20) % u64::from(VOCABULARY)) as i32
     }
 
-    /// What a request that pools is given, if this is its prompt.
+    /// The embedding of a pooling request with this prompt.
     pub fn embedding(self) -> [f32; 2] {
         [48, 32].map(|shift| f32::from((self.text >> shift) as u16))
     }
@@ -60,12 +59,12 @@ pub fn longest(request: &Request, config: &Config) -> u32 {
     }
 }
 
-/// The ids beside a token whose log-probability is told, itself first: as many as follow from it.
+/// The ids of a token's log-probability entries, itself first; their number depends on the token.
 pub fn told_with(token: i32) -> impl Iterator<Item = i32> {
     (0..=token % 3).map(move |more| (token + more) % VOCABULARY as i32)
 }
 
-/// Everything that one sample of a request will have generated, what is `given` to begin with, and how it ends.
+/// The whole output of one sample of a request, which starts with `given`, and its finish reason.
 pub fn generate(request: &Request, sample: u32, given: &[i32], config: &Config) -> (Vec<i32>, Finish) {
     if request.pooling != Pooling::None {
         return (Vec::new(), Finish::Stop);
@@ -87,7 +86,7 @@ pub fn generate(request: &Request, sample: u32, given: &[i32], config: &Config) 
     }
 }
 
-/// The answer of a beam search that keeps everything and never ends early: samples, and how each ends.
+/// The answer of a beam search that keeps all beams and never ends early: samples, with their finish reasons.
 pub fn search(request: &Request, config: &Config) -> Vec<(Vec<i32>, Finish)> {
     let num_prompt_tokens = request.prompt.len();
     let prompt = request.prompt.iter().fold(Prefix::empty(request, ""), |prefix, &token| prefix.then(token));

@@ -1,5 +1,5 @@
 //! Any sequence of calls, on small pools and several steps deep: every row reads its own prefix, every request ends
-//! with the tokens that it alone decides, the books add up, nothing starves, and nothing is left.
+//! with the tokens that it alone determines, the counts are consistent, no request starves, and nothing is left behind.
 
 use std::collections::BTreeMap;
 
@@ -88,7 +88,7 @@ const CORNERS: [&str; 94] = [
     "swaps out",
     "tokens in flight",
     "tokens of prompts told of",
-    // Reasons, by their names.
+    // Reasons, by name.
     "blocks",
     "budget",
     "forking",
@@ -126,7 +126,7 @@ const SEARCHING_CORNERS: [&str; 14] = [
 ];
 
 proptest! {
-    // A failure prints its smallest case; it becomes a test by name, not a file.
+    // A failure prints its smallest case, which becomes a named test, not a file.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
@@ -140,7 +140,7 @@ proptest! {
     }
 }
 
-/// The property above proves nothing about what its cases do not reach.
+/// The property above proves nothing about states that its cases do not reach.
 #[test]
 fn the_cases_reach_every_corner() {
     check_corners(case(), 800, &CORNERS);

@@ -1,4 +1,4 @@
-//! A plan taken apart, by the published list of sections alone.
+//! A plan parsed by the published list of sections only.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub struct Swap {
     pub from_host: bool,
     pub block: usize,
     pub host: usize,
-    /// Of one to the host: the name, the group and the index in the chain of what it brings there, if it has a name.
+    /// For a swap to the host: the name, the group and the index in the chain of its contents, if they have a name.
     pub name: Option<(Name, u32, u32)>,
 }
 
@@ -48,7 +48,7 @@ impl Sections {
         &self.ints[name]
     }
 
-    /// A section of `starts`, as one range a row.
+    /// A section of `starts`, as one range per row.
     pub fn ranges(&self, name: &str) -> Vec<std::ops::Range<usize>> {
         let starts = self.ints(name);
         assert_eq!(starts[0], 0, "{name} begins at 0");
@@ -72,7 +72,7 @@ impl Sections {
         swaps
     }
 
-    /// The blocks that it writes to: tokens, copies, and what comes from the host.
+    /// The blocks that it writes to: tokens, copies, and swaps from the host.
     pub fn written_blocks(&self, block_size: u32) -> impl Iterator<Item = usize> {
         let places = self.ints("slot_mapping").iter().map(move |&place| (place as u32 / block_size) as usize);
         let copies = self.pairs("block_copies").into_iter().map(|copy| copy.1);
@@ -86,7 +86,7 @@ impl Sections {
         slots.zip(ranges.map(|range| &self.sampling[range])).collect()
     }
 
-    /// What each initialised slot is told of the tokens before: those of the prompt, and the output.
+    /// The earlier tokens for each initialised slot: those of the prompt, and the output.
     pub fn histories(&self) -> Vec<(&[i32], &[i32])> {
         let histories = self.ranges("history_starts").into_iter().map(|range| &self.ints("histories")[range]);
         histories

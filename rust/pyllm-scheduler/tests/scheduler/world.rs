@@ -1,5 +1,5 @@
-//! Clients, the scheduler and a device, with several steps in flight. It makes the calls, keeps what every client has
-//! heard, and compares all of it with what the oracle said when the request was added.
+//! A simulation of clients, the scheduler and a device, with several steps in flight. It makes the calls, records every
+//! client's output, and compares it with the oracle's answer of when the request was added.
 
 mod beams;
 mod drafts;
@@ -32,8 +32,8 @@ use steps::InFlight;
 use subscriber::Subscriber;
 
 pub struct World {
-    config: Config,     // as it was last changed
-    largest_chunk: u32, // by the settings at first
+    config: Config,     // as last changed
+    largest_chunk: u32, // by the first settings
     scheduler: Scheduler,
     device: Device,
     depth: usize,
@@ -50,11 +50,11 @@ pub struct World {
     now: f64,
     num_schedules: usize,
     added_tokens: u64,
-    /// What has happened and how often, so that a test can tell that it did.
+    /// Events with their counts, so that a test can tell that they happened.
     seen: BTreeMap<&'static str, u64>,
 }
 
-/// Makes all calls of a case and lets everything come to its end. Gives what has happened and how often.
+/// Makes all calls of a case and runs all requests to their ends. Gives the events with their counts.
 pub fn run(case: &Case) -> BTreeMap<&'static str, u64> {
     let mut world = World::new(case);
     for call in &case.calls {
@@ -125,7 +125,7 @@ impl World {
         self.audit();
     }
 
-    /// Lets everything run to its end, and checks that nothing is left.
+    /// Runs all requests to their ends, and checks that nothing is left.
     fn finish(&mut self) {
         for client in 0..3 {
             self.take(client);
@@ -150,7 +150,7 @@ impl World {
             self.commit(0.0, Positions::All);
             self.audit();
         }
-        // What was swapped out and then ended may still be on its way to the host.
+        // Swaps of ended sequences may still be pending.
         self.schedule(0.0);
         self.commit(0.0, Positions::All);
         for client in 0..3 {

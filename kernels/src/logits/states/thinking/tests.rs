@@ -1,11 +1,11 @@
-//! Against a naive model, which looks at the whole output each time.
+//! Tests against a naive model, which looks at the whole output each time.
 
 use proptest::prelude::*;
 
 use super::super::tests::{VOCABULARY, plain_rules};
 use super::super::{Rules, Slots, Thinking};
 
-/// What must follow an output, all of which is looked at anew.
+/// The token that must follow an output, from a look at all of it.
 pub(crate) fn forced(thinking: &Thinking, prompt: &[i32], output: &[i32]) -> Option<i32> {
     let opened = thinking.starts.is_empty() || thinking.starts.iter().any(|start| prompt.ends_with(start));
     let begins = |&length: &usize| thinking.starts.iter().any(|start| start[..] == output[..length]);

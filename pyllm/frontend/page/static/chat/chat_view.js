@@ -18,7 +18,7 @@ import {
 import { ConversationList } from "./conversation_list.js";
 import { asCurl, asPython, CHAT_PATH, newSettings, requestBody } from "./request.js";
 import { SettingsView } from "./settings_view.js";
-import { all, load, remove, save, search, summaries } from "./storage.js";
+import { all, checkRoom, load, remove, save, search, summaries } from "./storage.js";
 import { Thread } from "./thread.js";
 
 const SETTINGS = "pyllm.settings";
@@ -164,7 +164,9 @@ export class ChatView {
 
   async #takeIn(file) {
     try {
-      const conversations = conversationsOf(await file.text(), newSettings());
+      const known = new Map((await summaries()).map(({ id, updated }) => [id, updated]));
+      const conversations = conversationsOf(await file.text(), newSettings(), known);
+      await checkRoom(conversations);
       for (const conversation of conversations) await save(conversation);
       announce(`${conversations.length} conversations imported`);
       this.#complain("");

@@ -82,9 +82,10 @@ export function asFile(conversations) {
   return JSON.stringify({ pyllm_conversations: 1, conversations }, null, 1);
 }
 
-// The conversations of a file: those of `asFile`, or the one of `pyllm chat`'s /save, which is a request. Their ids are
-// new, so that nothing that is there is written over. Throws an Error that says what is wrong.
-export function conversationsOf(text, settings) {
+// The conversations of a file that are not there yet: those of `asFile`, or the one of `pyllm chat`'s /save, which is a
+// request. `known` has when each that is there was changed, by its id; one that was changed since gets another id, so
+// that nothing is written over. Throws an Error that says what is wrong.
+export function conversationsOf(text, settings, known = new Map()) {
   let file;
   try {
     file = JSON.parse(text);
@@ -93,12 +94,15 @@ export function conversationsOf(text, settings) {
   }
   if (Array.isArray(file?.messages)) return [ofMessages(file.messages, settings)];
   if (!Array.isArray(file?.conversations)) throw new Error("it has neither `conversations` nor `messages`");
-  return file.conversations.map((each, index) => {
+  const conversations = file.conversations.map((each, index) => {
     if (!isConversation(each)) throw new Error(`its conversation ${index + 1} is damaged`);
-    const { title, created, updated, messages, children, chosen } = each;
+    const { id, title, created, updated, messages, children, chosen } = each;
     const own = { ...settings, ...each.settings };
-    return { id: newId(), title: String(title || ""), created, updated, settings: own, messages, children, chosen };
+    return { id, title: String(title || ""), created, updated, settings: own, messages, children, chosen };
   });
+  return conversations
+    .filter(({ id, updated }) => known.get(id) !== updated)
+    .map((each) => (known.has(each.id) ? { ...each, id: newId() } : each));
 }
 
 function ofMessages(messages, settings) {
@@ -116,13 +120,17 @@ function ofMessages(messages, settings) {
 
 function isConversation(each) {
   const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+  const isText = (value) => typeof value === "string";
+  const isCall = (call) => isObject(call) && ["id", "name", "arguments"].every((name) => isText(call[name]));
   if (!["messages", "children", "chosen"].every((name) => isObject(each?.[name]))) return false;
   const { messages, children, chosen } = each;
   const isThere = (id) => Object.hasOwn(messages, id);
-  return Number.isFinite(each.created) && Number.isFinite(each.updated) &&
+  return isText(each.id) && Number.isFinite(each.created) && Number.isFinite(each.updated) &&
     Object.entries(messages).every(([id, message]) =>
-      message?.id === id && ["user", "assistant", "tool"].includes(message.role) &&
-      typeof message.content === "string" && (message.parent === ROOT || isThere(message.parent)) &&
+      message?.id === id && id !== ROOT && ["user", "assistant", "tool"].includes(message.role) &&
+      isText(message.content) && isText(message.reasoning ?? "") &&
+      (message.toolCalls === undefined || (Array.isArray(message.toolCalls) && message.toolCalls.every(isCall))) &&
+      (message.parent === ROOT || isThere(message.parent)) &&
       children[message.parent]?.includes(id)
     ) &&
     Object.values(children).every((ids) => Array.isArray(ids) && ids.every(isThere)) &&

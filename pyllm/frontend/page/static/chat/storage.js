@@ -49,6 +49,22 @@ export async function save(conversation) {
   await forgetOldest(conversation.id);
 }
 
+// Throws an Error where saving so many more would make others leave.
+export async function checkRoom(conversations) {
+  const kept = await summaries();
+  const count = kept.length + conversations.length;
+  const sizes = [
+    ...kept.map(({ characters }) => characters || 0),
+    ...conversations.map((each) => JSON.stringify(each).length),
+  ];
+  const characters = sizes.reduce((sum, size) => sum + size, 0);
+  if (count <= MAX_CONVERSATIONS && characters <= MAX_CHARACTERS) return;
+  throw new Error(
+    `there is room for ${MAX_CONVERSATIONS} conversations with ${MAX_CHARACTERS} characters in all, and there would ` +
+      `be ${count} with ${characters}; delete some first`,
+  );
+}
+
 export function remove(id) {
   return inStores("readwrite", ({ conversations, summaries: store }) => {
     conversations.delete(id);
@@ -57,12 +73,14 @@ export function remove(id) {
 }
 
 async function forgetOldest(keep) {
-  let characters = 0;
-  let count = 0;
-  for (const summary of await summaries()) {
+  const all = await summaries();
+  const others = all.filter(({ id }) => id !== keep);
+  let characters = all.find(({ id }) => id === keep)?.characters || 0;
+  let count = 1;
+  for (const summary of others) {
     characters += summary.characters || 0;
     count += 1;
-    if (summary.id !== keep && (count > MAX_CONVERSATIONS || characters > MAX_CHARACTERS)) await remove(summary.id);
+    if (count > MAX_CONVERSATIONS || characters > MAX_CHARACTERS) await remove(summary.id);
   }
 }
 

@@ -56,6 +56,7 @@ const FIGURES = [
 export class EngineView {
   #timer = null;
   #isShown = false;
+  #onHealth = () => this.#drawHealth();
 
   constructor(data = new EngineData()) {
     this.data = data;
@@ -69,7 +70,6 @@ export class EngineView {
     );
     this.refusal = element("p", { class: "note", hidden: true });
     this.panels = PANELS.map((Panel) => new Panel());
-    healthSignals.addEventListener("change", () => this.#drawHealth());
     this.root = element(
       "div",
       { class: "engine" },
@@ -104,11 +104,13 @@ export class EngineView {
   show() {
     if (this.#isShown) return;
     this.#isShown = true;
+    healthSignals.addEventListener("change", this.#onHealth);
     this.#next();
   }
 
   hide() {
     this.#isShown = false;
+    healthSignals.removeEventListener("change", this.#onHealth);
     clearTimeout(this.#timer);
   }
 

@@ -1,5 +1,5 @@
-//! With real schedulers behind it: the index is what their caches hold, loads are their work, and tenants are served
-//! alike.
+//! A placement with real schedulers: its index has the contents of their caches, its loads are their work, and tenants
+//! get equal service.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::scheduler::Scheduler;
 
 const CLIENT: ClientId = ClientId(0);
 
-/// A scheduler whose workers take a constant time, and what its requests got.
+/// A scheduler whose workers take a constant time, with the results of its requests.
 struct Core {
     scheduler: Scheduler,
     number: i64, // of its changes
@@ -72,7 +72,7 @@ impl Core {
         true
     }
 
-    /// Whether there may be more.
+    /// Sends a part of a report. True: there may be more.
     fn tell_part(&mut self, placement: &mut Placement, core: u32) -> bool {
         let report = self.scheduler.load_report(self.number);
         placement.update_core(core, self.last_request, &report.changes, &report.load).unwrap();
@@ -83,7 +83,7 @@ impl Core {
         while self.tell_part(placement, core) {}
     }
 
-    /// What both tiers hold, as events tell it.
+    /// The contents of both tiers, by the scheduler's events.
     fn known(&self) -> BTreeSet<u64> {
         let hashes = self.scheduler.snapshot().events.into_iter().filter_map(|event| match event {
             KvEvent::Stored { hash, group, .. } => Some(hash.of(group).short()),
@@ -190,14 +190,14 @@ proptest! {
             core.add(id.into(), prompt, 1, "");
             while core.step() {}
             prop_assert_eq!(core.cached[&u64::from(id)], placed.num_cached_tokens as i32);
-            // By the second report after its end nothing is expected.
+            // After the second report since its end no hash is expected.
             core.tell(&mut fresh, 0);
             core.tell(&mut fresh, 0);
         }
     }
 }
 
-/// The load of a core, as it tells it.
+/// The load of a core, by its report.
 fn load_of(core: &mut Core) -> CoreLoad {
     CoreLoad::from_bytes(&core.scheduler.load_report(core.number).load).unwrap()
 }
@@ -210,14 +210,14 @@ fn a_load_is_the_work_that_is_there_less_what_is_cached_or_will_be() {
     for id in 0..3 {
         core.add(id, prompt(0, 50), 10, "");
     }
-    // The first will have computed 8 blocks of 4 tokens of the others' prompts, as far as one looks.
+    // The first will have computed 8 blocks of 4 tokens of the others' prompts, as far as the lookup goes.
     let waiting = work(50, 10) + 2.0 * work(50 - 32, 10);
     assert_eq!(load_of(&mut core).tenants, told(waiting));
     core.step();
     let running = work(50 - 32, 10) + 2.0 * work(50 - 32, 10);
     assert_eq!(load_of(&mut core).tenants, told(running));
     core.step();
-    // It has its first token; all its full blocks serve the others.
+    // It has its first token; the others reuse all its full blocks.
     let load = load_of(&mut core);
     assert_eq!(load.tenants, told(work(1, 9) + 2.0 * work(50 - 48, 10)));
     assert_eq!((load.num_requests, load.steps.num_steps, load.shares_by_tenant), (3, 2, false));
@@ -255,7 +255,7 @@ fn serve(num_cores: u32, tenants: &[(&str, usize)], weights: &[(&str, u32)]) -> 
     let all: Vec<_> = (0..num_cores).collect();
     let mut owners: Vec<&str> = Vec::new();
     for _ in 0..600 {
-        // Every tenant keeps so many requests going.
+        // Every tenant keeps this many requests running.
         for &(tenant, num_streams) in tenants {
             let ended: BTreeSet<_> = cores.iter().flat_map(|core| &core.ended).collect();
             let num_going =

@@ -1,4 +1,4 @@
-//! Worlds of beam searches: most requests are one, and neither blocks nor slots last for all of their beams.
+//! Cases of beam searches: most requests are one, and there are too few blocks and slots for all their beams.
 
 use proptest::collection::vec;
 use proptest::option;

@@ -1,4 +1,4 @@
-//! Beam searches: who goes on where, and who waits for whom.
+//! Beam searches: slots of beams, and waits for siblings.
 
 use pyllm_scheduler::{
     Config, Error, Finish, LogprobEntries, Logprobs, Output, Plan, PolicyName, Reason, Request, RequestId, Scheduler,
@@ -8,7 +8,7 @@ use pyllm_scheduler::{
 use super::{CLIENT, config, plan, request, scheduler};
 use crate::sections::Sections;
 
-/// For each row its candidates, likeliest first.
+/// The candidates of each row, likeliest first.
 type Candidates<'a> = &'a [&'a [(i32, f32)]];
 
 fn search(id: u64, prompt: impl Into<Vec<i32>>, max_tokens: u32, beam_width: u32) -> Request {
@@ -177,7 +177,7 @@ fn a_sibling_makes_way_last() -> Result<(), Error> {
     commit(&mut scheduler, &first, &[FIRST, FIRST]);
     let second = plan(&mut scheduler);
     commit(&mut scheduler, &second, &[LIKELY, LIKELY]);
-    // The second search has less to compute anew, and more until its end.
+    // The second search has less to recompute, and more until its end.
     assert_eq!(rows(&plan(&mut scheduler)), [2, 20]);
     assert_eq!(scheduler.explain(CLIENT, RequestId(1))?[0].state, "paused");
     assert_eq!(scheduler.explain(CLIENT, RequestId(2))?[0].state, "running");
@@ -254,7 +254,7 @@ fn what_no_beam_search_can_be_is_refused() {
 #[test]
 fn all_beams_must_fit_together() -> Result<(), Error> {
     let mut scheduler = scheduler(10, 4, 64);
-    // Of 4 + 13 tokens 16 are held: one block that all share, and three of its own for each beam.
+    // Of 4 + 13 tokens 16 are held: one shared block, and three per beam.
     let error = scheduler.add(search(1, [1; 4], 13, 4)).expect_err("13 blocks of 10");
     assert_eq!(
         error.to_string(),

@@ -2,7 +2,7 @@ use pyllm_scheduler::{HostBlock, HostBlockId, replay};
 
 use super::*;
 
-/// Two prompts of four blocks, on a device that has room for one of them.
+/// Settings for two prompts of four blocks, on a device with room for one of them.
 fn with_host() -> Config {
     Config { num_host_blocks: 8, ..config(5, 1, 32) }
 }
@@ -11,7 +11,7 @@ fn prompt(text: i32) -> Vec<i32> {
     (0..17).map(|position| 20 * text + position).collect()
 }
 
-/// Computes both prompts in turns. Gives the tokens that were found each time, and what the host holds by its names.
+/// Computes both prompts in turns. Gives the cached tokens each time, and updates the host's names.
 fn ask_twice(scheduler: &mut Scheduler, first_id: u64, host: &mut [Option<HostBlock>]) -> Vec<i32> {
     let mut cached = Vec::new();
     for id in first_id..first_id + 4 {

@@ -1,4 +1,4 @@
-//! Keys and values from outside.
+//! Loads from an external store.
 
 use pyllm_scheduler::{Error, Output, Request, RequestId};
 

@@ -1,4 +1,4 @@
-//! Whose output blocks a request finds, where keys and values depend on where the prompt ends.
+//! Reuse of output blocks if keys and values depend on the prompt's length.
 
 use pyllm_scheduler::{Config, Error, Output, Request, Scheduler};
 
@@ -6,7 +6,7 @@ use super::{config, request, run_to_the_end};
 
 const OUTPUT: i32 = 5;
 
-/// Cached tokens of some requests, after one with a prompt of six tokens has had seven of output.
+/// Cached tokens of some requests, after one with a prompt of six tokens and an output of seven.
 fn cached(separate_outputs: bool, requests: [Request; 3]) -> Result<Vec<u64>, Error> {
     let mut scheduler = Scheduler::new(Config { separate_outputs, ..config(16, 1, 64) })?;
     scheduler.add(request(1, [1, 2, 3, 4, 1, 2], 7))?;

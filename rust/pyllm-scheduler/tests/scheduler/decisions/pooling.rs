@@ -1,4 +1,4 @@
-//! Requests that pool: one row of their prompt's last token, and an embedding for it.
+//! Pooling requests: one row for the prompt's last token, and an embedding for it.
 
 use pyllm_scheduler::{Embeddings, Error, Finish, Plan, Pooling, Request, RequestId, Scheduler, replay};
 
@@ -9,7 +9,7 @@ fn pooling(id: u64, prompt: impl Into<Vec<i32>>) -> Request {
     Request { pooling: Pooling::Last, ..request(id, prompt, 0) }
 }
 
-/// Commits a plan of one row, which gives this embedding.
+/// Commits a plan of one row, with this embedding.
 fn give(scheduler: &mut Scheduler, plan: &Plan, embedding: &[f32]) -> Result<(), Error> {
     let num_sampled = Sections::new(plan).uniforms.len() as i32;
     let tokens = vec![7; num_sampled as usize];

@@ -1,4 +1,4 @@
-//! What is taken back, and for whom.
+//! Preemption: its victims and its beneficiaries.
 
 use pyllm_scheduler::{Config, Error, PolicyName, Request, RequestId, Scheduler};
 
@@ -10,7 +10,7 @@ fn a_token_that_fills_a_block_of_a_swapped_sequence_is_taken() -> Result<(), Err
     let mut scheduler = Scheduler::new(Config { num_host_blocks: 4, ..config(8, 2, 64) })?;
     scheduler.add(request(1, [1, 2, 3], 3))?;
     let first = plan(&mut scheduler);
-    let second = plan(&mut scheduler); // it computes the fourth token, which no one knows yet
+    let second = plan(&mut scheduler); // computes the fourth token, whose id is not known yet
     scheduler.hold(CLIENT, RequestId(1), "test")?;
     assert_eq!(scheduler.stats().num_swapped, 1);
     commit(&mut scheduler, &first, 7);

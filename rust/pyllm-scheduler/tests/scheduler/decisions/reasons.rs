@@ -1,4 +1,4 @@
-//! Why something waits, and what is remembered of it.
+//! Reasons for waiting, and the record of decisions.
 
 use pyllm_scheduler::{Config, Error, Reason, Request, RequestId, Scheduler};
 

@@ -1,4 +1,4 @@
-//! Keys and values for outside.
+//! Saves to an external store.
 
 use pyllm_scheduler::{Config, Error, HostBlock, HostBlockId, Request, Retention, SaveId, Scheduler, replay};
 
@@ -29,7 +29,7 @@ fn a_block_that_is_saved_is_not_given_away_and_what_requests_need_is_not_saved()
     commit(&mut scheduler, &first, 7);
     let saves = scheduler.take_saves();
     assert_eq!((saves.len(), scheduler.stats().num_free_blocks), (3, 5));
-    // The next request needs all blocks but those, of which one is free then.
+    // The next request needs all other blocks, one of which is free by then.
     scheduler.add(request(2, [2; 20], 1))?;
     let second = plan(&mut scheduler);
     commit(&mut scheduler, &second, 7);
@@ -42,8 +42,8 @@ fn a_block_that_is_saved_is_not_given_away_and_what_requests_need_is_not_saved()
     Ok(())
 }
 
-/// Blocks that are saved when requests of these retentions have run, one after the other, each with the same prompt of
-/// two full blocks. Of each block the index and the retention.
+/// Saves after requests of these retentions, run one after the other with the same prompt of two full blocks: the index
+/// and the retention of each block.
 fn saved(scheduler: &mut Scheduler, retentions: &[Retention]) -> Result<Vec<Vec<(u32, Retention)>>, Error> {
     let one = |(id, &kv_cache_retention): (usize, &Retention)| {
         scheduler.add(Request { kv_cache_retention, ..request(id as u64, [1; 9], 1) })?;
@@ -96,7 +96,7 @@ fn a_block_from_the_host_is_known_to_be_saved() -> Result<(), Error> {
     let limits = Config { max_saving_blocks: 3, num_host_blocks: 8, ..config(5, 1, 64) };
     let mut scheduler = Scheduler::new(limits).expect("the limits are in range");
     assert_eq!(saved(&mut scheduler, &[Retention::Default])?[0].len(), 2);
-    // Another one needs all of the device.
+    // This request needs the whole device.
     scheduler.add(Request { kv_cache_retention: Retention::None, ..request(9, [2; 17], 1) })?;
     let step = plan(&mut scheduler);
     commit(&mut scheduler, &step, 7);
@@ -110,7 +110,7 @@ fn a_block_from_the_host_is_known_to_be_saved() -> Result<(), Error> {
     Ok(())
 }
 
-/// The indices of the blocks that are saved once a request with this prompt has run, whose saves end.
+/// The indices of the blocks that are saved after a request with this prompt, whose saves end.
 fn saved_of(scheduler: &mut Scheduler, request: Request) -> Result<Vec<u32>, Error> {
     scheduler.add(request)?;
     let step = plan(scheduler);
@@ -131,7 +131,7 @@ fn a_block_that_was_written_again_is_saved_when_it_is_found_on_the_host() -> Res
     commit(&mut scheduler, &again, 7);
     assert!(scheduler.take_saves().iter().map(|save| save.index).eq([0]), "the other one is written again");
     scheduler.finish_save(SaveId(0))?;
-    // Another one needs all of the device.
+    // This request needs the whole device.
     let none = Retention::None;
     assert_eq!(saved_of(&mut scheduler, Request { kv_cache_retention: none, ..request(2, [2; 17], 1) })?, []);
     let default = request(3, [1; 9], 1);

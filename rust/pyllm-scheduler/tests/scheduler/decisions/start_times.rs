@@ -1,4 +1,4 @@
-//! When requests begin: seconds until their first step, and from there to their first output, told once.
+//! Start times of requests: seconds until their first step, and from there to their first output, sent once.
 
 use pyllm_scheduler::{
     Config, Embeddings, Error, Output, Plan, Pooling, Request, RequestId, Scheduler, StartTime, StartTimes,
@@ -19,7 +19,7 @@ fn commit_after(scheduler: &mut Scheduler, plan: &Plan, seconds: f64) {
     scheduler.commit(plan.step, starts, &tokens, seconds, None, None).expect("the step is due");
 }
 
-/// Each request whose output has begun since the last call, and its seconds in the queue and of prefill.
+/// Each request whose output has begun since the last call, with its seconds in the queue and in prefill.
 fn started(scheduler: &mut Scheduler) -> Vec<(u64, f32, f32)> {
     let Some(deltas) = scheduler.take_deltas(CLIENT) else { return Vec::new() };
     let started = (0..deltas.len()).filter_map(|row| {
@@ -109,7 +109,7 @@ fn what_is_taken_back_has_left_the_queue_with_its_first_step() -> Result<(), Err
         commit_after(&mut scheduler, &chunk, 0.5);
     }
     assert_eq!(started(&mut scheduler), [(1, 1.0, 4.5)]);
-    // What is computed again after its first output has begun before.
+    // Recomputation of a request whose output has begun before.
     scheduler.lose_device();
     let again = plan_at(&mut scheduler, 6.0);
     commit_after(&mut scheduler, &again, 0.5);

@@ -1,4 +1,4 @@
-//! Stateful requests, whose rows come back without a token or with more than planned, and prompts that are told of.
+//! Stateful requests, whose rows yield no token or more than planned, and log-probabilities of prompts.
 
 use pyllm_scheduler::{Config, Error, LogprobEntries, Logprobs, Plan, Reason, Request, RequestId, Scheduler};
 
@@ -30,7 +30,7 @@ fn a_row_that_is_not_ready_is_planned_again_when_what_follows_it_is_back() -> Re
     let third = plan(&mut scheduler);
     assert_eq!(tokens(&third), [-1]); // of the other
     assert_eq!(scheduler.explain(CLIENT, RequestId(1))?[0].reason, Some(Reason::Grammar));
-    scheduler.commit(second.step, &[0, 2, 3], &[9, 9, 8], 0.0, None, None)?; // the first row comes to nothing
+    scheduler.commit(second.step, &[0, 2, 3], &[9, 9, 8], 0.0, None, None)?; // the first row is void
     let again = plan(&mut scheduler);
     assert_eq!(tokens(&again), [3, -1]);
     assert_eq!(Sections::new(&again).uniforms[0].to_bits(), sections.uniforms[0].to_bits());
@@ -83,7 +83,7 @@ fn accepted_drafts_the_sampled_token_and_forced_ones_follow_one_another() -> Res
     for (given, next) in [
         (&[5, 6, 9][..], &[9][..]),
         (&[5, 6, 9, 10, 11], &[9, 10, 11]),
-        (&[5, 9, 10], &[9, 10]), // the second draft was wrong, and what was computed of it is of no use
+        (&[5, 9, 10], &[9, 10]), // the second draft was wrong, so its computed entries are useless
         (&[9, 6, 7, 8, 10], &[9, 6, 7, 8, 10]),
         (&[], &[4, 5, 6, 7]), // not ready: the drafts stay
     ] {
@@ -131,7 +131,7 @@ fn blocks_for_what_is_forced_are_taken_from_the_last_that_runs() -> Result<(), E
     Ok(())
 }
 
-/// Those of one row: every token has itself as its only entry.
+/// Log-probabilities of one row: every token has itself as its only entry.
 fn told(prompt: &[i32], sampled: &[i32]) -> Logprobs {
     let ids = [prompt, sampled].concat();
     let (number, told) = (ids.len() as i32, prompt.len() as i32);
@@ -148,7 +148,7 @@ fn a_prompt_is_told_of_once_however_often_it_is_computed() -> Result<(), Error> 
     run_to_the_end(&mut scheduler, 5);
     scheduler.add(Request { prompt_logprobs: true, ..stateful(2, prompt, 2) })?;
     let first = plan(&mut scheduler);
-    assert_eq!(tokens(&first), [10, 11, 12, 13, 14, 15]); // what is cached is of no use to it
+    assert_eq!(tokens(&first), [10, 11, 12, 13, 14, 15]); // the cached blocks are useless to it
     let early = [11, 12, 13, 14, 15, 16];
     let wrong = scheduler.commit(first.step, &[0, 0], &[], 0.0, Some(&told(&early[1..], &[])), None).map(drop);
     assert!(matches!(wrong, Err(Error::Sampled { .. })));

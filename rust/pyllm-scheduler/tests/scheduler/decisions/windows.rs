@@ -1,4 +1,4 @@
-//! Groups of layers with windows: what a sequence keeps, lets go, reserves and finds again.
+//! Groups of layers with windows: blocks kept, freed, reserved and found again.
 
 use pyllm_scheduler::{Config, Error, KvEvent, KvGroup, Request, Scheduler};
 
@@ -8,7 +8,7 @@ use crate::sections::Sections;
 const FULL: KvGroup = KvGroup { window: None };
 const WINDOW: KvGroup = KvGroup { window: Some(6) };
 
-/// In blocks of four tokens and chunks of four, a window of 6 has at most four blocks.
+/// A scheduler with blocks and chunks of four tokens: a window of 6 has at most four blocks.
 fn windowed(num_blocks: u32, kv_groups: &[KvGroup]) -> Result<Scheduler, Error> {
     Scheduler::new(Config {
         kv_groups: kv_groups.to_vec(),
@@ -76,7 +76,7 @@ fn a_prefix_is_found_where_its_last_window_is_known() -> Result<(), Error> {
     let first = plan(&mut scheduler);
     let sections = Sections::new(&first);
     assert_eq!(sections.ints("positions")[0], 20);
-    // Positions 15 to 20 are read: of the window blocks 3 and 4 are shared, and no block before them has a place.
+    // Positions 15 to 20 are read: blocks 3 and 4 of the window are shared, and no block before them is in the table.
     let rows = sections.ints("table_slots").iter().zip(sections.ints("table_indices"));
     let of_window: Vec<_> = rows.filter(|(row, _)| **row >= 4).map(|(_, index)| *index).collect();
     assert_eq!(of_window, [3, 4, 5, 6]);
@@ -87,12 +87,12 @@ fn a_prefix_is_found_where_its_last_window_is_known() -> Result<(), Error> {
 
 #[test]
 fn a_window_that_is_gone_leaves_an_earlier_start_or_none() -> Result<(), Error> {
-    // Each prompt of 17 tokens has five blocks of the full group, and lets three or four of the window go.
+    // Each prompt of 17 tokens has five blocks of the full group, and frees three or four of the window.
     let mut scheduler = windowed(11, &[FULL, WINDOW])?;
     let prompt: Vec<i32> = (0..17).collect();
     scheduler.add(request(1, prompt.clone(), 1))?;
     run_to_the_end(&mut scheduler, 5);
-    scheduler.add(request(2, [50; 13], 1))?; // takes the blocks that were let go of first
+    scheduler.add(request(2, [50; 13], 1))?; // takes the blocks that were freed first
     run_to_the_end(&mut scheduler, 5);
     scheduler.add(request(3, prompt, 1))?;
     let hits = scheduler.stats().prefix_hits;

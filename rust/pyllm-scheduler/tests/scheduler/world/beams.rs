@@ -1,4 +1,4 @@
-//! Beam searches: what may follow a beam, and what is told of what was found.
+//! Beam searches: candidates of a beam, and the answer's log-probabilities.
 
 use pyllm_scheduler::{Config, DeltaColumns, KvGroup, Request};
 
@@ -6,7 +6,7 @@ use super::requests::Known;
 use crate::device::Row;
 use crate::oracle::Prefix;
 
-/// A row goes on from a prompt's continuation, and there is only one until the first candidates are known.
+/// A row continues its request's prompt, and there is only one until the first candidates are known.
 pub(super) fn check_beam(row: &Row, known: &Known) {
     let request = &known.request;
     let num_common = row.context.len().min(request.prompt.len());
@@ -16,7 +16,7 @@ pub(super) fn check_beam(row: &Row, known: &Known) {
     assert!(known.samples.iter().any(|sample| !sample.is_finished && sample.ended.is_none()));
 }
 
-/// Every token of a beam comes with its log-probability and its place among the candidates.
+/// Every token of a beam comes with its log-probability and its rank among the candidates.
 pub(super) fn check_beam_told(request: &Request, deltas: &DeltaColumns, row: usize) {
     let entries = &deltas.logprobs;
     let mut context = request.prompt.clone();
@@ -31,7 +31,7 @@ pub(super) fn check_beam_told(request: &Request, deltas: &DeltaColumns, row: usi
     }
 }
 
-/// What may follow the context of a row that samples, if it is a beam's.
+/// The candidates of a row that samples, if it is a beam's.
 pub(super) fn likeliest(request: &Request, row: &Row) -> Vec<(i32, f32)> {
     if request.beam_width == 0 || row.sampled.is_empty() {
         return Vec::new();
@@ -39,8 +39,8 @@ pub(super) fn likeliest(request: &Request, row: &Row) -> Vec<(i32, f32)> {
     candidates(request, &row.context)
 }
 
-/// Blocks that all beams of a request hold at their end, in all groups: they share those that the prompt fills, if they
-/// keep them. Of a window each has what a chunk reads.
+/// Blocks of all beams of a request at their end, in all groups: they share those that the prompt fills, except in
+/// windows, where each beam has the blocks that a chunk reads.
 pub(super) fn num_blocks(request: &Request, length: u32, config: &Config, largest_chunk: u32) -> u32 {
     let (block_size, width) = (config.block_size, request.beam_width.max(1));
     let (num_all, num_shared) = (length.div_ceil(block_size), request.prompt.len() as u32 / block_size);

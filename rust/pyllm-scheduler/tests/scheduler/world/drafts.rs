@@ -21,7 +21,7 @@ impl World {
         }
     }
 
-    /// Only what has no last token, or may have one in flight, is refused.
+    /// Drafts are only refused without a last token, or if one may be in flight.
     fn check_refusal(&self, index: usize, sample: u32, error: &Error, may_wait: bool) {
         let known = &self.requests[index];
         let one = &known.samples[sample as usize];
@@ -35,7 +35,7 @@ impl World {
         }
     }
 
-    /// Mostly a sample that goes on and has output, with no step in flight; at times any.
+    /// Picks mostly an unfinished sample with output and no step in flight; sometimes any.
     fn pick_sample(&mut self, pick: usize, sample: usize) -> Option<(usize, u32)> {
         if pick % 4 == 0 {
             let index = self.pick(sample)?;

@@ -1,4 +1,4 @@
-//! One request by itself: its rows are in steps of their own, and it is over once each live sample has one more token.
+//! Isolation of a request: its rows are in steps of their own, until each live sample has one more token.
 
 use pyllm_scheduler::{Error, Explanation, Plan};
 
@@ -6,7 +6,7 @@ use super::World;
 use super::model::known;
 use crate::device::Row;
 
-/// The request that is by itself, and the tokens that its samples had.
+/// The isolated request, and its samples' tokens at the start.
 pub(super) struct Alone {
     index: usize,
     lengths: Vec<u32>,
@@ -29,12 +29,12 @@ impl World {
         }
     }
 
-    /// Somebody holds this request now.
+    /// Ends the isolation of a request that is held now.
     pub(super) fn end_isolation_of(&mut self, index: usize) {
         self.alone = self.alone.take().filter(|alone| alone.index != index);
     }
 
-    /// Deadlines pass, and nothing is planned.
+    /// Ends requests at their deadlines without planning a step.
     pub(super) fn expire_only(&mut self, after: f64) {
         self.now += after;
         let num_expired = self.expire();
@@ -44,7 +44,7 @@ impl World {
         self.saw("deadlines without a step", num_expired);
     }
 
-    /// After every call.
+    /// Checks the isolation after every call.
     pub(super) fn check_isolation(&mut self) {
         let is_over = self.alone.as_ref().is_some_and(|alone| {
             let (client, id) = self.name(alone.index);
@@ -56,7 +56,7 @@ impl World {
         assert_eq!(self.scheduler.isolated(), self.alone_name());
     }
 
-    /// A step is of the one that is by itself, or of others.
+    /// Checks that a step has rows of the isolated request only, or of others only.
     pub(super) fn check_turn(&mut self, plan: &Plan, rows: &[Row]) {
         let Some(name) = self.alone_name() else { return };
         let is_its = |row: &&Row| {
@@ -74,7 +74,7 @@ impl World {
     }
 }
 
-/// Whether every live sample has more tokens than it had. What is not a sequence of its own yet is not live.
+/// Whether every live sample has more tokens than before. Samples that wait for a fork are not live.
 fn has_gone_on(samples: &[Explanation], lengths: &[u32]) -> bool {
     let is_forking = |one: &Explanation| one.reason == Some(pyllm_scheduler::Reason::Forking);
     let mut live = samples.iter().filter(|one| one.state != "finished" && !is_forking(one));

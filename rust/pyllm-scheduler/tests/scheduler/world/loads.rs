@@ -1,4 +1,4 @@
-//! Keys and values from outside: offered, brought into the device's blocks or not, and reported.
+//! Loads from an external store: offered, written to the device's blocks or not, and reported.
 
 use pyllm_scheduler::{Error, LoadId, StepId};
 
@@ -7,7 +7,7 @@ use crate::calls::Offer;
 use crate::device::{Loaded, Reach};
 use crate::oracle::Prefix;
 
-/// A load that the scheduler has called for.
+/// A load that the scheduler has started.
 pub(super) struct Pending {
     pub(super) loaded: Loaded,
     pub(super) step: Option<StepId>,
@@ -31,7 +31,7 @@ impl World {
         }
     }
 
-    /// To a request all of whose deltas have been taken.
+    /// Offers a load to a request whose deltas have all been taken.
     pub(super) fn offer(&mut self, index: usize, Offer { num_tokens, asynchronous, quarters }: Offer) {
         let (client, id) = self.name(index);
         let result = self.scheduler.offer_load(client, id, num_tokens, asynchronous);
@@ -48,7 +48,7 @@ impl World {
         }
     }
 
-    /// Learns what the scheduler wants loaded.
+    /// Takes the loads that the scheduler has started.
     pub(super) fn take_loads(&mut self) {
         for load in self.scheduler.take_loads() {
             let known = &self.requests[load.request.0 as usize];
@@ -85,8 +85,8 @@ impl World {
         }
     }
 
-    /// The loads that requests wait for begin once the plan that called for them is executed, which may take out what
-    /// their blocks hold. From now on that is neither what it was nor what it will be.
+    /// Begins asynchronous loads, once the plan that started them is executed, as it may swap out their blocks. Until a
+    /// load ends, the contents of its blocks are neither the old nor the new ones.
     pub(super) fn begin_loads(&mut self) {
         for pending in self.loads.values_mut().filter(|pending| pending.step.is_none() && !pending.has_begun) {
             pending.has_begun = true;
@@ -105,7 +105,7 @@ impl World {
         self.report(load);
     }
 
-    /// What a step could not load is known before the step is committed.
+    /// Reports the failed loads of a step before its commit.
     pub(super) fn report_failures(&mut self, step: StepId) {
         let of_step = self.loads.iter().filter(|(_, pending)| pending.step == Some(step) && pending.fails());
         for load in of_step.map(|(&load, _)| load).collect::<Vec<_>>() {

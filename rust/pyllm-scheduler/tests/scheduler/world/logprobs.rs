@@ -1,4 +1,4 @@
-//! Log-probabilities: told by the worker with the tokens, and heard by the client in their place.
+//! Log-probabilities: sent by the worker with the tokens, and received by the client in their place.
 
 use pyllm_scheduler::{DeltaColumns, Finish, LogprobEntries, Logprobs};
 
@@ -7,7 +7,7 @@ use super::beams::check_beam_told;
 use super::requests::Known;
 use crate::oracle::told_with;
 
-/// Those of one step, row by row as they are added.
+/// Log-probabilities of one step, added row by row.
 pub(super) struct Columns(Logprobs);
 
 impl Columns {
@@ -16,7 +16,7 @@ impl Columns {
         Self(Logprobs { prompt_starts: vec![0], prompt_tokens: Vec::new(), entries })
     }
 
-    /// A row's tokens of the prompt, and those sampled if they are told of.
+    /// Adds a row: its prompt tokens, and the sampled ones, with entries if `logprobs`.
     pub(super) fn push(&mut self, prompt: &[i32], sampled: &[i32], logprobs: bool) {
         let Logprobs { prompt_starts, prompt_tokens, entries } = &mut self.0;
         prompt_tokens.extend(prompt);
@@ -33,7 +33,7 @@ impl Columns {
         entries.ranks.extend(entries.ids[num_before..].iter().map(|id| id + 1));
     }
 
-    /// A beam's row: what may follow is told with the first token, and nothing with the others.
+    /// Adds a beam's row: the first token has the candidates as entries, the others have none.
     pub(super) fn push_beam(&mut self, sampled: &[i32], likeliest: &[(i32, f32)]) {
         let Logprobs { prompt_starts, prompt_tokens, entries } = &mut self.0;
         prompt_starts.push(prompt_tokens.len() as i32);
@@ -43,21 +43,21 @@ impl Columns {
         entries.starts.extend(sampled.iter().map(|_| entries.ids.len() as i32));
     }
 
-    /// None where no one asks for any.
+    /// The columns; none without entries.
     pub(super) fn finish(self) -> Option<Logprobs> {
         (!self.0.entries.ids.is_empty()).then_some(self.0)
     }
 }
 
 impl Known {
-    /// Hears a row that tells of the prompt.
+    /// Receives a row with log-probabilities of the prompt.
     pub(super) fn hear_prompt(&mut self, deltas: &DeltaColumns, row: usize) {
         assert!(self.request.prompt_logprobs && deltas.finishes[row] == Finish::None as u8);
         let prompt = &self.request.prompt;
         let start = (prompt.len() as i32 + deltas.offsets[row]) as usize;
         let end = start + deltas.row_tokens(row).len();
         assert_eq!(deltas.row_tokens(row), &prompt[start..end]);
-        // A sample may begin with the sequence of another, or where that one was when it was forked.
+        // A sample may begin with another's sequence, or from where that one was at the fork.
         let furthest = self.samples.iter().map(|sample| sample.num_told).max();
         let sample = &mut self.samples[deltas.samples[row] as usize];
         let begins = sample.num_told == 1 && Some(start) <= furthest;
@@ -66,7 +66,7 @@ impl Known {
     }
 }
 
-/// Every token has those that belong to it, and those of no other.
+/// Checks that every token has its own entries.
 pub(super) fn check_logprobs(known: &Known, deltas: &DeltaColumns, row: usize) {
     let LogprobEntries { starts, ids, values, ranks } = &deltas.logprobs;
     assert!(starts.is_empty() || starts.len() == deltas.tokens.len() + 1);
@@ -92,7 +92,7 @@ pub(super) fn check_logprobs(known: &Known, deltas: &DeltaColumns, row: usize) {
 }
 
 impl World {
-    /// Who asked for it has heard of all the prompt before its end.
+    /// Checks that requests with log-probabilities of the prompt have received all of them before their end.
     pub(super) fn check_prompts_told(&mut self) {
         let came_to_its_end = |known: &&Known| {
             let mut samples = known.samples.iter();

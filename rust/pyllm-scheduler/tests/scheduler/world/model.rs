@@ -1,5 +1,5 @@
-//! What the requests are to their worker: which are stateful, which prompts are told of, and what their grammars do,
-//! which is at random not to be ready, or to force what the oracle says would come anyway.
+//! The requests as their worker sees them: which are stateful, which prompts have log-probabilities, and random
+//! grammars, which are sometimes not ready, or force the tokens that the oracle gives anyway.
 
 use pyllm_scheduler::uniform;
 
@@ -10,7 +10,7 @@ use crate::oracle::{Prefix, mix};
 pub(super) struct Requests<'a> {
     pub(super) all: &'a [Known],
     pub(super) weights_version: &'a str,
-    /// Decides what grammars do in this step.
+    /// The seed of the grammars in this step.
     pub(super) mood: u64,
 }
 
@@ -47,7 +47,7 @@ impl Model for Requests<'_> {
         let Some(rest) = sample.and_then(|(_, sample)| sample.expected.strip_prefix(&output[..])) else {
             return Some(Vec::new());
         };
-        // It knows no end, and goes on beyond it.
+        // A grammar does not know the sample's end, and forces tokens beyond it.
         Some(rest.iter().copied().chain([0, 1]).take(1 + (mood >> 8) as usize % 5).collect())
     }
 }

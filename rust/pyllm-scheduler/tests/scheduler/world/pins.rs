@@ -1,4 +1,4 @@
-//! What the prefix cache is to keep, and what it is to forget.
+//! Pins and resets of the prefix cache.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ impl World {
         let of = requests::request(prompt);
         let chain = names::chain(&of, &self.config);
         let block_size = self.config.block_size as usize;
-        // Of a window what those read that go on from the prefix.
+        // In a window, only the blocks that the next token reads.
         let wished = self.config.kv_groups.iter().enumerate().flat_map(|(group, reach)| {
             let first = reach.first_read(chain.len() * block_size) / block_size;
             chain[first..].iter().map(move |&name| (name, group as u32))
@@ -54,7 +54,7 @@ impl World {
         assert_eq!((stats.num_cached_blocks, stats.num_cached_host_blocks, stats.num_pinned_blocks), (0, 0, 0));
     }
 
-    /// Pins hold exactly those of their contents that the device has.
+    /// Checks that pins hold exactly those of their contents that are on the device.
     pub(super) fn audit_pins(&mut self, stats: &Stats) {
         let wishes = self.wishes();
         assert!(stats.num_pinned_blocks <= wishes.len() as u64 && stats.num_pinned_blocks <= stats.num_used_blocks);

@@ -1,4 +1,4 @@
-//! Why: each live sample has a share of the last step or one reason against it, and the reason fits what can be seen.
+//! Explanations: each live sample has tokens in the last step or one reason, and the reason fits the visible state.
 
 use pyllm_scheduler::{Decision, Explanation, Plan, Reason, Stats};
 
@@ -23,7 +23,7 @@ impl World {
         assert_eq!(decision.stop.is_some(), stats.num_waiting > 0, "the queue was served to its end, or stopped");
     }
 
-    /// After a call of `schedule`.
+    /// Checks reasons after a call of `schedule`.
     pub(super) fn check_reasons(&mut self) {
         let has_drafts = self.in_flight.back().is_some_and(InFlight::has_drafts);
         let decision = self.last_decision();
@@ -31,13 +31,13 @@ impl World {
         let mut num_stopped = 0;
         let mut seen = Vec::new();
         for known in self.requests.iter().filter(|known| known.is_live()) {
-            // It may have ended, and its client not have heard.
+            // It may have ended, without its client having the delta.
             let Ok(samples) = self.scheduler.explain(known.request.client, known.request.id) else { continue };
             assert_eq!(samples.len(), known.samples.len());
             let num_prompt_tokens = known.request.prompt.len() as u32;
             for (one, sample) in samples.iter().zip(0..) {
                 assert_eq!(one.sample, sample);
-                // What is about to fork may lack one token, too.
+                // A sequence that is about to fork may lack one token, too.
                 let has_output = one.num_known > num_prompt_tokens;
                 let is_stream = one.state == "running" && one.num_known == one.num_computed + 1 && has_output;
                 let is_passed = matches!(one.reason, Some(Reason::Budget | Reason::Samples));

@@ -1,11 +1,11 @@
-//! What was recorded decides the same again; what is damaged or cut off is refused and does no harm.
+//! Recordings replay to the same decisions; damaged or truncated ones are refused, or do no harm.
 
 use pyllm_scheduler::replay;
 
 use super::World;
 
 impl World {
-    /// Recordings are taken in parts.
+    /// Takes a part of the recording.
     pub(super) fn take_recording(&mut self) {
         let part = self.scheduler.take_recording();
         match &mut self.recording {

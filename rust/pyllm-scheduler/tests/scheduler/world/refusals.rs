@@ -12,7 +12,7 @@ use crate::calls::{Positions, Wrong};
 type Refused = Result<(), Error>;
 
 impl World {
-    /// Makes the call, if the state allows to get it wrong.
+    /// Makes the call, if the state allows a wrong one.
     pub(super) fn refused(&mut self, wrong: Wrong) {
         let before = self.scheduler.stats();
         let result = match wrong {
@@ -116,7 +116,7 @@ impl World {
             (10, Some(logprobs)) => logprobs.prompt_tokens.push(1),
             (11, _) if embeddings.is_some() => embeddings = Some(Embeddings { starts: vec![0], values: Vec::new() }),
             _ => {
-                // What a row gives that has ended may be anything.
+                // Tokens of an ended sequence's row may be anything.
                 let row = self.first_sampled(oldest, &starts)?;
                 tokens[starts[row] as usize] = -1;
             }
@@ -191,7 +191,7 @@ impl World {
             13 => Config { separate_outputs: true, ..config },
             _ => Config { swap_block_seconds: 0.5, ..config },
         };
-        // Nor does what else it asks for come to be.
+        // The other changes of a refused call are not made either.
         let result = self.scheduler.reconfigure(Config { weights_version: "another".to_owned(), ..other });
         assert!(matches!(result, Err(Error::Fixed { .. })), "{result:?}");
         assert_eq!(self.scheduler.config(), &self.config);

@@ -1,4 +1,4 @@
-//! Requests as their clients know them: how they come, what is heard of them, and how they go.
+//! Requests as their clients know them: from the call to add them, through their output, to their end.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,16 +16,16 @@ pub(super) struct Known {
     pub(super) holders: BTreeSet<&'static str>,
     pub(super) is_dropped: bool,
     pub(super) samples: Vec<KnownSample>,
-    /// Calls of `schedule` before it came.
+    /// Calls of `schedule` before it was added.
     pub(super) num_schedules: usize,
-    /// What an offered load would bring, in quarters.
+    /// Quarters of an offered load that would succeed.
     pub(super) offer: Option<usize>,
     pub(super) logprobs: bool,
-    /// Of its prompt, whether the worker tells of the token after a chunk with that chunk.
+    /// Whether log-probabilities of its prompt include the token after a chunk; none if it does not ask for any.
     pub(super) tells_ahead: Option<bool>,
-    /// Rows that said that its output begins; one that came with output counts as one.
+    /// Rows with start times; a resumed request counts as having one.
     pub(super) num_starts: u32,
-    /// Tokens of its prompt that a worker has added up, if its embedding is of all.
+    /// Prompt tokens that a worker has summed up for a mean embedding.
     pub(super) num_added: Cell<usize>,
 }
 
@@ -34,16 +34,16 @@ pub(super) struct KnownSample {
     pub(super) finish: Finish,
     pub(super) received: Vec<i32>,
     pub(super) is_finished: bool,
-    /// How it was ended from outside.
+    /// Its finish reason if a call or a deadline ended it.
     pub(super) ended: Option<Finish>,
-    /// Tokens that it had when it came, or was forked.
+    /// Its tokens when it was added, or forked.
     pub(super) num_given: usize,
-    /// Tokens of the prompt that have been told for its sake, the first counted as told.
+    /// Prompt tokens whose log-probabilities it has received, counting the first.
     pub(super) num_told: usize,
 }
 
 impl Known {
-    /// Whether it is live, if all its deltas have been taken.
+    /// Whether it is live, provided that all its deltas have been taken.
     pub(super) fn is_live(&self) -> bool {
         !self.is_dropped && self.samples.iter().any(|sample| !sample.is_finished)
     }
@@ -68,7 +68,7 @@ impl KnownSample {
         Self::expecting(oracle::generate(request, sample, given, config), given.len())
     }
 
-    /// Those of a fresh request.
+    /// The samples of a fresh request.
     fn all(request: &Request, config: &Config) -> Vec<Self> {
         match request.beam_width {
             0 => (0..request.n).map(|sample| Self::new(request, sample, &[], config)).collect(),
@@ -163,6 +163,7 @@ impl World {
             policy_key: add.policy_key,
             stateful: add.stateful && samples,
             prompt_logprobs: add.prompt_logprobs.is_some() && samples,
+            num_logprobs: [0, 1, 10_000, self.config.most_logprobs() as u32 / n][(add.seed / 4 % 4) as usize],
             kv_cache_retention: [Retention::None, Retention::Default, Retention::Default, Retention::Long]
                 [(add.seed % 4) as usize],
             ..request(add.prompt)
@@ -175,7 +176,7 @@ impl World {
         super::beams::num_blocks(request, longest - 1, &self.config, self.largest_chunk) <= num_blocks
     }
 
-    /// Whether the context holds its prompt, and a token of output if it asks for any.
+    /// Whether the context has room for its prompt, and for a token of output if it asks for any.
     fn has_room(&self, request: &Request) -> bool {
         request.prompt.len() + usize::from(request.pooling == Pooling::None) <= self.config.max_model_len as usize
     }
@@ -251,7 +252,7 @@ impl World {
         assert!(known.is_dropped || known.samples.iter().all(|sample| sample.is_finished || sample.ended.is_none()));
     }
 
-    /// Ends in the books what the scheduler is about to end by deadline. Gives the number of requests.
+    /// Ends the requests that the scheduler is about to end by deadline. Gives their number.
     pub(super) fn expire(&mut self) -> u64 {
         let mut num_expired = 0;
         for index in 0..self.requests.len() {
@@ -294,7 +295,7 @@ impl World {
         }
     }
 
-    /// Of a request all of whose deltas have been taken.
+    /// Holds or releases a request whose deltas have all been taken.
     pub(super) fn set_hold(&mut self, index: usize, holder: &'static str, hold: bool) {
         let known = &mut self.requests[index];
         let (client, id) = (known.request.client, known.request.id);
@@ -327,7 +328,7 @@ impl World {
         assert!(self.scheduler.take_deltas(ClientId(client)).is_none());
     }
 
-    /// One of the last requests, with all its deltas taken, so that the world knows whether it is live.
+    /// One of the last requests, with all its deltas taken, so that it is known whether it is live.
     pub(super) fn pick(&mut self, pick: usize) -> Option<usize> {
         let back = 1 + pick.checked_rem(self.requests.len().min(8))?;
         let index = self.requests.len() - back;
@@ -336,7 +337,7 @@ impl World {
     }
 }
 
-/// The requests with output, and how many of their rows say that they begin.
+/// The requests with output, each with its number of rows with start times.
 fn starts(deltas: &DeltaColumns) -> BTreeMap<u64, u32> {
     let mut starts = BTreeMap::new();
     for row in 0..deltas.len() {
@@ -352,7 +353,7 @@ fn starts(deltas: &DeltaColumns) -> BTreeMap<u64, u32> {
     starts
 }
 
-/// A request for this prompt and nothing else.
+/// A request with this prompt and default parameters.
 pub(super) fn request(prompt: Prompt) -> Request {
     let name = |is_named: bool, name: &str| if is_named { name } else { "" }.to_owned();
     Request {

@@ -1,4 +1,4 @@
-//! Keys and values for outside: handed over by name, kept as they are, and let go of.
+//! Saves to an external store: handed over by name, kept unchanged, and ended.
 
 use pyllm_scheduler::{BlockId, Error, Retention, Save, SaveId};
 
@@ -8,7 +8,7 @@ use crate::device::Block;
 use crate::names;
 use crate::oracle::Prefix;
 
-/// A save under way, with what the block held when it was handed over.
+/// A save under way, with the block's contents at its start.
 pub(super) struct Saving {
     pub(super) block: BlockId,
     held: Block,
@@ -26,8 +26,8 @@ impl World {
         self.saw("saves", saves.len() as u64);
     }
 
-    /// The block holds, whole, what its name says, computed by these weights, and somebody who has these tokens wants it
-    /// saved for so long.
+    /// Checks that the block has exactly the contents of its name, computed with these weights, and that a request with
+    /// these tokens asked for this retention.
     fn check_save(&mut self, save: &Save) {
         let (tokens, prefix, spoilt) = self.device.contents(save.block, save.group as usize, save.index as usize);
         assert!(!spoilt, "what a load did not bring is not saved");
@@ -63,7 +63,7 @@ impl World {
         self.saw("saves that end", 1);
     }
 
-    /// The device is lost, and its saves with it.
+    /// Drops all saves after the loss of the device.
     pub(super) fn lose_saves(&mut self) {
         self.saw("losses while something is saved", u64::from(!self.saves.is_empty()));
         for (save, _) in std::mem::take(&mut self.saves) {
@@ -72,7 +72,7 @@ impl World {
     }
 }
 
-/// Whether a request may come to have these tokens, prompt and output. The beams of a search are not known.
+/// Whether a request may have these tokens, prompt and output. Beams of a search are not known.
 fn may_have(known: &Known, tokens: &[i32]) -> bool {
     let Known { request, samples, .. } = known;
     let (of_prompt, output) = tokens.split_at(tokens.len().min(request.prompt.len()));

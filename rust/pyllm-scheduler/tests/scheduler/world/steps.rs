@@ -1,4 +1,4 @@
-//! Steps: planned, executed at once, and committed later. What is in flight has been computed; no one knows it yet.
+//! Steps: planned, executed at once, and committed later. Results of steps in flight exist, but are not used yet.
 
 use std::collections::BTreeSet;
 
@@ -21,15 +21,15 @@ pub(super) struct InFlight {
     rows: Vec<Sampled>,
 }
 
-/// What a row sampled, and how much of it a worker would give back.
+/// The result of a row, and the number of positions that a worker would return.
 struct Sampled {
     tokens: Vec<i32>,
     num_drafts: usize,
     num_accepted: usize,
     is_stateful: bool,
-    told: Vec<i32>, // of the prompt
+    told: Vec<i32>, // prompt tokens with log-probabilities
     logprobs: bool,
-    /// What may follow, if it is a beam's.
+    /// The candidates of a beam.
     likeliest: Vec<(i32, f32)>,
     embedding: Vec<f32>,
 }
@@ -56,7 +56,7 @@ impl InFlight {
         (starts, tokens, logprobs.finish())
     }
 
-    /// The last argument of `commit`; none where no row pools.
+    /// The embeddings for `commit`; none without a pooling row.
     pub(super) fn embeddings(&self) -> Option<Embeddings> {
         let ends = self.rows.iter().scan(0, |end, row| {
             *end += row.embedding.len() as i32;
@@ -141,7 +141,7 @@ impl World {
         self.in_flight.push_back(InFlight { step: plan.step, rows });
     }
 
-    /// A row reads the beginning of one of its request's samples, and draws that sample's numbers.
+    /// Checks that a row reads the start of one of its request's samples, and uses that sample's random numbers.
     fn check_row(&mut self, row: &Row) {
         if let Some(load) = row.spoilt {
             assert!(self.loads.contains_key(&load), "a row reads what a load failed to bring, and that is known");
@@ -164,7 +164,7 @@ impl World {
         known.num_added.set(row.context.len());
         let reads = |sample: &KnownSample| {
             let whole = || request.prompt.iter().chain(&sample.expected);
-            // Steps planned before a stop token was known go past it; what they compute is dropped.
+            // Steps planned before a stop token was known go past it; their results are dropped.
             context.len() < whole().count() + self.depth && context.iter().zip(whole()).all(|(a, b)| a == b)
         };
         let longest = oracle::longest(request, &self.config);
@@ -193,6 +193,14 @@ impl World {
         let cap = config.long_prefill_token_threshold as usize;
         let is_within = |row: &Row| cap == 0 || row.num_tokens <= cap || row.num_drafts > 0;
         assert!(rows.iter().all(is_within), "long prompts come in pieces");
+        let request = |row: &Row| &known(&self.requests, &row.request).request;
+        let of_prompt = |row: &Row| match request(row).prompt.len().checked_sub(row.context.len()) {
+            Some(left) if request(row).prompt_logprobs => row.num_tokens - usize::from(left == 0),
+            _ => 0,
+        };
+        let scored = |row: &Row| row.uniforms.len() + of_prompt(row);
+        let num_logprobs: u64 = rows.iter().map(|row| scored(row) as u64 * u64::from(request(row).num_logprobs)).sum();
+        assert!(num_logprobs <= 6 * config.most_logprobs(), "a step carries so many log-probabilities at most");
 
         let mut named: BTreeSet<usize> = rows.iter().flat_map(|row| &row.blocks).copied().collect();
         named.extend(self.loads.values().flat_map(|pending| pending.loaded.blocks.iter().flatten()));
@@ -200,7 +208,7 @@ impl World {
         assert!(named.len() as u64 <= stats.num_used_blocks, "{} blocks are named: {stats:?}", named.len());
     }
 
-    /// In a pipeline no token is asked for that is still on its way. What else is in flight, `audit` looks at.
+    /// Checks that no row of a pipeline needs a token in flight. `audit` checks the rest.
     fn check_pipeline(&mut self, sections: &Sections) {
         if self.config.pipeline_parallel_size > 1 {
             assert!(!sections.ints("tokens").contains(&-1), "a row is planned behind one in flight");
@@ -208,7 +216,7 @@ impl World {
         }
     }
 
-    /// If all the rest was still, what a newcomer finds in the cache is what a subscriber of its events would say.
+    /// Checks that an otherwise idle scheduler finds the cached tokens that a subscriber of its events predicts.
     fn check_hits(&mut self, rows: &[Row], before: &Stats) {
         let stats = self.scheduler.stats();
         let was_still = before.num_running + before.num_loading == 0 && before.num_waiting == 1;
@@ -232,10 +240,10 @@ impl World {
         let preempted = after.num_preemptions > before.num_preemptions;
         let makes_way = matches!(self.config.policy, PolicyName::Priority | PolicyName::Shortest);
         let admitted = !sections.slot_inits().is_empty();
-        // What only waits for its siblings makes way for the first in the queue where nothing else goes on.
+        // A beam that waits for its siblings is preempted for the first in the queue if no other sequence can continue.
         let sets_back =
             preempted && admitted && !makes_way && self.requests.iter().any(|one| one.request.beam_width > 0);
-        // Where nothing goes on with the blocks that there are, what asks for fewer is let in.
+        // If no sequence can continue with the free blocks, one that needs fewer is admitted.
         let is_stalled = self.in_flight.is_empty() && sections.slot_inits().len() == lengths.len();
         assert!(
             !preempted || !admitted || makes_way || sets_back || is_stalled,
@@ -297,7 +305,7 @@ impl World {
             self.scheduler.commit(step.step, &starts, &tokens, seconds, logprobs.as_ref(), embeddings.as_ref());
         let clients = clients.expect("the step is due").to_vec();
         assert_eq!(clients, self.scheduler.pending_clients());
-        // What it read has come, or it would have been told.
+        // Its loads have succeeded, or their failure would have been reported.
         for load in self.loads_of(step.step) {
             self.loads.remove(&load.id);
             assert_eq!(self.scheduler.finish_load(load.id, 0), Err(Error::UnknownLoad { load: load.id }));

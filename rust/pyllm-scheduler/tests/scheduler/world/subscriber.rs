@@ -1,4 +1,4 @@
-//! One who knows the prefix cache from its events alone.
+//! A subscriber, which knows the prefix cache from its events only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,11 +9,11 @@ use crate::names::{self, Name};
 
 pub(super) struct Subscriber {
     is_served: bool,
-    /// Whether it has heard of all that is known; of what has outlived a loss nobody tells before its tokens are known.
+    /// Whether it knows all contents; contents that survived a loss have no events before their tokens are known.
     is_whole: bool,
     incarnation: u64,
     next: u64,
-    known: BTreeSet<(Name, u32, Tier)>, // the group in the middle
+    known: BTreeSet<(Name, u32, Tier)>, // with the group in the middle
     tokens: BTreeMap<Name, Vec<i32>>,   // of all blocks there have been
 }
 
@@ -67,7 +67,7 @@ impl Subscriber {
         self.is_whole = false;
     }
 
-    /// Who comes now is told the same.
+    /// Compares its state with a snapshot.
     pub(super) fn compare(&self, snapshot: &Snapshot, stats: &Stats) {
         assert_eq!((snapshot.incarnation, snapshot.next), (self.incarnation, self.next));
         let mut told = BTreeSet::new();
@@ -90,7 +90,7 @@ impl Subscriber {
         self.known.contains(&(name, group, Tier::Device))
     }
 
-    /// Tokens of a request that are in the cache, but for its last; none if nobody tells.
+    /// Tokens of a request that are cached, except its last; none if there are no events.
     pub(super) fn predict(&self, request: &Request, config: &Config) -> Option<u64> {
         let block_size = config.block_size as usize;
         let most = (request.prompt.len() - 1) / block_size;
@@ -98,7 +98,7 @@ impl Subscriber {
         let is_known = |name: Name, group: u32| {
             [Tier::Device, Tier::Host].iter().any(|&tier| self.known.contains(&(name, group, tier)))
         };
-        // What the token after it reads is there in every group.
+        // All blocks that the next token reads are cached in every group.
         let is_start = |length: &usize| {
             let mut groups = (0..).zip(&config.kv_groups);
             groups.all(|(group, of)| {
