@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 def with_overrides(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     """The checkpoint with the chat template, the sampling defaults and the ends that the user chose.
 
-    As vLLM: of the defaults `auto` takes the model's own, `vllm` none; the ends of another file replace the model's.
-
     Raises:
         ConfigError: a file cannot be read, or a default is out of its range.
     """
@@ -29,23 +27,17 @@ def with_overrides(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     if config.chat_template:
         template = _chat_template(config.chat_template)
         tokenizer = msgspec.structs.replace(tokenizer, chat_template=template, tool_chat_template=None)
-    sampling = checkpoint.sampling
-    if config.generation_config == "vllm":
-        sampling = SamplingDefaults()
-    elif config.generation_config != "auto":
-        sampling, ends = read_generation_config(Path(config.generation_config).expanduser())
-        tokenizer = tokenizer if ends is None else tokenizer.with_ends(ends, checkpoint.spec)
-    return msgspec.structs.replace(checkpoint, tokenizer=tokenizer, sampling=_overridden(sampling, config))
+    sampling, ends = _sampling_and_ends(checkpoint.sampling, config)
+    if ends is not None:
+        tokenizer = tokenizer.with_ends(ends, checkpoint.spec)
+    return msgspec.structs.replace(checkpoint, tokenizer=tokenizer, sampling=sampling)
 
 
 def check_overrides(config: ModelConfig) -> None:
     """Raises `ConfigError` where no model can have these overrides."""
     if config.chat_template:
         ChatTemplate(_chat_template(config.chat_template), "", "")
-    sampling = SamplingDefaults()
-    if config.generation_config not in ("auto", "vllm"):
-        sampling, _ = read_generation_config(Path(config.generation_config).expanduser())
-    _overridden(sampling, config)
+    _sampling_and_ends(SamplingDefaults(), config)
 
 
 def chat_template_notice(checkpoint: Checkpoint) -> str:
@@ -73,7 +65,16 @@ def _chat_template(given: str) -> str:
     return given
 
 
-def _overridden(own: SamplingDefaults, config: ModelConfig) -> SamplingDefaults:
+def _sampling_and_ends(own: SamplingDefaults, config: ModelConfig) -> tuple[SamplingDefaults, tuple[int, ...] | None]:
+    """As vLLM: `auto` takes the model's own, `vllm` no defaults; then the overrides replace single ones.
+
+    The ends are those that another file names, in place of the model's.
+    """
+    ends = None
+    if config.generation_config == "vllm":
+        own = SamplingDefaults()
+    elif config.generation_config != "auto":
+        own, ends = read_generation_config(Path(config.generation_config).expanduser())
     overrides = parse_overrides(config.override_generation_config, "override_generation_config")
     chosen = msgspec.structs.replace(own, **overrides.given())
     try:
@@ -87,4 +88,4 @@ def _overridden(own: SamplingDefaults, config: ModelConfig) -> SamplingDefaults:
     if values := chosen.given():
         listed = ", ".join(f"{name} {value:g}" for name, value in values.items())
         logger.info("requests that leave sampling out get %s (--generation-config)", listed)
-    return chosen
+    return chosen, ends

@@ -113,9 +113,9 @@ class StepSampler:
         return graph_bytes(self._max_num_seqs, spec.hidden_size, spec.vocab_size, placement.dtype, placement.group)
 
     def _load_grammars(self) -> None:
-        found = self._checkpoint
+        tokenizer = self._checkpoint.tokenizer
         try:
-            grammars = Grammars.load(found.tokenizer.path, found.spec.vocab_size, found.tokenizer.eos_token_ids)
+            grammars = Grammars.load(tokenizer.path, self._checkpoint.spec.vocab_size, tokenizer.eos_token_ids)
         except Exception as error:  # noqa: BLE001 - the first request with a grammar gets it
             self._grammars.set_exception(error)
         else:
