@@ -74,6 +74,7 @@ mod queue;
 mod estimates;
 mod kv_cache;
 mod kv_layout;
+mod logprob_room;
 mod philox;
 mod prompt_lookup;
 

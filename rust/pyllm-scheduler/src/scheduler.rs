@@ -11,7 +11,6 @@ mod holds;
 mod isolation;
 mod loads;
 mod load_report;
-mod logprob_room;
 mod planning;
 mod preemption;
 mod prompt_logprobs;

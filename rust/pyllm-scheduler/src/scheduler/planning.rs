@@ -7,13 +7,13 @@ use crate::ids::{BlockId, LoadId, StepId};
 use crate::kv_cache::pending_swaps::Swap;
 use crate::kv_cache::{Filled, KvCache};
 use crate::kv_layout::KvLayout;
+use crate::logprob_room::{LogprobRoom, Share};
 use crate::philox;
 use crate::plan::{Draft, Plan};
 use crate::recorder::Input;
 use crate::sequence::{Beam, Sequence};
 
 use super::explain::{Decision, Reason};
-use super::logprob_room::{LogprobRoom, Share};
 use super::step_scope::{StepScope, StepShare};
 use super::{Gives, Row, Scheduler, Step};
 
@@ -218,7 +218,7 @@ impl Scheduler {
     /// Plans the decodes: rows of one token or with drafts. Others are left for `plan_prefills`.
     fn plan_decodes(&mut self, planning: &mut Planning) {
         self.lagging.clear();
-        self.choose_wide(planning);
+        self.choose_wide(&planning.logprobs, planning.turn);
         let mut index = 0;
         while index < self.running.len() {
             let key = self.running[index];
@@ -229,7 +229,7 @@ impl Scheduler {
             }
             if self.may_have_row(sequence) && planning.turn.admits(sequence.request) {
                 let is_due = self.is_due(sequence);
-                let is_wide = self.is_wide(key, planning);
+                let is_wide = self.is_wide(key, &planning.logprobs);
                 let lag = sequence.length() - sequence.num_computed;
                 if lag > 1 || sequence.num_samples > 1 {
                     if self.take_blocks(key, lag, planning) {
@@ -321,7 +321,8 @@ impl Scheduler {
                 planning.cut(Reason::Samples);
                 continue;
             }
-            let num_tokens = self.fitting(sequence, self.chunk(sequence, planning), Share::Prefills, planning);
+            let num_tokens =
+                self.fitting(sequence, self.chunk(sequence, planning), Share::Prefills, &planning.logprobs);
             if num_tokens == 0 {
                 planning.cut(Reason::Samples);
                 continue;

@@ -17,7 +17,7 @@ fn wide(id: u64, num_tokens: usize, max_tokens: u32) -> Request {
     Request { num_logprobs: VOCABULARY + 1, ..request(id, vec![id as i32; num_tokens], max_tokens) }
 }
 
-/// How many tokens a plan has of each of some slots.
+/// Numbers of tokens that a plan has of each slot.
 fn tokens_of(plan: &Plan, num_slots: usize) -> Vec<i32> {
     let sections = Sections::new(plan);
     let mut counts = vec![0; num_slots];
