@@ -184,7 +184,8 @@ def claim_path(path: str) -> Generator[None, None, None]:
         except BlockingIOError:
             raise _claimed(path) from None
         except OSError as error:
-            raise ConfigError(f"cannot listen on {path}: {error.strerror}; choose another path") from None
+            hint = "choose another --uds, or --bind of a core"
+            raise ConfigError(f"cannot listen on {path}: {error.strerror}; {hint}") from None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(file), os.fstat(descriptor)):
                 break

@@ -67,7 +67,6 @@ mod replay;
 mod placement;
 
 mod arena;
-mod histogram;
 mod sequence;
 mod beam_search;
 mod queue;
@@ -80,7 +79,7 @@ mod prompt_lookup;
 
 pub use config::{Config, KvGroup, PolicyName, PrefixHash};
 pub use error::{Error, Result};
-pub use histogram::Histogram;
+pub use estimates::histogram::Histogram;
 pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, SaveId, Slot, StepId};
 pub use kv_cache::event_batch::{BatchFormat, EventBatch};
 pub use kv_cache::events::{Events, KvEvent, Snapshot, Tier};
