@@ -6,6 +6,7 @@ compressed-tensors says which modules have which, and fp8's differ in the shapes
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -56,7 +57,7 @@ class QuantizationConfig(msgspec.Struct, frozen=True):
         if not _is_named(module, self.ignored) and _class_of(module) not in self.ignored:
             by_name = (at for at, targets in enumerate(self.targets) if _is_named(module, targets))
             by_class = (at for at, targets in enumerate(self.targets) if _class_of(module) in targets)
-            for at in (*by_name, *by_class):
+            if (at := next(chain(by_name, by_class), None)) is not None:
                 return (self.schemes[at],)
         listed = ", ".join(target for targets in self.targets for target in targets)
         raise ConfigError(
