@@ -178,11 +178,13 @@ def _with_own_head(spec: ModelSpec, names: TensorNames, gathered: Gathered, file
     if (both := tied_matrices(spec, names, gathered.tensors)) is None:
         return spec
     embedding, head = both
-    if not {embedding.name, head.name} & gathered.quantised.keys() and have_same_content(embedding, head, files):
+    is_quantised = bool({embedding.name, head.name} & gathered.quantised.keys())
+    if not is_quantised and have_same_content(embedding, head, files):
         return spec
     logger.warning(
-        "config.json says tie_word_embeddings, but %s differs from %s: each is used in its place",
+        "config.json says tie_word_embeddings, but %s %s %s: each is used in its place",
         head.name,
+        "is quantised apart from" if is_quantised else "differs from",
         embedding.name,
     )
     return msgspec.structs.replace(spec, tie_word_embeddings=False)

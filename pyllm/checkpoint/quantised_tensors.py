@@ -165,10 +165,9 @@ def _read_bytes(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
 
 
 def _refuse_zero_points(module: _Module, bits: int) -> None:
-    """Of a symmetric scheme, but for those that say nothing: packed ones of so many bits count from the middle."""
+    """Refuse zero points of a symmetric scheme, unless all are neutral: 0, or the middle of packed ones."""
     zeros = module.optional("weight_zero_point")
-    neutral = bytes([{4: 0x88, 8: 0x80}.get(bits, 0)])
-    if zeros is not None and module.content(zeros).strip(neutral).strip(b"\0"):
+    if zeros is not None and not set(module.content(zeros)) <= {0, {4: 0x88, 8: 0x80}.get(bits, 0)}:
         raise ConfigError(f"tensor {zeros.name!r} has zero points, and the scheme of its matrix is symmetric")
 
 
