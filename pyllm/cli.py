@@ -59,6 +59,7 @@ OTHERS_COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("generate", "completion", "llama-cli"), "`pyllm complete` writes what follows a prompt"),
     "run-batch": "`pyllm batch -i FILE -o FILE` answers a file of requests",
     **dict.fromkeys(("collect-env", "env", "doctor"), "`pyllm check` says what this machine can do"),
+    "llama-bench": "`pyllm bench` measures a server or an engine",
     "quantize": "llama.cpp's llama-quantize makes GGUF files; pyllm serve reads them",
     **dict.fromkeys(("version", "help"), "write --version or --help"),
 }
@@ -125,7 +126,8 @@ def make_parser(name: str) -> CommandParser:
 
 def _run(arguments: list[str]) -> int:
     top = _top_parser()
-    if arguments[:1] and arguments[0].startswith("--") and arguments[0].split("=")[0] not in top.flags():
+    flag = arguments[0].split("=")[0] if arguments else ""
+    if flag == "-m" or (flag.startswith("--") and flag not in top.flags() and not nearest(flag, top.flags())):
         arguments.insert(0, "serve")  # `python -m pyllm --model X`, as people are used to
     if not arguments or arguments[0].startswith("-"):
         options = top.read(arguments)

@@ -3,8 +3,10 @@
 import difflib
 from collections.abc import Iterable
 
-# Of two words, by `difflib`'s ratio: `rum` and `run` have 0.67, `ctx` and `block` 0.25.
-_CLOSE_WORDS = 0.65
+# A word of so many letters may have two mistakes, a shorter one has one: `tags` and `task` have two.
+_LONG_WORD = 8
+# Least letters of a common beginning that is all of one word but for one letter: `comparison` means `compare`.
+_BEGINNING = 3
 # Of whole names where hyphens are missing or too many.
 _CLOSE_NAMES = 0.88
 
@@ -12,7 +14,7 @@ _CLOSE_NAMES = 0.88
 def nearest_name(name: str, known: Iterable[str]) -> str:
     """The known name that is closest, or empty: its words, between hyphens, are each close to those of `name`.
 
-    `name` may also lack last words (`--kv-cache-memory`) or have its hyphens elsewhere (`max_modellen`).
+    `name` may also lack the last word (`--kv-cache-memory`) or have its hyphens elsewhere (`max_modellen`).
     """
     close = [other for other in dict.fromkeys(known) if _is_close(_words(name), _words(other))]
     return max(close, key=lambda other: _ratio(name.lower(), other.lower()), default="")
@@ -21,13 +23,32 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
 def _is_close(words: list[str], others: list[str]) -> bool:
     if len(words) == len(others) and all(map(_is_close_word, words, others)):
         return True
-    if len(words) > 1 and others[: len(words)] == words:
+    if len(words) > 1 and others[:-1] == words:
         return True
     return _ratio("".join(words), "".join(others)) >= _CLOSE_NAMES
 
 
 def _is_close_word(word: str, other: str) -> bool:
-    return word == other or _ratio(word, other) >= _CLOSE_WORDS
+    beginning = max(_BEGINNING, min(len(word), len(other)) - 1)
+    if word[:beginning] == other[:beginning]:
+        return True
+    most = 1 if len(word) < _LONG_WORD else 2
+    return abs(len(word) - len(other)) <= most and _num_mistakes(word, other) <= most
+
+
+def _num_mistakes(word: str, other: str) -> int:
+    """How many letters are wrong, missing, too many, or swapped with the next one."""
+    before: list[int] = []
+    last = list(range(len(other) + 1))
+    for row, letter in enumerate(word, 1):
+        counts = [row]
+        for column, wanted in enumerate(other, 1):
+            count = min(counts[-1] + 1, last[column] + 1, last[column - 1] + (letter != wanted))
+            if row > 1 and column > 1 and word[row - 2] == wanted and letter == other[column - 2]:
+                count = min(count, before[column - 2] + 1)
+            counts.append(count)
+        before, last = last, counts
+    return last[-1]
 
 
 def _words(name: str) -> list[str]:

@@ -14,6 +14,10 @@ from pyllm.nearest_name import nearest_name
         ("--kv-cache-memory", "--kv-cache-memory-bytes"),
         ("--tensor-paralel-size", "--tensor-parallel-size"),
         ("--ctx-size", ""),
+        ("--max-tokens", ""),
+        ("--sleep", ""),
+        ("--cert", ""),
+        ("--tags", ""),
         ("--foo-bar", ""),
         ("--disable-log-everything", ""),
         ("--batch-wait", ""),
@@ -29,3 +33,8 @@ def test_one_word_too_few_is_no_other_word() -> None:
     assert nearest_name("--disable-log-stats", ["--disable-log-requests"]) == ""
     assert nearest_name("max_modellen", ["max_model_len", "max_num_seqs"]) == "max_model_len"
     assert nearest_name("Serve", ["serve", "core"]) == "serve"
+    assert nearest_name("tags", ["task"]) == nearest_name("deploy", ["replay"]) == ""
+    assert nearest_name("--cert", ["--convert"]) == nearest_name("--sleep", ["--seed"]) == ""
+    assert nearest_name("--max-tokens", ["--max-tokens-per-minute"]) == ""
+    assert nearest_name("temprature", ["temperature", "template"]) == "temperature"
+    assert nearest_name("--temp", ["--temperature"]) == "--temperature"

@@ -3,7 +3,7 @@
 Sources: `llama-server --help` and `ollama run --help`. Reads no command line.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 _ONE_DEVICE = "a model is on its device whole: --device cpu or --device cuda chooses it"
 _KV_TYPE = "use --kv-cache-dtype, which is for keys and values alike"
@@ -11,6 +11,7 @@ _LENGTH = "use --max-model-len: prompt and output of one sequence; sequences sha
 _STEP = "use --max-num-batched-tokens, the tokens of a step"
 _THREADS = "--num-threads sets the threads of each rank; without it a rank takes all CPUs that the process may use"
 _MAPPED = "weights are mapped from the file and packed: it needs no flag"
+_NO_SAMPLER = "there is no such sampler: temperature, top_p, top_k, min_p and penalties of a request choose tokens"
 _SAMPLING = "requests say it; --override-generation-config '{\"%s\": ...}' is for those that do not"
 _ONE_MODEL = "a server has one model: start one `pyllm serve` for each"
 _CHAT = 'use `pyllm chat MODEL`, or `pyllm complete MODEL "..."` for one answer'
@@ -31,7 +32,8 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     _LENGTH: ("-c", "--ctx-size", "--num-ctx", "--num_ctx", "--n-ctx", "--context-length"),
     _ONE_DEVICE: (
         *("-ngl", "--gpu-layers", "--n-gpu-layers", "--num-gpu", "-mg", "--main-gpu", "-dev", "-ncmoe", "--n-cpu-moe"),
-        *("-cmoe", "--cpu-moe", "-ot", "--override-tensor", "-nkvo", "--no-kv-offload", "-fit", "--fit"),
+        *("-cmoe", "--cpu-moe", "-ot", "--override-tensor", "-nkvo", "--no-kv-offload", "-kvo", "--kv-offload"),
+        *("-fit", "--fit"),
     ),
     _THREADS: ("-t", "--threads", "-tb", "--threads-batch", "-C", "--cpu-mask", "-Cr", "--cpu-range", "--num-thread"),
     "start it below `numactl`": ("--numa",),
@@ -46,7 +48,11 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     ),
     "a sequence ends at --max-model-len: nothing is shifted out": ("--context-shift", "--keep"),
     "layers with a window keep what the window needs": ("--swa-full",),
-    "there are no slots: /metrics and the routes below /admin show what runs": ("--slots", "--props"),
+    "there are no slots: /metrics and the routes below /admin show what runs": ("--slots", "--no-slots", "--props"),
+    "chat templates are always rendered with Jinja": ("--no-jinja",),
+    "sequences are always batched continuously": ("-nocb", "--no-cont-batching"),
+    "set HF_HUB_OFFLINE=1": ("--offline",),
+    "the page is pyllm's own; a proxy can serve other files": ("--path",),
     "use --chat-template FILE": ("--chat-template-file",),
     "use --default-chat-template-kwargs": ("--chat-template-kwargs",),
     "use --reasoning-parser": ("--reasoning-format", "-rea", "--reasoning"),
@@ -65,8 +71,18 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     _SAMPLING % "repetition_penalty": ("--repeat-penalty",),
     _SAMPLING % "presence_penalty": ("--presence-penalty",),
     _SAMPLING % "frequency_penalty": ("--frequency-penalty",),
-    "requests say it, as max_tokens": ("--predict", "--n-predict", "--num-predict"),
-    "requests say it, as response_format or structured_outputs": ("--grammar", "--grammar-file", "--format", "-j"),
+    "requests say it, as max_tokens": ("--max-tokens", "--predict", "--n-predict", "--num-predict"),
+    "requests say it, as response_format or structured_outputs": (
+        *("--grammar", "--grammar-file", "--format", "-j", "--json-schema", "-jf", "--json-schema-file"),
+    ),
+    "requests say it, as logit_bias": ("-l", "--logit-bias"),
+    "requests say it, as ignore_eos": ("--ignore-eos",),
+    "each sampler works by its own parameter; they have one order": ("--samplers", "--sampler-seq", "--sampling-seq"),
+    _NO_SAMPLER: (
+        *("--mirostat", "--mirostat-lr", "--mirostat-ent", "--typical", "--typical-p", "--top-nsigma", "--top-n-sigma"),
+        *("--xtc-probability", "--xtc-threshold", "--dynatemp-range", "--dynatemp-exp", "--dry-multiplier"),
+        *("--dry-base", "--dry-allowed-length", "--dry-penalty-last-n", "--dry-sequence-breaker"),
+    ),
     "it is short for nothing here: use --seed": ("-s",),
     _CHAT: ("-p", "--prompt", "-cnv", "--conversation", "-i", "--interactive", "-f", "--file", "-sys"),
     "use `pyllm chat --system-prompt TEXT`; a server's clients send their own": ("--system-prompt", "--system"),
@@ -77,7 +93,10 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
         *("--draft", "--draft-max", "--draft-n", "--draft-min", "--draft-p-min", "--spec-type"),
     ),
     _SPLIT: ("-sm", "--split-mode", "-ts", "--tensor-split", "--rpc"),
-    _ROPE: ("--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"),
+    _ROPE: (
+        *("--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx"),
+        *("--yarn-ext-factor", "--yarn-attn-factor", "--yarn-beta-slow", "--yarn-beta-fast"),
+    ),
     "use --hf-overrides, of a Hugging Face folder; nothing replaces a GGUF file's metadata": ("--override-kv",),
     _ONE_MODEL: ("--models-dir", "--models-max", "--models-preset"),
     "a model stays loaded until the server ends": ("--keepalive", "--keep-alive", "--sleep-idle-seconds"),
@@ -89,8 +108,19 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     "stderr has the log: redirect it, or use --log-config-file": ("--log-file",),
 }
 PEER_FLAGS: Mapping[str, str] = {flag: text for text, flags in _FLAGS.items() for flag in flags}
+# Where a command has the flag itself, under another name.
+_SAME: Mapping[str, tuple[str, ...]] = {
+    "--system-prompt": ("-sys", "--system"),
+    "--quick": ("-p", "--prompt"),
+    "--temperature": ("--temp",),
+    "--max-tokens": ("--predict", "--n-predict", "--num-predict"),
+}
+_OWN = {flag: own for own, flags in _SAME.items() for flag in flags}
 
 
-def explain_peer_flag(flag: str) -> str:
-    """What to use here in place of a flag of llama.cpp's or Ollama's, as it was written; empty for others."""
-    return PEER_FLAGS.get(flag, "")
+def explain_peer_flag(flag: str, known: Collection[str] = ()) -> str:
+    """What to use in place of a flag of llama.cpp's or Ollama's, as it was written; empty for others.
+
+    `known` are the flags of the command.
+    """
+    return f"use {_OWN[flag]}" if _OWN.get(flag) in known else PEER_FLAGS.get(flag, "")

@@ -31,7 +31,7 @@ class SettingsParser(CommandParser):
     def explain_unknown(self, flag: str) -> str:
         """What the flag of this name is here that vLLM, llama.cpp or Ollama has."""
         name = flag.lstrip("-")
-        text = explain_flag(name) or explain_flag(name.removeprefix("no-")) or explain_peer_flag(flag)
+        text = explain_flag(name) or explain_flag(name.removeprefix("no-")) or explain_peer_flag(flag, self.flags())
         return f"{flag}: {text}" if text else ""
 
     def text_of_hidden(self, flag: str) -> str:

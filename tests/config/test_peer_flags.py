@@ -23,3 +23,10 @@ def test_a_flag_that_has_a_sentence_is_none_of_ours(command: str) -> None:
 def test_vllm_has_none_of_them() -> None:
     assert [flag for flag in PEER_FLAGS if flag.startswith("--") and explain_flag(flag.removeprefix("--"))] == []
     assert explain_peer_flag("--port") == ""
+
+
+def test_a_command_that_has_it_under_another_name_says_so() -> None:
+    assert explain_peer_flag("-sys", make_parser("chat").flags()) == "use --system-prompt"
+    assert explain_peer_flag("-p", make_parser("chat").flags()) == "use --quick"
+    assert explain_peer_flag("--temp", make_parser("complete").flags()) == "use --temperature"
+    assert "override-generation-config" in explain_peer_flag("--temp", make_parser("serve").flags())

@@ -122,6 +122,21 @@ async def test_the_openapi_document_describes_the_routes(tokenizer: Tokenizer) -
     assert {"200", "400", "404", "413", "415", "503"} <= set(chat["responses"])
 
 
+async def test_the_openapi_document_has_queries_and_bodies(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        paths = (await frontend.http.get("/openapi.json")).json()["paths"]
+    limit, core = paths["/admin/requests"]["get"]["parameters"]
+    assert limit["schema"] == {"type": "integer", "minimum": 1, "maximum": 2000, "default": 100}
+    assert core == {"name": "core", "in": "query", "schema": {"type": "integer", "minimum": 0}}
+    (_, order, *_) = paths["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
+    assert (order["name"], order["in"]) == ("order", "query")
+    leaving = paths["/admin/cores/{index}"]["delete"]
+    assert [one["name"] for one in leaving["parameters"]] == ["index", "timeout"]
+    assert "error" not in leaving["responses"]["202"]["description"]
+    body = paths["/admin/config"]["patch"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["type"] == "object"
+
+
 async def test_the_openapi_document_describes_every_field_of_a_request(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         document = (await frontend.http.get("/openapi.json")).json()
@@ -141,6 +156,9 @@ async def test_the_openapi_document_describes_every_field_of_a_request(tokenizer
     }
     assert bare == set()
     chat = schemas["ChatRequest"]
+    assert (
+        chat["properties"]["min_new_tokens"]["minimum"] == chat["properties"]["min_tokens"]["anyOf"][0]["minimum"] == 0
+    )
     assert chat["required"] == ["messages"]
     assert chat["properties"]["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0, "maximum": 100}
     assert "refused" in chat["properties"]["best_of"]["description"]

@@ -123,8 +123,10 @@ def _simplify(case: Any, document: dict[str, Any], num_options: int) -> None:
     if not isinstance(body, dict):
         return
     operation = document["paths"][case.operation.path][case.operation.method]
-    name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-    schema = document["components"]["schemas"][name]
+    reference = operation["requestBody"]["content"]["application/json"]["schema"].get("$ref")
+    if reference is None:  # any object
+        return
+    schema = document["components"]["schemas"][reference.rpartition("/")[2]]
     for field in [field for field in body if field not in schema["required"]]:
         is_supported = not schema["properties"].get(field, {}).get("description", "").startswith("Not supported")
         if field == "model" or not is_supported or num_options == 0:

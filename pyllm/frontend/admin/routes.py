@@ -18,6 +18,7 @@ from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.frontend.admin.core_routes import core_routes
 from pyllm.frontend.admin.profile_route import CoreIndex, profile_route
 from pyllm.frontend.http.failure import ForbiddenError, UnknownRequestError, decoding_error
+from pyllm.frontend.http.openapi import BODY
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.requests.request_context import context_in
 from pyllm.frontend.requests.server_state import ServerState
@@ -140,6 +141,7 @@ def admin_routes(state: ServerState) -> Router:
         "/config",
         summary="Change some of them, on all cores; all stay where one is refused",
         responses=ERROR_RESPONSES,
+        opt={BODY: {"type": "object", "description": "Settings of GET /admin/config, with their new values."}},
     )
     async def change_config(request: Request[Any, Any, Any]) -> dict[str, Any]:
         # No struct: the core knows which settings there are, and says so.

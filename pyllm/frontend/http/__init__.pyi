@@ -30,7 +30,7 @@ from .ignored_fields import (
     ignore_server_tool,
 )
 from .keep_alive import COMMENT, SILENT_SWEEPS, KeepAlive
-from .openapi import openapi_document
+from .openapi import BODY, QUERY, openapi_document
 from .peer_fields import PeerFields, UseStructuredOutputs, same_as, use_own_names
 from .pushed_response import CONNECTION, READER_PATIENCE, Answer, Channel, Connection, PushedResponse
 from .unknown_routes import explain_method, explain_unknown_route, normal_path
@@ -38,11 +38,13 @@ from .unsupported import Unsupported, is_unsupported, refuse_unsupported, unsupp
 from .write_batcher import WriteBatcher
 
 __all__ = [
+    "BODY",
     "COMMENT",
     "CONNECTION",
     "IGNORED_FIELDS_HEADER",
     "LAST_EVENT_ID",
     "MAX_CHOICES",
+    "QUERY",
     "READER_PATIENCE",
     "SILENT_SWEEPS",
     "Answer",

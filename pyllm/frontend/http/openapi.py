@@ -4,15 +4,20 @@ A route whose body has a field `stream` answers with server-sent events, too. Kn
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from types import NoneType
+from typing import Annotated, Any, get_args
 
 import msgspec
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import QueryParameter
 from litestar.routes import HTTPRoute
 from msgspec import Struct
 
 from pyllm.frontend.http.field_descriptions import describe_fields
+
+# In a handler's `opt`: what its signature does not show, the parameters of its query and the schema of its body.
+QUERY, BODY = "query", "body"
 
 _COMPONENT = "#/components/schemas/{name}"
 
@@ -77,15 +82,28 @@ def _operation(route: HTTPRoute, handler: HTTPRouteHandler, references: Mapping[
             for status, spec in sorted(_responses(handler).items())
         },
     }
-    if route.path_parameters:
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in route.path_parameters
-        ]
-    if body is not None:
-        content = {"application/json": {"schema": references[body]}}
-        operation["requestBody"] = {"required": True, "content": content}
+    path = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in route.path_parameters
+    ]
+    query = [{"name": name, "in": "query", "schema": schema} for name, schema in _query(handler).items()]
+    if path or query:
+        operation["parameters"] = path + query
+    if schema := handler.opt.get(BODY) if body is None else references[body]:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return operation
+
+
+def _query(handler: HTTPRouteHandler) -> dict[str, Json]:
+    """The schema of each parameter of the query; all may be left out."""
+    found: dict[str, Json] = dict(handler.opt.get(QUERY, {}))
+    for parameter in handler.parsed_fn_signature.parameters.values():
+        known = parameter.kwarg_definition
+        if isinstance(known, QueryParameter):
+            kinds = [kind for kind in get_args(parameter.annotation) if kind is not NoneType] or [parameter.annotation]
+            schema = msgspec.json.schema(Annotated[kinds[0], msgspec.Meta(ge=known.ge, le=known.le)])
+            default = {} if parameter.default is None else {"default": parameter.default}
+            found[known.name or parameter.name] = schema | default
+    return found
 
 
 def _response(status: int, spec: ResponseSpec, references: Mapping[Any, Json], streams: bool) -> Json:
@@ -110,6 +128,9 @@ _EVENT: Json = {
 }
 _DESCRIPTIONS = {
     200: "The answer.",
+    201: "It was added.",
+    202: "It was begun.",
+    204: "It was done.",
     400: "The request is wrong.",
     401: "There is no valid API key.",
     404: "There is no such thing.",

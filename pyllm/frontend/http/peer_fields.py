@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pyllm.errors import RequestError
+from pyllm.frontend.http.field_descriptions import DESCRIPTIONS
 from pyllm.frontend.http.ignored_fields import Hint
 from pyllm.frontend.http.unsupported import Unsupported, is_unsupported, unsupported_field
 
@@ -21,7 +22,10 @@ _SAME_AS = "same_as"
 
 def same_as(*names: str) -> Meta:
     """The mark of a field that means what ours means; of several names, each that a body has and supports."""
-    return Meta(description=f"The same as {' or '.join(names)}.", extra={_SAME_AS: names})
+    bounds = dict(DESCRIPTIONS[names[0]].bounds)
+    return Meta(
+        description=f"The same as {' or '.join(names)}.", extra={_SAME_AS: names}, extra_json_schema=bounds or None
+    )
 
 
 MaxTokens = Annotated[int | None, same_as("max_tokens", "max_completion_tokens", "max_output_tokens")]

@@ -46,6 +46,9 @@ MEANT: Mapping[str, str] = {
     **dict.fromkeys(("/v1/tokenize", "/v1/detokenize"), "vLLM's /tokenize and /detokenize are not below /v1"),
     **dict.fromkeys(("/healthz", "/livez", "/readyz", "/readiness", "/v1/health"), "here it is GET /health"),
     "/v1/metrics": "here it is GET /metrics",
+    "/flush_cache": "SGLang's; here it is POST /reset_prefix_cache",
+    **dict.fromkeys(("/v1/chat", "/chat"), "it is POST /v1/chat/completions"),
+    **dict.fromkeys(("/status", "/ready", "/v1/status", "/v1/ready"), "here it is GET /health, or /server_info"),
     "/redoc": "GET /docs shows the routes",
     "/sleep": "a server has no sleep mode: end it",
     "/wake_up": "a server has no sleep mode: start it",
@@ -63,7 +66,7 @@ def explain_unknown_route(method: str, path: str, known: Iterable[str]) -> str:
     """The error of a path that is no route. `known` are the paths that are."""
     meant = _meant(path.rstrip("/") or "/", [other for other in known if other != path])
     hint = meant or "GET /openapi.json lists the routes, and OpenAI's are below /v1"
-    return f"There is no route {method} {path[:200]}: {hint}."
+    return f"There is no route {method} {path[:200]}: {hint}{'' if hint.endswith('?') else '.'}"
 
 
 def explain_method(method: str, path: str, allow: str) -> str:

@@ -9,6 +9,12 @@ from pyllm.frontend.responses.protocol import Item, ItemList
 
 MAX_LIMIT = 100
 DEFAULT_LIMIT = 20
+# What the query may have, for the OpenAPI document.
+PAGE_QUERY: Mapping[str, dict[str, Any]] = {
+    "order": {"enum": ["asc", "desc"], "default": "desc"},
+    "after": {"type": "string", "description": "The id of an item: only those behind it."},
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+}
 
 
 def page_of(items: list[Item], query: Mapping[str, Any]) -> ItemList:
@@ -17,9 +23,8 @@ def page_of(items: list[Item], query: Mapping[str, Any]) -> ItemList:
     Raises:
         RequestError: names what it has that is unknown or out of range.
     """
-    known = {"order", "after", "limit"}
     for name in query:
-        if name not in known:
+        if name not in PAGE_QUERY:
             raise RequestError(f"{name} is not supported; leave it out", name)
     order, after, limit = query.get("order", "desc"), query.get("after"), query.get("limit", str(DEFAULT_LIMIT))
     check("order", repr(order), order in ("asc", "desc"), "asc or desc")

@@ -10,6 +10,7 @@ from litestar.params import FromPath, JSONBody
 from pyllm.errors import RequestError
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Conversation, Prepared
+from pyllm.frontend.http.openapi import QUERY
 from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import chat_logprobs
 from pyllm.frontend.openai.parameters import (
@@ -30,7 +31,7 @@ from pyllm.frontend.responses.answer_format import LogprobsOf, ResponsesFormat
 from pyllm.frontend.responses.background import BackgroundRun
 from pyllm.frontend.responses.item_references import dereferenced
 from pyllm.frontend.responses.items import input_items, items_of, messages_of
-from pyllm.frontend.responses.page import page_of
+from pyllm.frontend.responses.page import PAGE_QUERY, page_of
 from pyllm.frontend.responses.protocol import (
     DeletedResponse,
     InputTokens,
@@ -138,7 +139,12 @@ def responses_routes(state: ServerState) -> Router:
         await store.put(record, owner)
         return response
 
-    @get("/{response_id:str}/input_items", summary="List what a stored response answers", responses=_LOOKUP_ERRORS)
+    @get(
+        "/{response_id:str}/input_items",
+        summary="List what a stored response answers",
+        responses=_LOOKUP_ERRORS,
+        opt={QUERY: PAGE_QUERY},
+    )
     async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> ItemList:
         record = await store.get(response_id, context_of(request).tenant)
         return page_of(record.input, {name: request.query_params[name] for name in request.query_params})

@@ -16,6 +16,10 @@ CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
         ("POST", "/v1/completions/responses", "did you mean /v1/responses?"),
         ("POST", "/v2/chat/completions", "did you mean /v1/chat/completions?"),
         ("GET", "/v1/metrics", "GET /metrics"),
+        ("POST", "/flush_cache", "POST /reset_prefix_cache"),
+        ("POST", "/v1/chat", "POST /v1/chat/completions"),
+        ("GET", "/status", "GET /health"),
+        ("GET", "/ready", "GET /health"),
         ("POST", "/v1/tokenize", "not below /v1"),
         ("POST", "/api/chat", "POST /v1/chat/completions"),
         ("GET", "/api/tags", "GET /v1/models"),
@@ -40,6 +44,7 @@ async def test_a_404_says_the_path_and_what_was_meant(method: str, path: str, sa
     text = response.json()["error"]["message"]
     assert text.startswith(f"There is no route {method} {path}: ")
     assert said in text
+    assert not text.endswith("?.")
 
 
 async def test_a_405_says_what_the_route_takes(tokenizer: Tokenizer) -> None:
