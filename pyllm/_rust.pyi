@@ -176,6 +176,7 @@ class Scheduler:
         adapter: str = "",
         stateful: bool = False,
         prompt_logprobs: bool = False,
+        num_logprobs: int = 0,
         beam_width: int = 0,
         length_penalty: float = 1.0,
         pooling: str = "none",
@@ -194,6 +195,8 @@ class Scheduler:
 
         The worker of a `stateful` request is told all known tokens when its slot is initialised, and may sample none,
         or more than planned, see `commit`. With `prompt_logprobs` all of the prompt is computed, whatever is cached.
+        `num_logprobs` come with a token at most, its own included: a step has only as many rows and prompt tokens as it
+        can carry those of, and such streams take turns.
 
         With a `beam_width`, which is `n`, the samples are what a beam search finds, best first by their log-probability
         over the power `length_penalty` of their length, and told at its end alone, each token with its log-probability

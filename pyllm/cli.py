@@ -108,9 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _say(error: PyllmError) -> None:
     """The reason of an end: the last line, or the last record where all are JSON."""
-    from pyllm import log
+    from pyllm.supervision import is_json
 
-    if log.is_json():
+    if is_json():
         logging.getLogger(__name__).error("%s", error, extra={"fields": {"event": "failed"}})
     else:
         print(f"pyllm: {error}", file=sys.stderr)

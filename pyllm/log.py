@@ -3,18 +3,17 @@
 No line has a key. `--enable-log-requests` adds prompts, `--enable-log-outputs` outputs.
 """
 
-import datetime
 import json
 import logging
 import logging.config
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from pyllm.config.engine_settings import LogConfig
 from pyllm.errors import ConfigError
 from pyllm.supervision import line_writer
+from pyllm.supervision.json_log import JsonFormatter
 from pyllm.supervision.log_level import LOG_LEVELS, changed_log_level
 
 DEFAULT = LogConfig()
@@ -28,9 +27,7 @@ def configure(process: str, config: LogConfig = DEFAULT, may_wait: bool = False)
     Raises:
         ConfigError: PYLLM_LOG_LEVEL is not a level, or the file cannot be used.
     """
-    level = changed_log_level() or os.environ.get("PYLLM_LOG_LEVEL", "INFO").upper()
-    if level not in LOG_LEVELS:
-        raise ConfigError(f"PYLLM_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}, got {level!r}")
+    level = _level()
     handler = logging.StreamHandler(sys.stderr if may_wait else line_writer.stderr())
     layout = f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s"
     handler.setFormatter(JsonFormatter(process) if config.log_format == "json" else logging.Formatter(layout))
@@ -39,34 +36,26 @@ def configure(process: str, config: LogConfig = DEFAULT, may_wait: bool = False)
         _apply_file(Path(config.log_config_file))
 
 
-def is_json() -> bool:
-    """Whether this process logs JSON, so that nothing else may be written."""
-    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+def configure_child(process: str, config: LogConfig, may_wait: bool = False) -> None:
+    """The same in a child, which goes on without the file where that cannot be used: its parent could use it once."""
+    try:
+        configure(process, config, may_wait)
+    except ConfigError as error:
+        logging.getLogger(__name__).error("%s; this process goes on without it", error)
 
 
-class JsonFormatter(logging.Formatter):
-    """A line of JSON for each record: time, level, process, logger, message, its request's id and its `fields`."""
+def check(config: LogConfig) -> None:
+    """Raises `ConfigError` where `configure` does; applies the file, and leaves handlers as they are without one."""
+    _level()
+    if config.log_config_file:
+        _apply_file(Path(config.log_config_file))
 
-    def __init__(self, process: str) -> None:
-        super().__init__()
-        self._process = process
 
-    def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
-        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
-        line: dict[str, Any] = {
-            "time": time,
-            "level": record.levelname,
-            "process": self._process,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if (request_id := getattr(record, "request_id", None)) is not None:
-            line["request_id"] = request_id
-        line |= getattr(record, "fields", {})
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+def _level() -> str:
+    level = changed_log_level() or os.environ.get("PYLLM_LOG_LEVEL", "INFO").upper()
+    if level not in LOG_LEVELS:
+        raise ConfigError(f"PYLLM_LOG_LEVEL must be one of {', '.join(LOG_LEVELS)}, got {level!r}")
+    return level
 
 
 def _apply_file(path: Path) -> None:

@@ -33,8 +33,7 @@ MAX_STOP_CHARACTERS = 65_536  # of all of them together, which take the event lo
 MAX_STOP_STRING_CHARACTERS = 1024  # of one: as many may be held back, and looked at at once when they go another way
 MAX_LOGPROB_TOKEN_IDS = 128  # vLLM's
 MAX_BAD_WORDS = 128
-MAX_BAD_WORDS_TOKEN_IDS = 40 * MAX_BAD_WORDS  # A word's tokens differ with what is before it.
-MAX_BAD_WORDS_TOKENS = 1 << 16  # of all of them together
+MAX_BAD_WORDS_TOKENS = 1 << 16  # of all of them together: a word's tokens differ with what is around it
 MAX_BAD_WORD_CHARACTERS = 4096  # of all of them together
 MAX_LOGIT_BIASES = 1024
 MAX_LOGIT_BIAS = 100.0  # OpenAI's; what is beyond is taken for it
@@ -105,8 +104,8 @@ class SamplingParams(
     """Names, meanings and defaults are vLLM's, `max_tokens` included: 16, of which a chat needs more.
 
     `temperature` 0 is greedy, and then `top_k`, `top_p` and `min_p` have no effect. `top_k` 0 or -1 is off.
-    `max_tokens` None is all that is left of the context; with `prompt_logprobs` it may be 0: the prompt alone. `seed`
-    None or -1 lets the client draw one. `stop` strings end the text before the match, or after it where
+    `max_tokens` None is all that is left of the context, and 0 the prompt alone. `seed` None
+    or -1 lets the client draw one. `stop` strings end the text before the match, or after it where
     `include_stop_str_in_output` is set; neither they nor stop tokens end it before `min_tokens`. There are at most
     1,024 of them, of at most 1,024 characters each and 65,536 together.
     `bad_words` are texts, which take a tokenizer; `bad_words_token_ids` are the same for who has none. `logit_bias` has
@@ -287,7 +286,7 @@ class SamplingParams(
         if self.allowed_token_ids is not None:
             check("allowed_token_ids", "none", len(self.allowed_token_ids) > 0, "left out, or at least one token id")
             _check_tokens("allowed_token_ids", self.allowed_token_ids)
-        for name, most in (("bad_words", MAX_BAD_WORDS), *((name, MAX_BAD_WORDS_TOKEN_IDS) for name in _SEQUENCES)):
+        for name, most in (("bad_words", MAX_BAD_WORDS), *((name, MAX_BAD_WORDS_TOKENS) for name in _SEQUENCES)):
             words = getattr(self, name)
             check(name, len(words), len(words) <= most, f"at most {most}")
             if not all(words):
@@ -315,8 +314,8 @@ class SamplingParams(
 
     def _check_ends(self) -> None:
         if self.max_tokens is not None:
-            least = 1 if self.prompt_logprobs is None else 0
-            check("max_tokens", self.max_tokens, self.max_tokens >= least, "at least 1, or 0 with prompt_logprobs")
+            least = 1 if self.beam_width else 0
+            check("max_tokens", self.max_tokens, self.max_tokens >= least, f"at least {least}")
         check("min_tokens", self.min_tokens, 0 <= self.min_tokens < 2**31, "0 or more")
         if self.max_tokens is not None:
             allowed = f"at most max_tokens, {self.max_tokens}"

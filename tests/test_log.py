@@ -1,12 +1,10 @@
 import json
-import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from pyllm.log import JsonFormatter
 
 SCRIPT = """
 import logging, sys
@@ -16,31 +14,6 @@ log.configure("tool", LogConfig(log_config_file=sys.argv[1]), may_wait=True)
 logging.getLogger("pyllm.x").info("quiet")
 logging.getLogger("pyllm.x").warning("loud")
 """
-
-
-def test_a_record_is_a_json_object() -> None:
-    record = logging.LogRecord("pyllm.x", logging.INFO, "x.py", 1, "request %s: \n%s", ("r-1", "🙂"), None)
-    record.created, record.request_id = 0.5, "r-1"
-    line = JsonFormatter("pyllm::api-0").format(record)
-    assert "\n" not in line
-    assert json.loads(line) == {
-        "time": "1970-01-01T00:00:00.500+00:00",
-        "level": "INFO",
-        "process": "pyllm::api-0",
-        "logger": "pyllm.x",
-        "message": "request r-1: \n🙂",
-        "request_id": "r-1",
-    }
-
-
-def test_an_exception_is_in_its_record() -> None:
-    try:
-        raise ValueError("broken")
-    except ValueError:
-        record = logging.LogRecord("x", logging.ERROR, "x.py", 1, "oh", (), sys.exc_info())
-    line = json.loads(JsonFormatter("p").format(record))
-    assert line["exception"].endswith("ValueError: broken")
-    assert "request_id" not in line
 
 
 @pytest.mark.parametrize(
@@ -58,3 +31,31 @@ def test_a_file_configures_the_log(tmp_path: Path, content: str, text: str) -> N
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(file)], capture_output=True, text=True, check=False)
     assert text in done.stderr
     assert ("loud" in done.stderr, "quiet" in done.stderr) == (not text, False)
+
+
+@pytest.mark.parametrize("command", ["serve", "core --bind ipc:///nowhere/core"])
+def test_a_wrong_setting_is_a_record_of_a_json_log(command: str) -> None:
+    arguments = [*command.split(), "--log-format", "json", "--max-model-len", "-5"]
+    done = subprocess.run([sys.executable, "-m", "pyllm", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["failed"]
+
+
+def test_a_json_log_on_a_terminal_has_nothing_but_json() -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "pyllm", "serve", "/nowhere", "--log-format", "json"]
+    assert subprocess.run(command, stderr=theirs, check=False).returncode == 2
+    os.close(theirs)
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        said = terminal.read(1 << 16)
+    assert [json.loads(line)["event"] for line in said.splitlines()] == ["failed"]
+
+
+def test_a_child_goes_on_when_the_logs_file_is_broken_since_its_parent_read_it(tmp_path: Path) -> None:
+    file = tmp_path / "log.json"
+    file.write_text("{")
+    script = SCRIPT.replace("log.configure(", "log.configure_child(")
+    done = subprocess.run([sys.executable, "-c", script, str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "no configuration of Python's logging" in done.stderr
+    assert "loud" in done.stderr

@@ -24,7 +24,7 @@ from pyllm.vllm_parameters import SAMPLING
         ("top_k", 2**64),
         ("min_p", -0.1),
         ("min_p", 1.1),
-        ("max_tokens", 0),
+        ("max_tokens", -1),
         ("max_tokens", -5),
         ("seed", 2**64),
         ("stop", ""),
@@ -59,10 +59,12 @@ def test_a_name_that_there_is_not_is_told_what_was_meant(keywords: dict[str, Any
         SamplingParams(1)  # type: ignore[misc]
 
 
-def test_no_tokens_may_be_asked_for_where_the_prompt_is_scored() -> None:
-    assert SamplingParams(max_tokens=0, prompt_logprobs=0).max_tokens == 0
-    with pytest.raises(RequestError, match="max_tokens must be at least 1, or 0 with prompt_logprobs, got 0"):
-        SamplingParams(max_tokens=0)
+def test_no_tokens_may_be_asked_for_but_of_beams() -> None:
+    assert SamplingParams(max_tokens=0).max_tokens == 0
+    with pytest.raises(RequestError, match="max_tokens must be at least 0, got -1"):
+        SamplingParams(max_tokens=-1)
+    with pytest.raises(RequestError, match="max_tokens must be at least 1, got 0"):
+        SamplingParams(max_tokens=0, n=2, beam_width=2)
 
 
 def test_stop_is_a_string_or_several() -> None:
@@ -107,7 +109,7 @@ def test_as_many_stop_strings_as_the_bounds_allow() -> None:
         ("bad_words", [""]),
         ("bad_words", "word"),
         ("bad_words", ["x" * 4097]),
-        ("bad_words_token_ids", [[1]] * 5121),
+        ("bad_words_token_ids", [[1]] * 65537),
         ("bad_words_token_ids", [[]]),
         ("bad_words_token_ids", [[-1]]),
         ("thinking_token_budget", -2),

@@ -119,8 +119,9 @@ class Bench:
 
     def __init__(self, model: str, context: int, *, is_random: bool = False) -> None:
         options = {"model": model, "device": "cpu", "max_num_seqs": 1, "max_num_batched_tokens": CHUNK}
-        engine, checkpoint = resolve_config(engine_config(options))
-        set_threads(engine, num_threads=1)  # All of the work is this thread's then: what else runs does not count.
+        # All of the work is this thread's then: what else runs does not count.
+        engine, checkpoint = resolve_config(engine_config(options | {"num_threads": 1}))
+        set_threads(engine)
         assert engine.model.max_model_len is not None, "resolved above"
         self.model, self.context = checkpoint.name, min(context, engine.model.max_model_len - SCORED_TOKENS)
         self.runner = runner = ModelRunner(WorkerConfig(engine, checkpoint, 0, "", ""), RankGroup())

@@ -1,4 +1,4 @@
-"""The sampling defaults that a model's files name: generation_config.json, or keys of a GGUF file. Opens no file.
+"""The sampling defaults and ends that a model's files name: generation_config.json, or a GGUF file. Opens no file.
 
 https://huggingface.co/docs/transformers/main_classes/text_generation and llama.cpp's `general.sampling.*`
 """
@@ -27,6 +27,7 @@ GGUF_FIELDS = {
     "min_p": "general.sampling.min_p",
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
+_END = "eos_token_id"
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,6 +65,20 @@ def sampling_defaults(config: Config, names: Mapping[str, str] = JSON_FIELDS) ->
         else:
             found[name] = float(f"{config.number(field):.7g}")  # GGUF has float32: 0.2, not 0.20000000298.
     return SamplingDefaults(**found)
+
+
+def end_token_ids(config: Config) -> tuple[int, ...] | None:
+    """The tokens of `eos_token_id` that end an answer; None where the field is absent, and none where it is null.
+
+    Raises:
+        ConfigError: it is neither a whole number nor a list of them.
+    """
+    if _END not in config:
+        return () if _END in config.nulls else None
+    try:
+        return tuple(config.integers(_END))
+    except ConfigError:
+        return (config.integer(_END, least=-1),)
 
 
 def parse_overrides(fields: Mapping[str, Any], place: str) -> SamplingDefaults:

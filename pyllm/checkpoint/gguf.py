@@ -59,7 +59,7 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
         files=files,
         spec=spec,
         tensors=entries,
-        tokenizer=tokenizer,
+        tokenizer=tokenizer.with_ends(_ends(fields), spec),
         fingerprint=weights_fingerprint(files, entries),
         sampling=sampling_defaults(Config(fields, PLACE), GGUF_FIELDS),
         embedding=_embedding(fields),
@@ -71,6 +71,12 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
 def _embedding(fields: Fields) -> EmbeddingSpec:
     field = f"{fields['general.architecture']}.pooling_type"
     return gguf_embedding_spec(Config(fields, PLACE).integer(field, 0, least=0))
+
+
+def _ends(fields: Fields) -> list[int]:
+    """The ends that the file names, which another tokenizer need not know."""
+    named = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    return [index for index in named if isinstance(index, int)]
 
 
 def _numbers(tensor: FileTensor, files: Sequence[str]) -> list[float]:
@@ -95,5 +101,6 @@ def _tokenizer(fields: Fields, path: str) -> TokenizerFiles:
         bos_token=tokens[ids["bos"]] if "bos" in ids else "",
         eos_token=tokens[ids["eos"]] if "eos" in ids else "",
         eos_token_ids=tuple(sorted(ends)),
+        own_ends=tuple(sorted(ends)),
         num_tokens=len(tokens),
     )

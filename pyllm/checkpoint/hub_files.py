@@ -1,5 +1,6 @@
 """Which files of a repository a model needs. Knows names alone: downloads nothing, reads no model."""
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -8,8 +9,11 @@ from pathlib import Path
 import msgspec
 
 from pyllm.checkpoint.gguf_header import part_names
+from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.model_name import HubName, is_within
 from pyllm.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -27,8 +31,8 @@ CONVERT = (
     "a pickle may run code when it is read; convert it with transformers' `from_pretrained` and `save_pretrained`, or "
     "at https://huggingface.co/spaces/safetensors/convert"
 )
-# Files that are no model: a change of one, or its weights in the layout of Mistral's own programs beside it.
-_NOT_ALONE = ("adapter_model", "consolidated")
+# Files that are no model: a change of one, its weights in the layout of Mistral's own programs, and what macOS keeps.
+_NOT_ALONE = ("adapter_model", "consolidated", ".")
 _SHARD = re.compile(r"(.*)-(\d{1,6})-of-(\d{1,6})\.safetensors")
 _MOST_PARTS = 10_000
 _WEIGHTS = {".safetensors", ".onnx"} | PICKLED
@@ -101,15 +105,16 @@ def choose_gguf(name: HubName, names: Iterable[str]) -> str:
 
 
 def shards(index: Path) -> list[str]:
-    """The safetensors files that an index names, each beside it, in order.
+    """The safetensors files that an index names, each beside it, in order; none if it cannot be read.
 
     Raises:
-        ConfigError: it is damaged, or names a file elsewhere.
+        ConfigError: it names a file elsewhere.
     """
     try:
-        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{index} is damaged: {error}") from None
+        weight_map = read_json(index, _Index).weight_map
+    except ConfigError as error:
+        logger.warning("%s: the names of the files decide", error)
+        return []
     files = sorted(set(weight_map.values()))
     for shard in files:
         if "/" in shard or not is_within(shard) or not shard.endswith(".safetensors"):
@@ -164,7 +169,10 @@ def safetensors_parts(name: str) -> list[str]:
 def gguf_models(names: Iterable[str]) -> list[str]:
     """The GGUF files that are language models, in order; of those in parts the first."""
     files = {part_names(file)[0] for file in names if file.lower().endswith(".gguf") and is_within(file)}
-    return sorted(file for file in files if not any(part in Path(file).name.lower() for part in _NO_MODELS))
+    names = {file: Path(file).name.lower() for file in files}
+    return sorted(
+        file for file, name in names.items() if name[0] != "." and not any(part in name for part in _NO_MODELS)
+    )
 
 
 def quantization_of(file: str) -> str:

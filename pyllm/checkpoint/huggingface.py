@@ -16,8 +16,8 @@ from pyllm.checkpoint.embedding_config import (
     PoolingConfig,
     embedding_spec,
 )
-from pyllm.checkpoint.generation_config import SamplingDefaults, sampling_defaults
-from pyllm.checkpoint.huggingface_tokenizer import GENERATION_CONFIG, read_huggingface_tokenizer
+from pyllm.checkpoint.generation_config import SamplingDefaults, end_token_ids, sampling_defaults
+from pyllm.checkpoint.huggingface_tokenizer import read_huggingface_tokenizer
 from pyllm.checkpoint.json_files import read_json
 from pyllm.checkpoint.model_config import read_model_config
 from pyllm.checkpoint.quantised_tensors import Gathered, gather
@@ -49,7 +49,10 @@ from pyllm.families.transformers_probe import Probed, ProbeRequest
 
 logger = logging.getLogger(__name__)
 
+GENERATION_CONFIG = "generation_config.json"
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+# What peft puts into the names of an adapter's tensors, and of the layers that it changes.
+_OF_ADAPTERS = (".lora_", ".base_layer.", ".modules_to_save.", ".original_module.")
 _ADAPTER = (
     "a LoRA adapter, which is not supported by itself: merge it into its model (peft's `merge_and_unload`, then "
     "`save_pretrained`) and give that folder"
@@ -79,13 +82,11 @@ def read_huggingface(
     config = Config(fields)
     quantization = read_quantization_config(config)  # first, to refuse a method by its name
     files, tensors = read_tensors(folder)
-    if adapters := [tensor.name for tensor in tensors if ".lora_" in tensor.name]:
+    if adapters := [tensor.name for tensor in tensors if any(part in tensor.name for part in _OF_ADAPTERS)]:
         raise ConfigError(f"{folder} has {len(adapters)} tensors such as {adapters[0]!r}, {_ADAPTER}")
     may_be_other = probe is not None and implementation == "auto"
     family = None if implementation == "transformers" else _family(config, may_be_other)
-    # transformers skips some that are not floats, such as masks in the files of old models.
-    is_checked = family is not None or quantization is not None
-    gathered = gather(tensors, quantization, files) if is_checked else Gathered(list(tensors), {})
+    gathered = gather(tensors, quantization, files)
     if family is not None:
         spec = family.read(config)
         names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
@@ -97,7 +98,7 @@ def read_huggingface(
     elif probe is not None:
         shapes = {found.name: found.shape for found in gathered.tensors if found.name not in gathered.no_biases}
         probed = probe(ProbeRequest(config=json.dumps(fields), tensors=shapes))
-        spec, skipped = probed.spec, probed.skipped
+        spec, skipped, has_head = probed.spec, probed.skipped, True  # The probe has computed logits.
         entries = map_probed(probed, gathered.tensors, gathered.quantised)
     else:
         raise ConfigError(f"{folder}: transformers cannot be asked about the model here")
@@ -106,16 +107,17 @@ def read_huggingface(
     )
     tokenizer = tokenizer or read_huggingface_tokenizer(folder)
     check_vocabulary(tokenizer, spec)
+    sampling, ends = _generation(folder, config)
     return Checkpoint(
         name=folder.name,
         format="safetensors",
         files=files,
         spec=spec,
         tensors=entries,
-        tokenizer=tokenizer,
+        tokenizer=tokenizer.with_ends(ends, spec),
         fingerprint=weights_fingerprint(files, entries),
-        sampling=_sampling(folder),
-        embedding=msgspec.structs.replace(_embedding(folder), is_only_use=not has_head),
+        sampling=sampling,
+        embedding=msgspec.structs.replace(_embedding(folder, fields), is_only_use=not has_head),
         skipped=skipped,
         quantization=quantization.method if quantization and gathered.quantised else "",
     )
@@ -142,6 +144,7 @@ def read_dummy(
     entries = dummy_entries(spec, _TYPES[dtype])
     tokenizer = tokenizer or read_huggingface_tokenizer(folder)
     check_vocabulary(tokenizer, spec)
+    sampling, ends = _generation(folder, config)
     logger.warning("the weights are made up (load_format dummy): answers mean nothing")
     return Checkpoint(
         name=folder.name,
@@ -149,10 +152,10 @@ def read_dummy(
         files=(),
         spec=spec,
         tensors=entries,
-        tokenizer=tokenizer,
+        tokenizer=tokenizer.with_ends(ends, spec),
         fingerprint=weights_fingerprint((), entries),
-        sampling=_sampling(folder),
-        embedding=msgspec.structs.replace(_embedding(folder), is_only_use=not has_head),
+        sampling=sampling,
+        embedding=msgspec.structs.replace(_embedding(folder, fields), is_only_use=not has_head),
     )
 
 
@@ -175,35 +178,47 @@ def _with_own_head(spec: ModelSpec, names: TensorNames, gathered: Gathered, file
     if (both := tied_matrices(spec, names, gathered.tensors)) is None:
         return spec
     embedding, head = both
-    if not {embedding.name, head.name} & gathered.quantised.keys() and have_same_content(embedding, head, files):
+    is_quantised = bool({embedding.name, head.name} & gathered.quantised.keys())
+    if not is_quantised and have_same_content(embedding, head, files):
         return spec
     logger.warning(
-        "config.json says tie_word_embeddings, but %s differs from %s: each is used in its place",
+        "config.json says tie_word_embeddings, but %s %s %s: each is used in its place",
         head.name,
+        "is quantised apart from" if is_quantised else "differs from",
         embedding.name,
     )
     return msgspec.structs.replace(spec, tie_word_embeddings=False)
 
 
-def read_generation_config(path: Path) -> SamplingDefaults:
-    """The sampling defaults in a generation_config.json, or in that of a folder.
+def read_generation_config(path: Path) -> tuple[SamplingDefaults, tuple[int, ...] | None]:
+    """The sampling defaults in a generation_config.json, or in that of a folder, and its ends if it names them.
 
     Raises:
         ConfigError: it is missing or damaged.
     """
     path = path / GENERATION_CONFIG if path.is_dir() else path
-    return sampling_defaults(Config(read_json(path, dict[str, Any]), str(path)))
+    config = Config(read_json(path, dict[str, Any]), str(path))
+    return sampling_defaults(config), end_token_ids(config)
 
 
-def _sampling(folder: Path) -> SamplingDefaults:
-    path = folder / GENERATION_CONFIG
-    return read_generation_config(path) if path.is_file() else SamplingDefaults()
+def _generation(folder: Path, config: Config) -> tuple[SamplingDefaults, tuple[int, ...]]:
+    """A folder's sampling defaults and ends; where no generation_config.json names ends, config.json may."""
+    path, sampling, ends = folder / GENERATION_CONFIG, SamplingDefaults(), None
+    if path.is_file():
+        sampling, ends = read_generation_config(path)
+    if ends is None:
+        ends = end_token_ids(config) or end_token_ids(config.section("text_config")) or ()
+    return sampling, ends
 
 
-def _embedding(folder: Path) -> EmbeddingSpec:
+def _embedding(folder: Path, fields: Mapping[str, Any]) -> EmbeddingSpec:
     modules = folder / "modules.json"
+    try:
+        matryoshka = msgspec.convert(fields, MatryoshkaConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"config.json: {error}") from None
     return embedding_spec(
         read_json(modules, list[Module]) if modules.is_file() else (),
         read_json(folder / "1_Pooling/config.json", PoolingConfig, optional=True),
-        read_json(folder / "config.json", MatryoshkaConfig),
+        matryoshka,
     )

@@ -1,7 +1,7 @@
 """Reads the tokenizer of a Hugging Face folder: its tokens, which of them are special, and the chat templates.
 
-Tokens that only tokenizer_config.json, added_tokens.json or special_tokens_map.json name are added to a copy of
-tokenizer.json, as transformers adds them when it starts. Knows no weights.
+Tokens that only tokenizer_config.json, added_tokens.json or special_tokens_map.json name, or call special, are put
+into a copy of tokenizer.json, as transformers 5 adds them when it starts. Knows no weights.
 """
 
 import codecs
@@ -9,7 +9,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,9 +20,9 @@ from pyllm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-GENERATION_CONFIG = "generation_config.json"
 # Ids that may be skipped between the tokens of a vocabulary and those that are added behind them.
 _LARGEST_GAP = 1 << 16
+_STANDARD = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class _Token(msgspec.Struct):
@@ -41,27 +41,20 @@ class _NamedTemplate(msgspec.Struct):
     template: str
 
 
-class _SpecialTokens(msgspec.Struct):
-    """What special_tokens_map.json says, and tokenizer_config.json too. Of the others only texts are looked at."""
-
-    bos_token: str | _Token | None = None
-    eos_token: str | _Token | None = None
-    unk_token: Any = None
-    sep_token: Any = None
-    pad_token: Any = None
-    cls_token: Any = None
-    mask_token: Any = None
-    additional_special_tokens: Any = None
-
-
-class _TokenizerConfig(_SpecialTokens):
+class _TokenizerConfig(msgspec.Struct):
     added_tokens_decoder: dict[int, _Token] | None = None
     chat_template: str | list[_NamedTemplate] | None = None
 
 
-class _AddedToken(msgspec.Struct):
+class _SpecialTokens(NamedTuple):
+    """Tokens that fields of their own name, such as eos_token or image_token, and those that lists have."""
+
+    named: dict[str, _Token]
+    listed: list[_Token]
+
+
+class _AddedToken(_Token, kw_only=True):
     id: int
-    content: str
 
 
 class _TokenizerModel(msgspec.Struct):
@@ -79,8 +72,14 @@ class _TokenizerJson(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-class _EndTokens(msgspec.Struct):
-    eos_token_id: int | list[int] | msgspec.UnsetType | None = msgspec.UNSET
+class _ModelSizes(msgspec.Struct):
+    """Of a config.json the rows of the embedding; those of the text model within come first."""
+
+    vocab_size: int | None = None
+    text_config: "_ModelSizes | None" = None
+
+    def num_rows(self) -> int:
+        return (self.text_config.num_rows() if self.text_config else 0) or self.vocab_size or 0
 
 
 def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
@@ -97,48 +96,69 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
     special = _special_tokens(folder, options)
     vocabulary = document.model.ids()
     ids = vocabulary | {token.content: token.id for token in document.added_tokens}
-    if missing := _missing_tokens(folder, document, vocabulary, _declared_tokens(folder, options, special)):
-        path = _with_tokens(path, missing)
-        ids |= {token.content: index for index, token in missing.items()}
-    eos_ids = read_json(folder / GENERATION_CONFIG, _EndTokens, optional=True).eos_token_id
-    if eos_ids is msgspec.UNSET:
-        eos_ids = read_json(folder / "config.json", _EndTokens, optional=True).eos_token_id
-    eos_token_ids = set(eos_ids if isinstance(eos_ids, list) else [eos_ids] if isinstance(eos_ids, int) else [])
-    eos_token = _text(special.eos_token)
-    eos_token_ids.update([ids[eos_token]] if eos_token in ids else [])
+    added = _changed_tokens(document, options.added_tokens_decoder or {}, special)
+    added |= _missing_tokens(folder, document, vocabulary, _declared_tokens(folder, options, special))
+    if added:
+        path = _with_tokens(path, added)
+        ids |= {token.content: index for index, token in added.items()}
+    bos_token, eos_token = (special.named[name].content for name in ("bos_token", "eos_token"))
+    ends = (ids[eos_token],) if eos_token and eos_token in ids else ()
     return TokenizerFiles(
         path=str(path),
         chat_template=_chat_template(folder, options),
         tool_chat_template=_tool_chat_template(folder, options),
-        bos_token=_text(special.bos_token),
+        bos_token=bos_token,
         eos_token=eos_token,
-        eos_token_ids=tuple(sorted(eos_token_ids)),
+        eos_token_ids=ends,
+        own_ends=ends,
         num_tokens=max(vocabulary.values(), default=-1) + 1,
     )
 
 
 def _special_tokens(folder: Path, options: _TokenizerConfig) -> _SpecialTokens:
     """As transformers: special_tokens_map.json wins where there is no added_tokens_decoder; else it fills gaps."""
-    mapped = read_json(folder / "special_tokens_map.json", _SpecialTokens, optional=True)
-    first, second = (mapped, options) if options.added_tokens_decoder is None else (options, mapped)
-    values = ((name, getattr(first, name), getattr(second, name)) for name in mapped.__struct_fields__)
-    return _SpecialTokens(**{name: other if value is None else value for name, value, other in values})
+    files = [folder / name for name in ("tokenizer_config.json", "special_tokens_map.json")]
+    first, second = (read_json(file, dict[str, Any], optional=True) for file in files)
+    if options.added_tokens_decoder is None:
+        first, second = second, first
+    fields = second | {name: value for name, value in first.items() if value is not None}
+    lists = [fields.get(name) for name in ("additional_special_tokens", "extra_special_tokens")]
+    named = {name: value for name, value in fields.items() if name.endswith("_token")}
+    for section in (fields.get("model_specific_special_tokens"), *lists):
+        named |= section if isinstance(section, dict) else {}
+    tokens = {name: _token(value) for name, value in (dict.fromkeys(_STANDARD) | named).items()}
+    return _SpecialTokens(tokens, [_token(each) for given in lists if isinstance(given, list) for each in given])
 
 
 def _declared_tokens(folder: Path, options: _TokenizerConfig, special: _SpecialTokens) -> dict[int, _Token]:
     """The tokens that the files beside tokenizer.json name, by their ids; those without one have -1, -2 and so on."""
-    names = [_text(getattr(special, name)) for name in special.__struct_fields__[:-1]]
-    more = special.additional_special_tokens
-    names += [_text(each) for each in (more if isinstance(more, list) else [])]
+    by_name = {token.content: token for token in (*special.named.values(), *special.listed) if token.content}
     declared = dict(options.added_tokens_decoder or {})
     for name, index in read_json(folder / "added_tokens.json", dict[str, int], optional=True).items():
-        is_special = name in names
+        is_special = name in by_name
         declared.setdefault(index, _Token(name, special=is_special, normalized=not is_special))
     found = {token.content for token in declared.values()}
-    without_id = dict.fromkeys(name for name in names if name and name not in found)
-    return declared | {
-        -number: _Token(name, special=True, normalized=False) for number, name in enumerate(without_id, start=1)
-    }
+    without_id = [token for name, token in by_name.items() if name not in found]
+    return declared | {-number: token for number, token in enumerate(without_id, start=1)}
+
+
+def _changed_tokens(
+    document: _TokenizerJson, decoder: Mapping[int, _Token], special: _SpecialTokens
+) -> dict[int, _Token]:
+    """The added tokens of tokenizer.json that other files have otherwise, by their ids.
+
+    As in transformers, added_tokens_decoder says how they are found in a text, and a named one is special.
+    """
+    names = {token.content for token in special.named.values()}
+    changed: dict[int, _Token] = {}
+    for own in document.added_tokens:
+        was = _Token(**{name: getattr(own, name) for name in _Token.__struct_fields__})
+        other = decoder.get(own.id, was)
+        token = other if other.content == own.content else was
+        is_special = was.special or token.special or own.content in names
+        if (token := msgspec.structs.replace(token, special=is_special)) != was:
+            changed[own.id] = token
+    return changed
 
 
 def _missing_tokens(
@@ -146,14 +166,17 @@ def _missing_tokens(
 ) -> dict[int, _Token]:
     """Of these the ones that tokenizer.json does not have as added tokens, by the ids that they get.
 
-    `tokenizers` numbers what it adds from the end of the vocabulary on, so tokens of ids between are made up.
+    `tokenizers` numbers what it adds from the end of the vocabulary on, so tokens of ids between are made up. Those
+    without an id come last, as far as the embedding has rows.
     """
+    rows = read_json(folder / "config.json", _ModelSizes, optional=True).num_rows()
     known = {token.content for token in document.added_tokens}
     taken = {token.id: token.content for token in document.added_tokens}
     by_id = {index: token for token, index in vocabulary.items()} if declared else {}
     following = max(len(vocabulary), max(taken, default=-1) + 1)
     missing: dict[int, _Token] = {}
-    for index, token in sorted(declared.items()):
+    homeless: list[str] = []
+    for index, token in sorted(declared.items(), key=lambda item: (item[0] < 0, abs(item[0]))):
         name = token.content
         if not name or name in known:
             continue
@@ -169,17 +192,27 @@ def _missing_tokens(
             missing[index], following = token, index + 1
         elif index >= 0:
             logger.warning("%s: %r cannot be token %d: tokenizer.json ends at %d", folder, name, index, following)
+        elif not rows or following < rows:
+            missing[following], following = token, following + 1
+        else:
+            homeless.append(name)
+    if homeless:
+        logger.warning(
+            "%s: the special tokens %s are not in the vocabulary, and the embedding's %d rows have no room for them",
+            *(folder, ", ".join(homeless), rows),
+        )
     return missing
 
 
-def _with_tokens(path: Path, missing: Mapping[int, _Token]) -> Path:
-    """A copy of a tokenizer.json in the cache folder, with more added tokens."""
+def _with_tokens(path: Path, added: Mapping[int, _Token]) -> Path:
+    """A copy of a tokenizer.json in the cache folder, with more added tokens, or others of some ids."""
     content = path.read_bytes()
     document = msgspec.json.decode(content)
-    entries = [{"id": index, **msgspec.structs.asdict(token)} for index, token in sorted(missing.items())]
-    document["added_tokens"] = [*(document.get("added_tokens") or []), *entries]
-    listed = ", ".join(repr(token.content) for token in missing.values())
-    logger.info("%s lacks %d tokens that the files beside it name, and gets them: %.300s", path, len(missing), listed)
+    entries = [{"id": index, **msgspec.structs.asdict(token)} for index, token in sorted(added.items())]
+    kept = [token for token in document.get("added_tokens") or [] if token["id"] not in added]
+    document["added_tokens"] = sorted([*kept, *entries], key=lambda token: token["id"])
+    listed = ", ".join(repr(token.content) for token in added.values())
+    logger.info("%s: %d tokens are those of the files beside it: %.300s", path, len(added), listed)
     key = hashlib.blake2b(content + repr(entries).encode(), digest_size=16).hexdigest()
     try:
         return _written(cache_folder() / f"{key}.tokenizer.json", document)
@@ -223,8 +256,9 @@ def _template_text(file: Path) -> str:
         return content.decode(encoding, errors="replace")
 
 
-def _text(token: Any) -> str:
-    """The text of a token that a file has as a text, or with its properties."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token.content if isinstance(token, _Token) else token if isinstance(token, str) else ""
+def _token(value: Any) -> _Token:
+    """A special token that a file has as a text, or with its properties; else one without a text."""
+    try:
+        return msgspec.structs.replace(msgspec.convert(value, _Token), special=True)
+    except msgspec.ValidationError:
+        return _Token(value if isinstance(value, str) else "", special=True, normalized=False)

@@ -91,4 +91,4 @@ def _with_architecture(fields: Fields) -> ModelFields:
     model_type = fields.get("model_type")
     spelled = spelled_architecture(named[0] or (model_type if isinstance(model_type, str) else ""))
     fields = fields | {"architectures": [spelled]} if spelled else fields
-    return ModelFields(fields, has_head=not named[0].endswith("Model"))
+    return ModelFields(fields, has_head="LMHead" in named[0] or not named[0].endswith("Model"))

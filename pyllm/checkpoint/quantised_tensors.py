@@ -65,8 +65,6 @@ def gather(found: Sequence[FileTensor], config: QuantizationConfig | None, files
     for tensor in rest:
         if config is not None and tensor.name.endswith(_UNUSED):
             continue
-        if tensor.type not in (*_FLOATS, "F64", "BOOL"):  # Of the latter two, `map_tensors` knows the use.
-            raise _unsupported(tensor, config)
         gathered.tensors.append(tensor)
     return gathered._replace(no_biases=tuple(name for name in biases if folder.has_zeros(name)))
 
@@ -167,10 +165,9 @@ def _read_bytes(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
 
 
 def _refuse_zero_points(module: _Module, bits: int) -> None:
-    """Of a symmetric scheme, but for those that say nothing: packed ones of so many bits count from the middle."""
+    """Refuse zero points of a symmetric scheme, unless all are neutral: 0, or the middle of packed ones."""
     zeros = module.optional("weight_zero_point")
-    neutral = bytes([{4: 0x88, 8: 0x80}.get(bits, 0)])
-    if zeros is not None and module.content(zeros).strip(neutral).strip(b"\0"):
+    if zeros is not None and not set(module.content(zeros)) <= {0, {4: 0x88, 8: 0x80}.get(bits, 0)}:
         raise ConfigError(f"tensor {zeros.name!r} has zero points, and the scheme of its matrix is symmetric")
 
 
@@ -268,14 +265,3 @@ def _checked(tensor: FileTensor, types: Sequence[str], shape: Shape | None) -> F
     if shape is not None and tensor.shape != shape:
         raise ConfigError(f"tensor {tensor.name!r} has the shape {tensor.shape}, and its matrix needs {shape}")
     return tensor
-
-
-def _unsupported(tensor: FileTensor, config: QuantizationConfig | None) -> ConfigError:
-    message = f"tensor {tensor.name!r} has type {tensor.type}, which is not supported"
-    if tensor.type in {*_INTEGERS, *_BYTES.values(), "U8"}:
-        message += (
-            " without a quantization_config in config.json"
-            if config is None
-            else " beside a matrix that is quantised otherwise, or not at all"
-        )
-    return ConfigError(message)

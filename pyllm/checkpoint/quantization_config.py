@@ -5,7 +5,7 @@ compressed-tensors says which modules have which, and fp8's differ in the shapes
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -35,18 +35,19 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
 class QuantizationConfig(msgspec.Struct, frozen=True):
     """The method, and its schemes: a module has the first that its tensors fit. There is one way to write MXFP4.
 
-    - `targets`: of each scheme the modules that have it, as compressed-tensors names them: a module's name, `re:` and a
-      pattern that it begins with, or the name of a class. Where there are none, any module may have any scheme.
+    - `targets`: the scheme of each target, as compressed-tensors names modules: a module's name, `re:` and a pattern
+      that it begins with, or the name of a class. Where there are none, any module may have any scheme.
     - `ignored`: modules that have none, named in the same ways.
     """
 
     method: QuantizationMethod
     schemes: tuple[Scheme, ...]
-    targets: tuple[tuple[str, ...], ...] = ()
+    targets: Mapping[str, Scheme] = {}
     ignored: tuple[str, ...] = ()
 
     def schemes_of(self, module: str) -> tuple[Scheme, ...]:
-        """The schemes that a module may have: a name decides before a class does, and the first group that fits.
+        """The schemes that a module may have. As in compressed-tensors, its name decides before patterns do, which go
+        by their alphabet, and these before its class, whatever the order of the groups.
 
         Raises:
             ConfigError: no group is for this module.
@@ -54,14 +55,14 @@ class QuantizationConfig(msgspec.Struct, frozen=True):
         if len(set(self.schemes)) < 2 or not self.targets:
             return self.schemes
         if not _is_named(module, self.ignored) and _class_of(module) not in self.ignored:
-            by_name = (at for at, targets in enumerate(self.targets) if _is_named(module, targets))
-            by_class = (at for at, targets in enumerate(self.targets) if _class_of(module) in targets)
-            for at in (*by_name, *by_class):
-                return (self.schemes[at],)
-        listed = ", ".join(target for targets in self.targets for target in targets)
+            exact = sorted(_spellings(module) & self.targets.keys())
+            patterns = (target for target in sorted(self.targets) if not exact and _is_named(module, (target,)))
+            for target in (*exact, *patterns, _class_of(module)):
+                if target in self.targets:
+                    return (self.targets[target],)
         raise ConfigError(
-            f"{module} is quantised, and config_groups have no scheme for it: their targets are {listed:.200}, and "
-            f"ignored are {', '.join(self.ignored) or 'none':.200}"
+            f"{module} is quantised, and config_groups have no scheme for it: their targets are "
+            f"{', '.join(self.targets):.200}, and ignored are {', '.join(self.ignored) or 'none':.200}"
         )
 
 
@@ -103,17 +104,18 @@ def _compressed_tensors(config: Config) -> QuantizationConfig:
         raise _refusal(config, "sparsity_config")
     if len(config.section("transform_config").section("config_groups")):
         raise _refusal(config, "transform_config")
-    formats, schemes, targets = config.text("format", "dense"), [], []
+    formats, schemes = config.text("format", "dense"), []
+    targets: dict[str, Scheme] = {}  # of a target in two groups the last wins
     groups = config.section("config_groups")
     for name in groups:
         group = groups.section(name)
         weights = group.section("weights")
         if len(weights):
             schemes.append(_of_group(weights, group.text("format", formats), group.place))
-            targets.append(_names(group, "targets") or ("Linear",))
+            targets |= dict.fromkeys(_names(group, "targets") or ("Linear",), schemes[-1])
     if not schemes:
         raise ConfigError(f"{config.place} has no config_groups with weights")
-    return QuantizationConfig("compressed-tensors", tuple(schemes), tuple(targets), _names(config, "ignore"))
+    return QuantizationConfig("compressed-tensors", tuple(schemes), targets, _names(config, "ignore"))
 
 
 def _names(config: Config, name: str) -> tuple[str, ...]:
@@ -130,10 +132,14 @@ def _names(config: Config, name: str) -> tuple[str, ...]:
 
 def _is_named(module: str, names: Sequence[str]) -> bool:
     """Whether one of these is its name, in files or in transformers, which put other roots before layers' names."""
-    bare = _ROOT.sub("", module)
-    spelled = {module, *(f"{root}{bare}" for root in _ROOTS)}
+    spelled = _spellings(module)
     patterns = [name.removeprefix("re:") for name in names if name.startswith("re:")]
     return not spelled.isdisjoint(names) or any(re.match(pattern, each) for pattern in patterns for each in spelled)
+
+
+def _spellings(module: str) -> set[str]:
+    bare = _ROOT.sub("", module)
+    return {module, *(f"{root}{bare}" for root in _ROOTS)}
 
 
 def _class_of(module: str) -> str:

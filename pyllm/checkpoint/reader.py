@@ -63,6 +63,8 @@ def read_checkpoint(
     """
     files = read_tokenizer(tokenizer, hub) if tokenizer else None
     read = partial(_read, tokenizer=files, implementation=implementation, probe=probe, overrides=overrides)
+    if not model and has_dummy_weights:
+        raise ConfigError("load_format dummy makes up the weights of a Hugging Face folder: give its --model")
     if not model:
         return msgspec.structs.replace(read(embedded_model()), sampling=EMBEDDED_SAMPLING)
     place = parse_model(model)
@@ -74,13 +76,17 @@ def read_checkpoint(
 
 
 def read_tokenizer(name: str, hub: Hub | None = None) -> TokenizerFiles:
-    """The tokenizer in a folder or a GGUF file, or of a model of the hub, whose weights are not downloaded.
+    """The tokenizer in a folder (of its files tokenizer.json comes first) or a GGUF file, or of a model of the hub.
+
+    Weights of the hub are not downloaded.
 
     Raises:
         ConfigError: as `read_checkpoint`.
     """
     place = parse_model(name)
-    path = find_model(place, hub or Hub(), collect_tokenizer) if isinstance(place, HubName) else _gguf_within(place)
+    path = find_model(place, hub or Hub(), collect_tokenizer) if isinstance(place, HubName) else place
+    if not (path / "tokenizer.json").is_file():
+        path = _gguf_within(path)
     if path.is_dir():
         return read_huggingface_tokenizer(path)
     return _read(path).tokenizer

@@ -5,6 +5,7 @@ Format: https://github.com/huggingface/safetensors#format
 
 import logging
 import math
+import re
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,9 @@ _ELEMENT_BYTES = {
     "U8": 1,
     "BOOL": 1,
 }
+# Such as _orig_mod. of torch.compile, _fsdp_wrapped_module. and _checkpoint_wrapped_module.; and what stands in front.
+_WRAPPER = re.compile(r"(?:^|(?<=\.))_[a-z_]+_mod(?:ule)?\.")
+_WRAPPED = re.compile(r"^(?:module\.|pretrained_model\.)+")
 # The format's own limit on a header.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -61,11 +65,11 @@ def read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]
 
 
 def _renamed(tensors: list[FileTensor]) -> list[FileTensor]:
-    """Without what torch.compile and DistributedDataParallel put into names; a tensor that has both names is one."""
+    """Without what torch's wrappers and trl put into names; a tensor that has both names is one."""
     names = {tensor.name for tensor in tensors}
     renamed = []
     for tensor in tensors:
-        name = tensor.name.replace("_orig_mod.", "").removeprefix("module.")
+        name = _WRAPPED.sub("", _WRAPPER.sub("", tensor.name))
         if name == tensor.name or name not in names:
             renamed.append(msgspec.structs.replace(tensor, name=name))
     return renamed
@@ -88,12 +92,10 @@ def _read_header(path: Path, number: int) -> list[FileTensor]:
     entries = []
     for name, tensor in tensors.items():
         begin, end = tensor.data_offsets
-        if tensor.dtype not in _ELEMENT_BYTES:
-            raise ConfigError(f"tensor {name!r} has type {tensor.dtype}, which is not supported")
-        if (
-            not 0 <= begin <= end <= size - start
-            or end - begin != math.prod(tensor.shape) * _ELEMENT_BYTES[tensor.dtype]
-        ):
+        num_bytes = end - begin
+        if tensor.dtype in _ELEMENT_BYTES:  # Others may be there, if the model does not need them.
+            num_bytes = math.prod(tensor.shape) * _ELEMENT_BYTES[tensor.dtype]
+        if not 0 <= begin <= end <= size - start or end - begin != num_bytes:
             raise ConfigError(
                 f"{path} is damaged: {name} {tensor.shape} lies at bytes {begin} to {end} of {size - start}"
             )

@@ -4,7 +4,7 @@ Reads no file but small tensors and the beginnings of others. Knows neither torc
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -51,7 +51,8 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
     """What the frontend needs to turn text into token ids and back.
 
     `path` is a `tokenizers` JSON, whose own post-processor puts the BOS token first where the model wants it. An absent
-    token is an empty string.
+    token is an empty string. All of `eos_token_ids` end an answer: `own_ends`, which the tokenizer names, and those of
+    the model that it is for.
     """
 
     path: str
@@ -61,6 +62,14 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
     eos_token: str
     eos_token_ids: tuple[int, ...]
     num_tokens: int  # of its vocabulary, without those that were added to it
+    own_ends: tuple[int, ...] = ()
+
+    def with_ends(self, ends: Iterable[int], spec: ModelSpec) -> "TokenizerFiles":
+        """The same for a model that has these ends; only tokens that it can give count."""
+        named = {*self.own_ends, *ends}
+        return msgspec.structs.replace(
+            self, eos_token_ids=tuple(sorted(index for index in named if 0 <= index < spec.vocab_size))
+        )
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):

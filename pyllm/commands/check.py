@@ -7,14 +7,18 @@ import argparse
 import logging
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
+from pyllm import log
 from pyllm.checkpoint import (
     CacheError,
+    Checkpoint,
     Hub,
     HubName,
     at_revision,
@@ -38,7 +42,14 @@ from pyllm.flags.settings_flags import (
     add_vllm_flags,
     given_settings,
 )
-from pyllm.launch import chat_template_notice, check_memory, resolve_settings, visible_cards
+from pyllm.launch import (
+    chat_template_notice,
+    check_memory,
+    check_overrides,
+    resolve_server,
+    resolve_settings,
+    visible_cards,
+)
 from pyllm.machine import (
     Finding,
     ModelNeeds,
@@ -54,7 +65,7 @@ from pyllm.machine import (
     read_software,
     sort_findings,
 )
-from pyllm.wire import bind_listener
+from pyllm.wire import bind_listener, bind_unix_listener
 
 PARSER = SettingsParser
 TAKES_CONFIG = True
@@ -100,9 +111,10 @@ def run(options: argparse.Namespace) -> int:
     server = config_part(ServerConfig, given_settings(options, ServerConfig))
     limits, processor, software = read_limits(), read_processor(), read_software()
     needs, found = _look_at_model(engine, limits) if engine.model.model else (None, [])
-    found = sort_findings(
-        [*found, *_address(server), *find_problems(processor, limits, software, needs, options.connections)]
-    )
+    with _Warnings() as warnings:
+        found += _look_at_server(engine, server)
+    found += [*warnings.findings, *_address(server)]
+    found = sort_findings([*found, *find_problems(processor, limits, software, needs, options.connections)])
     can_run = all(finding.severity != "error" for finding in found)
     report = Report(can_run=can_run, processor=processor, limits=limits, software=software, model=needs, findings=found)
     if options.json:
@@ -163,9 +175,7 @@ def _needs(
         except ConfigError as error:
             return None, [*warnings.findings, Finding("error", str(error), "")]
         checkpoint = msgspec.structs.replace(checkpoint, name=name or checkpoint.name)
-        if notice := chat_template_notice(checkpoint):
-            problem, _, fix = notice.partition(": ")
-            warnings.findings.append(Finding("warning", problem, f"{fix[0].upper()}{fix[1:]}."))
+        warnings.findings += _look_at_template(checkpoint)
         parallel = engine.parallel
         memories = [memory.available // parallel.data_parallel_size for memory in limits.memory]
         if engine.device.device == "cuda":
@@ -179,14 +189,44 @@ def _needs(
     return needs, warnings.findings
 
 
+def _look_at_template(checkpoint: Checkpoint) -> list[Finding]:
+    try:
+        notice = chat_template_notice(checkpoint)
+    except ConfigError as error:
+        return [Finding("error", str(error), "")]
+    problem, _, fix = notice.partition(": ")
+    return [Finding("warning", problem, f"{fix[0].upper()}{fix[1:]}.")] if notice else []
+
+
+def _look_at_server(engine: EngineConfig, server: ServerConfig) -> list[Finding]:
+    """What a server would end with whatever its model is."""
+    from pyllm.frontend.edge import load_middleware  # Takes a while.
+
+    found = _errors(lambda: resolve_server(server))
+    found = found or _errors(*(partial(load_middleware, name) for name in server.middleware))
+    if not engine.model.model:
+        found += _errors(lambda: check_overrides(engine.model))
+    return [*found, *_errors(lambda: log.check(engine.log))]
+
+
+def _errors(*looks: Callable[[], object]) -> list[Finding]:
+    found = []
+    for look in looks:
+        try:
+            look()
+        except ConfigError as error:
+            found.append(Finding("error", str(error), ""))
+    return found
+
+
 def _address(server: ServerConfig) -> list[Finding]:
     """Whether a server could listen where it is to."""
     try:
-        if not server.uds:
-            bind_listener(server.host, server.port).close()
+        with bind_unix_listener(server.uds) if server.uds else bind_listener(server.host, server.port):
+            return []
     except ConfigError as error:
-        return [Finding("error", str(error).partition(";")[0], "Stop what listens there, or give another --port.")]
-    return []
+        fix = "Stop what listens there, or give another --port."
+        return [Finding("error", str(error).partition(";")[0], "Give another --uds." if server.uds else fix)]
 
 
 class _Warnings(logging.Handler):

@@ -3,6 +3,7 @@
 import argparse
 
 from pyllm import log
+from pyllm.config.engine_settings import LogConfig
 from pyllm.config.option_reading import config_part
 from pyllm.config.server_settings import ServerConfig
 from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine, say_start
@@ -47,9 +48,10 @@ def add_arguments(parser: SettingsParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal; gives the exit code."""
+    # First of all, so that in a JSON log also what is wrong with the settings is a record.
+    log.configure("pyllm::serve", config_part(LogConfig, given_settings(options, LogConfig)))
     engine, notices = read_engine(options)
     server = config_part(ServerConfig, given_settings(options, ServerConfig))
-    log.configure("pyllm::serve", engine.log)
     say_start(engine)
     announce(notices)
 

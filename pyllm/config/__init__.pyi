@@ -1,4 +1,5 @@
-from .api_keys import Allowance, ApiKey, KeyRing, Role, flag_keys, new_key, read_api_keys
+from .api_keys import Allowance, ApiKey, KeyRing, Role, check_accounts, flag_keys, new_key, read_api_keys
+from .credentials import Credentials, read_credentials
 from .engine_settings import (
     MAX_CORES,
     MIN_CPU_KV_CACHE_BYTES,
@@ -25,7 +26,7 @@ from .process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfi
 from .rank_coordinates import RankCoordinates, coordinates_of, num_ranks, ranks_of_stage, sampling_rank
 from .server_settings import RESERVED_TEMPLATE_VARIABLES, HeadlessConfig, ServerConfig, UnknownFields
 from .server_trust import DEFAULT_TRUST, ServerTrust, add_trust_flags, connection_advice, trust_of
-from .tls import load_certificates, tls_context
+from .tls import tls_context
 from .vllm_flags import GROUPS, VLLM_FLAGS, VllmFlag, explain_flag
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "ConfigPart",
     "CoreConfig",
     "CorePlacement",
+    "Credentials",
     "DeviceConfig",
     "Dtype",
     "EngineConfig",
@@ -71,6 +73,7 @@ __all__ = [
     "VllmFlag",
     "WorkerConfig",
     "add_trust_flags",
+    "check_accounts",
     "config_part",
     "connection_advice",
     "coordinates_of",
@@ -79,7 +82,6 @@ __all__ = [
     "explain_peer_flag",
     "flag_keys",
     "is_rust",
-    "load_certificates",
     "new_key",
     "num_ranks",
     "option_names",
@@ -88,6 +90,7 @@ __all__ = [
     "parse_size",
     "ranks_of_stage",
     "read_api_keys",
+    "read_credentials",
     "sampling_rank",
     "tls_context",
     "trust_of",

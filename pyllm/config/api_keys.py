@@ -59,13 +59,9 @@ class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyRing:
-    """The keys that a server takes; without any it asks for none.
+    """The keys that a server takes; without any it asks for none."""
 
-    `fixed` are those of them that are in no file: of flags and of the environment.
-    """
-
-    def __init__(self, keys: Sequence[ApiKey] = (), fixed: Sequence[ApiKey] = ()) -> None:
-        self.fixed = tuple(fixed)
+    def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
         self.replace(keys)
 
     def __bool__(self) -> bool:
@@ -122,12 +118,17 @@ def read_api_keys(file: str, environment: Mapping[str, str] = os.environ) -> tup
         if not key.isascii() or not key.isprintable() or not key.strip():
             raise ConfigError(f"{VARIABLE} is empty or has characters that no header can carry; make one: pyllm apikey")
         keys = (*keys, ApiKey(name=VARIABLE_NAME, sha256=_hash(key)))
+    check_accounts(keys)
+    return keys
+
+
+def check_accounts(keys: Sequence[ApiKey]) -> None:
+    """Raises `ConfigError` if keys of one name, which are one account, have different limits."""
     limits: dict[str, Allowance] = {}
     for each in keys:
         allowance = each.allowance(Allowance())
         if limits.setdefault(each.name, allowance) != allowance:
             raise ConfigError(f"the keys of {each.name!r} are one account: give them the same limits")
-    return keys
 
 
 def flag_keys(keys: Sequence[str]) -> tuple[ApiKey, ...]:

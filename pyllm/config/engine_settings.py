@@ -243,7 +243,11 @@ class ParallelConfig(ConfigPart, frozen=True):
         ),
     ] = "auto"
     ray_num_cpus: Annotated[
-        int, Meta(description="CPUs of a Ray node that each rank takes, and its threads on a CPU", ge=1)
+        int,
+        Meta(
+            description="CPUs of a Ray node that each rank takes; also its threads, unless num_threads says otherwise",
+            ge=1,
+        ),
     ] = 1
     disable_custom_all_reduce: Annotated[
         bool, Meta(description="between GPUs, add up by NCCL alone, and share no memory")

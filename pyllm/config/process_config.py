@@ -3,7 +3,7 @@
 import msgspec
 
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.api_keys import ApiKey
+from pyllm.config.credentials import Credentials
 from pyllm.config.engine_settings import CorePlacement, EngineConfig, LogConfig
 from pyllm.config.server_settings import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, ServerConfig
 from pyllm.wire.curve import CurveKeys
@@ -27,7 +27,6 @@ class CoreConfig(_ProcessConfig, frozen=True):
     ready_timeout: float
     shutdown_timeout: float
     curve_keys: str = ""  # folder with keys for tcp://; empty: no encryption
-    num_threads: int | None = None  # of each rank on this machine; None: those of the engine's settings
     fork_server: str = ""  # path of the socket of the process that forks workers; empty: there are none
     index: int = 0
     is_successor: bool = False
@@ -37,8 +36,8 @@ class CoreConfig(_ProcessConfig, frozen=True):
 class WorkerConfig(_ProcessConfig, frozen=True):
     """The configuration of one rank.
 
-    Where a rank has no `num_threads` it has those of the engine's settings, and where it has no `gpu` that is the one
-    of its own number. `curve_keys` are for an address of tcp://, and `client_key` is the core's public one.
+    Without a `gpu` the rank has the one of its own number. `curve_keys` are for an address of tcp://, and `client_key`
+    is the core's public one.
     """
 
     engine: EngineConfig
@@ -47,7 +46,6 @@ class WorkerConfig(_ProcessConfig, frozen=True):
     address: str  # ZeroMQ address that this rank binds its DEALER to; the core connects
     rendezvous: str  # init_method of torch.distributed
     core_index: int = 0
-    num_threads: int | None = None
     gpu: int | None = None
     host: str = ""  # this machine's address for the other ranks; empty: all of them are on this machine
     curve_keys: CurveKeys | None = None
@@ -104,6 +102,5 @@ class ApiConfig(_ProcessConfig, frozen=True):
     log: LogConfig = LogConfig()
     shared: SharedConfig = SharedConfig()
     state_address: str = ""
-    api_keys: tuple[ApiKey, ...] = ()
-    fixed_api_keys: tuple[ApiKey, ...] = ()  # of these, those that are in no file
+    credentials: Credentials = Credentials()
     flight_recorder_dir: str = ""  # where records of crashes are

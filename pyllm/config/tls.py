@@ -1,18 +1,22 @@
-"""The server's side of TLS, from PEM files. Checked in launch, before processes are started; used in API processes."""
+"""The server's side of TLS, from PEM. Checked in launch, before processes are started; used in API processes."""
 
+import contextlib
+import os
 import ssl
+from collections.abc import Generator
 
+from pyllm.config.credentials import Credentials
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
 
 
-def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
+def tls_context(server: ServerConfig, credentials: Credentials) -> ssl.SSLContext | None:
     """What connections are encrypted with; None where no certificate is named.
 
     With `ssl_ca_certs` clients must show a certificate that one of them has signed, unless `ssl_cert_reqs` says less.
 
     Raises:
-        ConfigError: a file cannot be read, the key is not the certificate's, or the settings do not go together.
+        ConfigError: what was read is no PEM, the key is not the certificate's, or the settings do not go together.
     """
     if not server.ssl_certfile:
         if server.ssl_keyfile or server.ssl_ca_certs or server.ssl_cert_reqs:
@@ -22,7 +26,7 @@ def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
-    load_certificates(context, server)
+    _load(context, server, credentials)
     if server.ssl_ca_certs:
         context.verify_mode = (
             ssl.CERT_REQUIRED if server.ssl_cert_reqs is None else ssl.VerifyMode(server.ssl_cert_reqs)
@@ -34,24 +38,28 @@ def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
     return context
 
 
-def load_certificates(context: ssl.SSLContext, server: ServerConfig) -> None:
-    """Read the files into a context, also into one that is in use: connections that come then have what was read.
-
-    A CA certificate that was read before is still believed.
-
-    Raises:
-        ConfigError: a file cannot be read, or the key is not the certificate's.
-    """
+def _load(context: ssl.SSLContext, server: ServerConfig, credentials: Credentials) -> None:
     key = server.ssl_keyfile or server.ssl_certfile
-    try:
-        context.load_cert_chain(server.ssl_certfile, key, password=_refuse_password)
-    except OSError as error:
-        raise ConfigError(f"cannot use the certificate {server.ssl_certfile} with the key {key}: {error}") from None
-    if server.ssl_ca_certs:
+    with _file_of(credentials.certificate) as certificate_file, _file_of(credentials.private_key) as key_file:
         try:
-            context.load_verify_locations(server.ssl_ca_certs)
+            context.load_cert_chain(certificate_file, key_file, password=_refuse_password)
         except OSError as error:
-            raise ConfigError(f"cannot use the CA certificates {server.ssl_ca_certs}: {error}") from None
+            raise ConfigError(f"cannot use the certificate {server.ssl_certfile} with the key {key}: {error}") from None
+    if server.ssl_ca_certs:
+        with _file_of(credentials.ca_certificates) as file:
+            try:
+                context.load_verify_locations(file)
+            except OSError as error:
+                raise ConfigError(f"cannot use the CA certificates {server.ssl_ca_certs}: {error}") from None
+
+
+@contextlib.contextmanager
+def _file_of(content: bytes) -> Generator[str, None, None]:
+    """A path, since OpenSSL's functions take nothing else; the file is in this process's memory alone."""
+    with os.fdopen(os.memfd_create("pem"), "wb") as file:
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def _refuse_password() -> str:

@@ -149,6 +149,7 @@ class Inbox:
                 adapter=submit.adapter,
                 stateful=submit.sampling.is_stateful,
                 prompt_logprobs=submit.sampling.prompt_logprobs is not None,
+                num_logprobs=submit.sampling.num_logprobs,
                 beam_width=submit.beam_width,
                 length_penalty=submit.length_penalty,
                 pooling=submit.sampling.pooling or "none",

@@ -14,7 +14,6 @@ from pyllm.errors import RequestError
 from pyllm.plugins import arguments_by_plugin
 from pyllm.sampling_params import (
     LEAST_POSITIVE,
-    MAX_BAD_WORDS_TOKEN_IDS,
     MAX_BAD_WORDS_TOKENS,
     MAX_EXTRA_ARGS_BYTES,
     MAX_LOGIT_BIAS,
@@ -109,7 +108,7 @@ def _check_ids(name: str, packed: bytes, model: ModelInfo) -> None:
 
 
 def _check_sequences(name: str, sequences: tuple[bytes, ...], model: ModelInfo) -> None:
-    check(name, len(sequences), len(sequences) <= MAX_BAD_WORDS_TOKEN_IDS, f"at most {MAX_BAD_WORDS_TOKEN_IDS}")
+    check(name, len(sequences), len(sequences) <= MAX_BAD_WORDS_TOKENS, f"at most {MAX_BAD_WORDS_TOKENS}")
     num_tokens = sum(map(len, sequences)) // 4
     check(name, num_tokens, num_tokens <= MAX_BAD_WORDS_TOKENS, f"at most {MAX_BAD_WORDS_TOKENS} tokens")
     for sequence in sequences:

@@ -25,7 +25,7 @@ def read(config: Config) -> ModelSpec:
         attention=attention, feed_forward=read_feed_forward(config), attention_norm=norm, feed_forward_norm=norm
     )
     # The first files call LongRoPE by other names.
-    rope = read_rope(config, attention.head_size, renamed={"su": "longrope", "yarn": "longrope"})
+    rope = read_rope(_with_original(config), attention.head_size, renamed={"su": "longrope", "yarn": "longrope"})
     return read_model(
         config,
         [layer] * num_layers(config),
@@ -34,6 +34,15 @@ def read(config: Config) -> ModelSpec:
     )
 
 
+def _with_original(config: Config) -> Config:
+    """As in transformers, the original context that stands beside the section about RoPE wins over that within."""
+    name = "original_max_position_embeddings"
+    if (original := config.optional_integer(name)) is None:
+        return config.with_defaults(**{name: _ORIGINAL})
+    return config.with_section("rope_parameters" if "rope_parameters" in config else "rope_scaling", **{name: original})
+
+
+_ORIGINAL = 4096  # of all models but the longest, and transformers' default
 _QUERY_KEY_VALUE = ("attention.query", "attention.key", "attention.value")
 
 FAMILY = Family(

@@ -126,9 +126,9 @@ def _dynamic(parameters: Config, size: int, context: int) -> RopeSpec:
     return RopeSpec(rotary_size=size, inverse_frequencies=_base_frequencies(theta, size), longer=longer)
 
 
-def _llama3(parameters: Config, size: int, _: int) -> RopeSpec:
+def _llama3(parameters: Config, size: int, context: int) -> RopeSpec:
     """Low frequencies are divided by the factor, high ones stay, those between are interpolated (Llama 3.1)."""
-    factor, original = parameters.positive("factor"), parameters.integer("original_max_position_embeddings")
+    factor, original = parameters.positive("factor"), parameters.integer("original_max_position_embeddings", context)
     low, high = parameters.positive("low_freq_factor"), parameters.positive("high_freq_factor")
     if high <= low:
         raise ConfigError(f"{parameters.place}: high_freq_factor {high} must be more than low_freq_factor {low}")
@@ -186,7 +186,7 @@ def _yarn_attention_factor(parameters: Config, factor: float) -> float:
 
 def _longrope(parameters: Config, size: int, context: int) -> RopeSpec:
     """Each frequency has its own factor, another for contexts beyond the original (LongRoPE, arXiv 2402.13753)."""
-    theta, original = _theta(parameters), parameters.integer("original_max_position_embeddings")
+    theta, original = _theta(parameters), parameters.integer("original_max_position_embeddings", context)
     factor = parameters.positive("factor", context / original)
     attention_factor = 1.0
     if "attention_factor" in parameters:

@@ -154,7 +154,9 @@ class TensorNames:
     - `offset_added`: the scales of norms with `unit_offset` have the 1 in them already.
     - `transposed`: parts of a layer whose matrices have a column an output, as in GPT-2's Conv1D, if they are floats.
     - `derived`: endings of tensors that follow from the configuration and are left out.
-    - `skipped`: beginnings of tensors that the text model does not need, such as a vision tower's.
+    - `are_all`: a tensor that is no parameter means a feature that is not supported, and is refused as in llama.cpp.
+      Elsewhere the class of the model says what it has, and others are skipped as in transformers: a vision tower,
+      heads and masks that training leaves, layers beyond num_hidden_layers.
     """
 
     roots: tuple[str, ...] = ("model.", "")
@@ -173,7 +175,7 @@ class TensorNames:
         *(".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached"),
         *(".position_ids", ".masked_bias"),
     )
-    skipped: tuple[str, ...] = ()
+    are_all: bool = False
 
     def source_of(self, part: str) -> tuple[str, tuple[str, ...]]:
         """The name of the tensor that holds a part of a layer, and all parts that it holds, in their order."""
@@ -194,7 +196,6 @@ HUGGINGFACE_NAMES = TensorNames()
 TEXT_MODEL_NAMES = TensorNames(
     roots=("model.", "language_model.model.", "model.language_model.", ""),
     heads=("lm_head", "language_model.lm_head"),
-    skipped=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
 )
 """transformers' names for a model alone, or for the text model within one with images."""
 
@@ -210,6 +211,7 @@ GGUF_NAMES = TensorNames(
     parts=GGUF_PARTS,
     offset_added=True,
     derived=("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
+    are_all=True,
 )
 """llama.cpp's names for a whole model."""
 
@@ -265,7 +267,7 @@ def map_tensors(
     `quantised` has those of `found`, by their names, that are not plain numbers.
 
     Raises:
-        ConfigError: a tensor is missing, has another shape than the model needs, or belongs to no parameter.
+        ConfigError: a tensor is missing, has another shape or type than the model needs, or is one too many.
     """
     tensors = {tensor.name: tensor for tensor in found}
     if len(tensors) != len(found):
@@ -276,7 +278,10 @@ def map_tensors(
     def whole(parameter: str, shape: Shape, source: str) -> TensorEntry:
         return _with_quantised(_entry(tensors, parameter, shape, _Place(source)), quantised.get(source))
 
-    entries = [whole("embedding.weight", vocabulary, f"{root}{names.embedding}.weight")]
+    embedding = f"{root}{names.embedding}.weight"
+    if spec.tie_word_embeddings and embedding not in tensors and f"{head}.weight" in tensors:
+        embedding = f"{head}.weight"  # the same matrix
+    entries = [whole("embedding.weight", vocabulary, embedding)]
     for index, layer in enumerate(spec.layers):
         shapes, prefix = parameters_of_layer(spec, layer), f"{root}{names.layer.format(index)}"
         for name, shape in shapes.items():
@@ -305,11 +310,15 @@ def map_tensors(
     entries.append(_with_transforms(final, _offset(spec.norm, names)))
     if not spec.tie_word_embeddings:
         entries.append(whole("head.weight", vocabulary, f"{head}.weight"))
+    for entry in entries:
+        if not names.are_all and entry.source.type not in (*_FLOATS, "F64") and entry.source.name not in quantised:
+            raise ConfigError(
+                f"tensor {entry.source.name!r} has type {entry.source.type}, and its architecture needs {_LISTED}; a "
+                "matrix of others needs a quantization_config in config.json that is for it"
+            )
     return tuple(entries), _left_over(spec, names, tensors, entries, head)
 
 
-# Heads of classifiers and of reward models, which training leaves beside that of a language model. Masks are BOOL.
-_OF_TASKS = ("score.", "v_head.", "value_head.", "reward_head.", "regression_head.", "classifier.", "qa_outputs.")
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}  # and their bytes
 _LISTED = "F32, F16 and BF16"
 _BUFFERS = ("F64", "I64", "I32", "I16", "I8", "U8", "BOOL")  # which are no parameters
@@ -389,7 +398,9 @@ def num_parameters(spec: ModelSpec) -> int:
 
 def _root_and_head(names: TensorNames, tensors: Container[str]) -> tuple[str, str]:
     """What stands before the layers' names in these files, and the head's name."""
-    root = next((root for root in names.roots if f"{root}{names.embedding}.weight" in tensors), names.roots[0])
+    kept = (names.embedding, names.norm)
+    found = (root for name in kept for root in names.roots if f"{root}{name}.weight" in tensors)
+    root = next(found, names.roots[0])
     head = next((head for head in names.heads if f"{head}.weight" in tensors), names.heads[0])
     return root, head
 
@@ -425,9 +436,10 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
     if place.matrix is not None:
         needed = (place.matrix[1], *needed)
     if tensor is None:
-        raise ConfigError(f"the model's files have no tensor {place.source!r}, which its architecture needs")
-    if tensor.type == "BOOL" or (tensor.type == "F64" and len(tensor.shape) > 1):
-        raise ConfigError(f"tensor {place.source!r} has type {tensor.type}, and its architecture needs {_LISTED}")
+        module = place.source.rpartition(".")[0]
+        beside = [f"{found.name} ({found.type})" for name, found in tensors.items() if name.startswith(f"{module}.")]
+        instead = f"; they have {', '.join(sorted(beside)[:4])}" if module and beside else ""
+        raise ConfigError(f"the model's files have no tensor {place.source!r}, which its architecture needs{instead}")
     if tensor.shape != needed:
         raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")
     transforms: tuple[Transform, ...] = (Transpose(),) if place.is_transposed else ()
@@ -486,20 +498,19 @@ def _left_over(
     entries: Iterable[TensorEntry],
     head: str,
 ) -> tuple[str, ...]:
-    """The tensors that are skipped.
+    """The tensors that fill no parameter, and do not follow from others.
 
     Raises:
-        ConfigError: there are others that fill no parameter.
+        ConfigError: there are some, and there must not.
     """
     rest = tensors.keys() - {entry.source.name for entry in entries}
     if spec.tie_word_embeddings:
         rest -= {f"{head}.weight"}
     rest = {name for name in rest if not name.endswith(names.derived)}
-    skipped = {name for name in rest if name.startswith((*names.skipped, *_OF_TASKS)) or tensors[name].type == "BOOL"}
-    if unknown := sorted(rest - skipped):
-        listed = ", ".join(unknown[:5])
+    skipped = tuple(sorted(rest))
+    if skipped and names.are_all:
         raise ConfigError(
-            f"{len(unknown)} tensors belong to no layer of {spec.architecture}: {listed}; the model needs a feature "
-            "that is not supported, or the files are of another model"
+            f"{len(skipped)} tensors belong to no layer of {spec.architecture}: {', '.join(skipped[:5])}; the model "
+            "needs a feature that is not supported, or the files are of another model"
         )
-    return tuple(sorted(skipped))
+    return skipped

@@ -13,6 +13,7 @@ from pyllm.config.option_reading import engine_config
 from pyllm.errors import ConfigError
 from pyllm.flags.settings_flags import given_settings
 from pyllm.flags.vllm_settings import settle
+from pyllm.supervision import is_json
 
 MODEL_HELP = (
     "GGUF file, Hugging Face folder, or a model of the hub: owner/repo, owner/repo:Q4_K_M, owner/repo@revision or "
@@ -66,9 +67,10 @@ def print_notices(notices: Sequence[str]) -> None:
 
 
 def say_start(engine: EngineConfig, stream: TextIO | None = None) -> None:
-    """Say on a terminal what starts, before anything is loaded, which takes seconds; nothing where there is none."""
+    """Say on a terminal what starts, before anything is loaded, which takes seconds; nothing where there is none,
+    or where the log is JSON."""
     stream = stream or sys.stderr
-    if stream.isatty():
+    if stream.isatty() and not is_json():
         print(f"pyllm {__version__} starts {engine.model.model or 'the embedded model'} ...", file=stream, flush=True)
 
 

@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import uvloop
 
 from pyllm import log
+from pyllm.config.credentials import Credentials
 from pyllm.config.process_config import ApiConfig
-from pyllm.errors import ConfigError, GivenUpError, PyllmError
+from pyllm.errors import GivenUpError, PyllmError
 from pyllm.frontend.shared.messages import QUEUE_REASONS
 from pyllm.supervision.burst_logger import BurstLogger
 from pyllm.supervision.parent_link import ParentLink, attach
@@ -51,29 +53,10 @@ def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> 
     """
     title = f"pyllm::api-{config.index}"
     parent = attach(connection, title)
-    log.configure(title, config.log)
+    log.configure_child(title, config.log)
     # Its warnings are about what clients send, a line each: they would fill any log, and a full pipe stops the server.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return parent.run(lambda: uvloop.run(_serve(config, listener, parent)))
-
-
-class Reloading:
-    """Calls `reload` for each time that the parent says so, once where several have come; an error changes nothing."""
-
-    def __init__(self, parent: ParentLink, reload: Callable[[], None]) -> None:
-        self._parent = parent
-        self._reload = reload
-        self._num_seen = 0
-
-    def look(self) -> None:
-        """Whether the parent has said so since."""
-        if self._parent.reloads == self._num_seen:
-            return
-        self._num_seen = self._parent.reloads
-        try:
-            self._reload()
-        except ConfigError as error:
-            logger.error("keys and certificates stay as they are: %s", error)
 
 
 async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink) -> int:
@@ -113,10 +96,9 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     sys.setswitchinterval(SWITCH_INTERVAL)
     pressure = MemoryPressure([state.prompts.resize_cache, shared.resize])
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    reloading = Reloading(parent, state.credentials.reload)
-    reloading.look()  # What was read again before this process took another one's place holds for it, too.
     tending = _tend(parent, client, shared, state.metrics, pressure)
-    works = (tending, _follow(reloading), cores.follow(), state.history.follow())
+    following = _follow(parent, state.credentials.replace)
+    works = (tending, following, cores.follow(), state.history.follow())
     beside = [asyncio.ensure_future(work) for work in works]
     death = asyncio.ensure_future(client.death())
     # One process speaks for all of them.
@@ -164,10 +146,14 @@ async def _shared_state(config: ApiConfig, parent: ParentLink) -> "Shared":
     return LocalState(SharedState(config.shared, on_cores=lambda cores: parent.keep(Kept(cores=cores))))
 
 
-async def _follow(reloading: Reloading) -> None:
+async def _follow(parent: ParentLink, replace: Callable[[Credentials], None]) -> None:
+    """Use the keys and the certificate that the parent sends."""
+    seen = b""
     while True:
         await asyncio.sleep(HEARTBEAT_INTERVAL)
-        reloading.look()
+        if parent.news is not seen:
+            seen = parent.news
+            replace(msgspec.msgpack.decode(seen, type=Credentials))
 
 
 async def _tend(

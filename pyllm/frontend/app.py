@@ -5,16 +5,13 @@ from functools import cache
 from typing import Any, cast
 
 import msgspec
-from litestar import Litestar, MediaType, Request, Response, get, post
-from litestar.datastructures import State
+from litestar import Litestar, MediaType, Request, Response, get
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
-from litestar.handlers import BaseRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp
 
 from pyllm import __version__
-from pyllm.errors import RequestError
 from pyllm.frontend.admin.routes import admin_routes
 from pyllm.frontend.answers.idempotency import Idempotency
 from pyllm.frontend.anthropic.routes import count_tokens_route, messages_route
@@ -24,12 +21,8 @@ from pyllm.frontend.edge.gateway import Gateway
 from pyllm.frontend.edge.middleware import with_middleware
 from pyllm.frontend.edge.request_record import RequestRecord, RouteNames
 from pyllm.frontend.health import health_routes
-from pyllm.frontend.http.body_decoding import decode_body
-from pyllm.frontend.http.body_shape import find_ignored
-from pyllm.frontend.http.failure import MediaTypeError, decoding_error, describe
-from pyllm.frontend.http.ignored_fields import RequestFields
+from pyllm.frontend.http.failure import describe
 from pyllm.frontend.http.openapi import openapi_document
-from pyllm.frontend.http.pushed_response import PushedResponse
 from pyllm.frontend.http.unknown_routes import explain_method, explain_unknown_route
 from pyllm.frontend.llama_cpp.routes import infill_route
 from pyllm.frontend.observability import metrics
@@ -38,49 +31,21 @@ from pyllm.frontend.observability.metrics_history import Looks
 from pyllm.frontend.openai.chat_completions import chat_route
 from pyllm.frontend.openai.completions import completions_route
 from pyllm.frontend.openai.embeddings import embeddings_route
+from pyllm.frontend.openai.invocations import invocations_route
 from pyllm.frontend.openai.model_list import models_routes
 from pyllm.frontend.openai.tokenization import detokenize_route, tokenize_route, tokenizer_info_route
 from pyllm.frontend.page.page_files import page_routes
+from pyllm.frontend.requests.json_request import JsonRequest
 from pyllm.frontend.requests.request_context import context_in
 from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.responses.routes import responses_routes
 from pyllm.frontend.server_info import server_info_routes
-
-# Bytes from which decoding a body may take tens of milliseconds, and runs on a thread.
-LARGE_BODY = 1 << 17
 
 
 class Version(msgspec.Struct):
     """`GET /version`."""
 
     version: str
-
-
-class JsonRequest(Request[Any, Any, State]):
-    """Decodes a body strictly, as the handler's own type; Litestar would take "5" for 5."""
-
-    async def json(self) -> Any:
-        """The body as the type of the handler's `data`.
-
-        Raises:
-            MediaTypeError: it is announced as something other than JSON.
-            RequestError: it does not decode, or has fields without effect and the server is strict.
-        """
-        return await self.decoded(body_type(self.route_handler))
-
-    async def decoded(self, kind: Any) -> Any:
-        """The body as this type; raises as `json` does."""
-        media_type = self.content_type[0]
-        if media_type not in ("", "application/json"):
-            raise MediaTypeError(f"The body is announced as {media_type}; send application/json.")
-        try:
-            body = await self.body()
-            fields = context_in(self.scope).fields
-            if len(body) < LARGE_BODY:
-                return _decoded(body, kind, fields)
-            return await asyncio.to_thread(_decoded, body, kind, fields)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise decoding_error(error) from None
 
 
 def create_app(state: ServerState) -> ASGIApp:
@@ -105,17 +70,7 @@ def create_app(state: ServerState) -> ASGIApp:
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     # By the field that only its bodies have.
-    invoked = {"messages": chat_route(state), "prompt": completions_route(state), "input": embeddings_route(state)}
-
-    @post("/invocations", status_code=200, include_in_schema=False)
-    async def invoke(request: JsonRequest) -> PushedResponse:
-        """The only route that SageMaker calls, as at vLLM."""
-        given = await request.decoded(dict[str, msgspec.Raw])
-        route = next((route for field, route in invoked.items() if field in given), None)
-        if route is None:
-            raise RequestError("give messages for a chat, prompt for a completion, or input for embeddings", "messages")
-        answer = await route.fn(request=request, data=await request.decoded(body_type(route)))
-        return cast("PushedResponse", answer)
+    by_field = {"messages": chat_route(state), "prompt": completions_route(state), "input": embeddings_route(state)}
 
     @get("/metrics/history", sync_to_thread=False, summary="The last ten minutes of the metrics that the page draws")
     def show_history() -> Looks:
@@ -131,8 +86,8 @@ def create_app(state: ServerState) -> ASGIApp:
 
     routes = Litestar(
         route_handlers=[
-            *invoked.values(),
-            invoke,
+            *by_field.values(),
+            invocations_route(by_field),
             infill_route(state),
             models_routes(state),
             responses_routes(state),
@@ -167,13 +122,6 @@ def create_app(state: ServerState) -> ASGIApp:
     return cast("ASGIApp", recorded)
 
 
-def body_type(handler: BaseRouteHandler) -> Any:
-    """The type of a route's body."""
-    field = handler.parsed_data_field
-    assert field is not None
-    return field.annotation
-
-
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     context = context_in(request.scope)
     context.say_field(error)
@@ -187,10 +135,3 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
     headers, body = render_error(path, failure, context.request_id)
     texts = {name.decode(): value.decode() for name, value in headers}
     return Response(body, status_code=failure.status, media_type=MediaType.JSON, headers=texts)
-
-
-def _decoded(body: bytes, kind: Any, fields: RequestFields) -> Any:
-    data = decode_body(body, kind)
-    if fields.policy != "ignore" and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        find_ignored(body, kind, fields)
-    return data

@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from ssl import SSLContext
 from types import FrameType
 from typing import Any, cast
 
@@ -155,7 +156,9 @@ class HttpServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,  # A header must not make a client one of this machine.
-                ssl_context_factory=None if tls is None else lambda config, default: tls,
+                ssl_context_factory=None
+                if tls is None
+                else lambda config, default: cast("SSLContext", state.credentials.tls),
                 headers=[("server", "pyllm")],
                 backlog=BACKLOG,
                 timeout_graceful_shutdown=CLOSE_GRACE,
@@ -166,6 +169,8 @@ class HttpServer(uvicorn.Server):
         self._on_started = on_started
         self._stopping: asyncio.Task[None] | None = None
         self._is_signalled = False
+        self._listeners: list[socket.socket] = []
+        state.credentials.on_tls = self.renew_tls
         self._loop = asyncio.get_running_loop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -176,17 +181,33 @@ class HttpServer(uvicorn.Server):
         """
         for listener in sockets or ():
             listen(listener, BACKLOG)  # uvloop, which does so again, would not say that it failed.
-        await super().startup(sockets)
+        self._listeners = sockets or []
+        await self._accept()
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the port, then the connections. Who had connected before is answered, if only with a refusal."""
         for _ in range(LAST_TURNS):
             await asyncio.sleep(0)
-        for closing in (*self.servers, *(sockets or ())):
-            closing.close()
+        for server in self.servers:
+            server.close()
+        for listener in self._listeners:
+            listener.close()
         await asyncio.sleep(LAST_ANSWERS)
         await super().shutdown(sockets)
+
+    def renew_tls(self) -> None:
+        """Accept with the state's new TLS context; connections that are open stay. The port stays bound meanwhile."""
+        if not self.started or self.should_exit:
+            return
+        self.config.ssl = self._state.credentials.tls
+        for server in self.servers:
+            server.close()
+        self._accepting = asyncio.create_task(self._accept())
+
+    async def _accept(self) -> None:
+        # Copies, so that the end of what accepts does not close the port.
+        await super().startup([listener.dup() for listener in self._listeners])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called for a signal, between any two instructions of the main thread; the parent gives one, and then kills.

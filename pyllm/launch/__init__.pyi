@@ -11,7 +11,7 @@ from .memory_check import (
     table_bytes_per_token,
     weights_bytes,
 )
-from .model_overrides import chat_template_notice
+from .model_overrides import chat_template_notice, check_overrides
 from .probe_process import probe_model
 from .resolve import cpu_memory_needed, resolve_config, resolve_server, resolve_settings, shared_config
 
@@ -20,6 +20,7 @@ __all__ = [
     "activation_bytes",
     "chat_template_notice",
     "check_memory",
+    "check_overrides",
     "cpu_memory_needed",
     "cpu_quota",
     "default_kv_cache_bytes",

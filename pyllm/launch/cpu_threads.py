@@ -14,11 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 def threads_of_each_rank(parallel: ParallelConfig, usable: Set[int] | None = None, root: Path = Path("/")) -> int:
-    """An equal share of the CPUs that this process may use; `usable` are those of its affinity mask.
+    """An equal share of the CPUs that this process may use (of `usable`, its affinity mask); with Ray `ray_num_cpus`.
 
     Where a control group gives time for fewer of them, as `docker --cpus` and limits of Kubernetes do, so many are
     shared, and the log says so: with more threads the kernel stops all of them for the rest of each period.
     """
+    if parallel.distributed_executor_backend == "ray":
+        return parallel.ray_num_cpus
     num_usable = len(os.sched_getaffinity(0) if usable is None else usable)
     ranks = parallel.data_parallel_size * num_ranks(parallel)
     quota = cpu_quota(root)

@@ -80,7 +80,7 @@ def _core_main(connection: Connection, *files: int) -> int:
     parent = attach(connection, title)
     if level := (config.kept.settings or {}).get("log_level"):
         set_log_level(level)
-    log.configure(title, config.engine.log)
+    log.configure_child(title, config.engine.log)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     executor: Executor
     backend = config.engine.parallel.distributed_executor_backend
@@ -112,7 +112,7 @@ def _worker_main(connection: Connection) -> NoReturn:
 def _fork_server_main(config: ForkServerConfig, connection: Connection) -> int:
     from pyllm.supervision import fork_server
 
-    log.configure(fork_server.TITLE, config.log, may_wait=True)  # No thread may write for it.
+    log.configure_child(fork_server.TITLE, config.log, may_wait=True)  # No thread may write for it.
     return fork_server.main(config, connection)
 
 

@@ -5,18 +5,20 @@ from pathlib import Path
 
 import msgspec
 
+from pyllm.arguments import check
 from pyllm.checkpoint.generation_config import SamplingDefaults, parse_overrides
 from pyllm.checkpoint.huggingface import read_generation_config
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.model_settings import ModelConfig
 from pyllm.errors import ConfigError, RequestError
+from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
 
 def with_overrides(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
-    """The checkpoint with the chat template and the sampling defaults that the user chose.
+    """The checkpoint with the chat template, the sampling defaults and the ends that the user chose.
 
     Raises:
         ConfigError: a file cannot be read, or a default is out of its range.
@@ -25,12 +27,26 @@ def with_overrides(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     if config.chat_template:
         template = _chat_template(config.chat_template)
         tokenizer = msgspec.structs.replace(tokenizer, chat_template=template, tool_chat_template=None)
-    return msgspec.structs.replace(checkpoint, tokenizer=tokenizer, sampling=_sampling(checkpoint.sampling, config))
+    sampling, ends = _sampling_and_ends(checkpoint.sampling, config)
+    if ends is not None:
+        tokenizer = tokenizer.with_ends(ends, checkpoint.spec)
+    return msgspec.structs.replace(checkpoint, tokenizer=tokenizer, sampling=sampling)
+
+
+def check_overrides(config: ModelConfig) -> None:
+    """Raises `ConfigError` where no model can have these overrides."""
+    if config.chat_template:
+        ChatTemplate(_chat_template(config.chat_template), "", "")
+    _sampling_and_ends(SamplingDefaults(), config)
 
 
 def chat_template_notice(checkpoint: Checkpoint) -> str:
-    """What a server or a check says of a model that cannot chat; empty where it can, and where it only embeds."""
-    if checkpoint.tokenizer.chat_template is not None or checkpoint.embedding.is_only_use:
+    """What a server or a check says of a model that cannot chat; empty where it can, and where it only embeds.
+
+    Raises:
+        ConfigError: its chat template does not compile, so that no server can use it.
+    """
+    if ChatTemplate.of(checkpoint.tokenizer) is not None or checkpoint.embedding.is_only_use:
         return ""
     return (
         f"{checkpoint.name} has no chat template, so requests with messages are refused: give one by --chat-template "
@@ -49,16 +65,21 @@ def _chat_template(given: str) -> str:
     return given
 
 
-def _sampling(own: SamplingDefaults, config: ModelConfig) -> SamplingDefaults:
-    """As vLLM: `auto` takes the model's own, `vllm` none; then the overrides replace single ones."""
+def _sampling_and_ends(own: SamplingDefaults, config: ModelConfig) -> tuple[SamplingDefaults, tuple[int, ...] | None]:
+    """As vLLM: `auto` takes the model's own, `vllm` no defaults; then the overrides replace single ones.
+
+    The ends are those that another file names, in place of the model's.
+    """
+    ends = None
     if config.generation_config == "vllm":
         own = SamplingDefaults()
     elif config.generation_config != "auto":
-        own = read_generation_config(Path(config.generation_config).expanduser())
+        own, ends = read_generation_config(Path(config.generation_config).expanduser())
     overrides = parse_overrides(config.override_generation_config, "override_generation_config")
     chosen = msgspec.structs.replace(own, **overrides.given())
     try:
         SamplingParams(**chosen.given())
+        check("max_tokens", chosen.max_tokens, chosen.max_tokens != 0, "at least 1")
     except RequestError as error:
         raise ConfigError(
             f"a sampling default cannot be used: {error}; change it by --override-generation-config, or take none of "
@@ -67,4 +88,4 @@ def _sampling(own: SamplingDefaults, config: ModelConfig) -> SamplingDefaults:
     if values := chosen.given():
         listed = ", ".join(f"{name} {value:g}" for name, value in values.items())
         logger.info("requests that leave sampling out get %s (--generation-config)", listed)
-    return chosen
+    return chosen, ends

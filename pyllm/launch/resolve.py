@@ -19,7 +19,8 @@ from pyllm.checkpoint.model_name import at_revision
 from pyllm.checkpoint.quantization_config import QuantizationMethod
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
-from pyllm.config.api_keys import ApiKey, flag_keys, read_api_keys
+from pyllm.config.api_keys import flag_keys, read_api_keys
+from pyllm.config.credentials import Credentials, read_credentials
 from pyllm.config.engine_settings import (
     CacheConfig,
     EngineConfig,
@@ -80,10 +81,11 @@ def resolve_config(
         ConfigError: the model cannot be read, two settings do not go together, or the memory is too small.
     """
     resolved, checkpoint = resolve_settings(config, probe, list_cards)
+    num_threads = config.device.num_threads or threads_of_each_rank(config.parallel)
+    resolved = msgspec.structs.replace(
+        resolved, device=msgspec.structs.replace(resolved.device, num_threads=num_threads)
+    )
     if config.parallel.distributed_executor_backend != "ray":  # whose ranks take the memory of other machines
-        num_threads = config.device.num_threads or threads_of_each_rank(config.parallel)
-        device = msgspec.structs.replace(resolved.device, num_threads=num_threads)
-        resolved = msgspec.structs.replace(resolved, device=device)
         check_memory(resolved, checkpoint)
         if resolved.device.device == "cpu" and resolved.cache.kv_cache_memory_bytes is None:
             available = min((memory.available for memory in host_memory()), default=0)
@@ -114,7 +116,9 @@ def resolve_settings(
     _check_transformers(config, checkpoint)
     if checkpoint.skipped and spec.transformers is None:
         listed = ", ".join(checkpoint.skipped[:5]) + (", ..." if len(checkpoint.skipped) > 5 else "")
-        logger.warning("%d tensors are not loaded, as its text needs none of them: %s", len(checkpoint.skipped), listed)
+        logger.warning(
+            "%d tensors are not loaded, as its text model has none such: %s", len(checkpoint.skipped), listed
+        )
     device, cards = config.device.device, list_cards()
     if device == "auto":
         device = "cuda" if cards else "cpu"
@@ -390,18 +394,19 @@ def _cuts_blocks(checkpoint: Checkpoint, ranks: int) -> bool:
     return any(entry.shape[1] // ranks % BLOCK_SIZES[entry.source.type] for entry in cut)
 
 
-def resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ...]]:
-    """Absolute paths and the API keys; what an API process would stumble over is refused here.
+def resolve_server(server: ServerConfig) -> tuple[ServerConfig, Credentials]:
+    """Absolute paths, API keys and the certificate; what an API process would stumble over is refused here.
 
     Raises:
         ConfigError: a file cannot be used, or a package is missing.
     """
     files = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds", "curve_keys")
     paths = {name: str(Path(value).absolute()) for name in files if (value := getattr(server, name))}
-    keys = read_api_keys(server.api_key_file) + flag_keys(server.api_key)
+    fixed_keys = read_api_keys("") + flag_keys(server.api_key)
     # From here on, and in what is recorded of a crash, keys are their hashes.
     server = msgspec.structs.replace(server, **paths, api_key=(), root_path=_root_path(server.root_path))
-    tls_context(server)
+    credentials = read_credentials(server, fixed_keys)
+    tls_context(server, credentials)
     if server.curve_keys:
         client_keys(Path(server.curve_keys))
     if server.allow_credentials and (not server.allowed_origins or "*" in server.allowed_origins):
@@ -420,7 +425,7 @@ def resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ..
             raise ConfigError(
                 "otlp_traces_endpoint must be the URL of OTLP over HTTP, such as http://localhost:4318/v1/traces"
             )
-    return server, keys
+    return server, credentials
 
 
 def _root_path(text: str) -> str:

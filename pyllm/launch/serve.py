@@ -6,7 +6,6 @@ Imports neither torch nor the web framework; `launch/entrypoints.py` has what th
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Collection
@@ -15,25 +14,33 @@ from pathlib import Path
 import msgspec
 from setproctitle import setproctitle
 
-from pyllm import log
-from pyllm.config.api_keys import ApiKey, read_api_keys
+from pyllm.config.credentials import Credentials
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.process_config import ApiConfig, CoreConfig, StateConfig
 from pyllm.config.server_settings import HeadlessConfig, ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.launch import topology
 from pyllm.launch.core_settings import placement_recording
+from pyllm.launch.live_credentials import LiveCredentials
 from pyllm.launch.model_overrides import chat_template_notice
 from pyllm.launch.resolve import resolve_config, resolve_server, shared_config
 from pyllm.launch.service_manager import ServiceManager
 from pyllm.recording import check_recording_path
 from pyllm.supervision import line_writer
+from pyllm.supervision.json_log import is_json
 from pyllm.supervision.log_level import set_log_level
 from pyllm.supervision.parent_link import keep_exit_codes
 from pyllm.supervision.server_processes import supervise
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
 from pyllm.wire.messages import Restarts
-from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener, claim_address, is_core_address
+from pyllm.wire.sockets import (
+    SocketFolder,
+    bind_listener,
+    bind_unix_listener,
+    claim_address,
+    claim_path,
+    is_core_address,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,33 +53,35 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     """
     _become_supervisor()
     service = ServiceManager()
-    reloads = topology.Reloads(service)
-    signal.signal(signal.SIGUSR1, reloads.ask)
-    server, api_keys = resolve_server(server)
-    engine, checkpoint = resolve_config(engine)
-    if notice := chat_template_notice(checkpoint):
-        logger.warning("%s", notice)
-    with _claim(server) as claim, _listener(server) as listener, SocketFolder() as folder:
-        cores = topology.core_configs(engine, checkpoint, folder, server.ready_timeout, server.shutdown_timeout)
-        api = _api(cores, server, api_keys)
-        processes = topology.supervised_engine(cores, set_log_level)
-        address, line = _announcement(listener, api)
-        groups = _groups(cores[0], processes, api, listener, reloads)
+    server, credentials = resolve_server(server)
+    live = LiveCredentials(server, credentials, service)
+    signal.signal(signal.SIGUSR1, live.ask)
+    with contextlib.ExitStack() as claim:
+        claim.enter_context(_claim(server))
+        engine, checkpoint = resolve_config(engine)
+        if notice := chat_template_notice(checkpoint):
+            logger.warning("%s", notice)
+        with _listener(server) as listener, SocketFolder() as folder:
+            cores = topology.core_configs(engine, checkpoint, folder, server.ready_timeout, server.shutdown_timeout)
+            api = _api(cores, server, credentials)
+            processes = topology.supervised_engine(cores, set_log_level)
+            address, line = _announcement(listener, api)
+            groups = _groups(cores[0], processes, api, listener, live)
 
-        def close_address() -> None:
-            # Once the API processes have closed the port, clients are to be refused: while it is open here, they would
-            # connect all the same, and wait until this process has ended. Another server may have it from then on.
-            listener.close()
-            claim.close()
-            service.stopping()
+            def close_address() -> None:
+                # Once the API processes have closed the port, clients are to be refused: while it is open here, they
+                # would connect all the same, and wait until this process has ended. Another server may have it then.
+                listener.close()
+                claim.close()
+                service.stopping()
 
-        _supervise(
-            groups,
-            lambda _: _ready(service, address, line),
-            server.shutdown_timeout,
-            close_address,
-            replicas=processes.cores,
-        )
+            _supervise(
+                groups,
+                lambda _: _ready(service, address, line),
+                server.shutdown_timeout,
+                close_address,
+                replicas=processes.cores,
+            )
     return 0
 
 
@@ -99,8 +108,8 @@ def serve_for(engine: EngineConfig, server: ServerConfig, work: Callable[[str, E
             except Exception as error:  # noqa: BLE001  raised again below: the server has done nothing wrong
                 outcome.append(error)
 
-        reloads = topology.Reloads(ServiceManager(""))
-        groups = _groups(cores[0], processes, _api(cores, server, ()), listener, reloads)
+        live = LiveCredentials(server, Credentials(), ServiceManager(""))
+        groups = _groups(cores[0], processes, _api(cores, server, live.current), listener, live)
         _supervise(groups, lambda _: "", server.shutdown_timeout, listener.close, run, replicas=processes.cores)
     if outcome and outcome[0] is not None:
         raise outcome[0]
@@ -151,7 +160,7 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
     return 0
 
 
-def _api(cores: list[CoreConfig], server: ServerConfig, api_keys: tuple[ApiKey, ...]) -> ApiConfig:
+def _api(cores: list[CoreConfig], server: ServerConfig, credentials: Credentials) -> ApiConfig:
     core, engine = cores[0], cores[0].engine
     return ApiConfig(
         server=server,
@@ -161,17 +170,10 @@ def _api(cores: list[CoreConfig], server: ServerConfig, api_keys: tuple[ApiKey, 
         seed=engine.model.seed,
         log=engine.log,
         shared=shared_config(server, engine.scheduler.max_num_seqs, [each.bind for each in cores]),
-        api_keys=api_keys,
-        fixed_api_keys=_fixed_keys(server, api_keys),
+        credentials=credentials,
         flight_recorder_dir=engine.recovery.flight_recorder_dir,
         state_address=f"ipc://{core.socket_folder}/state" if server.api_server_count > 1 else "",
     )
-
-
-def _fixed_keys(server: ServerConfig, api_keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
-    """Those that stay when the file of keys is read again."""
-    in_file = read_api_keys(server.api_key_file, {}) if server.api_key_file else ()
-    return tuple(key for key in api_keys if key not in in_file)
 
 
 def _groups(
@@ -179,7 +181,7 @@ def _groups(
     engine: topology.SupervisedEngine,
     api: ApiConfig,
     listener: socket.socket,
-    reloads: topology.Reloads,
+    credentials: LiveCredentials,
 ) -> list[list[SupervisedProcess]]:
     """In the order in which they end: API processes let their streams finish, then the rest has nothing left to do."""
     recovery, count = core.engine.recovery, api.server.api_server_count
@@ -189,7 +191,7 @@ def _groups(
     def list_restarts() -> list[Restarts]:
         return [restarts for group in groups for process in group for restarts in process.restarts]
 
-    news = topology.ApiNews(list_restarts, reloads)
+    news = topology.ApiNews(list_restarts, credentials)
     groups = [
         [
             topology.supervised_api(_api_config(api, core.engine, index), listener, limits, recovery, news)
@@ -212,6 +214,8 @@ def _api_config(api: ApiConfig, engine: EngineConfig, index: int) -> ApiConfig:
 def _become_supervisor() -> None:
     setproctitle("pyllm::serve")
     keep_exit_codes()
+    # Service managers send it for a reload; the default is to end.
+    signal.signal(signal.SIGUSR1, lambda *_: logger.info("SIGUSR1: this process has nothing to read again"))
 
 
 def _supervise(
@@ -232,7 +236,7 @@ def _supervise(
 def _ready(service: ServiceManager, address: str, line: str) -> str:
     """Tell whoever waits that all is ready; gives the line to print, in place of which a JSON log gets a record."""
     service.ready()
-    if not log.is_json():
+    if not is_json():
         return line
     logger.info("pyllm is ready on %s", address, extra={"fields": {"event": "ready", "address": address}})
     return ""
@@ -242,7 +246,7 @@ def _announcement(listener: socket.socket, api: ApiConfig) -> tuple[str, str]:
     """The address, and what is printed when the server is ready: a request to try, and the page in another line."""
     prompt = "The capital of France is"
     body = msgspec.json.encode({"model": api.served_model_name[0], "prompt": prompt, "max_tokens": 16}).decode()
-    key = " -H 'Authorization: Bearer KEY'" if api.api_keys else ""
+    key = " -H 'Authorization: Bearer KEY'" if api.credentials.keys else ""
     scheme = "https" if api.server.ssl_certfile else "http"
     if listener.family == socket.AF_UNIX:
         path = listener.getsockname()
@@ -251,24 +255,24 @@ def _announcement(listener: socket.socket, api: ApiConfig) -> tuple[str, str]:
         host, port = listener.getsockname()[:2]
         where = address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     command = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
-    contents = "routes and engine" if api.checkpoint.tokenizer.chat_template is None else "chat, routes and engine"
+    contents = "chat, routes and engine" if api.checkpoint.tokenizer.chat_template else "routes and engine"
     page = f"\n  {contents} in a browser: {where}{api.server.root_path}/"
     line = f"pyllm is ready on {where} - try: {command}{'' if listener.family == socket.AF_UNIX else page}"
     return where, line
 
 
-def _claim(server: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
+def _claim(server: ServerConfig) -> contextlib.AbstractContextManager[object]:
     """Holds the server's address while nobody listens there yet; a port that is left open is nobody else's."""
     if server.uds:
-        return claim_address(os.path.realpath(server.uds))
-    return claim_address(f"{server.host}:{server.port}") if server.port else socket.socket()
+        return claim_path(server.uds)
+    return claim_address(f"{server.host}:{server.port}") if server.port else contextlib.nullcontext()
 
 
-def _claim_core(address: str) -> contextlib.AbstractContextManager[socket.socket]:
+def _claim_core(address: str) -> contextlib.AbstractContextManager[object]:
     """The same for a headless core: libzmq would take the path of another one away."""
     if address.startswith("ipc://"):
-        return claim_address(f"ipc://{os.path.realpath(address.removeprefix('ipc://'))}")
-    return socket.socket() if address.endswith((":0", ":*")) else claim_address(address)
+        return claim_path(address.removeprefix("ipc://"))
+    return contextlib.nullcontext() if address.endswith((":0", ":*")) else claim_address(address)
 
 
 def _listener(server: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:

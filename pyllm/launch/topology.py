@@ -18,7 +18,7 @@ from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig,
 from pyllm.config.rank_coordinates import num_ranks
 from pyllm.errors import ConfigError
 from pyllm.launch.core_settings import settings_of_core
-from pyllm.launch.service_manager import ServiceManager
+from pyllm.launch.live_credentials import LiveCredentials
 from pyllm.recording import check_recording_path
 from pyllm.supervision import child_process, step_trace
 from pyllm.supervision.child_process import ChildProcess
@@ -125,24 +125,11 @@ def supervised_state(config: StateConfig, limits: ProcessLimits, recovery: Recov
     return SupervisedProcess(spawn, successive.configure, limits, _recording(recovery, config))
 
 
-class Reloads:
-    """Counts the times that API processes were to read keys and certificates again; `service` hears of each."""
-
-    def __init__(self, service: ServiceManager) -> None:
-        self.count = 0
-        self._service = service
-
-    def ask(self, *_: object) -> None:
-        """Another time: a handler of signals, too."""
-        self.count += 1
-        self._service.reloaded()
-
-
 class ApiNews(NamedTuple):
     """News for every API process while it runs."""
 
     list_restarts: Callable[[], Sequence[Restarts]]
-    reloads: Reloads
+    credentials: LiveCredentials
 
 
 def supervised_api(
@@ -156,13 +143,13 @@ def supervised_api(
     # All of them accept on the one socket, and who is idle is first: 2,000 connections went 35 to 65 to two processes,
     # in bursts or one by one. Sockets of their own (SO_REUSEPORT) would be balanced by the kernel, but blindly: a
     # process that is busy, or gone, would keep those clients waiting whom the others could serve.
-    name, successive = f"API process {config.index}", SuccessiveApis(config)
+    name, successive = f"API process {config.index}", SuccessiveApis(config, news.credentials)
 
     def spawn() -> ChildProcess:
         process = child_process.spawn(name, "api", listener.fileno())
         process.list_restarts = news.list_restarts
-        process.count_reloads = lambda: news.reloads.count
-        process.on_reload_asked = news.reloads.ask
+        process.news = news.credentials.news
+        process.on_reload_asked = news.credentials.ask
         process.on_kept = successive.keep
         return process
 
@@ -246,15 +233,19 @@ class SuccessiveStates:
 
 
 class SuccessiveApis:
-    """The configuration of each API process in turn: a recording of its own, and the cores that the one before had."""
+    """The configuration of each API process in turn: a recording of its own, the cores that the one before had last,
+    and the credentials that are in force.
+    """
 
-    def __init__(self, config: ApiConfig) -> None:
+    def __init__(self, config: ApiConfig, credentials: LiveCredentials) -> None:
         self._config = config
+        self._credentials = credentials
         self._numbers = itertools.count()
 
     def configure(self, _: str) -> ApiConfig:
         """The configuration of the next API process."""
-        number, config = next(self._numbers), self._config
+        number = next(self._numbers)
+        config = msgspec.structs.replace(self._config, credentials=self._credentials.current)
         if not config.placement_recording or not number:
             return config
         recording = _next_recording(config.placement_recording, number, "API process")

@@ -50,7 +50,7 @@ class ApiReplica:
         from ray import serve
 
         self._registry = CoreRegistry(serve.get_replica_context().app_name)
-        server, api_keys = resolve_server(self._server)
+        server, credentials = resolve_server(self._server)
         parallel = msgspec.structs.replace(self._engine.parallel, distributed_executor_backend="ray")
         # Here are neither the model's ranks nor their devices.
         engine = msgspec.structs.replace(self._engine, parallel=parallel)
@@ -66,7 +66,7 @@ class ApiReplica:
             placement=engine.parallel.data_parallel_placement,
             seed=engine.model.seed,
             shared=shared_config(server, engine.scheduler.max_num_seqs, await self._first()),
-            api_keys=api_keys,
+            credentials=credentials,
         )
         self._started = await embedded_app.EmbeddedApp.start(config)
         self._tasks = [asyncio.ensure_future(self._follow()), asyncio.ensure_future(self._embedded.tend())]

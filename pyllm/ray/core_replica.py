@@ -60,6 +60,7 @@ class CoreReplica:
             address = ray.get_runtime_context().gcs_address
             parallel = msgspec.structs.replace(engine.parallel, ray_address=address)
             engine = msgspec.structs.replace(engine, parallel=parallel)
+        engine = _with_threads(engine, ray.get_runtime_context().get_assigned_resources().get("CPU", 0))
         engine, checkpoint = await asyncio.to_thread(resolve_config, engine)
         keys = await self._registry.keys()
         self._folder = SocketFolder()
@@ -72,7 +73,6 @@ class CoreReplica:
             curve_keys=f"{self._folder.path}/keys",
             ready_timeout=self._ready_timeout,
             shutdown_timeout=2 * self._leave_timeout,  # It never ends what still runs: the clients take it elsewhere.
-            num_threads=_threads_of_each_rank(ray, engine),
             fork_server=topology.fork_server_address(engine, self._folder.path),
         )
         self._processes = [process for group in topology.supervised_engine([config]) for process in group]
@@ -145,10 +145,12 @@ class CoreReplica:
         self._loss = reason if isinstance(reason, PyllmError) else EngineDeadError(str(reason))
 
 
-def _threads_of_each_rank(ray: Any, engine: EngineConfig) -> int | None:
-    """An equal share of the CPUs that Ray gave this replica; None where it gave none."""
-    cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 0)
-    return max(1, int(cpus) // num_ranks(engine.parallel)) if cpus else None
+def _with_threads(engine: EngineConfig, cpus: float) -> EngineConfig:
+    """Ranks in the replica share the CPUs that Ray gave it, where no number of threads is set."""
+    if engine.device.num_threads or not cpus or engine.parallel.distributed_executor_backend == "ray":
+        return engine
+    device = msgspec.structs.replace(engine.device, num_threads=max(1, int(cpus) // num_ranks(engine.parallel)))
+    return msgspec.structs.replace(engine, device=device)
 
 
 def settings_hash(engine: EngineConfig) -> str:

@@ -1,6 +1,7 @@
 from .burst_logger import BurstLogger
 from .child_process import ChildProcess, StartedChild, end, reap, start_child
 from .flight_recorder import CrashRecord, FlightRecorder, config_json, list_records, resolve_folder
+from .json_log import JsonFormatter, is_json
 from .log_level import LOG_LEVELS, changed_log_level, current_log_level, set_log_level
 from .memory import Memory, host_memory, is_out_of_memory, return_freed_memory
 from .memory_pressure import MemoryPressure
@@ -34,6 +35,7 @@ __all__ = [
     "ChildProcess",
     "CrashRecord",
     "FlightRecorder",
+    "JsonFormatter",
     "Memory",
     "MemoryPressure",
     "ParentLink",
@@ -59,6 +61,7 @@ __all__ = [
     "die_with_parent",
     "end",
     "host_memory",
+    "is_json",
     "is_out_of_memory",
     "keep_exit_codes",
     "last_of",

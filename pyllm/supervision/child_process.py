@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pyllm.errors import EngineDeadError, StartError, WrongSettingError
-from pyllm.supervision import line_writer
+from pyllm.supervision import json_log
 from pyllm.supervision.child_log import ChildLog
 from pyllm.supervision.log_level import changed_log_level
 from pyllm.supervision.memory import num_oom_kills
@@ -70,7 +70,8 @@ class ChildProcess:
         self.on_kept: Callable[[Kept], None] = lambda kept: None
         self.restarts: tuple[Restarts, ...] = ()  # of its own children
         self.list_restarts: Callable[[], Sequence[Restarts]] = tuple  # that it is told of
-        self.count_reloads: Callable[[], int] = int  # likewise
+        self.news: Callable[[], bytes] = bytes  # likewise, of what only its role understands
+        self._told = b""
         self.on_reload_asked: Callable[[], None] = lambda: None
         self.step = -1  # the last one that it has reported, twice a second, where it does steps
         self.failure: str | None = None
@@ -82,7 +83,7 @@ class ChildProcess:
         # The same socket, for what must not wait: a child that is stopped reads nothing.
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._unsent = bytearray()
-        self._log = None if stderr is None else ChildLog(stderr, line_writer.stderr().forward)
+        self._log = None if stderr is None else ChildLog(stderr, partial(json_log.forward, name))
         self._memory = memory
         self._reap = reap
         # Who was started by another process may have been reaped by now; it was given a group of its own.
@@ -258,13 +259,15 @@ class ChildProcess:
     def _send_heartbeat(self) -> None:
         # A child that has not spoken yet waits for its configuration, and for nothing else.
         if self._has_spoken and not self._unsent:
+            news = self.news()
             heartbeat = Heartbeat(
                 "parent",
                 reason=self._given_up,
                 log_level=changed_log_level(),
                 restarts=tuple(self.list_restarts()),
-                reloads=self.count_reloads(),
+                news=b"" if news is self._told else news,
             )
+            self._told = news
             frame = msgspec.msgpack.encode(heartbeat)
             self._unsent += struct.pack("!i", len(frame)) + frame
             self._send_unsent()

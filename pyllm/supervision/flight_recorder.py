@@ -29,8 +29,10 @@ MAX_NAME = 80  # characters of a file's name
 _STAMP = "%Y%m%dT%H%M%S.%fZ"
 _RECORD = re.compile(r"\.?\d{8}T\d{6}\.\d{6}Z-")
 # Fields of the configuration that are secret, of a KV connector its own settings alone; and those that are only long.
-SECRET_FIELDS = frozenset({"sha256", "secret", "kv_connector_extra_config"}) | (SECRETS - {"kv_transfer_config"})
-_LONG_FIELDS = frozenset({"tensors"})
+SECRET_FIELDS = frozenset({"sha256", "secret", "private_key", "kv_connector_extra_config"}) | (
+    SECRETS - {"kv_transfer_config"}
+)
+_LONG_FIELDS = frozenset({"tensors", "certificate", "ca_certificates"})
 
 logger = logging.getLogger(__name__)
 

@@ -43,8 +43,8 @@ class ParentLink:
     """What a process tells its parent. `stage` and `step` are set by the process and sent at 2 Hz.
 
     A thread does that (`beat_in_a_thread`), or the process itself (`beat`, `listen`). `given_up` is empty until the
-    parent says why what this process needs will not come back, and `restarts` are those that it tells of, `reloads` the
-    number of times that files were to be read again.
+    parent says why what this process needs will not come back, and `restarts` are those that it tells of, `news`
+    what else it has told last: another object each time.
     `blamed_on_request` is set by `set_blamed_on_request`.
     """
 
@@ -54,7 +54,7 @@ class ParentLink:
         self.progress = 0.0
         self.given_up = ""
         self.restarts: tuple[Restarts, ...] = ()
-        self.reloads = 0
+        self.news = b""
         self.blamed_on_request = False
         self._unsent = Kept()
         self._connection = connection
@@ -109,7 +109,7 @@ class ParentLink:
             self._send_unsent()
 
     def ask_reload(self) -> None:
-        """Have the parent count another reload, which all of its API processes are told."""
+        """Have the parent read keys and certificates again, and tell them to all of its API processes."""
         self._send(ReloadAsked(), patience=1.0)
 
     def beat(self) -> None:
@@ -127,7 +127,7 @@ class ParentLink:
         self._ticks_unheard = 0
         self.given_up = heartbeat.reason
         self.restarts = heartbeat.restarts
-        self.reloads = heartbeat.reloads
+        self.news = heartbeat.news or self.news
         if heartbeat.log_level:
             set_log_level(heartbeat.log_level)
 

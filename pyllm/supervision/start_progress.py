@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Callable
 from typing import TextIO
 
+from pyllm.supervision import json_log
+
 _PAUSE = 0.2  # seconds between two looks
 _MAX_CHARACTERS = 60  # of what is waited for, so that a line stays one
 # The cursor goes back, so that a line of the log replaces this one.
@@ -22,13 +24,14 @@ def can_redraw(stream: TextIO) -> bool:
 
 
 async def show_progress(read: Callable[[], tuple[float, str]], stream: TextIO | None = None) -> None:
-    """Show how far a start is, until this is cancelled; nothing where `stream` (stderr) cannot redraw.
+    """Show how far a start is, until this is cancelled; nothing where `stream` (stderr) cannot redraw, or has
+    a JSON log.
 
     `read` gives the share of the model that is loaded, and what else is waited for, which is shown before the first
     weights and after the last.
     """
     stream = stream or sys.stderr
-    if not can_redraw(stream):
+    if not can_redraw(stream) or json_log.is_json():
         return
     from tqdm import tqdm
 

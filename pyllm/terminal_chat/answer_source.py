@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pyllm.arguments import check
 from pyllm.sampling_params import SamplingParams
 
 # A role and its content, as OpenAI has them.
@@ -33,6 +34,7 @@ class AnswerParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     def __post_init__(self) -> None:
         SamplingParams(**self.sampling())
+        check("max_tokens", self.max_tokens, self.max_tokens != 0, "at least 1")
 
     def given(self) -> dict[str, Any]:
         """Those that are set."""

@@ -17,8 +17,10 @@ from pyllm.wire.curve import CurveKeys
 MAX_MESSAGE_BYTES = 64 << 20
 # Messages queued for one peer before `send` reports that it is slow.
 HIGH_WATER_MARK = 1000
-# Messages handled in one turn of the event loop, so that a flood does not starve the step loop.
+# Messages handled in one turn of the event loop, and bytes after which no other is, so that a flood does not starve
+# what else runs there. Log-probabilities of a whole vocabulary come in large messages, slow to take in.
 MESSAGES_PER_TURN = 64
+BYTES_PER_TURN = 1 << 20
 
 Received = TypeVar("Received")
 Sent = TypeVar("Sent")
@@ -113,13 +115,17 @@ class Endpoint(Generic[Received, Sent]):
 
     def _drain(self) -> None:
         self._drain_scheduled = False
+        num_bytes = 0
         for _ in range(MESSAGES_PER_TURN):
             if self._socket.closed:
                 return
+            if num_bytes > BYTES_PER_TURN:
+                break
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            num_bytes += sum(map(len, parts))
             try:
                 self._handle(parts)
             except Exception:

@@ -74,6 +74,12 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
         return self.changes_logits or self.prompt_logprobs is not None
 
     @property
+    def num_logprobs(self) -> int:
+        """Log-probabilities that come with a token at most, its own included; 0: none."""
+        counts = [count for count in (self.logprobs, self.prompt_logprobs) if count is not None]
+        return 1 + max(*counts, len(self.logprob_token_ids) // 4) if counts else 0
+
+    @property
     def changes_logits(self) -> bool:
         """Whether a token is drawn from other logits than the model's."""
         return bool(
@@ -426,7 +432,7 @@ class Heartbeat(Message, frozen=True):
     `blamed_on_request` is the doing of one request. `progress` is the share of the model that is loaded.
 
     A parent's `log_level` is the one that was set while it ran, empty if none was. `restarts` are those of all
-    processes, which API processes are told, and `reloads` the times that they were to read keys and certificates again.
+    processes, which API processes are told, and `news` are keys and a certificate that were read again, sent once.
     """
 
     stage: str = ""
@@ -436,7 +442,7 @@ class Heartbeat(Message, frozen=True):
     progress: float = 0.0
     log_level: str = ""
     restarts: tuple[Restarts, ...] = ()
-    reloads: int = 0
+    news: bytes = b""
 
 
 # "recovering": it has lost its workers and starts others; "stalled": work waits, and no step has been completed for

@@ -123,15 +123,15 @@ def _make(parent: Path) -> tuple[str, int]:
         folder = tempfile.mkdtemp(prefix="pyllm-", dir=parent)
         # Until it is locked, another process may sweep it.
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            lock = _lock(folder, os.O_CREAT)
+            lock = _lock(os.path.join(folder, "lock"), os.O_CREAT)
             if os.path.exists(folder):
                 return folder, lock
             os.close(lock)
 
 
-def _lock(folder: Path | str, flags: int = 0) -> int:
-    """Raises BlockingIOError where another process has locked the folder."""
-    descriptor = os.open(os.path.join(folder, "lock"), os.O_RDWR | flags, 0o600)
+def _lock(file: str, flags: int = 0) -> int:
+    """Raises BlockingIOError where another process has locked the file."""
+    descriptor = os.open(file, os.O_RDWR | flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -145,16 +145,16 @@ def _sweep(parent: Path) -> None:
         # Whoever has just made it has no lock in it yet; whoever else sweeps is faster; another user's is not ours.
         with contextlib.suppress(OSError):
             if folder.stat().st_uid == os.getuid():
-                lock = _lock(folder)
+                lock = _lock(f"{folder}/lock")
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
 
 
 def claim_address(address: str) -> socket.socket:
-    """Keeps others of ours from this address until it is closed: from before it listens, while its model loads.
+    """Keeps others of ours from HOST:PORT until it is closed: from before it listens, while its model loads.
 
-    Linux lets two sockets bind to one port until one of them listens, and a path whose server still loads looks stale.
-    The claim is a name that, as a port, belongs to the network namespace, and goes with the process.
+    Linux lets two sockets bind to one port until one of them listens. The claim is a name that, as a port, belongs to
+    the network namespace, and goes with the process.
 
     Raises:
         ConfigError: another process has claimed it.
@@ -166,11 +166,43 @@ def claim_address(address: str) -> socket.socket:
         claim.close()
         if error.errno != errno.EADDRINUSE:
             raise
-        raise ConfigError(
-            f"cannot listen on {address}: another pyllm that is starting, or that runs, has this address; "
-            "choose another, or end that one first"
-        ) from None
+        raise _claimed(address) from None
     return claim
+
+
+@contextlib.contextmanager
+def claim_path(path: str) -> Generator[None, None, None]:
+    """The same for the path of a socket, which looks stale while its server loads: a locked file beside it.
+
+    Raises:
+        ConfigError: another process has claimed it, or its folder takes no file.
+    """
+    file = f"{os.path.realpath(path)}.lock"
+    while True:
+        try:
+            descriptor = _lock(file, os.O_CREAT)
+        except BlockingIOError:
+            raise _claimed(path) from None
+        except OSError as error:
+            hint = "choose another --uds, or --bind of a core"
+            raise ConfigError(f"cannot listen on {path}: {error.strerror}; {hint}") from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(file), os.fstat(descriptor)):
+                break
+        os.close(descriptor)  # of a file that its owner has removed meanwhile
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(file)
+        os.close(descriptor)
+
+
+def _claimed(address: str) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {address}: another pyllm that is starting, or that runs, has this address; "
+        "choose another, or end that one first"
+    )
 
 
 def listen(listener: socket.socket, backlog: int) -> None:

@@ -25,7 +25,7 @@ class Started(Message, frozen=True):
 
 
 class ReloadAsked(Message, frozen=True):
-    """An API process was asked to read keys and certificates again: its parent is to tell the others."""
+    """An API process was asked to read keys and certificates again: its parent is to do so, and to tell all of them."""
 
 
 class CoreEntry(Message, frozen=True):

@@ -69,7 +69,7 @@ def main(connection: Connection, host_memory: int | None = None) -> NoReturn:
     config = msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig)
     title = f"pyllm::worker-{config.core_index}-{config.rank}"
     parent = attach(connection, title)
-    log.configure(title, config.engine.log)
+    log.configure_child(title, config.engine.log)
     line_writer.end_process(parent.run(lambda: _work(config, parent, host_memory)))
 
 
@@ -135,11 +135,7 @@ def load(
 
     engine = config.engine
     transformers = config.checkpoint.spec.transformers
-    set_threads(
-        engine,
-        torch_computes=transformers is not None and transformers.torch_computes,
-        num_threads=config.num_threads or engine.device.num_threads,
-    )
+    set_threads(engine, torch_computes=transformers is not None and transformers.torch_computes)
     sum_in_float32()
     enter("joining ranks")
     group = RankGroup.join(

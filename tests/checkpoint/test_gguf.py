@@ -54,6 +54,11 @@ def test_an_answer_ends_where_the_file_or_its_chat_template_says(
     tokens[-2:] = ["<|im_end|>", "<|return|>"]
     write_tiny_gguf(source, path, fields={"tokenizer.ggml.tokens": tokens} | fields)
     assert read_gguf(path, "")[0].tokenizer.eos_token_ids == tuple(ends)
+    other = msgspec.structs.replace(read_checkpoint(source).tokenizer, eos_token_ids=(), own_ends=())
+    named = {
+        fields.get(f"tokenizer.ggml.{name}_token_id", 257 if name == "eos" else -1) for name in ("eos", "eot", "eom")
+    }
+    assert read_gguf(path, other)[0].tokenizer.eos_token_ids == tuple(sorted(named - {-1}))
 
 
 def without_norms(spec: ModelSpec) -> ModelSpec:
@@ -142,6 +147,20 @@ def test_texts_that_are_not_utf8_are_replaced(tmp_path: Path, source: str, caplo
     assert read_gguf(path, "")[0].tokenizer.eos_token == END
     for name in ("general.author", "general.tags"):
         assert f"1 texts in '{name}' are not UTF-8" in caplog.text
+
+
+def test_tokens_of_bytes_that_are_not_utf8_stay_apart(
+    tmp_path: Path, source: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path)
+    tokens = GGUFReader(path).fields["tokenizer.ggml.tokens"].contents()
+    tokens[280:283] = ["xx1", "xx2", "xx3"]
+    write_tiny_gguf(source, path, fields={"tokenizer.ggml.tokens": tokens})
+    path.write_bytes(path.read_bytes().replace(b"xx1", b"a\xffb").replace(b"xx2", b"a\xfeb").replace(b"xx3", b"a\xfdb"))
+    ids = msgspec.json.decode(read_gguf(path, "")[1])["model"]["vocab"]
+    assert {ids["a\ufffdb"], ids["[a\ufffdb_281]"], ids["[a\ufffdb_282]"]} == {280, 281, 282}
+    assert "3 texts in 'tokenizer.ggml.tokens' are not UTF-8" in caplog.text
 
 
 def test_types_of_tokens_may_be_missing(tmp_path: Path, source: str) -> None:

@@ -61,6 +61,74 @@ def test_the_union_is_that_of_transformers(tmp_path: Path, files: dict[str, Any]
     assert found.num_tokens == 258
 
 
+TWO = {"image_token": NEW, "boi_token": "<|boi|>"}
+LSTRIP = {"content": NEW, "lstrip": True, "normalized": False, "__type": "AddedToken"}
+
+
+@pytest.mark.parametrize(
+    ("files", "config"),
+    [
+        ({}, {"extra_special_tokens": [NEW, "<|boi|>"]}),
+        ({}, {"additional_special_tokens": [NEW, "<|boi|>"]}),
+        ({}, {"extra_special_tokens": TWO}),
+        ({}, {"model_specific_special_tokens": TWO}),
+        ({}, TWO),
+        ({}, TWO | {"image_token": LSTRIP}),
+        ({}, {"pad_token": NEW, "add_bos_token": False, "boi_token": "<|boi|>"}),
+        ({"special_tokens_map.json": TWO}, {}),
+        ({"special_tokens_map.json": {"extra_special_tokens": list(TWO.values())}}, {}),
+        (
+            {"added_tokens.json": {"<|boi|>": 259}},
+            {"added_tokens_decoder": decoder((258, NEW)), "boi_token": "<|boi|>"},
+        ),
+    ],
+)
+def test_tokens_without_an_id_get_the_next_ones(tmp_path: Path, files: dict[str, Any], config: dict[str, Any]) -> None:
+    folder = write(tmp_path / "model", files, eos_token=END, **config)
+    ours, theirs = Tokenizer(read_huggingface_tokenizer(folder)), AutoTokenizer.from_pretrained(folder)
+    text = f"a {NEW} b<|boi|>{END}"
+    assert ours.encode(text) == theirs.encode(text)
+    assert {258, 259} <= set(ours.encode(text))
+    assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
+
+
+def test_without_room_in_the_embedding_tokens_are_named_in_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write(tmp_path / "model", {"special_tokens_map.json": TWO | {"eot_token": "<|eot|>"}})
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 9, "text_config": {"vocab_size": 258}}))
+    ours = Tokenizer(read_huggingface_tokenizer(folder))
+    assert max(ours.encode(f"{NEW}<|boi|>")) < 258
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert f"{NEW}, <|boi|>, <|eot|> are not in the vocabulary, and the embedding's 258 rows" in warning
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"pad_token": NEW},
+        {"image_token": NEW},
+        {"additional_special_tokens": [NEW]},
+        {"added_tokens_decoder": {"258": {"content": NEW, "special": True, "normalized": False}}},
+        {"added_tokens_decoder": {"258": {"content": NEW, "lstrip": True, "normalized": False}}},
+        {"added_tokens_decoder": {"258": {"content": NEW, "normalized": False}}, "image_token": NEW},
+    ],
+)
+@pytest.mark.parametrize("own", [{}, {"special": True}, {"rstrip": True}])
+def test_other_files_say_what_an_added_token_is(tmp_path: Path, config: dict[str, Any], own: dict[str, bool]) -> None:
+    folder = write(tmp_path / "model", {}, eos_token="<|start|>", **config)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    token = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False) | own
+    document["model"]["vocab"][END] = 257
+    document["added_tokens"].append(token | {"id": 258, "content": NEW})
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    ours, theirs = Tokenizer(read_huggingface_tokenizer(folder)), AutoTokenizer.from_pretrained(folder)
+    ids = ours.encode(f"a {NEW} b")
+    assert ids == theirs.encode(f"a {NEW} b")
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
 def test_a_tokenizer_that_names_all_of_them_is_taken_as_it_is(tmp_path: Path) -> None:
     folder = Path(write_tiny_model(tmp_path / "model"))
     config = json.loads((folder / "tokenizer_config.json").read_text())

@@ -110,6 +110,11 @@ def group(targets: list[str], symmetric: bool) -> dict[str, Any]:
         (["re:.*self_attn.*"], ["Linear"]),
         (["re:model.layers.*self_attn"], ["re:model.language_model.layers.*mlp", "lm_head"]),
         (["Linear"], [f"model.layers.{layer}.mlp.{name}_proj" for layer in (0, 1) for name in ("gate", "up", "down")]),
+        (
+            ["re:.*proj"],
+            [f"model.layers.{layer}.mlp.{name}_proj" for layer in (0, 1) for name in ("gate", "up", "down")],
+        ),  # as exact names do before patterns
+        (["re:.*proj"], ["re:.*mlp.*proj"]),  # which go by their alphabet
     ],
 )
 @pytest.mark.parametrize("is_first", [True, False])
@@ -120,6 +125,13 @@ def test_targets_choose_the_scheme(tmp_path: Path, symmetric: list[str], asymmet
     has_zeros = {entry.name: entry.quantised.zeros is not None for entry in entries if entry.quantised}
     assert has_zeros == {name: "feed_forward" in name for name in has_zeros}
     assert len(has_zeros) == 14
+
+
+def test_of_a_target_in_two_groups_the_last_wins(tmp_path: Path) -> None:
+    groups = {"group_0": group(["re:.*self_attn.*", "Linear"], True), "group_1": group(["Linear"], False)}
+    entries = [entry for entry in read_huggingface(mixed(tmp_path, groups)).tensors if entry.quantised]
+    has_zeros = {entry.name: entry.quantised.zeros is not None for entry in entries if entry.quantised}
+    assert has_zeros == {name: "feed_forward" in name for name in has_zeros}
 
 
 @pytest.mark.parametrize("ignore", [None, ["re:.*mlp.*"]])
@@ -135,7 +147,13 @@ def test_zero_points_of_a_symmetric_scheme_are_refused_unless_they_say_nothing(t
     with pytest.raises(ConfigError, match=r"weight_zero_point' has zero points, and the scheme .* is symmetric"):
         read_huggingface(folder)
     middle = int.from_bytes(b"\x88" * 4, "little", signed=True)
-    edit(folder, lambda tensors: [each.fill_(middle) for name, each in tensors.items() if name.endswith("zero_point")])
+
+    def neutralise(tensors: dict[str, Tensor]) -> None:
+        for zeros in (each for name, each in tensors.items() if name.endswith("zero_point")):
+            zeros.fill_(middle)
+            zeros[0] = zeros[-1] = 0  # Either says nothing, in any order.
+
+    edit(folder, neutralise)
     assert all(entry.quantised is None or entry.quantised.zeros is None for entry in read_huggingface(folder).tensors)
 
 
@@ -167,7 +185,7 @@ def changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str
     ("variant", "change", "message"),
     [
         (awq(), without("qzeros"), "qweight' is quantised, and the files have no qzeros of it"),
-        (awq(), without("qweight"), r"q_proj\.qzeros' has type I32, .* beside a matrix that is quantised otherwise"),
+        (awq(), without("qweight"), r"no tensor '.*q_proj\.weight', .*; they have .*qzeros \(I32\), .*scales \(F16\)"),
         (awq(), changed("scales", lambda found: found[1:]), r"\(1, 128\), and its matrix needs \(2, 128\)"),
         (awq(), changed("scales", Tensor.int), "has type I32, and must be F16 or BF16 or F32"),
         (awq(), changed("qweight", lambda found: found.view(-1)), "must be a matrix"),
@@ -178,7 +196,6 @@ def changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str
         (ACT_ORDER, changed("g_idx", lambda found: found + 1), "has groups 1 to 2: there are 0 to 1"),
         (ACT_ORDER, changed("g_idx", lambda found: found - 1), "has groups -1 to 0: there are 0 to 1"),
         (ACT_ORDER, without("g_idx"), "the files have no g_idx of it"),
-        (gptq(), changed("bias", lambda found: found + 1), r"1 tensors belong to no layer .*q_proj\.bias"),
         (packed(), without("weight_shape"), "no weight_shape of it"),
         (packed(), changed("weight_shape", lambda found: found * 2), r"does not hold 4 bits of a matrix of \(256, 128"),
         (packed(), changed("weight_shape", lambda found: -found), "does not hold 4 bits"),
@@ -209,8 +226,15 @@ def test_quantised_tensors_without_a_configuration_are_refused(tmp_path: Path) -
     config = json.loads((folder / "config.json").read_text())
     del config["quantization_config"]
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="has type I32, which is not supported without a quantization_config in conf"):
+    with pytest.raises(ConfigError, match=r"no tensor '.*q_proj\.weight', .*; they have .*q_proj\.qweight \(I32\), .*"):
         read_huggingface(folder)
+
+
+def test_a_bias_that_the_model_has_not_is_skipped(tmp_path: Path) -> None:
+    folder = quantised(tmp_path, gptq())
+    assert read_huggingface(folder).skipped == ()  # those of zeros, which programs for GPTQ write
+    edit(folder, lambda tensors: tensors[f"{Q_PROJ}.bias"].add_(1))
+    assert read_huggingface(folder).skipped == (f"{Q_PROJ}.bias",)
 
 
 @pytest.mark.parametrize("name", ["gptq in act-order", "packed asymmetric", "fp8 of blocks", "mxfp4"])
@@ -236,7 +260,7 @@ def test_damaged_headers_and_configurations(tmp_path: Path, name: str) -> None:
     ("name", "change", "message"),
     [
         ("down_proj_scales", None, "down_proj_blocks' is quantised, and the files have no .*down_proj_scales"),
-        ("down_proj_blocks", None, r"tensor '.*down_proj_scales' has type U8, .* beside a matrix"),
+        ("down_proj_blocks", None, r"no tensor '.*experts\.down_proj', .*; they have .*down_proj_scales \(U8\)"),
         ("down_proj_scales", lambda found: found[:, 1:], r"\(6, 31, 2\), and its matrix needs \(6, 32, 2\)"),
         ("down_proj_scales", Tensor.int, "has type I32, and must be U8"),
         ("down_proj_blocks", lambda found: found[..., :8], "must be blocks of 16 bytes"),

@@ -1,5 +1,6 @@
 """Which model is found, what is refused before any process is started, and what identifies a model."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -107,12 +108,29 @@ def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "tiny")
     file = write_tiny_gguf(source, folder / "tiny-Q8_0.gguf")
     (folder / "mmproj-tiny.gguf").write_bytes(b"of its images")
+    (folder / "._tiny-Q8_0.gguf").write_bytes(b"of macOS")
     (folder / "config.json").write_text("{}")  # as some repositories of GGUF files have it
     assert read_checkpoint(str(folder)) == read_checkpoint(file)
     assert read_tokenizer(str(folder)) == read_tokenizer(file)
     write_tiny_gguf(source, folder / "tiny-F16.gguf")
     with pytest.raises(ConfigError, match=r"has 2 GGUF models: give one of tiny-F16\.gguf, tiny-Q8_0\.gguf"):
         read_checkpoint(str(folder))
+    with pytest.raises(ConfigError, match="has 2 GGUF models"):
+        read_tokenizer(str(folder))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "tiny" / name, folder)
+    assert read_tokenizer(str(folder)).path == str(folder / "tokenizer.json")
+
+
+def test_the_tokenizer_of_a_folder_is_its_own_file_beside_however_many_models(tmp_path: Path) -> None:
+    """As on the hub: a folder of conversions keeps the tokenizer that they were made with."""
+    folder = Path(write_tiny_model(tmp_path / "tiny"))
+    own = read_tokenizer(str(folder))
+    for name in ("model.safetensors", "config.json"):
+        (folder / name).unlink()
+    for name in ("a.gguf", "b.gguf"):
+        (folder / name).symlink_to(embedded_model())
+        assert read_tokenizer(str(folder)) == own
 
 
 def test_a_folder_with_weights_of_its_own_is_read_as_such(tmp_path: Path) -> None:
@@ -139,6 +157,8 @@ def test_dummy_weights_are_refused_where_they_would_not_be_the_models(tmp_path: 
     file = write_tiny_gguf(folder, tmp_path / "tiny.gguf")
     with pytest.raises(ConfigError, match=r"load_format dummy makes up .*tiny\.gguf is another case"):
         read_checkpoint(file, has_dummy_weights=True)
+    with pytest.raises(ConfigError, match="load_format dummy makes up the weights of a Hugging Face folder: give its"):
+        read_checkpoint(has_dummy_weights=True)
     with pytest.raises(ConfigError, match="model_impl transformers is another case"):
         read_checkpoint(folder, has_dummy_weights=True, implementation="transformers")
     quantised = write_tiny_model(tmp_path / "awq", quantization_config={"quant_method": "awq", "bits": 4})

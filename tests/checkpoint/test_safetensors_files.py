@@ -63,6 +63,28 @@ def test_a_whole_file_beside_a_stale_index_is_taken(tmp_path: Path) -> None:
     assert read(folder) == ["model.safetensors"]
 
 
+@pytest.mark.parametrize(
+    "content", ['{"metadata": {"total_size": NaN}, "weight_map": {}}', "{", "[]", '{"weight_map": 4}']
+)
+def test_an_index_that_cannot_be_read_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str) -> None:
+    folder = split(tmp_path, parts("model", 2))
+    (folder / f"._{parts('model', 2)[0]}").write_bytes(b"of macOS")
+    (folder / INDEX).write_text(content)
+    assert read(folder) == parts("model", 2)
+    assert (f"{INDEX} is damaged: " in caplog.text) is ("NaN" not in content)
+    (folder / parts("model", 2)[1]).unlink()
+    with pytest.raises(ConfigError, match=r"it lacks model-00002-of-00002\.safetensors, and it has model-00001-of"):
+        read_checkpoint(str(folder))
+
+
+def test_an_index_with_nan_beside_its_files_decides(tmp_path: Path) -> None:
+    folder = split(tmp_path, ["a.safetensors", "b.safetensors"])
+    index(folder, ["a.safetensors", "b.safetensors"])
+    (folder / INDEX).write_text((folder / INDEX).read_text().replace("{", '{"metadata": {"total_size": NaN}, ', 1))
+    save_file({"x": np.zeros(1, np.float32)}, folder / "extra.safetensors")
+    assert read(folder) == ["a.safetensors", "b.safetensors"]
+
+
 def test_an_index_whose_files_are_there_decides(tmp_path: Path) -> None:
     folder = split(tmp_path, parts("model", 2))
     index(folder, parts("model", 2))

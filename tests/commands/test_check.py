@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyllm.cli import main
+from tests.certificates import self_signed
 from tests.hub_server import HubServer
 from tests.tiny_gguf import write_tiny_gguf
 from tests.tiny_model import write_tiny_model
@@ -123,3 +124,53 @@ def test_a_model_of_the_hub_is_checked_by_its_headers(
     assert [name for name in left if name.endswith((".checkpoint", ".json", ".safetensors", ".gguf"))] == []
     assert (strange.returncode, strange.stderr.count("\n")) == (2, 1)
     assert "there is no model me/other" in strange.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("--api-key-file /nowhere/keys.json", "cannot read the API keys in /nowhere/keys.json"),
+        ("--ssl-certfile /nowhere/c.pem", "cannot use the certificate /nowhere/c.pem"),
+        ("--ssl-certfile CERT --ssl-keyfile /nowhere/k.pem", "cannot use the TLS key /nowhere/k.pem"),
+        ("--uds /nowhere/http.sock", "cannot listen on /nowhere/http.sock"),
+        ("--middleware nowhere.Middleware", "cannot import the middleware nowhere.Middleware"),
+        ("--log-config-file /nowhere/log.json", "cannot read log_config_file /nowhere/log.json"),
+        ("--chat-template /nowhere/t.jinja", "cannot read the chat template /nowhere/t.jinja"),
+        ("--chat-template {%if%}", "the chat template does not compile"),
+        ("--generation-config /nowhere", "/nowhere"),
+    ],
+)
+@pytest.mark.parametrize("has_model", [False, True])
+def test_what_a_server_would_end_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], has_model: bool, arguments: str, problem: str
+) -> None:
+    cert, _ = self_signed(tmp_path)
+    model = [write_tiny_model(tmp_path / "tiny"), "--device", "cpu"] if has_model else []
+    code, report = check(capsys, *model, *arguments.replace("CERT", cert).split())
+    assert (code, report["can_run"]) == (1, False)
+    assert problem in problems(report, "error")
+
+
+def test_files_that_are_there_are_no_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cert, key = self_signed(tmp_path)
+    (tmp_path / "t.jinja").write_text("{{ messages }}")
+    path = tmp_path / "http.sock"
+    files = ["--ssl-certfile", cert, "--ssl-keyfile", key, "--chat-template", str(tmp_path / "t.jinja")]
+    code, _ = check(capsys, *files, "--uds", str(path), "--middleware", "tests.frontend.edge.middlewares.Stamp")
+    assert code == 0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("template", ["", "{% if %}"])
+def test_a_models_own_template_that_cannot_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str
+) -> None:
+    folder = Path(write_tiny_model(tmp_path / "tiny"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    code, report = check(capsys, str(folder), "--device", "cpu")
+    if template:
+        assert code == 1
+        assert "the chat template does not compile" in problems(report, "error")
+    else:
+        assert code == 0
+        assert "tiny has no chat template" in problems(report, "warning")

@@ -130,6 +130,27 @@ def test_log_probabilities_of_a_prompt_are_those_that_it_was_written_with(llm: L
         assert len(again) == len(prompt) + len(output.token_ids)
 
 
+def test_log_probabilities_of_the_whole_vocabulary_come_however_many_they_are(llm: LLM) -> None:
+    prompt = stretches()[0][:150]
+    asked = SamplingParams(max_tokens=1, temperature=0, logprobs=5)
+    (few,) = llm.generate(FRANCE, asked)[0].outputs[0].logprobs or ()
+    # One message holds 113 rows of them; those of a prompt and of 20 streams come in several steps.
+    params = [SamplingParams(max_tokens=1, temperature=0, logprobs=-1)] * 20
+    with LLM(max_logprobs=-1) as whole:
+        scored, *streams = whole.generate(
+            [prompt, *[FRANCE] * 20], [SamplingParams(max_tokens=1, prompt_logprobs=-1), *params]
+        )
+        assert whole.stats()["num_recoveries"] == 0
+    assert scored.prompt_logprobs is not None
+    _, *rows = scored.prompt_logprobs
+    assert len(rows) == len(prompt) - 1
+    rows += [entries for stream in streams for entries in stream.outputs[0].logprobs or ()]
+    for row in rows:
+        assert row is not None
+        assert math.fsum(math.exp(entry.logprob) for entry in row.values()) == pytest.approx(1, abs=1e-3)
+    assert all(row is not None and few.items() <= row.items() for row in rows[-20:])
+
+
 def test_tokens_that_a_request_names_are_told_as_the_likeliest_are(llm: LLM) -> None:
     (likeliest,) = llm.generate(FRANCE, SamplingParams(max_tokens=1, temperature=0, logprobs=6))
     assert likeliest.outputs[0].logprobs is not None

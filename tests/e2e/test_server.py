@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.server import DEADLINE, Server, until
+from tests.e2e.server import DEADLINE, Server, find, until
 from tests.monitoring import VLLM_SERIES
 
 FRANCE = "The capital of France is"
@@ -264,6 +264,9 @@ def test_with_a_json_log_all_that_is_written_is_json_and_a_record_says_ready(tmp
         server = Server("--log-format", "json", "--access-log", environment={"NOTIFY_SOCKET": notified})
         try:
             assert manager.recv(1000).startswith(b"READY=1")
+            crashed = server.titled("pyllm::api-0")
+            crashed.send_signal(signal.SIGSEGV)
+            until(lambda: [each.pid for each in find(server.process.pid, "pyllm::api-0")] != [crashed.pid], "its end")
         finally:
             assert server.stop(signal.SIGHUP) == 0
         assert manager.recv(1000).startswith(b"STOPPING=1")
@@ -271,6 +274,8 @@ def test_with_a_json_log_all_that_is_written_is_json_and_a_record_says_ready(tmp
     records = [json.loads(line) for line in server.log.splitlines()]
     (ready,) = [record for record in records if record.get("event") == "ready"]
     assert ready["address"].startswith("http://127.0.0.1:")
+    stacks = [record for record in records if record["process"] == "API process 0"]
+    assert any("Fatal Python error: Segmentation fault" in record["message"] for record in stacks)
     failed = Server("--log-format", "json", "--max-model-len", "99999999")
     assert failed.wait() == 2
     assert [json.loads(line) for line in failed.log.splitlines()][-1]["event"] == "failed"

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from pyllm.errors import ConfigError
-from pyllm.families import llama
+from pyllm.families import llama, phi3
 from pyllm.families.config import Config
 from pyllm.families.rope import at_context, longest_context, read_rope
 from pyllm.families.spec import ModelSpec, RopeSpec
@@ -24,10 +25,13 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("dynamic", {"factor": 4.0}),
     ("llama3", LLAMA3),
     ("llama3", LLAMA3 | {"factor": 32.0, "original_max_position_embeddings": 8192}),
+    ("llama3", {name: value for name, value in LLAMA3.items() if name != "original_max_position_embeddings"}),
+    ("yarn", {"factor": 4.0}),
     ("yarn", {"factor": 4.0, "original_max_position_embeddings": 512}),
     ("yarn", {"factor": 4.0, "original_max_position_embeddings": 512, "beta_fast": 16.0, "truncate": False}),
     ("yarn", {"factor": 16.0, "original_max_position_embeddings": 128, "mscale": 1.0, "mscale_all_dim": 0.5}),
     ("yarn", {"factor": 4.0, "original_max_position_embeddings": 512, "attention_factor": 1.3}),
+    ("longrope", FACTORS | {"factor": 3.0}),
     ("longrope", FACTORS | {"original_max_position_embeddings": 512}),
     ("longrope", FACTORS | {"original_max_position_embeddings": 512, "factor": 3.0, "attention_factor": 1.1}),
 ]
@@ -57,6 +61,21 @@ def test_frequencies_are_those_of_transformers(
     torch.testing.assert_close(torch.tensor(rope.inverse_frequencies), expected, rtol=1e-6, atol=0)
     assert rope.attention_factor == pytest.approx(attention_factor)
     assert (rope.rotary_size, rope.longer) == (HEAD, None)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("length", [100, 8192])
+@pytest.mark.parametrize(("beside", "within"), [(64, 128), (128, 64), (64, None), (None, None)])
+def test_the_original_context_of_phi3_stands_beside_its_parameters(
+    beside: int | None, within: int | None, length: int
+) -> None:
+    config = fields("longrope", 1e4, FACTORS | ({} if within is None else {"original_max_position_embeddings": within}))
+    config |= {"original_max_position_embeddings": beside} if beside else {"max_position_embeddings": 16384}
+    theirs = Phi3Config(**msgspec.json.decode(msgspec.json.encode(config)), pad_token_id=0)
+    expected, attention_factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, torch.device("cpu"), seq_len=length)
+    rope = rope_of(phi3.read(Config(config | {"architectures": ["Phi3ForCausalLM"]})), length)
+    torch.testing.assert_close(torch.tensor(rope.inverse_frequencies), expected, rtol=1e-6, atol=0)
+    assert rope.attention_factor == pytest.approx(attention_factor)
 
 
 def test_without_parameters_the_rotation_is_the_plain_one() -> None:

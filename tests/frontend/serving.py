@@ -11,10 +11,12 @@ import httpx
 import msgspec
 
 from pyllm.client.client import EngineClient
+from pyllm.config.api_keys import KeyRing
+from pyllm.config.credentials import read_credentials
 from pyllm.config.server_settings import ServerConfig
 from pyllm.frontend.app import create_app
 from pyllm.frontend.http_server import HttpServer
-from pyllm.frontend.requests.server_state import ServerState
+from pyllm.frontend.requests.server_state import DEFAULT_SERVER, ServerState
 from pyllm.frontend.text.templates import ChatTemplate
 from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.wire.messages import ModelInfo
@@ -41,10 +43,18 @@ class Frontend:
 
 
 def state_of(
-    client: EngineClient, tokenizer: Tokenizer, template: str | None = TEMPLATE, **options: Any
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    template: str | None = TEMPLATE,
+    *,
+    keys: KeyRing | None = None,
+    server: ServerConfig = DEFAULT_SERVER,
+    **options: Any,
 ) -> ServerState:
+    """`keys` are of flags; what the files hold that the settings name comes to them."""
     chat_template = ChatTemplate(template, "<|start|>", "<|end|>") if template else None
-    return ServerState(client, tokenizer, chat_template, "tiny", **options)
+    credentials = read_credentials(server, keys.entries if keys else ())
+    return ServerState(client, tokenizer, chat_template, "tiny", server=server, credentials=credentials, **options)
 
 
 def answering(tokenizer: Tokenizer, text: str, model: ModelInfo = MODEL) -> ScriptedCore:
@@ -57,7 +67,7 @@ def answering(tokenizer: Tokenizer, text: str, model: ModelInfo = MODEL) -> Scri
 async def in_process(
     core: ScriptedCore, tokenizer: Tokenizer, template: str | None = TEMPLATE, **options: Any
 ) -> AsyncGenerator[Frontend, None]:
-    """`options` are `ServerState`'s, here and below."""
+    """`options` are those of `state_of`, here and below."""
     client = await connected(core)
     state = state_of(client, tokenizer, template, **options)
     transport = httpx.ASGITransport(create_app(state))

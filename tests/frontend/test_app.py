@@ -2,17 +2,43 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyllm import __version__
 from pyllm.config.server_settings import ServerConfig
+from pyllm.frontend.http.field_descriptions import DESCRIPTIONS
 from pyllm.frontend.text.tokenizer import Tokenizer
-from tests.frontend.ignoring import HEADER
+from pyllm.sampling_params import MAX_SAMPLES
+from tests.client.fake_core import MODEL
 from tests.frontend.serving import answering, in_process
 
 JSON = {"content-type": "application/json"}
 ROUTES = ("/v1/completions", "/v1/chat/completions")
+MESSAGES = [{"role": "user", "content": "x"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/responses": {"input": "x"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 5},
+}
+# What must stand beside a field for it to have an effect.
+BESIDE: dict[str, dict[str, Any]] = {
+    "length_penalty": {"use_beam_search": True, "temperature": 0},
+    "min_tokens": {"max_tokens": -1},
+    "/v1/responses min_tokens": {"max_output_tokens": -1},
+    "/v1/messages min_tokens": {"max_tokens": 2**31 - 1},
+    "top_logprobs": {"logprobs": True},
+    "/v1/responses top_logprobs": {"include": ["message.output_text.logprobs"]},
+}
+# Values of a range that a small model refuses.
+LESS = {("n", MAX_SAMPLES)}
+
+
+def bounds_of(field: dict[str, Any]) -> dict[str, Any]:
+    kinds = [kind for kind in field.get("anyOf", [field]) if kind.get("type") in ("integer", "number")]
+    return next((kind for kind in kinds if kind.keys() & {"minimum", "exclusiveMinimum"}), {})
 
 
 async def test_models_are_listed_with_vllms_fields_and_who_computes_them(tokenizer: Tokenizer) -> None:
@@ -87,36 +113,6 @@ async def test_metrics_are_the_cores_and_our_own(tokenizer: Tokenizer) -> None:
     assert "vllm:kv_cache_usage_perc" not in without_core.text
 
 
-@pytest.mark.parametrize(
-    ("route", "body"),
-    [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
-        ("/v1/completions", {"prompt": "x"}),
-        ("/v1/embeddings", {"input": "x"}),
-    ],
-)
-async def test_an_invocation_is_what_its_body_says(tokenizer: Tokenizer, route: str, body: dict[str, Any]) -> None:
-    body |= {"nope": 1, "user": "x"}
-    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
-        answer = await frontend.http.post("/invocations", json=body)
-        same = await frontend.http.post(route, json=body)
-        wrong = await frontend.http.post("/invocations", json=body | {"model": 5})
-    assert (answer.status_code, wrong.status_code) == (200, 400), answer.text
-    assert answer.json()["object"] == same.json()["object"]
-    assert answer.headers[HEADER] == same.headers[HEADER] == "nope"
-
-
-async def test_an_invocation_of_nothing_says_what_there_is(tokenizer: Tokenizer) -> None:
-    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
-        for body, text in (({"model": "tiny"}, "give messages for a chat, prompt for a completion"), ([], "Expected")):
-            answer = await frontend.http.post("/invocations", json=body)
-            assert answer.status_code == 400
-            assert text in answer.json()["error"]["message"]
-        chat = {"stream": True, "messages": [{"role": "user", "content": "x"}]}
-        streamed = await frontend.http.post("/invocations", json=chat)
-    assert streamed.text.endswith("data: [DONE]\n\n")
-
-
 async def test_the_openapi_document_describes_the_routes(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         document = (await frontend.http.get("/openapi.json")).json()
@@ -168,28 +164,41 @@ async def test_the_openapi_document_describes_every_field_of_a_request(tokenizer
     assert "refused" in chat["properties"]["best_of"]["description"]
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong", "right"),
-    [
-        ("temperature", 100.5, 100),
-        ("top_p", 0, 1),
-        ("min_p", -0.1, 1),
-        ("presence_penalty", 2.1, -2),
-        ("seed", 2**64, 0),
-    ],
-)
-async def test_the_ranges_in_the_document_are_those_that_are_checked(
-    tokenizer: Tokenizer, name: str, wrong: float, right: float
-) -> None:
-    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+@pytest.mark.parametrize("route", BODIES)
+async def test_the_ranges_in_the_document_are_those_that_are_checked(tokenizer: Tokenizer, route: str) -> None:
+    model = msgspec.structs.replace(MODEL, max_logprobs=MODEL.vocab_size)
+    async with in_process(answering(tokenizer, "ok", model), tokenizer) as frontend:
         document = (await frontend.http.get("/openapi.json")).json()
-        bounds = document["components"]["schemas"]["CompletionRequest"]["properties"][name]["anyOf"][0]
-        least = bounds.get("minimum", bounds.get("exclusiveMinimum"))
-        is_inside = least < wrong <= bounds["maximum"] or wrong == bounds.get("minimum")
-        assert not is_inside
-        body = {"prompt": "x", "max_tokens": 1}
-        assert (await frontend.http.post("/v1/completions", json={**body, name: wrong})).status_code == 400
-        assert (await frontend.http.post("/v1/completions", json={**body, name: right})).status_code == 200
+        body = document["paths"][route]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        fields = document["components"]["schemas"][body.rpartition("/")[2]]["properties"]
+        ranges = {name: bounds for name, field in fields.items() if (bounds := bounds_of(field))}
+        assert ranges
+        for name, bounds in ranges.items():
+            step = 1 if bounds["type"] == "integer" else 0.001
+            inside = [bounds[end] for end in ("minimum", "maximum") if end in bounds]
+            outside = [bounds["minimum"] - step] if "minimum" in bounds else [bounds["exclusiveMinimum"]]
+            outside += [bounds["maximum"] + step] if "maximum" in bounds else []
+            beside = BODIES[route] | BESIDE.get(f"{route} {name}", BESIDE.get(name, {}))
+            for value in inside:
+                answer = await frontend.http.post(route, json={**beside, name: value})
+                assert answer.status_code == 200 or (name, value) in LESS, (name, value, answer.text)
+            for value in outside:
+                answer = await frontend.http.post(route, json={**beside, name: value})
+                assert answer.status_code == 400, (name, value)
+                assert name in answer.json()["error"]["message"], (value, answer.text)
+
+
+async def test_no_description_of_a_field_is_of_none(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        schemas = (await frontend.http.get("/openapi.json")).json()["components"]["schemas"]
+    used = {
+        name
+        for body, schema in schemas.items()
+        for field, described in schema.get("properties", {}).items()
+        for name in (field, f"{body}.{field}")
+        if name in DESCRIPTIONS and described.get("description") == DESCRIPTIONS[name].text
+    }
+    assert DESCRIPTIONS.keys() - used == set()
 
 
 @pytest.mark.parametrize(

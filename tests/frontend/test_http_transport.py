@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pyllm.config.credentials import Credentials, read_credentials
 from pyllm.config.server_settings import ServerConfig
 from pyllm.config.tls import tls_context
 from pyllm.errors import ConfigError
@@ -80,8 +81,8 @@ def test_certificates_that_cannot_work_are_explained(tmp_path: Path, certificate
         ({"ssl_certfile": cert, "ssl_keyfile": key, "ssl_ca_certs": str(empty)}, "CA certificates"),
     ):
         with pytest.raises(ConfigError, match=text):
-            tls_context(ServerConfig(**options))
-    assert tls_context(ServerConfig()) is None
+            tls_context(server := ServerConfig(**options), read_credentials(server))
+    assert tls_context(ServerConfig(), Credentials()) is None
 
 
 async def test_a_unix_socket(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -41,3 +41,8 @@ def test_a_number_that_is_given_is_taken() -> None:
     assert engine.device.num_threads == 3
     engine, _ = resolve_config(EngineConfig())
     assert engine.device.num_threads is not None
+
+
+def test_ranks_of_ray_have_the_cpus_that_they_take() -> None:
+    parallel = ParallelConfig(distributed_executor_backend="ray", ray_num_cpus=4)
+    assert threads_of_each_rank(parallel, {0}) == 4

@@ -48,6 +48,18 @@ def test_sampling_defaults_are_replaced_as_in_vllm(checkpoint: Checkpoint, tmp_p
         assert changed(checkpoint, generation_config=str(path)).sampling == SamplingDefaults(min_p=0.25)
 
 
+def test_ends_of_another_generation_config_replace_those_of_the_models_own(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    tokenizer = checkpoint.tokenizer.with_ends([69], checkpoint.spec)
+    checkpoint = msgspec.structs.replace(checkpoint, tokenizer=tokenizer)
+    assert changed(checkpoint, generation_config="vllm").tokenizer.eos_token_ids == (69, 257)
+    file = tmp_path / "generation_config.json"
+    for content, ends in (({}, (69, 257)), ({"eos_token_id": [7, 8]}, (7, 8, 257)), ({"eos_token_id": None}, (257,))):
+        file.write_text(json.dumps(content))
+        assert changed(checkpoint, generation_config=str(tmp_path)).tokenizer.eos_token_ids == ends
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -58,6 +70,7 @@ def test_sampling_defaults_are_replaced_as_in_vllm(checkpoint: Checkpoint, tmp_p
             {"override_generation_config": {"top_p": 2}},
             "top_p must be above 0 and at most 1, got 2.*--generation",
         ),
+        ({"override_generation_config": {"max_new_tokens": 0}}, "max_tokens must be at least 1, got 0"),
         ({"override_generation_config": "[1]"}, "must be a JSON object"),
         ({"override_generation_config": '{"top_p": "much"}'}, "override_generation_config.*got str"),
         ({"chat_template": "absent.jinja"}, r"cannot read the chat template absent\.jinja"),

@@ -37,7 +37,7 @@ def test_tensors_that_are_not_loaded_are_told_in_one_line(tmp_path: Path, caplog
     save_file(load_file(folder / "model.safetensors") | heads, folder / "model.safetensors")
     resolve_config(engine_config({"model": str(folder), "device": "cpu"}))
     listed = ", ".join(f"score.{name}.weight" for name in "abcde")
-    assert f"6 tensors are not loaded, as its text needs none of them: {listed}, ..." in caplog.text
+    assert f"6 tensors are not loaded, as its text model has none such: {listed}, ..." in caplog.text
 
 
 @pytest.mark.parametrize(

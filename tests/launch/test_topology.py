@@ -5,14 +5,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pyllm.config.credentials import Credentials
 from pyllm.config.option_reading import engine_config
 from pyllm.config.process_config import CoreConfig, SharedConfig, StateConfig
+from pyllm.config.server_settings import ServerConfig
 from pyllm.launch import topology
+from pyllm.launch.live_credentials import LiveCredentials
 from pyllm.launch.resolve import resolve_config
+from pyllm.launch.service_manager import ServiceManager
 from pyllm.wire.messages import Restarts
 from pyllm.wire.supervision_messages import MAX_ENDED, CoreEntry, CoreList, Kept
 from tests.frontend.api_config import api_config
 from tests.tiny_model import write_tiny_model
+
+NEVER_READ = LiveCredentials(ServerConfig(), Credentials(), ServiceManager(""))
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +115,7 @@ def test_the_next_shared_state_has_the_cores_of_the_one_before() -> None:
 
 def test_an_api_process_that_takes_anothers_place_has_its_cores(tmp_path: Path) -> None:
     first = api_config(tmp_path, "ipc://core")
-    apis = topology.SuccessiveApis(first)
+    apis = topology.SuccessiveApis(first, NEVER_READ)
     assert apis.configure("") == first
     cores = CoreList(3, (CoreEntry(1, "ipc://1", 4),), 2)
     apis.keep(Kept(cores=cores))
@@ -120,7 +126,7 @@ def test_an_api_process_that_takes_anothers_place_has_its_cores(tmp_path: Path) 
 def test_an_api_process_that_takes_anothers_place_records_to_a_file_of_its_own(tmp_path: Path) -> None:
     recording = tmp_path / "recording.placement-0"
     config = api_config(tmp_path, "ipc://core", placement_recording=str(recording))
-    configure = topology.SuccessiveApis(config).configure
+    configure = topology.SuccessiveApis(config, NEVER_READ).configure
     assert configure("") == config
     Path(f"{recording}.2").touch()  # of an earlier run
     configs = [configure(""), configure("")]

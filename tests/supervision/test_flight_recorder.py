@@ -1,5 +1,6 @@
 """Records of crashes are whole, private, few and small; what goes wrong in writing them reaches no caller."""
 
+import base64
 import itertools
 import logging
 import os
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from pyllm.config import process_config
 from pyllm.config.api_keys import ApiKey
+from pyllm.config.credentials import Credentials
 from pyllm.config.option_reading import option_names
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import ConfigError
@@ -193,7 +195,8 @@ def test_a_folder_that_was_given_must_be_usable_and_the_default_need_not(
 
 def test_the_configuration_is_told_without_secrets(tmp_path: Path) -> None:
     digest = "0123456789abcdef" * 4
-    config = api_config(tmp_path, "ipc:///run/core", api_keys=(ApiKey(name="team-a", sha256=digest),))
+    credentials = Credentials(file_keys=(ApiKey(name="team-a", sha256=digest),), private_key=b"geheim")
+    config = api_config(tmp_path, "ipc:///run/core", credentials=credentials)
     server = msgspec.structs.replace(
         config.server,
         ssl_keyfile="/etc/key.pem",
@@ -201,12 +204,12 @@ def test_the_configuration_is_told_without_secrets(tmp_path: Path) -> None:
     )
     text = config_json(msgspec.structs.replace(config, server=server)).decode()
     told = msgspec.json.decode(text)
-    assert told["api_keys"][0]["name"] == "team-a"
+    assert told["credentials"]["file_keys"][0]["name"] == "team-a"
     assert told["server"]["ssl_keyfile"] == "/etc/key.pem"
     assert told["server"]["otlp_traces_endpoint"] == "https://collector:4318/v1/traces"
     assert told["shared"]["core_addresses"] == ["ipc:///run/core"]
     assert "tensors" not in told["checkpoint"]
-    for secret in (digest, "password", "geheim"):
+    for secret in (digest, "password", "geheim", base64.b64encode(b"geheim").decode()):
         assert secret not in text
 
 
@@ -214,7 +217,7 @@ def test_no_setting_is_a_secret_that_nobody_thought_of() -> None:
     """A new field that sounds like one must be left out of records, or be named here as harmless."""
     # Paths, names beside hashes, public keys, and whether browsers may send some.
     harmless = {"ssl_keyfile", "api_key_file", "curve_keys", "client_key", "allow_credentials"}
-    harmless |= {"api_keys", "fixed_api_keys"}
+    harmless |= {"credentials", "file_keys", "fixed_keys"}
     kinds = [
         kind for kind in vars(process_config).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     ]

@@ -62,3 +62,12 @@ def test_a_child_hears_of_restarts() -> None:
     parent.send_bytes(msgspec.msgpack.encode(Heartbeat("parent", restarts=restarts)))
     link.listen()
     assert link.restarts == restarts
+
+
+def test_a_child_keeps_the_news_that_its_parent_sends_once() -> None:
+    parent, child = Pipe()
+    link = ParentLink(child, "ready", 1.0)
+    for news in (b"first", b"", b"second", b""):
+        parent.send_bytes(msgspec.msgpack.encode(Heartbeat("parent", news=news)))
+        link.listen()
+    assert link.news == b"second"

@@ -2,9 +2,11 @@
 
 import asyncio
 import io
+import logging
 
 import pytest
 
+from pyllm.supervision.json_log import JsonFormatter
 from pyllm.supervision.start_progress import show_progress
 from tests.waiting import until
 
@@ -80,3 +82,12 @@ async def test_a_log_sees_nothing() -> None:
     log = io.StringIO()
     await show_progress(lambda: (0.5, "core 0 is starting"), log)
     assert log.getvalue() == ""
+
+
+async def test_a_json_log_sees_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter("p"))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    terminal = Terminal()
+    await show_progress(lambda: (0.5, "core 0 is starting"), terminal)
+    assert terminal.getvalue() == ""

@@ -195,3 +195,13 @@ def test_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:
         curve.generate(tmp_path / "keys")
     with pytest.raises(ConfigError, match="pyllm keygen"):
         curve.server_keys(tmp_path / "nowhere")
+
+
+async def test_the_event_loop_has_a_turn_between_two_large_messages(pair: Pair) -> None:
+    assert pair.dealer.send(Hello(1))
+    identity, _ = await pair.core.messages.get()
+    for number in range(3):
+        assert pair.router.send(Reply(number, True, bytes(ipc.BYTES_PER_TURN)), identity=identity)
+    for _ in range(3):
+        await pair.client.messages.get()
+        assert pair.client.messages.empty()

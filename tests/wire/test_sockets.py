@@ -18,6 +18,7 @@ from pyllm.wire.sockets import (
     bind_listener,
     bind_unix_listener,
     claim_address,
+    claim_path,
     interface_of,
     listen,
 )
@@ -120,6 +121,20 @@ def test_an_address_is_claimed_by_one_and_free_when_that_ends() -> None:
             claim_address(address)
         claim_address(f"{address}0").close()
     claim_address(address).close()
+
+
+def test_a_path_is_claimed_by_one_through_its_folder_and_leaves_nothing(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    (tmp_path / "socket.lock").touch()  # of a process that was killed
+    (tmp_path / "link").symlink_to(tmp_path)
+    with claim_path(path):
+        with pytest.raises(ConfigError, match=f"cannot listen on {tmp_path}/link/socket: another pyllm"):
+            claim_path(str(tmp_path / "link/socket")).__enter__()
+        with claim_path(f"{path}0"):
+            pass
+    assert {each.name for each in tmp_path.iterdir()} == {"link"}
+    with pytest.raises(ConfigError, match="absent/socket: No such file or directory"), claim_path("/absent/socket"):
+        pass
 
 
 def test_descriptors_are_returned() -> None:

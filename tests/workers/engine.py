@@ -1,5 +1,6 @@
 """A loaded runner of one rank in this process, for the tests of the model side."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from tests.plans import Planner, Row
 def resolved(model: str, **options: object) -> EngineConfig:
     """Options as `resolve` leaves them, on the CPU."""
     defaults = {"model": model, "dtype": "float32", "max_model_len": 512, "device": "cpu", "max_num_seqs": 8}
-    defaults["max_num_batched_tokens"] = 2048
+    defaults |= {"max_num_batched_tokens": 2048, "num_threads": max(1, (os.cpu_count() or 1) // 2)}
     chosen = defaults | {"quantization": "none", "kv_cache_dtype": options.get("dtype", "float32")} | options
     return engine_config(chosen)
 

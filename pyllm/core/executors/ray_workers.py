@@ -79,7 +79,6 @@ class RayWorkers:
                 address=f"tcp://{host}:0",
                 rendezvous=rendezvous,
                 core_index=config.index,
-                num_threads=parallel.ray_num_cpus,
                 gpu=location.gpu,
                 host=host,
                 curve_keys=keys.server,

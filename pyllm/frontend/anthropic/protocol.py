@@ -62,7 +62,7 @@ class ToolParam(Struct, kw_only=True):
 
 
 class ToolChoiceParam(Struct, kw_only=True):
-    """Which tools are called; `name` goes with the type `tool`."""
+    """The choice of tools; `name` goes with the type `tool`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -191,13 +191,13 @@ class MessageUsage(Struct):
 
 
 class TextContent(Struct, tag="text", tag_field="type"):
-    """What the model said."""
+    """A text of the model."""
 
     text: str
 
 
 class ThinkingContent(Struct, tag="thinking", tag_field="type"):
-    """What it thought. Nothing is signed, as nothing is hidden."""
+    """The model's reasoning. Nothing is signed, as nothing is hidden."""
 
     thinking: str
     signature: str = ""
@@ -276,7 +276,7 @@ class BlockStop(Struct, tag="content_block_stop", tag_field="type"):
 
 
 class Stop(Struct):
-    """Why the answer ends."""
+    """The end of an answer, and its reason."""
 
     stop_reason: str
     stop_sequence: str | None = None

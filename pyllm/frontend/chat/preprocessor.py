@@ -58,6 +58,11 @@ class ChatPreprocessor:
         """Whether a reasoning parser is on."""
         return self._parsers.reasoning != "none"
 
+    @property
+    def reads_calls(self) -> bool:
+        """Whether a parser of tool calls is on."""
+        return self._parsers.tool_call != "none"
+
     def tool_call_id(self, request_id: str, choice: int, index: int) -> str:
         """A name for one call, the same whenever its request is run again; Mistral's templates want nine letters."""
         digest = hashlib.sha256(f"{request_id}/{choice}/{index}".encode()).hexdigest()
@@ -191,7 +196,7 @@ def _with_constraint(params: SamplingParams, constraint: StructuredOutputsParams
 
 
 def _variables(conversation: Conversation, known: Set[str], has_reasoning: bool, ignore: Ignore) -> dict[str, Any]:
-    """What the template, which looks at the `known` variables, is given beside the messages.
+    """Variables for a template that looks at the `known` ones.
 
     Documents that it does not look at are refused, as the answer would know nothing of them; other variables are hints.
     """

@@ -37,12 +37,12 @@ class BrowserOrigin:
         self._names = ({"localhost", socket.gethostname().lower(), address.lower()} | named) - {""}
 
     def check_host(self, head: RequestHeaders) -> None:
-        """Where `--allowed-hosts` names hosts, the request's is one of them.
+        """Where `--allowed-hosts` names hosts, the request's is one of them, or one that DNS has no part in.
 
         Raises:
             ForbiddenError: it is not.
         """
-        if self._hosts and host_name(head.host) not in self._hosts:
+        if self._hosts and (name := host_name(head.host)) not in self._hosts and not _is_without_dns(name):
             raise ForbiddenError(f"The host {head.host!r:.80} is not one of --allowed-hosts.")
 
     def check_name(self, head: RequestHeaders) -> None:
@@ -78,13 +78,11 @@ class BrowserOrigin:
             raise ForbiddenError(f"Pages of {origin!r:.80} may not use this server; name them in --allowed-origins.")
 
     def _is_own_name(self, name: str) -> bool:
-        try:
-            ipaddress.ip_address(name)  # DNS has no part in it, so an attacker cannot redirect it.
-        except ValueError:
-            name = name.removesuffix(".")
-            is_short = self._takes_short_names and name != "" and "." not in name
-            return is_short or name in self._names or name.endswith(_LOCAL_SUFFIXES)
-        return True
+        if _is_without_dns(name):
+            return True
+        name = name.removesuffix(".")
+        is_short = self._takes_short_names and name != "" and "." not in name
+        return is_short or name in self._names or name.endswith(_LOCAL_SUFFIXES)
 
 
 def is_local_program(scope: Scope, head: RequestHeaders) -> bool:
@@ -108,6 +106,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
+
+
+def _is_without_dns(name: str) -> bool:
+    """Whether it is an address or this machine's loopback, which an attacker's DNS cannot lead elsewhere."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return is_loopback(name)
+    return True
 
 
 def host_name(host: str) -> str:

@@ -21,9 +21,9 @@ from pyllm.frontend.edge.rate_limit_headers import budget_headers
 from pyllm.frontend.edge.request_headers import RequestHeaders
 from pyllm.frontend.http.failure import AuthenticationError, MediaTypeError, describe
 from pyllm.frontend.http.ignored_fields import RequestFields
-from pyllm.frontend.http.unknown_routes import with_version
+from pyllm.frontend.http.unknown_routes import normal_path
 from pyllm.frontend.page.page_files import is_public
-from pyllm.frontend.requests.request_context import CONTEXT, RequestContext
+from pyllm.frontend.requests.request_context import CONTEXT, REQUEST_ID, RequestContext
 from pyllm.frontend.requests.scheduling import least_timeout
 from pyllm.frontend.requests.server_state import ServerState
 
@@ -66,13 +66,13 @@ class Gateway:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        if self._root_path:
-            scope = below(scope, self._root_path)
-        if (path := with_version(scope["path"])) != scope["path"]:
-            scope = cast("HTTPScope", {**scope, "path": path})
         head = RequestHeaders(cast("list[tuple[bytes, bytes]]", scope["headers"]))
-        body = BoundedBody(receive, self._max_body_bytes, self._body_patience)
         name = head.request_id or uuid.uuid4().hex
+        # In the scope that came: who logs the request knows none of the copies below.
+        cast("dict[str, Any]", scope)[REQUEST_ID] = name
+        if (path := normal_path(scope["path"], self._root_path)) != scope["path"]:
+            scope = cast("HTTPScope", {**scope, "path": path})
+        body = BoundedBody(receive, self._max_body_bytes, self._body_patience)
         # What is kept has an id that is ours, as a caller may send its own again, which would replace it.
         own = uuid.uuid4().hex if scope["path"].rstrip("/") == KEPT else name
         context = RequestContext(own, allowance=self._allowance, fields=RequestFields(self._unknown_fields))
@@ -153,14 +153,6 @@ class Gateway:
         if body.stalled or self._state.draining:
             headers.append((b"connection", b"close"))
         return headers
-
-
-def below(scope: HTTPScope, root: str) -> HTTPScope:
-    """The scope with its path below `root`, if it is; a proxy may leave that there or take it away."""
-    path = scope["path"]
-    if path != root and not path.startswith(f"{root}/"):
-        return scope
-    return cast("HTTPScope", {**scope, "path": path.removeprefix(root) or "/"})
 
 
 async def _answer(send: Any, status: int, headers: Headers, body: bytes) -> None:

@@ -12,10 +12,11 @@ from typing import Any, cast
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from pyllm.frontend.edge.gateway import PROBES, below
+from pyllm.frontend.edge.gateway import PROBES
+from pyllm.frontend.http.unknown_routes import normal_path
 from pyllm.frontend.observability.http_counts import NO_ROUTE, HttpCounts
+from pyllm.frontend.requests.request_context import REQUEST_ID
 
-REQUEST_ID = b"x-request-id"
 # As in vLLM's server: what watches is not counted, or it would be most of all.
 NOT_COUNTED = PROBES | {"/load", "/metrics", "/metrics/history", "/version", "/server_info"}
 # What nginx writes where the client has gone before there was an answer.
@@ -67,15 +68,13 @@ class RequestRecord:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        path = below(scope, self._root_path)["path"] if self._root_path else scope["path"]
-        status, request_id, start = CLIENT_GONE, "", self._clock()
+        path, status, start = normal_path(scope["path"], self._root_path), CLIENT_GONE, self._clock()
 
         # Not a coroutine of its own: who pushes answers drives the server's one by hand.
         def answer(message: Message) -> Awaitable[None]:
-            nonlocal status, request_id
+            nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                request_id = next((value.decode() for name, value in message["headers"] if name == REQUEST_ID), "")
             return send(message)
 
         try:
@@ -88,12 +87,14 @@ class RequestRecord:
             if path not in NOT_COUNTED:
                 self._counts.observe(scope["method"], self._routes.name(path), status, seconds)
             if self._is_logged and path not in PROBES:
-                _log(scope, status, seconds, request_id)
+                _log(scope, status, seconds)
 
 
-def _log(scope: HTTPScope, status: int, seconds: float, request_id: str) -> None:
+def _log(scope: HTTPScope, status: int, seconds: float) -> None:
     """Without the query, which may have a secret; with the path as it came, in which no character ends a line."""
-    client, path = scope["client"], cast("dict[str, Any]", scope).get("raw_path", b"").decode("latin-1")
+    extended = cast("dict[str, Any]", scope)
+    client, path = scope["client"], extended.get("raw_path", b"").decode("latin-1")
+    request_id = extended.get(REQUEST_ID)
     address = f"{client[0]}:{client[1]}" if client else "unix"
     fields = {
         "client": address,
@@ -105,12 +106,12 @@ def _log(scope: HTTPScope, status: int, seconds: float, request_id: str) -> None
     logger.info(
         '%s "%s %s" %d %.3f s, request %s',
         *(address, scope["method"], path, status, seconds, request_id or "-"),
-        extra={"request_id": request_id or None, "fields": fields},
+        extra={"request_id": request_id, "fields": fields},
     )
 
 
 def _pattern(path: str) -> re.Pattern[str]:
-    """Of a route's path; a parameter of type `path` may have slashes."""
+    """The pattern of a route's path; a parameter of type `path` may have slashes."""
     parts, end = [], 0
     for match in _PARAMETER.finditer(path):
         parts += [re.escape(path[end : match.start()]), ".+" if match[2] == "path" else "[^/]+"]

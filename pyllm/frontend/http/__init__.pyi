@@ -33,7 +33,7 @@ from .keep_alive import COMMENT, SILENT_SWEEPS, KeepAlive
 from .openapi import BODY, QUERY, openapi_document
 from .peer_fields import PeerFields, UseStructuredOutputs, same_as, use_own_names
 from .pushed_response import CONNECTION, READER_PATIENCE, Answer, Channel, Connection, PushedResponse
-from .unknown_routes import explain_method, explain_unknown_route, with_version
+from .unknown_routes import explain_method, explain_unknown_route, normal_path
 from .unsupported import Unsupported, is_unsupported, refuse_unsupported, unsupported_field
 from .write_batcher import WriteBatcher
 
@@ -89,10 +89,10 @@ __all__ = [
     "ignore_server_tool",
     "is_unsupported",
     "model_hash",
+    "normal_path",
     "openapi_document",
     "refuse_unsupported",
     "same_as",
     "unsupported_field",
     "use_own_names",
-    "with_version",
 ]

@@ -1,4 +1,4 @@
-"""What each field of a request that works is, and its range, for the OpenAPI document. Checks nothing.
+"""Descriptions and ranges of the request fields that work, for the OpenAPI document. Checks nothing.
 
 The ranges are those that `SamplingParams` and `SchedulingParams` check; `docs/http-api.md` says more.
 """
@@ -6,7 +6,7 @@ The ranges are those that `SamplingParams` and `SchedulingParams` check; `docs/h
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pyllm.sampling_params import MAX_BAD_WORDS, MAX_LENGTH_PENALTY, MAX_LOGIT_BIAS, MAX_SAMPLES
+from pyllm.sampling_params import MAX_BAD_WORDS, MAX_LENGTH_PENALTY, MAX_LOGIT_BIAS, MAX_SAMPLES, REPETITION_PENALTIES
 
 Json = dict[str, Any]
 
@@ -81,8 +81,8 @@ DESCRIPTIONS: Mapping[str, FieldDescription] = {
     "min_p": _between(f"Draw from tokens with this share of the likeliest one's probability{_DEFAULT}.", 0, 1),
     "presence_penalty": _between("Taken from the logits of tokens that the answer has.", -2, 2),
     "frequency_penalty": _between("Taken from a token's logit for each time that the answer has it.", -2, 2),
-    "repetition_penalty": FieldDescription(
-        f"Divides logits of tokens that prompt or answer have; 1: none{_DEFAULT}.", {"exclusiveMinimum": 0}
+    "repetition_penalty": _between(
+        f"Divides logits of tokens that prompt or answer have; 1: none{_DEFAULT}.", *REPETITION_PENALTIES
     ),
     "logit_bias": FieldDescription(_BIAS),
     "allowed_token_ids": FieldDescription("Only these tokens can be chosen."),
@@ -112,17 +112,18 @@ DESCRIPTIONS: Mapping[str, FieldDescription] = {
     "stop_token_ids": FieldDescription("Tokens that end the answer."),
     "ignore_eos": FieldDescription("Go on behind the model's end-of-sequence tokens."),
     "include_stop_str_in_output": FieldDescription("Leave the stop text in the answer."),
-    "no_stop_trim": FieldDescription("SGLang's name of include_stop_str_in_output."),
-    "n_indent": _from("Least blanks before a line: the answer ends before one with fewer.", 0),
-    "t_max_predict_ms": _from("Time for the answer, once it has a line; 0: no limit.", 0),
+    "n_indent": FieldDescription("Least blanks before a line: the answer ends before one with fewer."),
+    "t_max_predict_ms": FieldDescription("Time for the answer, once it has a line; 0 or less: no limit."),
     # What the answer shows.
     "stream": FieldDescription("Answer with server-sent events."),
     "stream_options": FieldDescription("What a stream carries besides the text."),
     "logprobs": FieldDescription("Log-probabilities of the tokens."),
-    "CompletionRequest.logprobs": _from("So many of the likeliest tokens, with log-probabilities.", 0),
-    "top_logprobs": _from("So many of the likeliest tokens for each, with logprobs.", 0),
+    "CompletionRequest.logprobs": _from("So many of the likeliest tokens, with log-probabilities; -1: all.", -1),
+    "top_logprobs": _from("So many of the likeliest tokens for each, with logprobs; -1: all.", -1),
     "logprob_token_ids": FieldDescription("With logprobs: tokens that come in place of the likeliest; at most 128."),
-    "prompt_logprobs": FieldDescription("So many of the likeliest tokens at each token of the prompt; not streamed."),
+    "prompt_logprobs": FieldDescription(
+        "So many of the likeliest tokens at each token of the prompt; -1: all; not streamed."
+    ),
     "echo": FieldDescription("Put the prompt before the answer; with max_tokens 0 the prompt alone."),
     "skip_special_tokens": FieldDescription("Leave special tokens out of the text; the default."),
     "return_token_ids": FieldDescription("Give token ids beside texts."),

@@ -21,14 +21,14 @@ _SAME_AS = "same_as"
 
 
 def same_as(*names: str) -> Meta:
-    """The mark of a field that means what ours means; of several names, the first that a body has and supports."""
+    """The mark of a field that means what ours means; of several names, each that a body has and supports."""
     bounds = dict(DESCRIPTIONS[names[0]].bounds)
     return Meta(
         description=f"The same as {' or '.join(names)}.", extra={_SAME_AS: names}, extra_json_schema=bounds or None
     )
 
 
-MaxTokens = Annotated[int | None, same_as("max_tokens", "max_output_tokens")]
+MaxTokens = Annotated[int | None, same_as("max_tokens", "max_completion_tokens", "max_output_tokens")]
 UseLogprobs = Annotated[T | None, unsupported_field("logprobs")]
 UseMaxTokens = Annotated[T | None, unsupported_field("max_tokens")]
 UseReasoningEffort = Annotated[T | None, unsupported_field("reasoning_effort", True)]
@@ -215,7 +215,7 @@ class PeerFields(Struct, kw_only=True):
     penalize_newline: Hint = None
 
     # LM Studio.
-    max_output_tokens: Annotated[int | None, same_as("max_tokens")] = None
+    max_output_tokens: MaxTokens = None
     system_prompt: UseSystemMessage[Any] = None
     integrations: Annotated[Any, unsupported_field("tools", [])] = None
     ttl: Hint = None
@@ -253,38 +253,41 @@ class PeerFields(Struct, kw_only=True):
     num_beams: Annotated[int | None, unsupported_field("use_beam_search")] = 1
 
 
-def use_own_names(body: Struct) -> dict[str, str]:
+def use_own_names(body: Struct, default_penalty: float | None = None) -> dict[str, str]:
     """Move what a body has in peers' names to our fields. Gives the caller's name of each field that was set so.
+
+    `default_penalty` is the model's own repetition penalty, for a body that has none.
 
     Raises:
         RequestError: two names of one field have different values, or penalties are to look at a part of the text.
     """
     names = {}
-    for theirs, own, default in _renamed(type(body)):
+    for theirs, owns in _renamed(type(body)):
         value = getattr(body, theirs)
         if value is None or value is False:
             continue
-        given = getattr(body, own)
-        if given not in (default, value):
-            raise RequestError(
-                f"{theirs} and {own} are one setting, and have two values; leave one of them out", theirs
-            )
+        for own, default in owns.items():
+            if getattr(body, own) not in (default, value):
+                text = f"{theirs} and {own} are one setting, and have two values; leave one of them out"
+                raise RequestError(text, theirs)
+        own = next(iter(owns))
         setattr(body, own, value)
         names[own] = theirs
-    _check_window(body)
+    _check_window(body, default_penalty)
     return names
 
 
-def _check_window(body: Struct) -> None:
-    window = getattr(body, "repeat_last_n", None)
-    if window not in (None, -1) and getattr(body, "repetition_penalty", None) not in (None, 1.0):
-        text = f"repeat_last_n can only be -1 beside a penalty, which looks at the whole text; got {window!r:.80}"
-        raise RequestError(text, "repeat_last_n")
+def _check_window(body: Struct, default_penalty: float | None) -> None:
+    window, penalty = getattr(body, "repeat_last_n", None), getattr(body, "repetition_penalty", None)
+    penalty = default_penalty if penalty is None else penalty
+    if window not in (None, -1) and penalty not in (None, 1.0):
+        text = f"beside a penalty, here {penalty:g}, which looks at the whole text; got {window!r:.80}"
+        raise RequestError(f"repeat_last_n can only be -1 {text}", "repeat_last_n")
 
 
 @functools.cache
-def _renamed(kind: type[Struct]) -> tuple[tuple[str, str, Any], ...]:
-    """Each field that is the same as one of this struct: its name, our name, and our default."""
+def _renamed(kind: type[Struct]) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Each field that is the same as one of this struct: its name, and the defaults of those, by our names."""
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     found = []
     for field in fields.values():
@@ -292,8 +295,7 @@ def _renamed(kind: type[Struct]) -> tuple[tuple[str, str, Any], ...]:
             own = [name for name in names if name in fields]
             supported = [name for name in own if not is_unsupported(fields[name].type)]
             if own:
-                name = (supported or own)[0]
-                found.append((field.name, name, fields[name].default))
+                found.append((field.name, {name: fields[name].default for name in supported or own[:1]}))
     return tuple(found)
 
 

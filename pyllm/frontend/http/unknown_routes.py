@@ -1,4 +1,4 @@
-"""The path of a request: OpenAI's routes without `/v1`, and what a path was meant to be that is none.
+"""The path that a request's route has, and the route that a caller of an unknown path probably meant.
 
 Knows the routes of other servers by their documents: Ollama, llama.cpp, vLLM, SGLang, TGI, OpenAI.
 """
@@ -17,7 +17,7 @@ _NO_RERANK = "models generate or embed here, and none ranks: compare embeddings 
 _TEXT_ONLY = "only text is served"
 _NO_ADAPTERS = "adapters are not served yet"
 # By the path's beginning; the longest that fits counts.
-_MEANT: Mapping[str, str] = {
+MEANT: Mapping[str, str] = {
     "/api": _OLLAMA.format("POST /v1/chat/completions, /v1/completions, /v1/embeddings, GET /v1/models"),
     "/api/chat": _OLLAMA.format("POST /v1/chat/completions"),
     "/api/generate": _OLLAMA.format("POST /v1/completions"),
@@ -44,7 +44,7 @@ _MEANT: Mapping[str, str] = {
     "/v1/complete": "it was Anthropic's; here it is POST /v1/messages",
     "/v1/moderations": "no model here moderates",
     **dict.fromkeys(("/v1/tokenize", "/v1/detokenize"), "vLLM's /tokenize and /detokenize are not below /v1"),
-    **dict.fromkeys(("/healthz", "/livez", "/readyz", "/readiness", "/ping", "/v1/health"), "here it is GET /health"),
+    **dict.fromkeys(("/healthz", "/livez", "/readyz", "/readiness", "/v1/health"), "here it is GET /health"),
     "/v1/metrics": "here it is GET /metrics",
     "/flush_cache": "SGLang's; here it is POST /reset_prefix_cache",
     **dict.fromkeys(("/v1/chat", "/chat"), "it is POST /v1/chat/completions"),
@@ -55,8 +55,10 @@ _MEANT: Mapping[str, str] = {
 }
 
 
-def with_version(path: str) -> str:
-    """The path below /v1 for `/chat/completions` and its like, else as it is."""
+def normal_path(path: str, root: str = "") -> str:
+    """The path that a route has: below `root`, which a proxy may leave there or take away, and OpenAI's below /v1."""
+    if path == root or path.startswith(f"{root}/"):
+        path = path.removeprefix(root) or "/"
     return f"{VERSION_PREFIX}{path}" if path[1:].partition("/")[0] in _VERSIONED else path
 
 
@@ -74,7 +76,7 @@ def explain_method(method: str, path: str, allow: str) -> str:
 
 
 def _meant(path: str, known: list[str]) -> str:
-    if exact := _MEANT.get(path):
+    if exact := MEANT.get(path):
         return exact
     # An address of a client that has too much: `/v1/v1/messages`, `/v1/completions/chat/completions`.
     ends = [other for other in known if other.startswith(VERSION_PREFIX) and path.endswith((other, other[3:]))]
@@ -82,5 +84,5 @@ def _meant(path: str, known: list[str]) -> str:
         return f"did you mean {longest}? Clients add the end of the path to their base URL themselves"
     if near := difflib.get_close_matches(path.lower(), known, n=1, cutoff=_CLOSE):
         return f"did you mean {near[0]}?"
-    beginnings = [beginning for beginning in _MEANT if path.startswith(f"{beginning}/")]
-    return _MEANT[max(beginnings, key=len)] if beginnings else ""
+    beginnings = [beginning for beginning in MEANT if path.startswith(f"{beginning}/")]
+    return MEANT[max(beginnings, key=len)] if beginnings else ""

@@ -1,4 +1,4 @@
-"""What `/infill` answers, as JSON: the events of a stream, which has no last one of its own, and the whole."""
+"""The answers of `/infill` as JSON: the events of a stream, which has no last one of its own, and the whole."""
 
 from typing import Any
 
@@ -7,7 +7,6 @@ from msgspec import Struct
 
 from pyllm.client.logprobs import LogprobEntries
 from pyllm.frontend.http.failure import Failure
-from pyllm.frontend.llama_cpp.line_limits import LineLimits
 from pyllm.frontend.llama_cpp.protocol import Infill, InfillPiece, InfillSettings, Timings
 from pyllm.frontend.openai.error_format import error_response
 from pyllm.frontend.requests.generation import Generation, TokenCounts
@@ -25,7 +24,6 @@ class InfillFormat:
         model: str,
         prompt: str,
         settings: InfillSettings,
-        limits: LineLimits,
         *,
         shows_tokens: bool,
         names: list[str],
@@ -34,7 +32,6 @@ class InfillFormat:
         self._model = model
         self._prompt = prompt
         self._settings = settings
-        self._limits = limits
         self._shows_tokens = shows_tokens
         self._names = names
         self._has_new_line: set[int] = set()
@@ -72,7 +69,6 @@ class InfillFormat:
         del prompts, counts
         answers = []
         for index, choice in enumerate(choices):
-            choice.text = self._limits.cut(choice.text)
             if "\n" in choice.text:
                 self._has_new_line.add(index)
             if not self._shows_tokens:
@@ -122,8 +118,9 @@ def _speed(number: int, seconds: float) -> tuple[float, float, float]:
 def _selected(answer: Infill, names: list[str]) -> dict[str, Any]:
     """The fields of these names, under them: a part of another field is `timings/prompt_n`."""
     found: dict[str, Any] = {}
+    fields = msgspec.to_builtins(answer)
     for name in names:
-        value: Any = msgspec.to_builtins(answer)
+        value: Any = fields
         for key in name.split("/"):
             value = value.get(key) if isinstance(value, dict) else None
         if value is not None:

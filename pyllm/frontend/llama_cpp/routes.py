@@ -8,6 +8,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 
+from pyllm.arguments import check
 from pyllm.frontend.answers.answer import respond
 from pyllm.frontend.chat.conversation import Prepared
 from pyllm.frontend.http.pushed_response import PushedResponse
@@ -22,8 +23,9 @@ from pyllm.frontend.text.fill_in_the_middle import files_prompt, middle_prompt, 
 from pyllm.frontend.text.sampling_texts import resolve_texts_aside
 from pyllm.sampling_params import SamplingParams
 
-# Tokens that files leave room for where the request has no limit; as many as editors ask for.
+# Tokens that files leave room for where the request has no limit or is for none; as many as editors ask for.
 LEAST_OUTPUT = 128
+MAX_RESPONSE_FIELDS = 64
 
 
 def infill_route(state: ServerState) -> HTTPRouteHandler:
@@ -46,10 +48,12 @@ def infill_route(state: ServerState) -> HTTPRouteHandler:
         before = f"{data.input_prefix or ''}{data.prompt or ''}"
         middle = middle_prompt(tokenizer, before, data.input_suffix or "")
         files = files_prompt(tokenizer, [(file.filename or "tmp", file.text) for file in data.input_extra or ()])
-        limits = LineLimits(data.n_indent or 0, (data.t_max_predict_ms or 0) / 1000)
+        names = data.response_fields or []
+        check("response_fields", len(names), len(names) <= MAX_RESPONSE_FIELDS, f"at most {MAX_RESPONSE_FIELDS} names")
 
         async def prepare() -> Prepared:
-            resolved = await resolve_texts_aside(params, tokenizer, context.ignore)
+            resolved = state.chat.markers.resolve_plain(params)
+            resolved = await resolve_texts_aside(resolved, tokenizer, context.ignore)
             (tokens,) = await state.prompts.encode([middle])
             if not files:
                 return Prepared([tokens], resolved)
@@ -59,18 +63,16 @@ def infill_route(state: ServerState) -> HTTPRouteHandler:
             return Prepared([[*others[max(len(others) - max(room, 0), 0) :], *tokens]], resolved)
 
         _, generation = await generate(state, context, scheduling, params.n, prepare)
-        if data.max_tokens == 0:
-            generation.hide_output()
-        elif data.n_indent or data.t_max_predict_ms:
-            generation.end_when(limits.may_end)
+        if data.n_indent or data.t_max_predict_ms:
+            seconds = (data.t_max_predict_ms or 0) / 1000
+            generation.limit_texts([LineLimits(data.n_indent or 0, seconds).take for _ in range(params.n)])
         answer_format = InfillFormat(
             generation,
             state.model_name,
             files + middle,
             _settings(data, params, model.max_model_len),
-            limits,
             shows_tokens=data.return_tokens is True,
-            names=data.response_fields or [],
+            names=names,
         )
         return respond(generation, answer_format, data.stream is True, context)
 
@@ -78,8 +80,7 @@ def infill_route(state: ServerState) -> HTTPRouteHandler:
 
 
 def _sampling_params(state: ServerState, request: InfillRequest) -> SamplingParams:
-    # Nothing of the output is shown of a request for no tokens, but one is computed: that is where prompts end.
-    limit = 1 if request.max_tokens == 0 else output_limit(request.max_tokens)
+    limit = output_limit(request.max_tokens, may_be_none=True)
     params = sample_params(request, state.sampling, limit, None, own_constraint(request.structured_outputs))
     stops = [*(params.stop_token_ids or ()), *middle_stops(state.tokenizer)]
     return msgspec.structs.replace(

@@ -3,6 +3,7 @@ from .common_fields import EngineRequest
 from .completions import completions_route
 from .embeddings import embeddings_route
 from .error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES, error_response
+from .invocations import invocations_route
 from .logprobs import chat_logprobs
 from .model_list import models_routes
 from .parameters import (
@@ -33,6 +34,7 @@ __all__ = [
     "embeddings_route",
     "error_response",
     "given_fields",
+    "invocations_route",
     "models_routes",
     "num_top_logprobs",
     "output_limit",

@@ -22,7 +22,7 @@ from pyllm.frontend.openai.logprobs import chat_logprobs, prompt_logprobs, token
 from pyllm.frontend.openai.parameters import (
     constraint_names,
     format_field,
-    is_warm_up,
+    may_be_prompt_alone,
     num_chat_logprobs,
     output_limit,
     sampling_params,
@@ -69,19 +69,19 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         context.name_session(data.prompt_cache_key, data.user)
         has_tools = bool(data.tools) and data.structured_outputs is None
         names = constraint_names(format_field(data), has_tools)
+        if data.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
         context.name_fields(_FIELD_NAMES | names)
-        limit = output_limit(data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens)
-        warms_up = is_warm_up(data, context)
+        max_tokens = data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens
+        limit = output_limit(max_tokens, may_be_none=may_be_prompt_alone(data, context))
         num_logprobs = num_chat_logprobs(data, state.client.model)
-        params = sampling_params(data, state.sampling, 1 if warms_up else limit, num_logprobs)
+        params = sampling_params(data, state.sampling, limit, num_logprobs)
         scheduling = scheduling_params(data, context, state.client.model)
         chunks = ChatChunks(state, context, data, params)
         truncation = truncation_from(data.truncate_prompt_tokens, data.truncation_side, limit or 1, state.client.model)
         conversation = msgspec.structs.replace(conversation_of(data, context.ignore), truncation=truncation)
         prepared, generation = await generate_chat(state, context, scheduling, conversation, params)
         chunks.prompt = prepared.prompts[0]
-        if warms_up:
-            generation.hide_output()
         counts_of = generation.counts_of if wants_continuous_usage(data) else None
         answer_format: AnswerFormat
         if prepared.make_parser is None:
@@ -106,7 +106,7 @@ def _shows_reasoning(request: ChatRequest) -> bool:
 
 
 class ChatChunks:
-    """Chat completions' JSON. `prompt` must be given before the first text if the answer tells of it."""
+    """Chat completions' JSON. `prompt` must be given before the first text if the answer has its tokens."""
 
     def __init__(
         self, state: ServerState, context: RequestContext, request: ChatRequest, params: SamplingParams

@@ -16,7 +16,7 @@ from pyllm.frontend.chat.conversation import (
 from pyllm.frontend.chat.history_parts import TEXT_PARTS, part_text, result_text
 from pyllm.frontend.http.ignored_fields import ignore_server_tool
 from pyllm.frontend.http.unsupported import refuse_unsupported
-from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
+from pyllm.frontend.openai.protocol import ChatMessage, ChatReasoning, ChatRequest
 from pyllm.frontend.openai.tool_protocol import (
     AllowedTools,
     ChosenTools,
@@ -37,7 +37,7 @@ _ROLES_OF = {
 
 
 def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
-    """What a request says.
+    """The conversation of a request.
 
     Raises:
         RequestError: a message or a choice of tools cannot be understood, or two fields exclude one another.
@@ -69,13 +69,23 @@ def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
 
 
 def _reasoning_effort(request: ChatRequest) -> str | None:
-    """How much is to be thought, in whichever field a request says so."""
-    if request.reasoning_effort is not None:
-        return request.reasoning_effort
-    reasoning = request.reasoning
-    if reasoning is not None and (reasoning.effort or reasoning.enabled is False):
-        return reasoning.effort or "none"
-    return request.think if isinstance(request.think, str) else "none" if request.think is False else None
+    """The effort of reasoning that a request asks for, in any of its fields.
+
+    Raises:
+        RequestError: two fields differ.
+    """
+    reasoning = request.reasoning or ChatReasoning()
+    asked = {
+        "think": "none" if request.think is False else None if request.think is True else request.think,
+        "reasoning.effort": reasoning.effort or None,
+        "reasoning.enabled": "none" if reasoning.enabled is False else None,
+        "reasoning_effort": request.reasoning_effort,
+    }
+    given = {field: effort for field, effort in asked.items() if effort is not None}
+    if len(set(given.values())) > 1:
+        text = f"{' and '.join(given)} are one setting, and have two values; leave one of them out"
+        raise RequestError(text, next(iter(given)))
+    return next(iter(given.values()), None)
 
 
 def _tools(request: ChatRequest, ignore: Ignore) -> tuple[tuple[Tool, ...], ToolChoice]:
@@ -104,7 +114,7 @@ def _allowed(tools: tuple[Tool, ...], allowed: AllowedTools) -> tuple[Tool, ...]
 
 
 def _shown_tools(definitions: Iterable[ToolDefinition], ignore: Ignore) -> Iterator[Tool]:
-    """Those that the model sees."""
+    """The tools that the model sees."""
     for index, definition in enumerate(definitions):
         kind, where = definition.type, f"tools[{index}]"
         if kind in ("function", "custom"):
@@ -204,7 +214,7 @@ def _of_assistant(message: ChatMessage, where: str) -> dict[str, Any]:
 
 
 def _called(call: MessageToolCall, where: str) -> dict[str, Any]:
-    """What was called: to a template a custom tool is a function of its input."""
+    """The function that was called: to a template a custom tool is a function of its input."""
     if call.custom is not None and (call.type == "custom" or call.function is None):
         return {"name": call.custom.name, "arguments": input_arguments(call.custom.input or "")}
     if call.function is None:

@@ -20,7 +20,7 @@ from pyllm.frontend.openai.error_format import ERROR_RESPONSES
 from pyllm.frontend.openai.parameters import (
     constraint_names,
     format_field,
-    is_warm_up,
+    may_be_prompt_alone,
     output_limit,
     sampling_params,
     scheduling_params,
@@ -60,11 +60,10 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         context.name_session(data.prompt_cache_key, data.user)
         names = constraint_names(format_field(data), has_tools=False)
         context.name_fields({"beam_width": "use_beam_search"} | names)
-        params = _sampling_params(state, data, is_warm_up(data, context))
+        limit = output_limit(data.max_tokens, may_be_none=data.echo is True or may_be_prompt_alone(data, context))
+        params = _sampling_params(state, data, DEFAULT_MAX_TOKENS if data.max_tokens is None else limit)
         scheduling = scheduling_params(data, context, state.client.model)
-        truncation = truncation_from(
-            data.truncate_prompt_tokens, data.truncation_side, output_limit(data.max_tokens) or 1, state.client.model
-        )
+        truncation = truncation_from(data.truncate_prompt_tokens, data.truncation_side, limit or 1, state.client.model)
         chunks = CompletionChunks(context, state.model_name, state.system_fingerprint, data)
         given = split_prompts(data.prompt, "prompt", MAX_PROMPTS)
         if data.suffix:
@@ -87,8 +86,6 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
 
         _, generation = await generate(state, context, scheduling, num_choices(len(given), params), prepare)
         counts_of = generation.counts_of if wants_continuous_usage(data) else None
-        if data.max_tokens == 0:
-            generation.hide_output()
         return respond(generation, ChunkFormat(chunks, counts_of), data.stream is True, context)
 
     return create_completion
@@ -103,15 +100,11 @@ def _between(state: ServerState, request: CompletionRequest, prompt: str | list[
     return middle_prompt(state.tokenizer, prompt, request.suffix or "")
 
 
-def _sampling_params(state: ServerState, request: CompletionRequest, warms_up: bool) -> SamplingParams:
-    limit = DEFAULT_MAX_TOKENS if request.max_tokens is None else output_limit(request.max_tokens)
-    if not request.echo:
-        return sampling_params(request, state.sampling, 1 if warms_up else limit, request.logprobs)
-    if request.use_beam_search:
+def _sampling_params(state: ServerState, request: CompletionRequest, limit: int | None) -> SamplingParams:
+    if request.echo and request.use_beam_search:
         raise RequestError("echo and use_beam_search cannot be combined; leave one of them out", "echo")
-    # Nothing of the output is shown of a request for no tokens, but one is computed: that is where prompts end.
-    params = sampling_params(request, state.sampling, 1 if limit == 0 else limit, request.logprobs)
-    if request.logprobs is None:
+    params = sampling_params(request, state.sampling, limit, request.logprobs)
+    if not request.echo or request.logprobs is None:
         return params
     if request.stream:
         raise RequestError("echo with logprobs cannot be streamed; set stream to false", "echo")

@@ -8,6 +8,7 @@ from litestar.params import FromPath
 from pyllm.frontend.openai.error_format import LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.protocol import ModelCapabilities, ModelCard, ModelList
 from pyllm.frontend.requests.server_state import ServerState, check_model
+from pyllm.frontend.text.fill_in_the_middle import can_fill_middle
 
 
 def models_routes(state: ServerState) -> Router:
@@ -23,7 +24,11 @@ def models_routes(state: ServerState) -> Router:
             root=model.name,
             model_impl=model.model_impl,
             batch_invariant=model.batch_invariant,
-            capabilities=ModelCapabilities(can_chat, can_chat),
+            capabilities=ModelCapabilities(
+                completion_chat=can_chat,
+                function_calling=can_chat and state.chat.reads_calls,
+                completion_fim=can_fill_middle(state.tokenizer),
+            ),
         )
         for name in state.model_names
     }

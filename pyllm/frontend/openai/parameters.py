@@ -79,14 +79,21 @@ def format_field(request: GenerationRequest) -> str | None:
     return "response_format" if request.response_format is not None else "format" if request.format else None
 
 
-def output_limit(max_tokens: int | None) -> int | None:
-    """How many tokens an answer may have; None for -1, which is llama.cpp's and LM Studio's word for no limit."""
-    return None if max_tokens == -1 else max_tokens
+def output_limit(max_tokens: int | None, *, may_be_none: bool = False) -> int | None:
+    """The most tokens that an answer may have; None for -1, which is llama.cpp's and LM Studio's word for no limit.
+
+    Raises:
+        RequestError: it is to have none and that may not be, or fewer.
+    """
+    if max_tokens in (None, -1):
+        return None
+    check("max_tokens", max_tokens, max_tokens >= 1 - may_be_none, "at least 1, or -1 for no limit")
+    return max_tokens
 
 
-def is_warm_up(request: GenerationRequest, context: RequestContext) -> bool:
-    """Whether a request is for no tokens in llama.cpp's words, whose clients have a prompt cached so."""
-    return request.max_tokens == 0 and context.field_names.get("max_tokens") == "n_predict"
+def may_be_prompt_alone(request: GenerationRequest, context: RequestContext) -> bool:
+    """Whether a request for no tokens is meant: to score a prompt, or, in llama.cpp's words, to have it cached."""
+    return request.prompt_logprobs is not None or context.field_names.get("max_tokens") == "n_predict"
 
 
 def with_defaults(request: Request, server: ServerConfig) -> Request:
@@ -200,7 +207,7 @@ def structured_outputs(
 
 
 def own_constraint(given: StructuredOutputs | None) -> StructuredOutputsParams | None:
-    """What the engine's own field asks for.
+    """The constraint in the engine's own field.
 
     Raises:
         RequestError: a part of it is not supported, or it has no constraint or several.
@@ -212,7 +219,7 @@ def own_constraint(given: StructuredOutputs | None) -> StructuredOutputsParams |
 
 
 def num_chat_logprobs(request: ChatRequest, model: ModelInfo) -> int | None:
-    """How many likely tokens' log-probabilities a chat is to have beside each token's own; None: not even that.
+    """The number of likely tokens whose log-probabilities a chat wants beside each token's own; None: not even that.
 
     Raises:
         RequestError: `top_logprobs` without `logprobs`, or more of them than the model gives.
@@ -224,13 +231,13 @@ def num_chat_logprobs(request: ChatRequest, model: ModelInfo) -> int | None:
 
 
 def num_top_logprobs(count: int | None, model: ModelInfo) -> int:
-    """How many likely tokens `top_logprobs` asks for.
+    """The number of likely tokens that `top_logprobs` asks for.
 
     Raises:
         RequestError: they are more than the model gives.
     """
     limit = model.max_logprobs
-    check("top_logprobs", count, -1 <= (count or 0) <= limit, f"from 0 to {limit} (--max-logprobs)")
+    check("top_logprobs", count, -1 <= (count or 0) <= limit, f"from -1 (all) to {limit} (--max-logprobs)")
     return num_logprobs("top_logprobs", count, model) or 0
 
 

@@ -33,7 +33,7 @@ MAX_PROMPTS = 1024
 
 
 class StreamOptions(Struct, kw_only=True):
-    """What a stream carries besides the text."""
+    """The parts of a stream besides the text."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
@@ -58,7 +58,7 @@ class ResponseFormat(Struct, kw_only=True):
 
 
 class GenerationRequest(EngineRequest, kw_only=True):
-    """What completions and chat share."""
+    """The fields that completions and chat share."""
 
     n: int | None = None
     max_tokens: int | None = None
@@ -176,13 +176,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class PromptTokensDetails(Struct):
-    """How much of the prompt the prefix cache had."""
+    """The prompt's tokens that the prefix cache had."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(Struct):
-    """How much of the answer was reasoning."""
+    """The answer's tokens that were reasoning."""
 
     reasoning_tokens: int
 
@@ -247,7 +247,7 @@ class Completion(Struct):
 
 
 class AssistantMessage(Struct):
-    """What the model said. There is no content where it only called tools, or did not come to the end of reasoning.
+    """The model's answer. There is no content where it only called tools, or did not come to the end of reasoning.
 
     Without reasoning that is null, as in vLLM.
     """
@@ -309,7 +309,7 @@ class ChatCompletion(Struct):
 
 
 class ChatDelta(Struct):
-    """What is new: the role in a choice's first chunk; text, reasoning or a call in the others."""
+    """The new part of an answer: the role in a choice's first chunk; text, reasoning or a call in the others."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -342,11 +342,11 @@ class ChatChunk(Struct):
 
 
 class ModelCapabilities(Struct):
-    """What a model can do, in Mistral's words."""
+    """The abilities of a model, in Mistral's words."""
 
     completion_chat: bool
     function_calling: bool
-    completion_fim: bool = False
+    completion_fim: bool
     fine_tuning: bool = False
     vision: bool = False
 
@@ -380,7 +380,7 @@ class ModelList(Struct):
 
 
 class ErrorBody(Struct):
-    """What went wrong. `param` is the field at fault, `code` a word for programs; either may be null."""
+    """A failure. `param` is the field at fault, `code` a word for programs; either may be null."""
 
     message: str
     type: str

@@ -1,10 +1,12 @@
 from .admission_control import admit, charge
 from .embedding_batch import EmbeddingBatch
 from .generation import Generation, TokenCounts, num_choices
+from .json_request import JsonRequest, body_type
 from .request_context import (
     ADJUSTED_MESSAGES_HEADER,
     CONTEXT,
     MAX_TOKENS_HEADER,
+    REQUEST_ID,
     RequestContext,
     checked_tenant,
     context_in,
@@ -20,15 +22,18 @@ __all__ = [
     "ADJUSTED_MESSAGES_HEADER",
     "CONTEXT",
     "MAX_TOKENS_HEADER",
+    "REQUEST_ID",
     "CoreStatus",
     "EmbeddingBatch",
     "Generation",
+    "JsonRequest",
     "RequestContext",
     "ServerCores",
     "ServerState",
     "TokenCounts",
     "admit",
     "begin",
+    "body_type",
     "charge",
     "check_model",
     "checked_tenant",

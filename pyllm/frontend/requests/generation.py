@@ -1,6 +1,6 @@
 """All samples of all prompts of one HTTP request: submits, counts and ends them together. Knows no answer format."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +12,7 @@ from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.http.event_ids import LAST_EVENT_ID, StreamIdentity
 from pyllm.frontend.http.keep_alive import KeepAlive
 from pyllm.frontend.observability.metrics import RequestMetrics
-from pyllm.frontend.requests.output_sinks import EndingSink, HiddenSink, LoggedSink
+from pyllm.frontend.requests.output_sinks import EndingSink, LoggedSink, TakeText
 from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.frontend.requests.request_lifecycle import RequestLifecycle
 from pyllm.frontend.requests.server_state import ServerState
@@ -20,6 +20,11 @@ from pyllm.frontend.text.detokenizer import TextDelta
 from pyllm.frontend.text.outputs import Request, RequestProcessor
 from pyllm.sampling_params import MAX_SAMPLES, SamplingParams
 from pyllm.scheduling_params import SchedulingParams
+
+# Most log-probabilities of an answer, where more than so many come with a token: each takes 2 us of the event loop as
+# JSON, and 100 bytes before.
+MAX_LOGPROBS = 1 << 20
+MAX_UNBOUNDED_LOGPROBS = 20  # the default of --max-logprobs
 
 
 class TokenCounts(NamedTuple):
@@ -40,7 +45,7 @@ class Generation:
     `context` is of a request that was admitted; from `start` on its ticket is this one's to give back.
 
     Raises:
-        RequestError: there are more choices than one request may have.
+        RequestError: there are more choices or log-probabilities than one request may have.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Generation:
     ) -> None:
         self.num_choices = num_choices(len(prompts), params)
         room = room_for_output(max(map(len, prompts)), state.client.model)
+        _check_logprobs(prompts, params, room, state.client.model.vocab_size)
         if params.max_tokens is not None and 0 < room < params.max_tokens:
             context.max_tokens = room
         self._state = state
@@ -62,8 +68,7 @@ class Generation:
         self._lifecycle = RequestLifecycle(state, context, prompts, params, scheduling, drop=self._drop)
         self._seed: int | None = None  # where the request has none, and its answer may have to be generated again
         self._boundaries: Sequence[Sequence[int]] | None = None
-        self._hides_output = False
-        self._may_end: Callable[[int, str], bool] | None = None
+        self._takes: Sequence[TakeText] = ()
         self._sink: OutputSink[TextDelta]
         self._processors: list[RequestProcessor] = []
 
@@ -76,28 +81,26 @@ class Generation:
     def counts(self) -> TokenCounts:
         """Tokens so far."""
         cycle = self._lifecycle
-        num_tokens = 0 if self._hides_output else cycle.num_output_tokens
-        return TokenCounts(cycle.num_prompt_tokens, num_tokens, cycle.num_cached_tokens, cycle.is_expired)
+        return TokenCounts(cycle.num_prompt_tokens, cycle.num_output_tokens, cycle.num_cached_tokens, cycle.is_expired)
 
     def counts_of(self, choice: int) -> TokenCounts:
         """Tokens of one choice so far, and of its prompt."""
         index, sample = divmod(choice, self._params.n)
         metrics = self._lifecycle.metrics[index]
-        num_tokens = 0 if self._hides_output else metrics.num_tokens_of(sample)
-        return TokenCounts(len(self._prompts[index]), num_tokens, metrics.num_cached_tokens)
+        return TokenCounts(len(self._prompts[index]), metrics.num_tokens_of(sample), metrics.num_cached_tokens)
 
     def seconds_of(self, choice: int) -> tuple[float, float]:
-        """How long a choice took to its first token, and from that to its last one so far; 0: it has none."""
+        """Seconds of a choice to its first token, and from that to its last one so far; 0: it has none."""
         index, sample = divmod(choice, self._params.n)
         return self._lifecycle.metrics[index].seconds_of(sample)
 
     @property
     def keep_alive(self) -> KeepAlive:
-        """Who keeps silent streams open."""
+        """The sender of comments that keep silent streams open."""
         return self._state.keep_alive
 
     def identity(self) -> StreamIdentity:
-        """What its tokens depend on besides the seed."""
+        """The model, prompts and parameters that its tokens depend on, besides the seed."""
         return StreamIdentity.of(self._state.client.fingerprint, self._prompts, self._params)
 
     def fix_seed(self, seed: int | None, is_repeated: bool = False) -> int:
@@ -121,13 +124,9 @@ class Generation:
         if any(boundaries):
             self._boundaries = boundaries
 
-    def hide_output(self) -> None:
-        """Before `start`: the answer is that of a request for no tokens, though one is computed."""
-        self._hides_output = True
-
-    def end_when(self, may_end: Callable[[int, str], bool]) -> None:
-        """Before `start`: end the choices early once each of them may, by its index and its new text."""
-        self._may_end = may_end
+    def limit_texts(self, takes: Sequence[TakeText]) -> None:
+        """Before `start`: cut the choices' texts, and end all early once each has all of its text; see `EndingSink`."""
+        self._takes = takes
 
     def start(self, sink: OutputSink[TextDelta]) -> None:
         """Submit every prompt. Each choice is an index of the sink.
@@ -138,15 +137,15 @@ class Generation:
         """
         log = self._state.request_log
         log.received(self._request_id, self._prompts, self._params)
-        self._sink = HiddenSink(sink) if self._hides_output else sink
-        if self._may_end is not None:
-            self._sink = EndingSink(self._sink, self.num_choices, self._may_end, self._end_early)
+        self._sink = sink
+        if self._takes:
+            self._sink = EndingSink(self._sink, self._takes, self._end_early)
         if log.has_outputs:
             self._sink = LoggedSink(self._sink, log, self._request_id)
         self._lifecycle.start(self._submit, sink.error)
 
     def abort(self) -> None:
-        """End what still runs; nothing more is heard of it."""
+        """End the rest; its sink gets nothing more."""
         self._lifecycle.abort()
 
     def _submit(self, index: int, metrics: RequestMetrics, scheduling: SchedulingParams) -> None:
@@ -170,7 +169,7 @@ class Generation:
 
 
 def num_choices(num_prompts: int, params: SamplingParams) -> int:
-    """How many choices that makes.
+    """The number of choices of so many prompts.
 
     Raises:
         RequestError: there are more than one request may have.
@@ -179,6 +178,25 @@ def num_choices(num_prompts: int, params: SamplingParams) -> int:
     if number > MAX_SAMPLES:
         raise RequestError(f"{num_prompts} prompts times n = {params.n} is more than {MAX_SAMPLES} choices", "n")
     return number
+
+
+def _check_logprobs(prompts: Sequence[Sequence[int]], params: SamplingParams, room: int, vocab_size: int) -> None:
+    """Refuse more of a large part of the vocabulary than an answer can have: writing it would stop other streams."""
+    of_token, of_prompt = (
+        0 if count is None else 1 + (vocab_size if count < 0 else count)
+        for count in (params.logprobs, params.prompt_logprobs)
+    )
+    max_tokens = room if params.max_tokens is None else min(room, params.max_tokens)
+    num_prompt_tokens = sum(map(len, prompts)) - len(prompts)
+    num_logprobs = of_prompt * num_prompt_tokens + of_token * max_tokens * params.n * len(prompts)
+    if max(of_token, of_prompt) > 1 + MAX_UNBOUNDED_LOGPROBS and num_logprobs > MAX_LOGPROBS:
+        text = (
+            f"{num_prompt_tokens} prompt tokens with {of_prompt} log-probabilities each and {max_tokens} output tokens "
+            f"of {params.n * len(prompts)} choices with {of_token} each are {num_logprobs}, and an answer has at most "
+            f"{MAX_LOGPROBS} where more than {MAX_UNBOUNDED_LOGPROBS} come with a token: ask for fewer, or use "
+            "pyllm.LLM, which has no such limit"
+        )
+        raise RequestError(text, "prompt_logprobs" if of_prompt * num_prompt_tokens > MAX_LOGPROBS else "logprobs")
 
 
 class _PromptSink:
@@ -199,7 +217,7 @@ class _PromptSink:
     def delta(self, index: int, delta: TextDelta) -> None:
         if delta.start_times is not None:
             self._metrics.started(delta.start_times)
-        if delta.tokens:
+        if delta.tokens or (delta.finish_reason == "length" and not self._has_tokens):  # the end of a prompt alone
             if not self._has_tokens:
                 self._has_tokens = True
                 self._lifecycle.output_started()

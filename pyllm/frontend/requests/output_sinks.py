@@ -1,12 +1,14 @@
-"""Sinks around the one that makes a request's answer: they log its text, hide it, or end it early. Know no answer."""
+"""Sinks around the one that makes a request's answer: they log its text, or cut it and end it early. Know no answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pyllm.client.logprobs import LogprobEntries
 from pyllm.client.streams import OutputSink
 from pyllm.errors import PyllmError
 from pyllm.frontend.observability.request_log import RequestLog
 from pyllm.frontend.text.detokenizer import TextDelta
+
+TakeText = Callable[[str], tuple[str, bool]]
 
 
 class LoggedSink:
@@ -29,27 +31,7 @@ class LoggedSink:
         self._sink.delta(index, delta)
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Those of the prompt's next tokens."""
-        self._sink.prompt_logprobs(index, logprobs)
-
-    def error(self, error: PyllmError) -> None:
-        """The request has failed."""
-        self._sink.error(error)
-
-
-class HiddenSink:
-    """Passes only ends on, as of a request for no tokens: one is computed, since that is where prompts end."""
-
-    def __init__(self, sink: OutputSink[TextDelta]) -> None:
-        self._sink = sink
-
-    def delta(self, index: int, delta: TextDelta) -> None:
-        """New output of one choice."""
-        if delta.finish_reason is not None:
-            self._sink.delta(index, TextDelta("", [], "length", cached_tokens=delta.cached_tokens))
-
-    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Those of the prompt's next tokens."""
+        """Log-probabilities of the prompt's next tokens."""
         self._sink.prompt_logprobs(index, logprobs)
 
     def error(self, error: PyllmError) -> None:
@@ -58,30 +40,28 @@ class HiddenSink:
 
 
 class EndingSink:
-    """Passes everything on, and calls `end` once each of so many choices has ended or `may_end`, by its new text."""
+    """Cuts texts, and calls `end` once each choice has ended or has all of its text.
 
-    def __init__(
-        self,
-        sink: OutputSink[TextDelta],
-        num_choices: int,
-        may_end: Callable[[int, str], bool],
-        end: Callable[[], None],
-    ) -> None:
+    `takes` has a function for each choice, which gives the part of its next text that stays, and whether that is all.
+    """
+
+    def __init__(self, sink: OutputSink[TextDelta], takes: Sequence[TakeText], end: Callable[[], None]) -> None:
         self._sink = sink
-        self._going_on = set(range(num_choices))
-        self._may_end = may_end
+        self._takes = takes
+        self._going_on = set(range(len(takes)))
         self._end = end
 
     def delta(self, index: int, delta: TextDelta) -> None:
         """New output of one choice."""
+        delta.text, is_all = self._takes[index](delta.text)
         self._sink.delta(index, delta)
-        if index in self._going_on and (delta.finish_reason is not None or self._may_end(index, delta.text)):
+        if index in self._going_on and (is_all or delta.finish_reason is not None):
             self._going_on.remove(index)
             if not self._going_on:
                 self._end()
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Those of the prompt's next tokens."""
+        """Log-probabilities of the prompt's next tokens."""
         self._sink.prompt_logprobs(index, logprobs)
 
     def error(self, error: PyllmError) -> None:

@@ -23,6 +23,8 @@ from pyllm.frontend.shared.messages import Granted, Refused
 
 # Where an ASGI scope has its `RequestContext`.
 CONTEXT = "pyllm.context"
+# Likewise, of the name that an answer has as its x-request-id.
+REQUEST_ID = "pyllm.request_id"
 # The response header that says how many tokens an answer may have, where that is fewer than the request asks for.
 MAX_TOKENS_HEADER = b"pyllm-max-tokens"
 # The response header that names what was adjusted in the messages for the chat template (`chat/template_traits.py`).

@@ -9,7 +9,7 @@ from typing import Self
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import Condition
-from pyllm.config.api_keys import KeyRing
+from pyllm.config.credentials import Credentials
 from pyllm.config.process_config import ApiConfig, SharedConfig
 from pyllm.config.server_settings import ServerConfig
 from pyllm.errors import EngineDeadError, PyllmError
@@ -21,8 +21,8 @@ from pyllm.frontend.observability.metrics import Metrics
 from pyllm.frontend.observability.metrics_history import MetricsHistory
 from pyllm.frontend.observability.request_log import RequestLog
 from pyllm.frontend.observability.tracing import Tracer
-from pyllm.frontend.requests.credentials import Credentials
 from pyllm.frontend.requests.server_cores import ServerCores
+from pyllm.frontend.requests.server_credentials import ServerCredentials
 from pyllm.frontend.shared.local_state import LocalState
 from pyllm.frontend.shared.remote_state import Shared
 from pyllm.frontend.shared.shared_state import SharedState
@@ -36,6 +36,7 @@ Fail = Callable[[PyllmError], None]
 
 DEFAULT_SERVER = ServerConfig()
 NO_DEFAULTS = SamplingDefaults()
+NO_CREDENTIALS = Credentials()
 
 
 class ServerState:
@@ -44,7 +45,7 @@ class ServerState:
     Answers carry `model_name`; requests may name the model by one of `model_aliases` as well. `sampling` is what a
     request gets that leaves it out.
 
-    `keys` are those that it takes, and `shared` counts what all API processes let in: without it nothing is bounded.
+    `keys` are those of the `credentials`. `shared` counts what all API processes let in: without it nothing is bounded.
     `cores` are those of `client`, as the API processes use them.
     `parent_silence` gives the seconds since the parent's last sign of life, `sampler` what the server's processes take;
     records of crashes are in `crash_folder`. `ask_reload` has the other API processes read their `credentials` again.
@@ -60,7 +61,7 @@ class ServerState:
         model_aliases: Sequence[str] = (),
         server: ServerConfig = DEFAULT_SERVER,
         sampling: SamplingDefaults = NO_DEFAULTS,
-        keys: KeyRing | None = None,
+        credentials: Credentials = NO_CREDENTIALS,
         shared: Shared | None = None,
         cores: ServerCores | None = None,
         tracer: Tracer | None = None,
@@ -72,7 +73,7 @@ class ServerState:
         self.client = client
         self.server = server
         self.sampling = sampling
-        self.credentials = Credentials(server, KeyRing() if keys is None else keys)
+        self.credentials = ServerCredentials(server, credentials)
         self.keys = self.credentials.keys
         self.ask_reload = ask_reload
         self.shared = shared or LocalState(SharedState(SharedConfig()))
@@ -121,7 +122,7 @@ class ServerState:
             model_aliases=model_aliases,
             server=config.server,
             sampling=config.checkpoint.sampling,
-            keys=KeyRing(config.api_keys, config.fixed_api_keys),
+            credentials=config.credentials,
             shared=shared,
             cores=cores,
             tracer=Tracer.to_collector(endpoint, model_name) if endpoint else None,

@@ -37,7 +37,7 @@ def begin(state: ServerState, request: Request[Any, Any, Any], body: GenerationB
     context = context_of(request)
     check_model(state, body.model)
     struct = cast("Struct", body)  # As every body is.
-    context.field_names = use_own_names(struct)
+    context.field_names = use_own_names(struct, state.sampling.repetition_penalty)
     refuse_unsupported(struct)
     context.name_request(body.request_id)
     return context

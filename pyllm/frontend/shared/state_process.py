@@ -24,7 +24,7 @@ TITLE = "pyllm::state"
 def main(config: StateConfig, connection: Connection) -> int:
     """Answer API processes until SIGTERM or SIGINT, and give the exit code."""
     parent = attach(connection, TITLE)
-    log.configure(TITLE, config.log)
+    log.configure_child(TITLE, config.log)
     return parent.run(lambda: uvloop.run(_serve(config, parent)))
 
 

@@ -2,7 +2,7 @@ from .ascii_classes import with_ascii_classes
 from .beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from .detokenizer import TextDelta
 from .encoding_threads import EncodingCounts
-from .fill_in_the_middle import files_prompt, middle_prompt, middle_stops
+from .fill_in_the_middle import can_fill_middle, files_prompt, middle_prompt, middle_stops
 from .json_schemas import Ignore, enforced_schema, json_type, warn_once
 from .model_tokenizer import ModelTokenizer
 from .outputs import OutputFold, Request, RequestOutput, RequestProcessor
@@ -35,6 +35,7 @@ __all__ = [
     "Tokenizer",
     "Truncation",
     "beam_search_output",
+    "can_fill_middle",
     "enforced_schema",
     "files_prompt",
     "grammar_text",

@@ -36,23 +36,28 @@ _FILE = ("<|file_sep|>", "<|file_separator|>", "<file_sep>")
 _SNIPPET = "\n\n--- snippet ---\n\n"
 
 
+def can_fill_middle(tokenizer: Tokenizer) -> bool:
+    """Whether the model's vocabulary has tokens for this."""
+    return _form_of(tokenizer) is not None
+
+
 def middle_prompt(tokenizer: Tokenizer, before: str, after: str) -> str:
     """The prompt for what stands between two texts.
 
     Raises:
         RequestError: the model's vocabulary has no tokens for this.
     """
-    for form in _FORMS:
-        if all(tokenizer.added_token_id(token) is not None for token in form if token):
-            if form.middle:
-                return f"{form.prefix}{before}{form.suffix}{after}{form.middle}"
-            return f"{form.suffix}{after}{form.prefix}{before}"
-    text = "suffix: this model's vocabulary has no tokens to fill in the middle, as models for code have"
-    raise RequestError(text, "suffix")
+    form = _form_of(tokenizer)
+    if form is None:
+        text = "suffix: this model's vocabulary has no tokens to fill in the middle, as models for code have"
+        raise RequestError(text, "suffix")
+    if form.middle:
+        return f"{form.prefix}{before}{form.suffix}{after}{form.middle}"
+    return f"{form.suffix}{after}{form.prefix}{before}"
 
 
 def files_prompt(tokenizer: Tokenizer, files: Sequence[tuple[str, str]]) -> str:
-    """What stands before that prompt of other files, each a name and a text; the form is llama.cpp's.
+    """The text of other files, each a name and a text, that stands before that prompt; the form is llama.cpp's.
 
     Where a family has tokens for them, a repository with these files, the last of which has the middle.
     """
@@ -63,6 +68,11 @@ def files_prompt(tokenizer: Tokenizer, files: Sequence[tuple[str, str]]) -> str:
     if not separator:
         return header + "".join(f"{_SNIPPET}{text}" for _, text in files)
     return header + "".join(f"{separator}{name}\n{text}" for name, text in [*files, ("filename", "")])
+
+
+def _form_of(tokenizer: Tokenizer) -> _MiddleTokens | None:
+    known = (form for form in _FORMS if all(tokenizer.added_token_id(token) is not None for token in form if token))
+    return next(known, None)
 
 
 def _first_known(tokenizer: Tokenizer, names: Sequence[str]) -> str:

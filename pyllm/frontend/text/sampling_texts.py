@@ -1,7 +1,7 @@
 """The texts in sampling parameters, resolved for the client: bad words and constraints. Knows no request."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -10,6 +10,7 @@ from pyllm.errors import RequestError
 from pyllm.frontend.text.json_schemas import Ignore, warn_once
 from pyllm.frontend.text.structured_outputs import resolve_constraint
 from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.frontend.text.vocabulary import Vocabulary
 from pyllm.sampling_params import MAX_BAD_WORDS_TOKENS, SamplingParams
 from pyllm.structured_outputs_params import ResolvedConstraint
 
@@ -45,31 +46,42 @@ async def resolve_texts_aside(
 
 
 def _bad_words_token_ids(params: SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:
-    """Each word's tokens in every place where it can begin, but for those that end with shorter ones."""
+    """Each word's tokens in every place where it can stand, but for those that end with shorter ones."""
     words = [word.lstrip() for word in params.bad_words or ()]
     if not all(words):
         raise RequestError("bad_words must not contain a word of nothing but spaces", "bad_words")
     forms = []
-    for word, of_word in zip(words, token_forms(words, tokenizer), strict=True):
+    for word in words:
+        (of_word,) = token_forms([word], tokenizer, tokenizer.vocabulary.places(word))
         if not all(of_word):
             raise RequestError(f"bad_words has {word!r}, which has no tokens", "bad_words")
-        forms += _distinct(of_word)
+        forms += _distinct([*of_word, *_joined_forms(word, of_word, tokenizer.vocabulary)])
     num_tokens = sum(map(len, forms))
     allowed = f"at most {MAX_BAD_WORDS_TOKENS} tokens in all the forms that they have"
     check("bad_words", num_tokens, num_tokens <= MAX_BAD_WORDS_TOKENS, allowed)
     return forms
 
 
-def token_forms(words: Sequence[str], tokenizer: Tokenizer) -> list[list[list[int]]]:
+def token_forms(words: Sequence[str], tokenizer: Tokenizer, others: Collection[str] = ()) -> list[list[list[int]]]:
     """Each word's tokens in every place where it can begin, at the beginning of a line first: they differ.
 
-    Of `(knew` a vocabulary may make one token of the bracket and the k, which is then the form's first token.
+    Of `(knew` a vocabulary may make one token of the bracket and the k, which is then the form's first token. `others`
+    are more texts that may stand before the words.
     """
-    known, places = zip(*_PLACES, strict=True)
+    known, places = zip(*_PLACES, *zip(others, others, strict=True), strict=True)
     before = tokenizer.encode_batch(list(known), add_special_tokens=False)
     whole = tokenizer.encode_batch([place + word for word in words for place in places], add_special_tokens=False)
     rests = [_rest(tokens, before[at % len(places)]) for at, tokens in enumerate(whole)]
     return [rests[at : at + len(places)] for at in range(0, len(rests), len(places))]
+
+
+def _joined_forms(word: str, forms: list[list[int]], vocabulary: Vocabulary) -> Iterator[list[int]]:
+    """The word in one token with its surroundings, and its forms whose last token goes on behind it."""
+    if "\0" not in word:
+        yield from ([token] for token in vocabulary.with_word(word))
+    for *start, last in _distinct(forms):
+        if start:
+            yield from ([*start, token] for token in vocabulary.longer(last))
 
 
 def _rest(tokens: list[int], start: list[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from functools import cached_property, lru_cache
 
 import tokenizers
 from tokenizers import decoders
@@ -17,9 +18,11 @@ from pyllm.frontend.text.text_decoder import (
     byte_table,
     without_special_tokens,
 )
+from pyllm.frontend.text.vocabulary import Vocabulary
 
 # Below this a text is encoded in 0.2 ms, twice what a thread takes to be woken and to answer.
 INLINE_CHARACTERS = 1024
+_MOST_TEXTS = 1 << 18  # of tokens that are kept; the largest vocabularies have about as many
 
 
 class Tokenizer:
@@ -47,6 +50,9 @@ class Tokenizer:
         self.bos_token, self.eos_token = files.bos_token, files.eos_token
         self.segments = PromptSegments.of(self._tokenizer, files.chat_template)
         self.frame = self._find_frame()
+        # Log-probabilities of a whole vocabulary ask for all of them again and again.
+        self.token_text = lru_cache(_MOST_TEXTS)(self._token_text)
+        """One token as a text of its own; bytes that are no character become U+FFFD."""
         self._byte_tables: dict[bool, list[str | bytes]] = {}
         self._pieces: dict[int, str] = {}  # where there is no such table
         if isinstance(self._tokenizer.decoder, decoders.ByteLevel):
@@ -97,9 +103,12 @@ class Tokenizer:
             return piece if isinstance(piece, bytes) else piece.encode()
         return _sentence_piece(self._pieces.get(token, ""))
 
-    def token_text(self, token: int) -> str:
-        """One token as a text of its own; bytes that are no character become U+FFFD."""
-        return self.token_bytes(token).decode(errors="replace")
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The texts of tokens that are no added ones, and no parts of characters. Takes some 2 us a token, once."""
+        added = set(self._added.values())
+        texts = ["" if token in added else self.token_text(token) for token in range(self.max_token_id + 1)]
+        return Vocabulary(["" if "\ufffd" in text else text for text in texts])
 
     def token_names(self, tokens: Sequence[int]) -> list[str]:
         """How the vocabulary spells each token; nothing for an unknown id."""
@@ -115,6 +124,9 @@ class Tokenizer:
         if self._byte_tables:
             return ByteDecoder(self._byte_tables[skip_special_tokens], context)
         return StreamDecoder(self._tokenizer, context, skip_special_tokens)
+
+    def _token_text(self, token: int) -> str:
+        return self.token_bytes(token).decode(errors="replace")
 
     def _find_frame(self) -> tuple[bytes, bytes] | None:
         """What special tokens put around the ids of any text, packed; None where that is not all that they do."""

@@ -3,7 +3,6 @@
 Knows no layer.
 """
 
-import os
 from dataclasses import dataclass
 
 import pyllm_kernels
@@ -12,7 +11,6 @@ from pyllm_kernels import Kernels
 from torch import Tensor
 
 from pyllm.config.engine_settings import EngineConfig
-from pyllm.config.rank_coordinates import num_ranks
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.loaders.packed_cache import PackedCache
 
@@ -48,15 +46,14 @@ class WeightPlacement:
         return slice(first * head_size, (first + max(1, heads // self.group.size)) * head_size)
 
 
-def set_threads(engine: EngineConfig, torch_computes: bool = False, num_threads: int | None = None) -> None:
-    """Use as many threads; None: share the CPUs that this process may use evenly among the ranks beside it, those of
-    other cores included.
+def set_threads(engine: EngineConfig, torch_computes: bool = False) -> None:
+    """Use the engine's number of threads for the kernels.
 
     torch gets them only if it computes much, as experts of transformers' own: its threads spin for a while after each
     op and slow down the kernels.
     """
-    ranks = engine.parallel.data_parallel_size * num_ranks(engine.parallel)
-    num_threads = num_threads or max(1, len(os.sched_getaffinity(0)) // ranks)
+    num_threads = engine.device.num_threads
+    assert num_threads is not None, "resolve_config chooses them"
     torch_computes |= (
         engine.device.kernel_backend == "reference"
         or engine.device.attention_backend not in {"auto", "cpu"}

@@ -39,6 +39,8 @@ class SafetensorsReader:
         if is_transposed(entry):
             return MatrixRows.of(self._view(name, shape, rows)[:, columns])
         dtype = DTYPES[entry.source.type]
+        if dtype == torch.float64:
+            return MatrixRows.of(self._view(name, shape, rows)[:, columns].float())
         start, stop, _ = columns.indices(shape[1])
         row_format = dtype_name(dtype)
         return rows_of(entry, content, row_format, RowSlice(rows, start * dtype.itemsize, stop - start))

@@ -198,6 +198,11 @@ impl Config {
         num_tokens.div_ceil(self.block_size)
     }
 
+    /// Log-probabilities that come with a request's first tokens at most: a quarter of those that a step may carry.
+    pub fn most_logprobs(&self) -> u64 {
+        (1 << 17).max(2 * (u64::from(self.vocab_size) + 1))
+    }
+
     /// Blocks that pins can never take, so one request may rely on them.
     pub(crate) fn num_unpinned_blocks(&self) -> u32 {
         self.num_blocks - self.max_pinned_blocks

@@ -67,19 +67,19 @@ mod replay;
 mod placement;
 
 mod arena;
-mod histogram;
 mod sequence;
 mod beam_search;
 mod queue;
 mod estimates;
 mod kv_cache;
 mod kv_layout;
+mod logprob_room;
 mod philox;
 mod prompt_lookup;
 
 pub use config::{Config, KvGroup, PolicyName, PrefixHash};
 pub use error::{Error, Result};
-pub use histogram::Histogram;
+pub use estimates::histogram::Histogram;
 pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, SaveId, Slot, StepId};
 pub use kv_cache::event_batch::{BatchFormat, EventBatch};
 pub use kv_cache::events::{Events, KvEvent, Snapshot, Tier};

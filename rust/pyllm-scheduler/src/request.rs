@@ -37,6 +37,8 @@ pub struct Request {
     pub stateful: bool,
     /// Whether it asks for log-probabilities of the prompt, so that the whole prompt is computed.
     pub prompt_logprobs: bool,
+    /// Log-probabilities that come with a token at most, its own included; 0: none.
+    pub num_logprobs: u32,
     /// Beams of a beam search, of which the best sequences become the `n` samples; 0: samples are drawn.
     pub beam_width: u32,
     /// The exponent of a beam's length, by which its log-probability is divided.
@@ -228,6 +230,14 @@ impl Request {
                 "n is {}, and max_num_seqs is {}: one step takes the first tokens of all samples; lower n, or raise \
                  max_num_seqs",
                 self.n, config.max_num_seqs
+            ));
+        }
+        let (num_logprobs, most) = (u64::from(self.n) * u64::from(self.num_logprobs), config.most_logprobs());
+        if num_logprobs > most {
+            return refuse(format!(
+                "n is {} and each first token comes with {} log-probabilities, {num_logprobs} together, and a step \
+                 carries {most} of one request; lower either",
+                self.n, self.num_logprobs
             ));
         }
         if self.max_tokens == 0 && !self.pools() {

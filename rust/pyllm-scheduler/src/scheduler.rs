@@ -94,6 +94,7 @@ pub struct Scheduler {
     found: FoundStart, // by the last lookup in the prefix cache
     peak_blocks: PeakBlocks,
     lagging: Vec<Key<Sequence>>,
+    wide: Vec<Key<Sequence>>,
     reordered: Vec<(QueueKey, Key<Sequence>)>,
     copied: Vec<BlockId>, // by the plan in progress, each with one reference of its own
     forked: Vec<(Key<Sequence>, usize)>, // each with the index of its sampled token
@@ -174,6 +175,7 @@ impl Scheduler {
             found: FoundStart { chains: vec![FoundChain::default(); layout.groups.len()], ..FoundStart::default() },
             peak_blocks: PeakBlocks::default(),
             lagging: Vec::new(),
+            wide: Vec::new(),
             reordered: Vec::new(),
             copied: Vec::new(),
             forked: Vec::new(),

@@ -123,6 +123,22 @@ def test_a_server_for_others_has_names_of_its_own(host: str) -> None:
         assert not is_refused(named, host=host, **headers)
 
 
+@pytest.mark.parametrize(
+    ("host", "is_taken"),
+    [
+        *(("llm.example.com:443", True), ("127.0.0.1:8000", True), ("10.0.0.7", True), ("[::1]:8000", True)),
+        *(("localhost:8000", True), ("a.localhost", True)),
+        *(("evil.com", False), ("127.0.0.1.evil.com", False), ("localhost.evil.com", False)),
+        *(("gpubox", False), ("box.local", False), ("", False)),
+    ],
+)
+def test_names_that_no_dns_gives_need_no_flag_beside_those_that_are_named(host: str, is_taken: bool) -> None:
+    """A check of health or Prometheus asks by address; an attacker's DNS has no part in it."""
+    named = BrowserOrigin((), ("llm.example.com",), "0.0.0.0")
+    for headers in ({}, BROWSER):
+        assert is_refused(named, host=host, **headers) != is_taken
+
+
 def test_a_name_without_a_dot_is_not_enough_on_loopback() -> None:
     assert is_refused(BrowserOrigin((), (), "127.0.0.1"), host="intranet:8000", **BROWSER)
     assert is_refused(BrowserOrigin((), (), "0.0.0.0"), host="", **BROWSER)
@@ -149,7 +165,7 @@ def test_hosts_that_are_named_are_all_that_there_are() -> None:
     named = BrowserOrigin((), ("LLM.example.com",), "127.0.0.1")
     assert not is_refused(named, host="llm.example.com:8000")
     assert not is_refused(named, host="llm.example.com", origin="http://llm.example.com")
-    for host in ("localhost", LOCAL, "", "llm.example.com.evil.com", "[::1]"):
+    for host in ("gpubox", "", "llm.example.com.evil.com", "evil.com"):
         assert is_refused(named, host=host)
 
 

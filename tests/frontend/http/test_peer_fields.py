@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec import Meta, Struct
 
+from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.errors import RequestError
 from pyllm.frontend.anthropic.protocol import MessagesRequest
 from pyllm.frontend.http.ignored_fields import Hint
@@ -160,6 +161,10 @@ def test_two_names_of_one_field_with_two_values_are_refused() -> None:
     with pytest.raises(RequestError, match="repeat_penalty and repetition_penalty are one setting") as refused:
         use_own_names(decode(ChatRequest, repeat_penalty=1.1, repetition_penalty=1.2))
     assert refused.value.parameter == "repeat_penalty"
+    for name in ("max_new_tokens", "n_predict", "max_output_tokens"):
+        with pytest.raises(RequestError, match=f"{name} and max_completion_tokens are one setting"):
+            use_own_names(decode(ChatRequest, max_completion_tokens=10, **{name: 5}))
+        use_own_names(decode(ChatRequest, max_completion_tokens=5, **{name: 5}))
     given = decode(ChatRequest, no_stop_trim=False, include_stop_str_in_output=True)
     use_own_names(given)
     assert given.include_stop_str_in_output
@@ -169,7 +174,8 @@ def test_a_window_of_penalties_is_refused_where_there_is_a_penalty() -> None:
     use_own_names(decode(ChatRequest, repeat_last_n=64))
     use_own_names(decode(ChatRequest, repeat_last_n=64, repeat_penalty=1.0))
     use_own_names(decode(ChatRequest, repeat_last_n=-1, repeat_penalty=1.1))
-    with pytest.raises(RequestError, match=r"repeat_last_n can only be -1 beside a penalty.* got 64"):
+    use_own_names(decode(ChatRequest, repeat_last_n=64, repeat_penalty=1.0), 1.05)
+    with pytest.raises(RequestError, match=r"repeat_last_n can only be -1 beside a penalty, here 1\.1,.* got 64"):
         use_own_names(decode(ChatRequest, repeat_last_n=64, repeat_penalty=1.1))
 
 
@@ -184,6 +190,16 @@ async def test_every_route_looks_at_the_table(tokenizer: Tokenizer, route: str) 
     assert hinted.headers[HEADER] == "keep_alive"
 
 
+@pytest.mark.parametrize("route", ROUTES)
+async def test_a_window_is_refused_beside_the_models_own_penalty(tokenizer: Tokenizer, route: str) -> None:
+    sampling = SamplingDefaults(repetition_penalty=1.05)
+    async with in_process(answering(tokenizer, "ok"), tokenizer, sampling=sampling) as frontend:
+        refused = await frontend.http.post(route, json=ROUTES[route] | {"repeat_last_n": 64})
+        taken = await frontend.http.post(route, json=ROUTES[route] | {"repeat_last_n": -1})
+    assert (refused.status_code, taken.status_code) == (400, 200), refused.text
+    assert "beside a penalty, here 1.05" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("route", list(ROUTES)[:3])
 async def test_the_engine_gets_what_a_peers_name_says(tokenizer: Tokenizer, route: str) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
@@ -195,7 +211,7 @@ async def test_the_engine_gets_what_a_peers_name_says(tokenizer: Tokenizer, rout
     assert (submit.sampling.repetition_penalty, submit.max_tokens) == (1.5, 3)
     assert wrong.json()["error"]["message"] == "repeat_penalty must be from 0.01 to 100, got 1000.0"
     assert wrong.json()["error"]["param"] == "repeat_penalty"
-    assert none.json()["error"]["message"] == "num_predict must be at least 1, or 0 with prompt_logprobs, got -7"
+    assert none.json()["error"]["message"] == "num_predict must be at least 1, or -1 for no limit, got -7"
 
 
 async def test_messages_name_what_they_have_not(tokenizer: Tokenizer) -> None:

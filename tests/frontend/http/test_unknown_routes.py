@@ -1,6 +1,6 @@
 import pytest
 
-from pyllm.frontend.http.unknown_routes import explain_unknown_route, with_version
+from pyllm.frontend.http.unknown_routes import MEANT, explain_unknown_route, normal_path
 from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.frontend.serving import answering, in_process
 
@@ -84,10 +84,19 @@ async def test_an_answer_is_kept_under_an_idempotency_key_without_v1_too(tokeniz
     assert first.content == again.content
 
 
-def test_only_openais_routes_get_a_version() -> None:
-    assert with_version("/chat/completions") == "/v1/chat/completions"
-    for path in ("/v1/models", "/health", "/chatter", "/", "", "/page/chat/x.js"):
-        assert with_version(path) == path
+async def test_no_route_is_said_to_be_another_one(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        routes = {path for path in MEANT if (await frontend.http.get(path)).status_code != 404}
+    assert routes == set()
+
+
+def test_a_path_is_below_the_root_and_openais_routes_get_a_version() -> None:
+    assert normal_path("/chat/completions") == "/v1/chat/completions"
+    for path in ("/v1/models", "/health", "/chatter", "/", "/page/chat/x.js"):
+        assert normal_path(path) == path
+    assert normal_path("/llm/chat/completions", "/llm") == normal_path("/chat/completions", "/llm")
+    for path, normal in (("/llm", "/"), ("/llm/health", "/health"), ("/llms/health", "/llms/health")):
+        assert normal_path(path, "/llm") == normal
 
 
 def test_a_long_path_is_cut() -> None:

@@ -132,8 +132,9 @@ async def test_a_text_that_leaves_its_block_runs_no_further(coder: Tokenizer) ->
     assert frontend.core.running == {}
 
 
-async def test_a_stream_adds_up_to_the_answer(coder: Tokenizer) -> None:
-    body: dict[str, Any] = {"input_prefix": "x", "n_predict": 50, "n_cmpl": 2}
+@pytest.mark.parametrize("num_indent", [0, 2])
+async def test_a_stream_adds_up_to_the_answer(coder: Tokenizer, num_indent: int) -> None:
+    body: dict[str, Any] = {"input_prefix": "x", "n_predict": 50, "n_cmpl": 2, "n_indent": num_indent}
     async with in_process(answering(coder, TEXT), coder) as frontend:
         answers = await infill(frontend, **body)
         response = await post(frontend, **body, stream=True, response_fields=["stop", "content", "tokens_predicted"])
@@ -145,10 +146,19 @@ async def test_a_stream_adds_up_to_the_answer(coder: Tokenizer) -> None:
     for answer in answers:
         own = [piece for piece in pieces if piece["index"] == answer["index"]]
         assert "".join(piece["content"] for piece in own) == answer["content"]
-        assert [token for piece in own for token in piece["tokens"]] == coder.encode(TEXT)
+        if not num_indent:
+            assert [token for piece in own for token in piece["tokens"]] == coder.encode(TEXT)
         assert {piece["tokens_evaluated"] for piece in own} == {answer["tokens_evaluated"]}
     last = {"stop": True, "content": "", "tokens_predicted": answers[0]["tokens_predicted"]}
     assert [event for event in events if event["stop"]] == [last] * 2
+
+
+async def test_a_budget_of_reasoning_reaches_the_core(coder: Tokenizer) -> None:
+    async with in_process(answering(coder, TEXT), coder, "{# </think> #}") as frontend:
+        await infill(frontend, input_prefix="x", input_suffix="y", thinking_budget_tokens=3)
+        (submit,) = frontend.core.sent(Submit)
+    assert submit.sampling.thinking_budget == 3
+    assert coder.decode(array("i", submit.sampling.thinking_ends[0]).tolist(), False) == "</think>"
 
 
 async def test_what_would_change_the_answer_is_refused_by_name(coder: Tokenizer, tokenizer: Tokenizer) -> None:
@@ -158,7 +168,9 @@ async def test_what_would_change_the_answer_is_refused_by_name(coder: Tokenizer,
             ({"lora": [{"id": 0, "scale": 0.5}]}, "lora"),
             ({"n_probs": 3}, "n_probs"),
             ({"n_predict": -7}, "n_predict"),
+            ({"reasoning_budget_tokens": 0}, "reasoning_budget_tokens"),
             ({"input_prefix": "x" * 9000}, "prompt"),
+            ({"response_fields": ["content"] * 65}, "response_fields"),
         ):
             response = await post(frontend, input_suffix="", **{"input_prefix": "x"} | wrong)
             assert (response.status_code, response.json()["error"]["param"]) == (400, field), response.text

@@ -146,7 +146,7 @@ def test_a_chat_says_whether_and_how_many_log_probabilities() -> None:
     assert number(logprobs=True, top_logprobs=5) == 5
     with pytest.raises(RequestError, match="logprobs: true"):
         number(top_logprobs=5)
-    with pytest.raises(RequestError, match=r"top_logprobs must be from 0 to 20 \(--max-logprobs\), got 21"):
+    with pytest.raises(RequestError, match=r"top_logprobs must be from -1 \(all\) to 20 \(--max-logprobs\), got 21"):
         number(logprobs=True, top_logprobs=21)
     with pytest.raises(RequestError, match=r"at most 20 come: start the engine with --max-logprobs -1"):
         number(logprobs=True, top_logprobs=-1)

@@ -546,6 +546,8 @@ async def test_template_variables_reach_the_template(tokenizer: Tokenizer) -> No
         ({"think": "low"}, "low"),
         ({"think": False}, "none"),
         ({"think": True}, ""),
+        ({"think": True, "reasoning_effort": "low"}, "low"),
+        ({"think": False, "reasoning": {"enabled": False}, "reasoning_effort": "none"}, "none"),
     ],
 )
 async def test_other_servers_fields_of_reasoning_are_read(
@@ -554,6 +556,23 @@ async def test_other_servers_fields_of_reasoning_are_read(
     async with in_process(saying(tokenizer, "ok"), tokenizer, "{{ reasoning_effort }}!") as frontend:
         await chat(frontend, **fields)
         assert prompt_of(frontend, tokenizer) == f"{effort}!"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"think": False, "reasoning_effort": "low"}, "think and reasoning_effort"),
+        ({"think": "high", "reasoning_effort": "low"}, "think and reasoning_effort"),
+        ({"think": "high", "reasoning": {"effort": "low"}}, "think and reasoning.effort"),
+        ({"reasoning": {"effort": "low"}, "reasoning_effort": "high"}, "reasoning.effort and reasoning_effort"),
+        ({"reasoning": {"enabled": False}, "reasoning_effort": "high"}, "reasoning.enabled and reasoning_effort"),
+    ],
+)
+async def test_two_efforts_of_reasoning_are_refused(tokenizer: Tokenizer, fields: dict[str, Any], named: str) -> None:
+    async with in_process(saying(tokenizer, "ok"), tokenizer, "{{ reasoning_effort }}!") as frontend:
+        field, text = await refused(frontend, **fields)
+    assert field == named.partition(" ")[0]
+    assert text == f"{named} are one setting, and have two values; leave one of them out"
 
 
 async def test_reasoning_is_left_out_where_it_is_excluded(tokenizer: Tokenizer) -> None:

@@ -1,14 +1,18 @@
 """What one HTTP request has the engine do, as every API tells of it."""
 
+import asyncio
+import re
 from array import array
 from typing import Any
 
+import msgspec
 import pytest
 
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.wire.messages import Submit
-from tests.client.fake_core import MODEL, ExpiringCore
+from pyllm.wire.messages import FinishCode, Submit
+from tests.client.fake_core import MODEL, ExpiringCore, Row
 from tests.frontend.serving import answering, in_process
+from tests.waiting import until
 
 USER = {"role": "user", "content": "x"}
 
@@ -47,3 +51,55 @@ async def test_minus_one_is_no_limit(tokenizer: Tokenizer, path: str, body: dict
     assert answer.status_code == 200, answer.text
     assert submit.max_tokens == MODEL.max_model_len - len(array("i", submit.prompt))
     assert refusal.status_code == 400
+
+
+async def test_an_answer_has_only_so_many_log_probabilities_of_a_vocabulary(tokenizer: Tokenizer) -> None:
+    model = msgspec.structs.replace(MODEL, max_logprobs=MODEL.vocab_size)
+    whole: dict[str, Any] = {"prompt": "x", "n": 8, "logprobs": -1}
+    async with in_process(answering(tokenizer, "ok", model), tokenizer) as frontend:
+        refusals = [
+            await frontend.http.post("/v1/completions", json=body)
+            for body in (
+                whole | {"max_tokens": 250},
+                {"prompt": [[5] * 250] * 8, "max_tokens": 1, "prompt_logprobs": -1},
+            )
+        ]
+        few = await frontend.http.post("/v1/completions", json=whole | {"max_tokens": 2})
+        narrow = await frontend.http.post("/v1/completions", json=whole | {"logprobs": 20, "max_tokens": 250})
+    assert [refusal.status_code for refusal in refusals] == [400] * 2
+    assert [refusal.json()["error"]["param"] for refusal in refusals] == ["logprobs", "prompt_logprobs"]
+    assert "250 output tokens of 8 choices with 601 each are 1202000" in refusals[0].text
+    assert (few.status_code, narrow.status_code) == (200, 200), few.text
+
+
+async def test_a_prompt_alone_counts_as_no_output_and_ends_for_the_reason_that_it_had(tokenizer: Tokenizer) -> None:
+    body = {"prompt": "x", "n_predict": 0}
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        whole = (await frontend.http.post("/v1/completions", json=body)).json()
+        metrics = (await frontend.http.get("/metrics")).text
+        frontend.core.paused = True
+        asking = asyncio.create_task(frontend.http.post("/v1/completions", json=body))
+        await until(lambda: len(frontend.core.sent(Submit)) == 2)
+        request = frontend.core.sent(Submit)[-1].request
+        frontend.core.say_rows(Row(request, [], 0, 0, FinishCode.ABORT))
+        aborted = (await asking).json()
+    (choice,) = whole["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("", "length")
+    assert (whole["usage"]["completion_tokens"], whole["usage"]["prompt_tokens_details"]) == (0, {"cached_tokens": 2})
+    assert re.search(r"^vllm:generation_tokens_total\{.*\} 0\.0$", metrics, re.MULTILINE)
+    assert re.search(r"^vllm:time_to_first_token_seconds_count\{.*\} 1\.0$", metrics, re.MULTILINE)
+    assert [choice["finish_reason"] for choice in aborted["choices"]] == ["abort"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", {"messages": [USER]}), ("/v1/completions", {"prompt": "x"})],
+)
+async def test_an_answer_without_tokens_must_be_meant(tokenizer: Tokenizer, path: str, body: dict[str, Any]) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        refused = await frontend.http.post(path, json={**body, "max_tokens": 0})
+        scored = await frontend.http.post(path, json={**body, "max_tokens": 0, "prompt_logprobs": 1})
+    assert (refused.status_code, scored.status_code) == (400, 200), scored.text
+    text = "max_tokens must be at least 1, or -1 for no limit, got 0"
+    assert (refused.json()["error"]["param"], refused.json()["error"]["message"]) == ("max_tokens", text)
+    assert scored.json()["usage"]["completion_tokens"] == 0

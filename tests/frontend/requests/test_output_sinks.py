@@ -1,10 +1,10 @@
-"""What stands between a request's output and its answer: text that is hidden, choices that end early."""
+"""What stands between a request's output and its answer: texts that are cut, choices that end early."""
 
 from typing import Any
 
 from pyllm.client.logprobs import LogprobEntries
 from pyllm.errors import PyllmError
-from pyllm.frontend.requests.output_sinks import EndingSink, HiddenSink
+from pyllm.frontend.requests.output_sinks import EndingSink
 from pyllm.frontend.text.detokenizer import TextDelta
 
 
@@ -24,23 +24,14 @@ class Kept:
         self.calls.append(error)
 
 
-def test_hidden_output_is_an_end_alone() -> None:
-    kept, failure = Kept(), PyllmError("no")
-    sink = HiddenSink(kept)
-    sink.delta(0, TextDelta("a", [5]))
-    sink.prompt_logprobs(0, [{}])
-    sink.delta(0, TextDelta("b", [6], "stop", "b"))
-    sink.error(failure)
-    assert kept.calls == [(0, [{}]), (0, "", [], "length"), failure]
-
-
-def test_choices_end_early_once_all_may() -> None:
+def test_choices_are_cut_and_end_early_once_all_have_their_text() -> None:
     kept, ends = Kept(), []
-    sink = EndingSink(kept, 3, lambda index, text: text == f"end {index}", lambda: ends.append(len(kept.calls)))
-    for index, text, reason in [(0, "end 0", None), (1, "end 0", None), (0, "more", None), (2, "", "stop")]:
+    takes = [lambda text, end=f"end {index}": (text[:5], text == end) for index in range(3)]
+    sink = EndingSink(kept, takes, lambda: ends.append(len(kept.calls)))
+    for index, text, reason in [(0, "end 0", None), (1, "end 0", None), (0, "too much", None), (2, "", "stop")]:
         sink.delta(index, TextDelta(text, [1], reason))
         assert not ends
     sink.delta(1, TextDelta("end 1", [1]))
     sink.delta(0, TextDelta("", [], "abort"))
     assert ends == [5]
-    assert len(kept.calls) == 6
+    assert [text for _, text, *_ in kept.calls] == ["end 0", "end 0", "too m", "", "end 1", ""]

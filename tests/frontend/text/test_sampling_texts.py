@@ -8,6 +8,7 @@ from pyllm.client.submission import prepare
 from pyllm.errors import RequestError
 from pyllm.frontend.text.sampling_texts import resolve_texts, resolve_texts_aside
 from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.frontend.text.vocabulary import Vocabulary
 from pyllm.sampling_params import MAX_BAD_WORDS, SamplingParams
 from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
 from tests.client.fake_core import MODEL
@@ -66,6 +67,14 @@ def test_a_sign_may_be_part_of_a_words_first_token(joining: Tokenizer) -> None:
     assert ids(joining, "(knew") in banned(joining, "knew")
 
 
+def test_signs_are_banned_beside_others(real: Tokenizer) -> None:
+    for word in ("!", "...", "etc.", "C++"):
+        forms = banned(real, word)
+        for before in ("", " ", '"', "so "):
+            for after in ("", '"', '"\n\n', ")", ",", " it"):
+                assert is_banned(forms, ids(real, f"{before}{word}{after} the")), (word, before, after)
+
+
 def test_what_ends_with_a_banned_form_is_no_form_of_its_own(tokenizer: Tokenizer) -> None:
     assert banned(tokenizer, "Hello", " ab") == [ids(tokenizer, "Hello"), ids(tokenizer, "ab")]
     params = SamplingParams(bad_words=["ab"], bad_words_token_ids=[[7]])
@@ -75,12 +84,14 @@ def test_what_ends_with_a_banned_form_is_no_form_of_its_own(tokenizer: Tokenizer
 class Long(Tokenizer):
     """Has 2,000 tokens for each text, other ones for each."""
 
+    vocabulary = Vocabulary([""] * 2**10)
+
     def __init__(self) -> None:
         pass
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
         assert not add_special_tokens
-        return [[hash(text) % 2**20] * 2000 for text in texts]
+        return [[hash(text) % 2**10] * 2000 for text in texts]
 
 
 def test_as_many_words_as_may_be_fit_and_too_many_tokens_are_refused(real: Tokenizer) -> None:

@@ -52,6 +52,22 @@ def test_safetensors_are_read_as_they_are(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[entry.name].numpy(), expected[entry.source.name])
 
 
+def test_weights_of_64_bits_become_floats(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path))
+    expected = load_file(folder / "model.safetensors")
+    save_file(
+        {name: torch.from_numpy(found).double() for name, found in expected.items()}, folder / "model.safetensors"
+    )
+    checkpoint = read_checkpoint(str(folder))
+    found, reader = read_all(checkpoint), weight_reader(checkpoint, TensorTable(checkpoint))
+    for entry in checkpoint.tensors:
+        np.testing.assert_array_equal(found[entry.name].numpy(), expected[entry.source.name])
+    entry = next(entry for entry in checkpoint.tensors if entry.name == DOWN)
+    rows = reader.rows(DOWN, (48, 96), slice(8, 24), slice(32, None))
+    assert rows.format == "float32"
+    np.testing.assert_array_equal(rows.numbers().numpy(), expected[entry.source.name][8:24, 32:])
+
+
 @pytest.mark.parametrize("quantisation", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ2_0"])
 def test_every_gguf_type_gives_nearly_the_weights_it_was_made_from(tmp_path: Path, quantisation: str) -> None:
     width = 256 if quantisation == "TQ2_0" else 64

@@ -3,7 +3,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
+from pyllm.workers.transformers_backend.probe import probe
 from tests.tiny_model import write_tiny_model, write_tokenizer
 from tests.tiny_quantised import SIZES, VARIANTS, write_quantised
 from tests.workers.transformers_backend.table import answers, prompts, reference, try_model
@@ -31,6 +33,18 @@ from tests.workers.transformers_backend.tiny_configs import causal_models, tiny_
 def test_tokens_are_those_of_transformers(name: str) -> None:
     outcome = try_model(causal_models()[name])
     assert outcome.result == ("refused" if name == "FalconForCausalLM" else "equal"), outcome.reason
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaModel"])
+def test_what_transformers_gives_logits_for_can_generate(tmp_path: Path, name: str) -> None:
+    if name == "LlamaModel":
+        write_tiny_model(tmp_path, architectures=[name])
+    else:
+        tiny_model(causal_models()[name]).save_pretrained(tmp_path)
+        write_tokenizer(tmp_path)
+    checkpoint = read_checkpoint(str(tmp_path), implementation="transformers", probe=probe)
+    assert checkpoint.spec.transformers is not None
+    assert not checkpoint.embedding.is_only_use
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq in act-order", "int8", "fp8 of blocks", "packed asymmetric"])

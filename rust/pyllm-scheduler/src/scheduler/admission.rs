@@ -5,6 +5,7 @@ use crate::arena::Key;
 use crate::estimates::peak_blocks::Expected;
 use crate::ids::StepId;
 use crate::kv_cache::Found;
+use crate::logprob_room::Share;
 use crate::policy::INPUT_COST;
 use crate::request::Request;
 use crate::sequence::{Sequence, State};
@@ -28,7 +29,8 @@ impl Scheduler {
             if self.admit_first(key, planning) {
                 planning.is_stalled = false;
                 let sequence = &self.sequences[key];
-                let num_tokens = self.chunk(sequence, planning);
+                let num_tokens =
+                    self.fitting(sequence, self.chunk(sequence, planning), Share::Admissions, &planning.logprobs);
                 self.plan_row(key, num_tokens, planning);
             }
         }
@@ -46,7 +48,7 @@ impl Scheduler {
         if sequence.num_in_flight > 0 {
             return Err(Reason::InFlight);
         }
-        if sequence.num_samples > planning.samples {
+        if sequence.num_samples > planning.samples || !self.may_begin(sequence, &planning.logprobs) {
             return Err(Reason::Samples);
         }
         self.find_place(key, planning)

@@ -37,7 +37,7 @@ pub enum Reason {
     InterTokenTarget,
     /// A later step takes it: in a pipeline, each step in flight has its share of the running sequences.
     Pipeline,
-    /// The step may sample no more positions.
+    /// The step may sample no more positions, or carry no more log-probabilities.
     Samples,
     /// All slots are taken: `max_num_seqs`.
     Slots,

@@ -7,6 +7,7 @@ use crate::ids::{BlockId, LoadId, StepId};
 use crate::kv_cache::pending_swaps::Swap;
 use crate::kv_cache::{Filled, KvCache};
 use crate::kv_layout::KvLayout;
+use crate::logprob_room::{LogprobRoom, Share};
 use crate::philox;
 use crate::plan::{Draft, Plan};
 use crate::recorder::Input;
@@ -30,6 +31,7 @@ pub(super) struct Planning {
     /// Remaining positions to sample. Requests with many samples would otherwise fill a step with `max_num_seqs`
     /// squared positions; twice `max_num_seqs` leaves room for one of them beside all decodes, so none waits for ever.
     pub(super) samples: u32,
+    pub(super) logprobs: LogprobRoom,
     /// The shortest inter-token target of its streams, and the target of streams without one of their own.
     inter_token_target: f64,
     default_target: f64,
@@ -109,6 +111,7 @@ impl Scheduler {
             prefill_room: u32::MAX,
             prefill_bound: Reason::InterTokenTarget,
             samples: 2 * self.config.max_num_seqs,
+            logprobs: LogprobRoom::new(&self.config),
             inter_token_target: f64::INFINITY,
             default_target: Some(self.config.inter_token_target)
                 .filter(|&target| target > 0.0)
@@ -215,6 +218,7 @@ impl Scheduler {
     /// Plans the decodes: rows of one token or with drafts. Others are left for `plan_prefills`.
     fn plan_decodes(&mut self, planning: &mut Planning) {
         self.lagging.clear();
+        self.choose_wide(&planning.logprobs, planning.turn);
         let mut index = 0;
         while index < self.running.len() {
             let key = self.running[index];
@@ -225,6 +229,7 @@ impl Scheduler {
             }
             if self.may_have_row(sequence) && planning.turn.admits(sequence.request) {
                 let is_due = self.is_due(sequence);
+                let is_wide = self.is_wide(key, &planning.logprobs);
                 let lag = sequence.length() - sequence.num_computed;
                 if lag > 1 || sequence.num_samples > 1 {
                     if self.take_blocks(key, lag, planning) {
@@ -235,7 +240,7 @@ impl Scheduler {
                 } else if !planning.share.admit_decode(is_due) {
                     planning.cut(Reason::Pipeline);
                     planning.heed_target(sequence);
-                } else if planning.samples == 0 {
+                } else if planning.samples == 0 || is_wide && !self.wide.contains(&key) {
                     planning.cut(Reason::Samples);
                 } else if sequence.num_computed >= sequence.num_placed
                     && sequence.num_computed >= self.layout.reach(sequence.lowest())
@@ -248,7 +253,7 @@ impl Scheduler {
                     // Drafts use the budget that is left after every stream's next token.
                     let num_others = (self.running.len() - index) as u32;
                     let left = planning.budget.min(planning.samples).saturating_sub(num_others);
-                    let mut most = sequence.num_drafts().min(left);
+                    let mut most = if is_wide { 0 } else { sequence.num_drafts().min(left) };
                     if most > 0 {
                         most = most.min(self.layout.reach(sequence.lowest()) - sequence.num_computed - 1);
                     }
@@ -316,7 +321,12 @@ impl Scheduler {
                 planning.cut(Reason::Samples);
                 continue;
             }
-            let num_tokens = self.chunk(sequence, planning);
+            let num_tokens =
+                self.fitting(sequence, self.chunk(sequence, planning), Share::Prefills, &planning.logprobs);
+            if num_tokens == 0 {
+                planning.cut(Reason::Samples);
+                continue;
+            }
             self.plan_row(key, num_tokens, planning);
         }
         self.lagging = lagging;
@@ -389,6 +399,7 @@ impl Scheduler {
         } else {
             0
         };
+        planning.logprobs.take(sequence, &requests[sequence.request].request, num_tokens);
         draft.end_row(slot, end);
 
         if is_decode {

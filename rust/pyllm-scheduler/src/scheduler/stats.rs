@@ -1,6 +1,6 @@
 //! Statistics of the scheduler.
 
-use crate::histogram::{Histogram, bounds};
+use crate::estimates::histogram::{Histogram, bounds};
 use crate::kv_cache::fragmentation::{Fragmentation, TierFragmentation};
 use crate::queue::SERVICE_UNIT;
 

@@ -3,6 +3,7 @@
 //! again, and each step takes its share of the running sequences, so that all steps have about equal work.
 
 use crate::arena::Key;
+use crate::logprob_room::{LogprobRoom, Share};
 use crate::sequence::{Beam, LiveRequest, Sequence};
 
 use super::Scheduler;
@@ -123,5 +124,45 @@ impl Scheduler {
 
     fn uncomputed(&self, key: Key<Sequence>) -> u32 {
         self.sequences[key].num_uncomputed()
+    }
+}
+
+impl Scheduler {
+    /// Chooses the streams of many log-probabilities that may have a row, into `wide`: first those that waited longest.
+    pub(super) fn choose_wide(&mut self, room: &LogprobRoom, turn: StepScope) {
+        let mut wide = std::mem::take(&mut self.wide);
+        wide.clear();
+        wide.extend(self.running.iter().copied().filter(|&key| {
+            let sequence = &self.sequences[key];
+            let is_decode = sequence.length() == sequence.num_computed + 1 && self.may_have_row(sequence);
+            is_decode && self.is_wide(key, room) && turn.admits(sequence.request)
+        }));
+        wide.sort_by_key(|&key| self.sequences[key].last_step);
+        let mut left = room.of_decodes();
+        wide.retain(|&key| {
+            let request = &self.requests[self.sequences[key].request].request;
+            let rest = left.checked_sub(u64::from(request.num_logprobs));
+            left = rest.unwrap_or(0);
+            rest.is_some()
+        });
+        self.wide = wide;
+    }
+
+    /// Whether a stream takes turns with others; those that `choose_wide` chose have theirs.
+    pub(super) fn is_wide(&self, key: Key<Sequence>, room: &LogprobRoom) -> bool {
+        room.is_wide(&self.requests[self.sequences[key].request].request)
+    }
+
+    /// Whether there is room for the first tokens of a waiting sequence, wherever it begins.
+    pub(super) fn may_begin(&self, sequence: &Sequence, room: &LogprobRoom) -> bool {
+        let request = &self.requests[sequence.request].request;
+        let is_bounded = request.prompt_logprobs || room.is_wide(request);
+        !is_bounded || room.room(request, Share::Admissions) >= u64::from(sequence.num_samples)
+    }
+
+    /// The number of a sequence's next `most` tokens that have room for their log-probabilities.
+    pub(super) fn fitting(&self, sequence: &Sequence, most: u32, share: Share, room: &LogprobRoom) -> u32 {
+        let request = &self.requests[sequence.request].request;
+        room.fitting(sequence, request, most, share)
     }
 }

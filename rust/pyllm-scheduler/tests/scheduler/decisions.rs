@@ -4,6 +4,7 @@ mod beams;
 mod drafts;
 mod host_blocks;
 mod loads;
+mod logprob_room;
 mod outputs;
 mod pooling;
 mod preemption;

@@ -60,8 +60,8 @@ export async function checkRoom(conversations) {
   const characters = sizes.reduce((sum, size) => sum + size, 0);
   if (count <= MAX_CONVERSATIONS && characters <= MAX_CHARACTERS) return;
   throw new Error(
-    `there is room for ${MAX_CONVERSATIONS} conversations with ${MAX_CHARACTERS} characters in all, and there would be ` +
-      `${count} with ${characters}; delete some first`,
+    `there is room for ${MAX_CONVERSATIONS} conversations with ${MAX_CHARACTERS} characters in all, and there would ` +
+      `be ${count} with ${characters}; delete some first`,
   );
 }
 

@@ -163,6 +163,7 @@ impl World {
             policy_key: add.policy_key,
             stateful: add.stateful && samples,
             prompt_logprobs: add.prompt_logprobs.is_some() && samples,
+            num_logprobs: [0, 1, 10_000, self.config.most_logprobs() as u32 / n][(add.seed / 4 % 4) as usize],
             kv_cache_retention: [Retention::None, Retention::Default, Retention::Default, Retention::Long]
                 [(add.seed % 4) as usize],
             ..request(add.prompt)

@@ -193,6 +193,14 @@ impl World {
         let cap = config.long_prefill_token_threshold as usize;
         let is_within = |row: &Row| cap == 0 || row.num_tokens <= cap || row.num_drafts > 0;
         assert!(rows.iter().all(is_within), "long prompts come in pieces");
+        let request = |row: &Row| &known(&self.requests, &row.request).request;
+        let of_prompt = |row: &Row| match request(row).prompt.len().checked_sub(row.context.len()) {
+            Some(left) if request(row).prompt_logprobs => row.num_tokens - usize::from(left == 0),
+            _ => 0,
+        };
+        let scored = |row: &Row| row.uniforms.len() + of_prompt(row);
+        let num_logprobs: u64 = rows.iter().map(|row| scored(row) as u64 * u64::from(request(row).num_logprobs)).sum();
+        assert!(num_logprobs <= 6 * config.most_logprobs(), "a step carries so many log-probabilities at most");
 
         let mut named: BTreeSet<usize> = rows.iter().flat_map(|row| &row.blocks).copied().collect();
         named.extend(self.loads.values().flat_map(|pending| pending.loaded.blocks.iter().flatten()));
