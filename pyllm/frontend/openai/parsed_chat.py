@@ -171,7 +171,7 @@ class ParsedChatFormat:
         return AssistantMessage(
             choice.message.role,
             None if has_others and not parsed.content else parsed.content,
-            reasoning=parsed.reasoning if parsed.reasoning and self._shows_reasoning else UNSET,
+            reasoning=parsed.reasoning if parsed.reasoning and self._shows_reasoning else None,
             tool_calls=calls or UNSET,
         )
 

@@ -93,7 +93,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     echo: bool | None = False
     suffix: str | None = None
 
+    # Of chat completions.
     tools: Unsupported[list[Any]] = msgspec.field(default_factory=list)
+    messages: Annotated[Any, unsupported_field("prompt", [])] = None
+    chat_template: Unsupported[str] = None
+    max_completion_tokens: Annotated[int | None, unsupported_field("max_tokens")] = None
+    top_logprobs: Annotated[int | None, unsupported_field("logprobs")] = 0
 
 
 class ContentPart(HistoryPart, kw_only=True):
@@ -242,12 +247,15 @@ class Completion(Struct):
 
 
 class AssistantMessage(Struct):
-    """The model's answer. There is no content where it only called tools, or did not come to the end of reasoning."""
+    """The model's answer. There is no content where it only called tools, or did not come to the end of reasoning.
+
+    Without reasoning that is null, as in vLLM.
+    """
 
     role: str
     content: str | None
     refusal: None = None
-    reasoning: str | UnsetType = UNSET
+    reasoning: str | None = None
     tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 

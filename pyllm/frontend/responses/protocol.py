@@ -162,6 +162,10 @@ class ResponsesRequest(EngineRequest, kw_only=True):
     max_completion_tokens: Annotated[int | None, unsupported_field("max_output_tokens")] = None
     response_format: Annotated[Any, unsupported_field("text.format")] = None
     logprobs: Annotated[Any, unsupported_field("include")] = False
+    messages: Annotated[Any, unsupported_field("input", [])] = None
+    chat_template: Unsupported[str] = None
+    add_generation_prompt: Unsupported[bool] = True
+    continue_final_message: Unsupported[bool] = False
     context_management: Hint = None
 
 

@@ -121,6 +121,22 @@ def test_what_would_change_the_answer_is_refused_by_name(kind: type[Struct], nam
     assert refused.value.parameter == name
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (CompletionRequest, "messages", USER),
+        (CompletionRequest, "max_completion_tokens", 5),
+        (CompletionRequest, "top_logprobs", 3),
+        (ResponsesRequest, "messages", USER),
+        (ResponsesRequest, "chat_template", "x"),
+        (ResponsesRequest, "continue_final_message", True),
+    ],
+)
+def test_so_is_what_another_route_takes(kind: type[Struct], name: str, value: object) -> None:
+    with pytest.raises(RequestError, match=f"^{name} is not supported"):
+        refuse_unsupported(decode(kind, **{name: value}))
+
+
 @pytest.mark.parametrize("name", SAME)
 @pytest.mark.parametrize("kind", [CompletionRequest, ChatRequest, InfillRequest])
 def test_what_means_the_same_is_ours(kind: type[Struct], name: str) -> None:

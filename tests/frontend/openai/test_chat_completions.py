@@ -65,7 +65,7 @@ async def test_an_answer_has_openais_shape(tokenizer: Tokenizer) -> None:
     assert answer["choices"] == [
         {
             "index": 0,
-            "message": {"role": "assistant", "content": TEXT, "refusal": None},
+            "message": {"role": "assistant", "content": TEXT, "refusal": None, "reasoning": None},
             "logprobs": None,
             "finish_reason": "stop",
             "stop_reason": None,

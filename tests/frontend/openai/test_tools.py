@@ -100,7 +100,7 @@ async def test_calls_have_openais_shape(tokenizer: Tokenizer) -> None:
         assert frontend.core.sent(Submit)[0].sampling.grammar == ""
     choice = answer["choices"][0]
     first, second = choice["message"].pop("tool_calls")
-    assert choice["message"] == {"role": "assistant", "content": "So:", "refusal": None}
+    assert choice["message"] == {"role": "assistant", "content": "So:", "refusal": None, "reasoning": None}
     assert first["function"] == {"name": "weather", "arguments": '{"city": "Zürich"}'}
     assert second["function"] == {"name": "clock", "arguments": "{}"}
     assert first["type"] == second["type"] == "function"
@@ -129,7 +129,7 @@ async def test_without_tools_or_with_choice_none_text_is_text(tokenizer: Tokeniz
     async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES) as frontend:
         for body in ({}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}, {"tool_choice": "auto"}):
             choice = (await chat(frontend, **body))["choices"][0]
-            assert choice["message"] == {"role": "assistant", "content": CALLS, "refusal": None}
+            assert choice["message"] == {"role": "assistant", "content": CALLS, "refusal": None, "reasoning": None}
             assert choice["finish_reason"] == "stop"
         assert "<tool_call>" not in prompt_of(frontend, tokenizer)
 
@@ -289,7 +289,7 @@ async def test_tools_with_a_format_give_calls_or_content(
         async with in_process(saying(tokenizer, text), tokenizer, HERMES, server=server) as frontend:
             choice = (await chat(frontend, **body))["choices"][0]
         assert choice["finish_reason"] == "stop"
-        assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
+        assert choice["message"] == {"role": "assistant", "content": text, "refusal": None, "reasoning": None}
 
 
 @pytest.mark.parametrize(
@@ -482,7 +482,12 @@ async def test_reasoning_is_told_apart_and_counted(tokenizer: Tokenizer, templat
         cut = await chat(frontend, max_tokens=12)
     message = answer["choices"][0]["message"]
     assert message == {"role": "assistant", "content": "Hello", "refusal": None, "reasoning": "Well, ü."}
-    assert hidden["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
+    assert hidden["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "Hello",
+        "refusal": None,
+        "reasoning": None,
+    }
     count = len(tokenizer.encode(text.partition("</think>")[0] + "</think>"))
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": count}
     assert events(response.text)[-1]["usage"] == answer["usage"]
