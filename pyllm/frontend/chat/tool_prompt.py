@@ -65,7 +65,9 @@ def _calls_writer(kind: str) -> Callable[[list[Mapping[str, Any]]], str]:
         return lambda functions: "".join([f"{form.marker}{_mistral_call(function)}" for function in functions])
     if form is not None and kind == "lfm2":
         return lambda functions: _listed(form, map(_python_call, functions))
-    return lambda functions: "\n".join([_hermes_call(function) for function in functions])
+    return lambda functions: "\n".join(
+        [f"{HERMES_OPENING}\n{_object(function, 'name', 'arguments')}\n{HERMES_CLOSING}" for function in functions]
+    )
 
 
 def spaced_json(value: Any) -> str:
@@ -82,10 +84,6 @@ def spaced_json(value: Any) -> str:
 
 def _listed(form: ToolForm, calls: Iterable[str]) -> str:
     return f"{form.marker}[{', '.join(calls)}]{form.closing}"
-
-
-def _hermes_call(function: Mapping[str, Any]) -> str:
-    return f"{HERMES_OPENING}\n{_object(function, 'name', 'arguments')}\n{HERMES_CLOSING}"
 
 
 def _mistral_call(function: Mapping[str, Any]) -> str:

@@ -152,8 +152,8 @@ def _by_call(results: Messages) -> dict[Any, Messages]:
     return answers
 
 
-def result_as_user(message: Message) -> Message:
-    return plain_result(message) if message["role"] == "tool" else message
+def results_as_users(messages: Messages) -> Messages:
+    return [plain_result(message) if message["role"] == "tool" else message for message in messages]
 
 
 def with_short_ids(message: Message) -> Message:
