@@ -11,7 +11,7 @@ from benchmarks.frontend import paced_core
 from pyllm.config.process_config import ApiConfig, CoreConfig, SharedConfig
 from pyllm.config.server_settings import ServerConfig
 from pyllm.supervision.child_process import ChildProcess, spawn
-from pyllm.wire.sockets import bind_listener
+from pyllm.wire.listeners import bind_listener
 
 HOST = "127.0.0.1"
 

@@ -11,8 +11,8 @@ from pyllm.bench.endpoint import Endpoint, base_url
 from pyllm.bench.prompt_sets import PromptSource
 from pyllm.bench.request_metrics import Selection
 from pyllm.bench.request_rates import Arrivals
-from pyllm.config.server_trust import trust_of
 from pyllm.errors import ConfigError
+from pyllm.flags.trust_flags import trust_of
 
 
 def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint:

@@ -21,7 +21,7 @@ from pyllm.bench import (
     PromptSet,
     Ramp,
 )
-from pyllm.config.server_trust import add_trust_flags
+from pyllm.flags.trust_flags import add_trust_flags
 
 FORMATS = ("table", "json", "csv")
 # What is here for flags of `vllm bench` that are not.

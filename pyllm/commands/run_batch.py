@@ -12,7 +12,6 @@ from pyllm.batch import AnswerFile, BatchServer, RequestFile, WrongLinesError, r
 from pyllm.config.engine_settings import EngineConfig
 from pyllm.config.option_reading import config_part
 from pyllm.config.server_settings import ServerConfig
-from pyllm.config.server_trust import add_trust_flags, trust_of
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import MODEL_HELP, announce, read_engine
 from pyllm.flags.settings_flags import (
@@ -22,6 +21,7 @@ from pyllm.flags.settings_flags import (
     add_vllm_flags,
     given_settings,
 )
+from pyllm.flags.trust_flags import add_trust_flags, trust_of
 
 PARSER = SettingsParser
 TAKES_CONFIG = True

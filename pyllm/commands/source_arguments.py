@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from pyllm import log
 from pyllm.config.option_reading import engine_config
-from pyllm.config.server_trust import add_trust_flags, trust_of
 from pyllm.errors import ConfigError
 from pyllm.flags.engine_arguments import print_notices, read_settings
 from pyllm.flags.settings_flags import SettingsParser, add_engine_settings, add_vllm_flags
+from pyllm.flags.trust_flags import add_trust_flags, trust_of
 from pyllm.terminal_chat import SourceRequest
 
 MODEL_OR_URL_HELP = (

@@ -25,7 +25,7 @@ from .peer_flags import explain_peer_flag
 from .process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfig, StateConfig, WorkerConfig
 from .rank_coordinates import RankCoordinates, coordinates_of, num_ranks, ranks_of_stage, sampling_rank
 from .server_settings import RESERVED_TEMPLATE_VARIABLES, HeadlessConfig, ServerConfig, UnknownFields
-from .server_trust import DEFAULT_TRUST, ServerTrust, add_trust_flags, connection_advice, trust_of
+from .server_trust import DEFAULT_TRUST, ServerTrust, connection_advice
 from .tls import tls_context
 from .vllm_flags import GROUPS, VLLM_FLAGS, VllmFlag, explain_flag
 
@@ -72,7 +72,6 @@ __all__ = [
     "UnknownFields",
     "VllmFlag",
     "WorkerConfig",
-    "add_trust_flags",
     "check_accounts",
     "config_part",
     "connection_advice",
@@ -93,5 +92,4 @@ __all__ = [
     "read_credentials",
     "sampling_rank",
     "tls_context",
-    "trust_of",
 ]

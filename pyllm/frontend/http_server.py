@@ -20,7 +20,7 @@ from pyllm.frontend.http.pushed_response import CONNECTION, Connection
 from pyllm.frontend.http.write_batcher import WriteBatcher
 from pyllm.frontend.observability.http_counts import NO_ROUTE
 from pyllm.frontend.requests.server_state import ServerState
-from pyllm.wire.sockets import listen
+from pyllm.wire.listeners import listen
 
 # Seconds that the first line and the headers of a request get to come.
 HEAD_PATIENCE = 60.0

@@ -32,15 +32,9 @@ from pyllm.supervision.log_level import set_log_level
 from pyllm.supervision.parent_link import keep_exit_codes
 from pyllm.supervision.server_processes import supervise
 from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
+from pyllm.wire.listeners import bind_listener, bind_unix_listener, claim_address, claim_path
 from pyllm.wire.messages import Restarts
-from pyllm.wire.sockets import (
-    SocketFolder,
-    bind_listener,
-    bind_unix_listener,
-    claim_address,
-    claim_path,
-    is_core_address,
-)
+from pyllm.wire.sockets import SocketFolder, is_core_address
 
 logger = logging.getLogger(__name__)
 

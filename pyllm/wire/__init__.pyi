@@ -2,6 +2,7 @@ from .curve import CurveKeys, KeyPairs, client_keys, key_pairs
 from .heartbeat import HEARTBEAT_INTERVAL, SILENCE
 from .ipc import MAX_MESSAGE_BYTES, MemoryEndpoint, MessageHandler, PeerGoneError, Sender
 from .link import Connect, Link
+from .listeners import bind_listener, bind_unix_listener, claim_address, claim_path, listen
 from .messages import (
     CLEARING_TOKENS,
     LOSSES_TO_RUN_ALONE,
@@ -61,17 +62,7 @@ from .profiles import (
     RankProfile,
     RankTimes,
 )
-from .sockets import (
-    SocketFolder,
-    bind_listener,
-    bind_unix_listener,
-    check_core_address,
-    claim_address,
-    claim_path,
-    interface_of,
-    is_core_address,
-    listen,
-)
+from .sockets import SocketFolder, check_core_address, interface_of, is_core_address
 from .supervision_messages import MAX_ENDED, ChildMessage, CoreEntry, CoreList, Failed, Kept, ReloadAsked, Started
 
 __all__ = [

@@ -1,28 +1,21 @@
-"""The sockets that processes are handed: a private folder for `ipc://`, and the one that the server listens on.
-
-Also which network interface has an address. Does not know who uses them.
-"""
+"""Addresses of cores: the private folder of `ipc://` sockets, and the network interface that has an address."""
 
 import contextlib
-import errno
 import fcntl
-import hashlib
 import os
 import re
 import shutil
 import socket
-import stat
 import struct
 import tempfile
-from collections.abc import Generator
 from pathlib import Path
 
 from pyllm.errors import ConfigError
 
-MAX_PATH_BYTES = 107  # of a Unix socket, beside the zero at its end
+_MAX_PATH_BYTES = 107  # of a Unix socket, beside the zero at its end
 # Of those bytes, what the folder's own name and the longest name in it may take: `/pyllm-12345678/worker-63-1023-999`.
-ROOM_FOR_NAMES = 38
-SHORT_FOLDER = Path("/tmp")  # noqa: S108  a folder with a random name is made in it
+_ROOM_FOR_NAMES = 38
+_SHORT_FOLDER = Path("/tmp")  # noqa: S108  a folder with a random name is made in it
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR in Linux's sockios.h
 
 
@@ -78,8 +71,8 @@ def check_core_address(address: str) -> None:
             hint = f"did you mean ipc://{address}? A core is at" if "/" in address and "://" not in address else "give"
         raise ConfigError(f"{address!r} is no address of a core: {hint} ipc://PATH or tcp://HOST:PORT")
     size = len(os.fsencode(address)) - len("ipc://")
-    if address.startswith("ipc://") and size > MAX_PATH_BYTES:
-        raise ConfigError(f"the path of {address} has {size} bytes, and at most {MAX_PATH_BYTES} work")
+    if address.startswith("ipc://") and size > _MAX_PATH_BYTES:
+        raise ConfigError(f"the path of {address} has {size} bytes, and at most {_MAX_PATH_BYTES} work")
 
 
 def interface_of(host: str) -> str:
@@ -111,10 +104,10 @@ def interface_of(host: str) -> str:
 
 def _short(parent: Path) -> Path:
     """This folder, or /tmp where the paths of sockets in it would be longer than the kernel takes."""
-    fits = len(os.fsencode(parent)) + ROOM_FOR_NAMES <= MAX_PATH_BYTES
-    if fits or not parent.is_dir() or not os.access(SHORT_FOLDER, os.W_OK | os.X_OK):
+    fits = len(os.fsencode(parent)) + _ROOM_FOR_NAMES <= _MAX_PATH_BYTES
+    if fits or not parent.is_dir() or not os.access(_SHORT_FOLDER, os.W_OK | os.X_OK):
         return parent
-    return SHORT_FOLDER
+    return _SHORT_FOLDER
 
 
 def _make(parent: Path) -> tuple[str, int]:
@@ -123,13 +116,13 @@ def _make(parent: Path) -> tuple[str, int]:
         folder = tempfile.mkdtemp(prefix="pyllm-", dir=parent)
         # Until it is locked, another process may sweep it.
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            lock = _lock(os.path.join(folder, "lock"), os.O_CREAT)
+            lock = lock_file(os.path.join(folder, "lock"), os.O_CREAT)
             if os.path.exists(folder):
                 return folder, lock
             os.close(lock)
 
 
-def _lock(file: str, flags: int = 0) -> int:
+def lock_file(file: str, flags: int = 0) -> int:
     """Raises BlockingIOError where another process has locked the file."""
     descriptor = os.open(file, os.O_RDWR | flags, 0o600)
     try:
@@ -145,141 +138,6 @@ def _sweep(parent: Path) -> None:
         # Whoever has just made it has no lock in it yet; whoever else sweeps is faster; another user's is not ours.
         with contextlib.suppress(OSError):
             if folder.stat().st_uid == os.getuid():
-                lock = _lock(f"{folder}/lock")
+                lock = lock_file(f"{folder}/lock")
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
-
-
-def claim_address(address: str) -> socket.socket:
-    """Keeps others of ours from HOST:PORT until it is closed: from before it listens, while its model loads.
-
-    Linux lets two sockets bind to one port until one of them listens. The claim is a name that, as a port, belongs to
-    the network namespace, and goes with the process.
-
-    Raises:
-        ConfigError: another process has claimed it.
-    """
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        claim.bind(f"\0pyllm {hashlib.sha256(address.encode()).hexdigest()}")
-    except OSError as error:
-        claim.close()
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise _claimed(address) from None
-    return claim
-
-
-@contextlib.contextmanager
-def claim_path(path: str) -> Generator[None, None, None]:
-    """The same for the path of a socket, which looks stale while its server loads: a locked file beside it.
-
-    Raises:
-        ConfigError: another process has claimed it, or its folder takes no file.
-    """
-    file = f"{os.path.realpath(path)}.lock"
-    while True:
-        try:
-            descriptor = _lock(file, os.O_CREAT)
-        except BlockingIOError:
-            raise _claimed(path) from None
-        except OSError as error:
-            hint = "choose another --uds, or --bind of a core"
-            raise ConfigError(f"cannot listen on {path}: {error.strerror}; {hint}") from None
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(file), os.fstat(descriptor)):
-                break
-        os.close(descriptor)  # of a file that its owner has removed meanwhile
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(file)
-        os.close(descriptor)
-
-
-def _claimed(address: str) -> ConfigError:
-    return ConfigError(
-        f"cannot listen on {address}: another pyllm that is starting, or that runs, has this address; "
-        "choose another, or end that one first"
-    )
-
-
-def listen(listener: socket.socket, backlog: int) -> None:
-    """Listen on a socket that `bind_listener` or `bind_unix_listener` made; nothing changes where it does already.
-
-    Raises:
-        ConfigError: another process has begun to listen there since it was bound.
-    """
-    try:
-        listener.listen(backlog)
-    except OSError as error:
-        name = listener.getsockname()
-        address = name if isinstance(name, str) else f"{name[0]}:{name[1]}"
-        raise ConfigError(
-            f"cannot listen on {address}: {error.strerror}; another process has taken it while this one was starting: "
-            "choose another --host or --port, or end that one first"
-        ) from None
-
-
-def bind_listener(host: str, port: int) -> socket.socket:
-    """A listening socket's address, bound here and inherited by the API processes, which listen.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
-        ) from None
-    return listener
-
-
-@contextlib.contextmanager
-def bind_unix_listener(path: str) -> Generator[socket.socket, None, None]:
-    """The same with a path, for the user and the group (mode 0660); its end removes the path.
-
-    A socket that is there and that nobody listens on is replaced.
-
-    Raises:
-        ConfigError: the path cannot be bound, or is in use.
-    """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_stale(path)
-        listener.bind(path)
-        os.chmod(path, 0o660)  # Nobody can connect before a process listens.
-        made = os.stat(path)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; choose another --uds") from None
-    try:
-        yield listener
-    finally:
-        listener.close()
-        # Unless another server has taken the path meanwhile.
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.stat(path), made):
-                os.unlink(path)
-
-
-def _remove_stale(path: str) -> None:
-    try:
-        is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
-    except FileNotFoundError:
-        return
-    if not is_socket:
-        raise OSError(f"{path} is there, and is no socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-        else:
-            raise OSError("another server listens there")

@@ -1,6 +1,7 @@
 """TLS of a private CA: every command that talks to a server takes --cacert and --insecure, and SSL_CERT_FILE."""
 
 import json
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,3 +110,12 @@ def test_a_wrong_scheme_is_guessed() -> None:
     assert "https://" in connection_advice("Server disconnected without sending a response.")
     assert "http://" in connection_advice("[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)")
     assert not connection_advice("All connection attempts failed")
+
+
+def test_what_cannot_be_read_matters_only_where_certificates_are_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+    assert ServerTrust(is_insecure=True).context().verify_mode == ssl.CERT_NONE
+    with pytest.raises(ConfigError, match=r"none.pem of SSL_CERT_FILE"):
+        ServerTrust().context()

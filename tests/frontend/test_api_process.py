@@ -17,8 +17,8 @@ from pyllm.supervision import child_process
 from pyllm.supervision.burst_logger import BurstLogger
 from pyllm.supervision.memory import Memory
 from pyllm.supervision.memory_pressure import MemoryPressure
+from pyllm.wire.listeners import bind_listener
 from pyllm.wire.messages import Submit
-from pyllm.wire.sockets import bind_listener
 from tests.client.fake_core import MODEL, ScriptedCore
 from tests.client.zmq_core import ZmqCore
 from tests.frontend.api_config import api_config

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pyllm.config.process_config import SharedConfig, StateConfig
 from pyllm.supervision import child_process
+from pyllm.wire.listeners import bind_listener
 from pyllm.wire.messages import ClientMessage, Heartbeat, Submit
-from pyllm.wire.sockets import bind_listener
 from tests.client.fake_core import ScriptedCore
 from tests.client.zmq_core import ZmqCore
 from tests.frontend.api_config import api_config

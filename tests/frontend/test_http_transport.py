@@ -17,7 +17,7 @@ from pyllm.errors import ConfigError
 from pyllm.frontend.http.write_batcher import WriteBatcher
 from pyllm.frontend.http_server import HttpServer, OpenProtocol
 from pyllm.frontend.text.tokenizer import Tokenizer
-from pyllm.wire.sockets import bind_unix_listener
+from pyllm.wire.listeners import bind_unix_listener
 from tests.certificates import self_signed
 from tests.client.fake_core import connected
 from tests.frontend.serving import answering, behind_uvicorn, events, state_of
