@@ -22,7 +22,8 @@ _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR in Linux's sockios.h
 class SocketFolder:
     """A private folder (mode 0700) for `ipc://` sockets, held by a lock as long as this object lives.
 
-    It is below XDG_RUNTIME_DIR or TMPDIR, or below /tmp where the path would be too long for sockets.
+    It is below XDG_RUNTIME_DIR, or TMPDIR where that cannot be written to (`sudo` keeps another user's), or below /tmp
+    where the path would be too long for sockets.
     Folders whose lock nobody holds were left by processes that were killed; making a new one sweeps them.
 
     Raises:
@@ -30,8 +31,9 @@ class SocketFolder:
     """
 
     def __init__(self) -> None:
+        given = os.environ.get("XDG_RUNTIME_DIR", "")
         try:
-            parent = _short(Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()))
+            parent = _short(Path(given if os.access(given, os.W_OK | os.X_OK) else tempfile.gettempdir()))
             _sweep(parent)
             self.path, self._lock = _make(parent)
         except OSError as error:

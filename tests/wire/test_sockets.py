@@ -65,8 +65,15 @@ def test_folders_that_are_made_at_the_same_time_all_stay() -> None:
         assert all(threads.map(make_and_look, range(500)))
 
 
-def test_folder_that_cannot_be_made_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_runtime_folder_that_is_not_there_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nowhere"))
+    with SocketFolder() as path:
+        assert Path(path).exists()
+
+
+def test_folder_that_cannot_be_made_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(ConfigError, match="XDG_RUNTIME_DIR"):
         SocketFolder()
 
