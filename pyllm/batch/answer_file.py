@@ -68,8 +68,8 @@ class AnswerFile:
     `answered` holds the custom_ids that have a line, `num_failed` counts the failures among them.
 
     Raises:
-        ConfigError: it cannot be written, another process writes to it, or it has other lines than answers to these
-            requests. The file is left as it is then.
+        ConfigError: the file cannot be written, another process writes to it, or it has a line that is no answer to
+            these requests. The file is unchanged then.
     """
 
     def __init__(

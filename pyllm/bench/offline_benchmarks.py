@@ -102,7 +102,7 @@ async def _latency(options: argparse.Namespace, engine_options: Mapping[str, Any
         params = _greedy(options.output_len)
         try:
             for iteration in range(options.num_iters_warmup + options.num_iters):
-                # Different prompts each time: the prefix cache would have the blocks of the same ones.
+                # Different prompts each time: the prefix cache would hold the blocks of repeated ones.
                 source = PromptSource(
                     "random", output_tokens=1, input_tokens=options.input_len, first=iteration, seed=options.seed
                 )

@@ -161,7 +161,7 @@ async def _find_knee(options: argparse.Namespace, load: LoadOptions, source: Pro
     first, last = options.ramp_up_start_rps or _FIRST_RATE, options.ramp_up_end_rps or _LAST_RATE
     search, steps, results = KneeSearch(first, last), list[Result](), list[LoadResult]()
     for rate in search.rates():
-        # Different prompts each time: the prefix cache would have the blocks of the same ones.
+        # Different prompts each time: the prefix cache would hold the blocks of repeated ones.
         fresh = msgspec.structs.replace(source, first=len(steps) * options.num_prompts)
         measured = await measure(load, fresh.prompts(options.num_prompts), Arrivals(rate, options.burstiness))
         results.append(measured)

@@ -132,7 +132,7 @@ def weights_dtype(tensors: Sequence[FileTensor]) -> str:
 def weights_fingerprint(files: tuple[str, ...], entries: Sequence[TensorEntry]) -> str:
     """BLAKE2b over each tensor's name, type, shape and first 4 KiB, in the order of their names.
 
-    For quantised tensors also over their layout and scales, which a config.json may give.
+    For quantised tensors also over layout, bits, block and zero offset, which a config.json may give.
     """
     digest = hashlib.blake2b(digest_size=16)
     tensors = [tensor for entry in entries for tensor in entry.file_tensors]

@@ -200,7 +200,7 @@ def _look_at_template(checkpoint: Checkpoint) -> list[Finding]:
 
 def _look_at_server(engine: EngineConfig, server: ServerConfig) -> list[Finding]:
     """Problems that would stop a server whatever its model is."""
-    from pyllm.frontend.edge import load_middleware  # Takes a while.
+    from pyllm.frontend.edge import load_middleware  # Slow to import.
 
     found = _errors(lambda: resolve_server(server))
     found = found or _errors(*(partial(load_middleware, name) for name in server.middleware))

@@ -40,6 +40,6 @@ def run(options: argparse.Namespace) -> int:
     say_start(engine)
     announce(notices)
 
-    from pyllm.launch import serve as launcher  # Takes a while.
+    from pyllm.launch import serve as launcher  # Slow to import.
 
     return launcher.serve_core(engine, headless)
