@@ -1,6 +1,7 @@
-"""The answers of a batch, one JSON object a line in OpenAI's format: read to go on where a run ended, and appended to.
+"""The answers of a batch, one JSON object a line in OpenAI's format: read to resume a batch, and appended to.
 
-A line that a kill left unfinished is mended. Knows no request beyond its `custom_id`, and no server.
+An unfinished last line, as a killed process leaves one, is repaired. Knows no server, and of a request
+only its `custom_id`.
 """
 
 import fcntl
@@ -15,15 +16,15 @@ import msgspec
 
 from pyllm.errors import ConfigError, PyllmError
 
-# Every line begins so: what else stands at the end of a file is not ours to mend.
+# Every line begins so; another unfinished last line is not from a batch, and is left alone.
 BEGINNING = b'{"id":"batch_req_'
 
-_SYNC_INTERVAL = 1.0  # seconds of answers that a loss of power may cost
+_SYNC_INTERVAL = 1.0  # seconds between syncs to disk, at least
 _LEAST_FAILURE = 400
 
 
 class Response(msgspec.Struct, frozen=True):
-    """What a server answered; `body` is JSON."""
+    """A server's response; `body` is JSON."""
 
     status_code: int
     request_id: str
@@ -31,14 +32,14 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class BatchError(msgspec.Struct, frozen=True):
-    """Why there is no response."""
+    """The reason for a missing response."""
 
     code: str
     message: str
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A line: a response, of whatever status, or an error."""
+    """One line of the file: a response, whatever its status, or an error."""
 
     id: str
     custom_id: str
@@ -47,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the request was refused, or has no response."""
+        """Whether the response has status 400 or above, or there is none."""
         return self.response is None or self.response.status_code >= _LEAST_FAILURE
 
 
@@ -62,11 +63,13 @@ class _WrittenAnswer(msgspec.Struct):
 
 
 class AnswerFile:
-    """The file, locked and open until `close`. `answered` are the custom_ids with a line, `num_failed` how many failed.
+    """The file, locked and open until the `with` block ends.
+
+    `answered` holds the custom_ids that have a line, `num_failed` counts the failures among them.
 
     Raises:
-        ConfigError: it cannot be written, another process writes to it, or it has other lines than answers to these
-            requests. Nothing is changed then.
+        ConfigError: the file cannot be written, another process writes to it, or it has a line that is no answer to
+            these requests. The file is unchanged then.
     """
 
     def __init__(
@@ -109,10 +112,10 @@ class AnswerFile:
         os.close(self._file)
 
     def append(self, answer: Answer) -> None:
-        """Write a line; the disk has it a second later, or when the file is closed.
+        """Write a line. It is synced to disk with a later append, a second or more after the last sync, or at the end.
 
         Raises:
-            PyllmError: there is no room, or the disk fails.
+            PyllmError: the disk is full, or fails.
         """
         rest = memoryview(msgspec.json.encode(answer) + b"\n")
         try:
@@ -130,7 +133,7 @@ class AnswerFile:
         self.num_failed += answer.is_failure
 
     def _go_on(self, custom_ids: Set[str]) -> None:
-        """Read what is there, then finish or remove a last line without its end."""
+        """Read the lines of the file; complete or remove a last line without a line end."""
         size, tail = 0, b""
         with open(self._file, "rb", closefd=False) as file:
             for number, line in enumerate(file, 1):
@@ -144,7 +147,7 @@ class AnswerFile:
             return
         if not (tail.startswith(BEGINNING) or BEGINNING.startswith(tail)) and tail.strip(b"\0"):
             raise ConfigError(f"{self.path} ends with a line that is no answer of a batch: name another file")
-        # Nothing that is cut off decodes: an object ends with its last character.
+        # An object that is cut off does not decode, since it ends with its last character.
         try:
             self._note(tail, 0, custom_ids)
         except ConfigError:

@@ -1,4 +1,4 @@
-"""The run of a batch: all requests without an answer, so many at once, against one server. Starts no server."""
+"""The run of a batch: sends all requests without an answer to one server, several at once. Starts no server."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ _OK = 200
 
 
 class BatchServer(msgspec.Struct, frozen=True):
-    """Where requests go, `max_concurrency` at once at most. The address is without `/v1`; `socket` is a path for it."""
+    """A server, and how many requests it gets at once. `base_url` is without `/v1`; `socket` is a Unix socket path."""
 
     base_url: str
     max_concurrency: int
@@ -31,7 +31,7 @@ class BatchServer(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """What a run did, in `seconds`."""
+    """Totals of a run that took `seconds`."""
 
     num_answered: int
     num_prompt_tokens: int
@@ -50,13 +50,13 @@ class _Models(msgspec.Struct):
 async def run_batch(
     requests: RequestFile, answers: AnswerFile, server: BatchServer, transport: Any | None = None
 ) -> Totals:
-    """Send all requests that have no answer yet. A request that fails has an answer, which says why.
+    """Send all requests that have no answer yet. A failed request gets an answer that gives the reason.
 
-    `transport` is one of `httpx2` that takes the place of the network.
+    `transport` is an `httpx2` transport that replaces the network, for tests.
 
     Raises:
         ConfigError: the server has none of the models that the requests name, or refuses the key.
-        PyllmError: it cannot be reached, or the answers cannot be written; what is answered stays.
+        PyllmError: the server cannot be reached, or answers cannot be written; answers already written stay.
     """
     pending = iter([request for request in requests.requests if request.custom_id not in answers.answered])
     before = len(answers.answered)
@@ -66,7 +66,7 @@ async def run_batch(
             sender = RequestSender(http)
 
             async def work() -> None:
-                for request in pending:  # Shared by all: each takes the next.
+                for request in pending:  # All workers share the iterator: each takes the next request.
                     answer, usage = await sender.send(request.custom_id, request.url, requests.body(request))
                     answers.append(answer)
                     bar.add(usage)
@@ -102,7 +102,7 @@ def _client(server: BatchServer, transport: Any | None) -> Any:
 
 
 async def _check_models(http: Any, requests: RequestFile) -> None:
-    """Refuse to go on where every request would be refused for its model; what else is wrong, requests will tell."""
+    """Raise where the server is unreachable or has none of the models. Other problems show when requests are sent."""
     import httpx2
 
     try:
@@ -125,14 +125,14 @@ async def _check_models(http: Any, requests: RequestFile) -> None:
 
 
 def _first(errors: BaseException) -> BaseException:
-    """The first of a group's errors, however deep it lies; those of other requests are the same or follow from it."""
+    """The first error of a nested exception group; the others are the same or follow from it."""
     while isinstance(errors, BaseExceptionGroup):
         errors = errors.exceptions[0]
     return errors
 
 
 class _Bar:
-    """A bar on a terminal: requests with an answer, and tokens per second of this run."""
+    """A progress bar on a terminal: requests with an answer, and tokens per second of this run."""
 
     def __init__(self, total: int, answered: int, clock: Callable[[], float]) -> None:
         from tqdm import tqdm

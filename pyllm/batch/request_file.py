@@ -1,7 +1,6 @@
 """The requests of a batch, one JSON object a line in OpenAI's format. All are checked before the first is sent.
 
-Only where each line lies is kept in memory. Knows no server, and of a body whether it is an object, its model and
-`stream`.
+Keeps only the position of each line in memory. Knows no server; of a body it reads only `model` and `stream`.
 """
 
 from pathlib import Path
@@ -18,7 +17,7 @@ _LONGEST_ID = 512  # characters, as in OpenAI's API
 
 
 class WrongLinesError(ConfigError):
-    """Lines that are no requests of a batch; `problems` says for each what is wrong, with its number."""
+    """Lines that are no requests of a batch; `problems` has a message for each, with its line number."""
 
     def __init__(self, path: Path, problems: list[str]) -> None:
         more = f", and {len(problems) - 1} more lines are wrong" if len(problems) > 1 else ""
@@ -27,7 +26,7 @@ class WrongLinesError(ConfigError):
 
 
 class BatchRequest(msgspec.Struct, frozen=True, gc=False):
-    """One line: `offset` and `num_bytes` say where it lies in the file."""
+    """One line: `offset` and `num_bytes` are its position and length in the file."""
 
     custom_id: str
     url: str
@@ -55,11 +54,11 @@ class _CheckedLine(msgspec.Struct):
 
 
 class RequestFile:
-    """The file, open until `close`. `requests` are in its order; `models` are all that bodies name.
+    """The file, open until the `with` block ends. `requests` are in its order; `models` are all that bodies name.
 
     Raises:
         WrongLinesError: lines are wrong.
-        ConfigError: it cannot be read, or has no requests.
+        ConfigError: the file cannot be read, or has no requests.
     """
 
     def __init__(self, path: Path) -> None:
@@ -87,12 +86,12 @@ class RequestFile:
         self._file.close()
 
     def body(self, request: BatchRequest) -> bytes:
-        """The request's body, as the file has it."""
+        """The request's body, as its bytes in the file."""
         self._file.seek(request.offset)
         return bytes(msgspec.json.decode(self._file.read(request.num_bytes), type=_Line).body)
 
     def _read(self) -> list[str]:
-        """Note all requests; gives what is wrong with which line."""
+        """Read all requests; returns one message for each wrong line."""
         problems: list[str] = []
         lines: dict[str, int] = {}  # of each custom_id
         decoder = msgspec.json.Decoder(_CheckedLine)
@@ -119,7 +118,7 @@ class RequestFile:
 
 
 def _problem(line: _CheckedLine) -> str:
-    """What is wrong with a line that is an object with the right fields."""
+    """The fault of a line that is an object with the right fields; empty if there is none."""
     if not 0 < len(line.custom_id) <= _LONGEST_ID:
         return f"custom_id has {len(line.custom_id)} characters: it must have 1 to {_LONGEST_ID}"
     if line.method != "POST":

@@ -1,4 +1,4 @@
-"""One request of a batch over HTTP, until it has an answer: what passes is tried again, what stays is the answer.
+"""One request of a batch over HTTP, until it has an answer: transient failures are retried, any other is the answer.
 
 Knows neither of the files. Raises only where all other requests would fail in the same way.
 """
@@ -15,7 +15,7 @@ import msgspec
 from pyllm.batch.answer_file import Answer, BatchError, Response
 from pyllm.errors import ConfigError, PyllmError
 
-# Statuses that say that the server, or one before it, is busy or starts.
+# Statuses of a server, or of a proxy before it, that is busy or starting.
 BUSY = frozenset(
     {
         HTTPStatus.TOO_MANY_REQUESTS,
@@ -24,9 +24,9 @@ BUSY = frozenset(
         HTTPStatus.GATEWAY_TIMEOUT,
     }
 )
-BUSY_PATIENCE = 600.0  # seconds of waits for a busy server, of one request
-UNREACHABLE_PATIENCE = 60.0  # seconds of waits for a server that accepts no connection
-MAX_LOSSES = 3  # of connections with this request on them
+BUSY_PATIENCE = 600.0  # total seconds that one request waits for a busy server
+UNREACHABLE_PATIENCE = 60.0  # total seconds of waiting for a server that accepts no connection
+MAX_LOSSES = 3  # connections that may be lost while they carry this request
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 _REFUSED = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
@@ -56,18 +56,18 @@ class _Body(msgspec.Struct):
 
 
 class RequestSender:
-    """Sends over an `httpx2.AsyncClient`, whose base URL is the server's. `sleep` waits for seconds."""
+    """Sends requests over an `httpx2.AsyncClient`, whose base URL is the server's. `sleep` takes seconds."""
 
     def __init__(self, http: Any, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._http = http
         self._sleep = sleep
 
     async def send(self, custom_id: str, url: str, body: bytes) -> tuple[Answer, Usage]:
-        """The answer, be it a refusal, and its tokens.
+        """Send a request; returns its answer, which may be an error response, and its token counts.
 
         Raises:
             ConfigError: the server refuses the API key.
-            UnreachableError: it accepts no connection for a minute.
+            UnreachableError: the server accepts no connection for a minute.
         """
         import httpx2
 
@@ -97,7 +97,7 @@ class RequestSender:
 
 
 class _Waits:
-    """Waits of one request, each longer than the one before, and different from those of other requests."""
+    """Exponential backoff with jitter, for one request."""
 
     def __init__(self, sleep: Callable[[float], Awaitable[None]]) -> None:
         self.total = 0.0
@@ -113,7 +113,7 @@ class _Waits:
 
 def _answer(custom_id: str, response: Any) -> tuple[Answer, Usage]:
     try:
-        body = msgspec.json.format(response.content, indent=-1)  # Whatever else has line ends between its parts.
+        body = msgspec.json.format(response.content, indent=-1)  # Without line ends: an answer is one line.
         usage = _usage(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         text = f"status {response.status_code} with a body that is no JSON: {response.text[:_SHOWN]!r}"
@@ -123,7 +123,7 @@ def _answer(custom_id: str, response: Any) -> tuple[Answer, Usage]:
 
 
 def _usage(body: bytes) -> Usage:
-    """Of any of the APIs; nothing where a body says nothing about it, or something unknown."""
+    """Token counts of a response of any of the APIs; 0 where the body gives none or has an unknown form."""
     try:
         usage = msgspec.json.decode(body, type=_Body).usage or _Usage()
     except msgspec.ValidationError:
@@ -141,5 +141,5 @@ def _id() -> str:
 
 
 def _seconds(text: str | None) -> float:
-    """Of a `Retry-After`; 0 where it is a date or nothing."""
+    """Seconds of a `Retry-After` header; 0 where it is a date or missing."""
     return min(float(text), BUSY_PATIENCE) if text is not None and text.isdecimal() else 0.0

@@ -1,6 +1,6 @@
-"""`pyllm bench`: loads on servers and engines, measured from outside, and what follows from the measurements.
+"""`pyllm bench`: load tests of servers and engines, measured from outside, and comparisons of their results.
 
-Knows no server by name and nothing of the engine's inside: servers are addresses, engines are `AsyncEngine`.
+Knows no server by name and no internals of the engine: servers are addresses, engines are `AsyncEngine`.
 """
 
 import lazy_loader

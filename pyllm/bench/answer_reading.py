@@ -1,6 +1,6 @@
-"""What an answer of an OpenAI-compatible server says: when its chunks came, how many tokens it has, what went wrong.
+"""Records of answers of an OpenAI-compatible server: arrival times of chunks, number of tokens, errors.
 
-Reads what was noted; waits for nothing. Times are seconds of the client's clock.
+Reads finished exchanges; does no I/O. Times are seconds of the client's clock.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,13 +16,13 @@ _FIRST_ERROR_STATUS = 400
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """One request as the client saw it. `error` names what went wrong; it is empty where nothing did.
+    """One request as the client saw it. `error` is the reason of a failure, empty for a success.
 
-    `due` is when it should have been sent; it was sent later if `max_concurrency` others ran. `arrivals` are the times
-    of the chunks with output, `ended` that of the last chunk. Without `usage` of the server a chunk counts as a token.
+    `due` is its scheduled time; it was sent later if `max_concurrency` others ran. `arrivals` are the times of the
+    chunks with output, `ended` that of the last chunk. Where the server sends no `usage`, each chunk counts as a token.
     """
 
-    prompt: int  # its place among the prompts
+    prompt: int  # its index among the prompts
     due: float
     sent: float
     arrivals: list[float] = []
@@ -61,7 +61,7 @@ class _Delta(msgspec.Struct):
     tool_calls: list[Any] | None = None
 
     def is_output(self) -> bool:
-        """Some servers give a token that ends no character as an empty text, but none gives a role with a token."""
+        """Whether the delta has a token. One whose text is empty, a part of a character, never comes with a role."""
         has_text = self.content or self.reasoning_content or self.reasoning or self.tool_calls
         return bool(has_text) or self.role is None
 
@@ -72,7 +72,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     def is_output(self) -> bool:
-        """Whether the chunk has a token, and does not merely say that the answer has begun or ended."""
+        """Whether the chunk has a token, and does not only mark the begin or end of the answer."""
         if self.delta is None:
             return bool(self.text) or self.finish_reason is None
         if self.finish_reason is not None:
@@ -95,7 +95,7 @@ _DECODER = msgspec.json.Decoder(_Chunk)
 
 
 def read_answer(prompt: int, due: float, exchange: Exchange) -> RequestRecord:
-    """The record of one exchange; what is wrong with it is the record's `error`."""
+    """The record of one exchange; its `error` is empty for a complete answer."""
     try:
         return _read(prompt, due, exchange)
     except _AnswerError as error:
@@ -103,7 +103,7 @@ def read_answer(prompt: int, due: float, exchange: Exchange) -> RequestRecord:
 
 
 class _AnswerError(Exception):
-    """Why an answer does not count."""
+    """The reason for which an answer counts as failed."""
 
 
 def _read(prompt: int, due: float, exchange: Exchange) -> RequestRecord:
@@ -135,7 +135,7 @@ def _read(prompt: int, due: float, exchange: Exchange) -> RequestRecord:
         raise _AnswerError(f"the answer broke off after {len(arrivals)} chunks")
     if not last:
         raise _AnswerError("an answer without a token")
-    arrivals = arrivals or [last]  # An only token without text is said with the end.
+    arrivals = arrivals or [last]  # A single token without text arrives in the last chunk.
     counted = usage or _Usage(0, len(arrivals))
     return RequestRecord(
         prompt,
@@ -160,7 +160,7 @@ def server_sent_events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[
 
 
 def reason_of(body: bytes) -> str:
-    """The message of an error's body, on one line and not too long."""
+    """The message in an error's body, shortened, on one line."""
     try:
         return _reason(msgspec.json.decode(body))
     except msgspec.MsgspecError:
@@ -168,7 +168,7 @@ def reason_of(body: bytes) -> str:
 
 
 def _reason(error: Any) -> str:
-    """OpenAI's form is `{"error": {"message": ...}}`; others leave out the outer or the inner one."""
+    """The message of `{"error": {"message": ...}}`, OpenAI's form, or of one without the outer or the inner object."""
     for key in ("error", "message", "detail"):
         if isinstance(error, dict) and error.get(key):
             return _reason(error[key])

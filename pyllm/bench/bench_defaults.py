@@ -1,6 +1,6 @@
-"""The names that `pyllm bench` knows and what it takes by default, each said once: flags and structs both read it here.
+"""The names and default values of `pyllm bench`, each defined once for flags and structs.
 
-Loads nothing, so that `--help` needs no more. Knows neither flags nor what is done with a value.
+Imports nothing heavy, so that `--help` is fast. Knows neither flags nor the use of a value.
 """
 
 import math
@@ -9,19 +9,19 @@ from typing import Literal
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
-# Each backend's route. vLLM's other backends are other protocols; its `vllm` is its name for the same as `openai`.
+# Each backend's route. vLLM's other backends are other protocols; its `vllm` is an alias of `openai`.
 BACKENDS: Mapping[str, str] = {"openai": COMPLETIONS, "vllm": COMPLETIONS, "openai-chat": CHAT}
 BACKEND = "openai"
 
 PromptSet = Literal["natural", "sharegpt", "random"]
 INPUT_TOKENS = 1024  # of a random prompt, in words
-OUTPUT_TOKENS = 128  # of an answer, unless a file says how long
+OUTPUT_TOKENS = 128  # of an answer, unless a data set gives its length
 
 Ramp = Literal["linear", "exponential"]
 REQUEST_RATE = math.inf  # requests/s
 BURSTINESS = 1.0
 
-# What --percentile-metrics takes. The last two count from when a request was due.
+# Values of --percentile-metrics. The last two count from the time at which a request was due.
 METRICS: Mapping[str, str] = {
     "ttft": "Time to First Token",
     "tpot": "Time per Output Token (excl. 1st token)",
@@ -32,4 +32,4 @@ METRICS: Mapping[str, str] = {
 }
 REPORTED_METRICS = ("ttft", "tpot", "itl", "e2el")
 PERCENTILES = (99.0,)
-TARGETS = ("ttft", "tpot", "e2el")  # what goodput is made of
+TARGETS = ("ttft", "tpot", "e2el")  # latencies that goodput may have targets for

@@ -1,4 +1,4 @@
-"""What the flags of `pyllm bench` mean: the server, prompts, arrivals and report as structs. Runs nothing."""
+"""The flags of `pyllm bench` as structs: server, prompts, arrivals and report. Runs nothing."""
 
 import argparse
 import math
@@ -42,10 +42,10 @@ def endpoint_of(options: argparse.Namespace, url: str | None = None) -> Endpoint
 
 
 def dataset_of(options: argparse.Namespace) -> PromptSet:
-    """Which prompts the flags ask for: a length asks for random ones.
+    """The prompt set that the flags ask for; a length asks for random prompts.
 
     Raises:
-        ConfigError: other prompts are named, which have lengths of their own.
+        ConfigError: a length is given with a set whose prompts have their own lengths.
     """
     lengths = ("input_len", "random_input_len", "random_output_len", "random_prefix_len", "random_range_ratio")
     given = [f"--{name.replace('_', '-')}" for name in lengths if getattr(options, name)]
@@ -73,7 +73,7 @@ def prompts_of(options: argparse.Namespace) -> PromptSource:
 
 
 def arrivals_of(options: argparse.Namespace) -> Arrivals:
-    """When requests are sent."""
+    """The arrivals that the flags describe: a rate, or a ramp."""
     start, end = options.ramp_up_start_rps, options.ramp_up_end_rps
     if options.ramp_up_strategy is None:
         return Arrivals(options.request_rate, options.burstiness)
@@ -85,7 +85,7 @@ def arrivals_of(options: argparse.Namespace) -> Arrivals:
 
 
 def selection_of(options: argparse.Namespace) -> Selection:
-    """What is reported."""
+    """The latencies, percentiles and goodput targets that the flags ask for."""
     metrics = tuple(name.strip() for name in options.percentile_metrics.split(","))
     if unknown := [name for name in metrics if name not in METRICS]:
         raise ConfigError(f"--percentile-metrics has no {unknown[0]!r}: take of {', '.join(METRICS)}")
@@ -104,7 +104,7 @@ def selection_of(options: argparse.Namespace) -> Selection:
 
 
 def pairs(texts: Sequence[str], flag: str) -> Mapping[str, str]:
-    """KEY=VALUE as a mapping."""
+    """A mapping from texts of the form KEY=VALUE."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")

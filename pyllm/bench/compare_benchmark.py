@@ -21,12 +21,12 @@ Samples = Mapping[str, Sequence[float]]
 
 _SCHEMES = ("http://", "https://")
 _THROUGHPUTS = ("request_throughput", "request_goodput", "output_throughput")
-# What is compared of saved results, with the percentile; None: the mean.
+# Compared statistics of saved results, each with its percentile; None is the mean.
 _OF_FILES: Mapping[str, float | None] = {"mean": None, "median": 50.0, "p99": 99.0}
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    """Run the command and print how B's figures differ from A's; gives the exit code.
+    """Run the command and print the ratios of B's figures to A's; return the exit code.
 
     Raises:
         ConfigError: A and B are neither two addresses nor two results.
@@ -46,10 +46,10 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 async def _compare_servers(options: argparse.Namespace) -> tuple[dict[str, Ratio], int]:
-    """A, B, A, B ...: both have the same prompts at the same times in each round, and other ones in the next."""
+    """Measure A, B, A, B ...; in a round both get the same prompts at the same times, in the next round other ones."""
     source, arrivals = prompts_of(options), arrivals_of(options)
     loads = [load_options(options, endpoint_of(options, url)) for url in (options.a, options.b)]
-    source.prompts(1)  # A file that cannot be read is said before anything is sent.
+    source.prompts(1)  # Report an unreadable file before anything is sent.
     endpoints = [await ready(options, load.endpoint) for load in loads]
     loads = [msgspec.structs.replace(load, endpoint=it) for load, it in zip(loads, endpoints, strict=True)]
     rounds: list[list[Figures]] = [[], []]
@@ -67,7 +67,7 @@ async def _compare_servers(options: argparse.Namespace) -> tuple[dict[str, Ratio
 
 
 def _ratios(rounds: Sequence[Sequence[Figures]]) -> dict[str, Ratio]:
-    """Of the figures that are above 0 in every round; a round that only one side ended is left out."""
+    """Ratios of the figures that are above 0 in every round; a round that only one side finished is left out."""
     pairs = list(zip(*rounds, strict=False))
     if not pairs:
         return {}
@@ -79,7 +79,7 @@ def _ratios(rounds: Sequence[Sequence[Figures]]) -> dict[str, Ratio]:
 
 
 def compare_results(a: Result, b: Result) -> dict[str, Ratio]:
-    """Of two saved results. Throughputs have no interval, latencies have one with --save-detailed."""
+    """Ratios of two saved results. Throughputs have no interval; latencies have one with --save-detailed."""
     ratios = {
         name: Ratio(a[name], b[name], b[name] / a[name])
         for name in _THROUGHPUTS
@@ -91,7 +91,7 @@ def compare_results(a: Result, b: Result) -> dict[str, Ratio]:
         for statistic, percentile in _OF_FILES.items():
             name = f"{statistic}_{metric}_ms"
             if first.get(metric) and second.get(metric):
-                # Outputs of one token have no TPOT, so that its samples may be of other requests.
+                # Outputs of one token have no TPOT, so the TPOT samples of A and B may be of different requests.
                 are_all = len(first[metric]) == len(first["ttft"]) == len(second[metric])
                 ratios[name] = ratio_of_samples(first[metric], second[metric], percentile, paired=paired and are_all)
             elif min(a.get(name) or 0, b.get(name) or 0) > 0:
@@ -100,9 +100,9 @@ def compare_results(a: Result, b: Result) -> dict[str, Ratio]:
 
 
 def _samples(result: Result) -> Samples:
-    """Latencies of each request that did not fail, in milliseconds, from the lists that vLLM's results have, too.
+    """Latencies of each request that did not fail, in milliseconds, from lists that vLLM's results have, too.
 
-    `prompt` says which request each is, by its place and length: two runs with equal ones had the same prompts.
+    `prompt` identifies the requests by index and length: two runs with equal `prompt` had the same prompts.
     """
     lists = [result.get(name) for name in ("ttfts", "itls", "output_lens", "input_lens")]
     if not all(isinstance(values, list) for values in lists):
@@ -110,7 +110,7 @@ def _samples(result: Result) -> Samples:
     samples: dict[str, list[float]] = {"prompt": [], "ttft": [], "tpot": [], "e2el": []}
     errors = result.get("errors") or [""] * len(result["ttfts"])
     for place, (ttft, itl, length, prompt, error) in enumerate(
-        zip(*map(list, lists), errors, strict=False)  # type: ignore[arg-type]  # They are lists, as said above.
+        zip(*map(list, lists), errors, strict=False)  # type: ignore[arg-type]  # They are lists, as checked above.
     ):
         if error or not ttft:
             continue

@@ -1,7 +1,7 @@
-"""The server that is measured: its address, model and key, the requests that it understands, its own metrics.
+"""The measured server: its address, model and key, the requests that it understands, its own metrics.
 
-Raises errors that say what to do; sends no load. A server's metrics are the means of its latencies, where it has
-vLLM's Prometheus histograms: sums and counts before a load and after it are exact. Most servers have none.
+Sends no load. A server's metrics are its mean latencies, from the sums and counts of vLLM's Prometheus histograms
+before and after a load, which are exact. Most servers have none.
 """
 
 import asyncio
@@ -32,14 +32,14 @@ _HISTOGRAMS = {
 }
 _LINE = re.compile(rf"^({'|'.join(_HISTOGRAMS)})_(sum|count)(?:\{{.*\}})? (\S+)", re.MULTILINE)
 
-# Sum and count of each latency in seconds, by its name and "sum" or "count".
+# Sum and count of each latency in seconds, by (name, "sum" or "count").
 Totals = Mapping[tuple[str, str], float]
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A route of a server, and what each request says beside its prompt.
+    """A route of a server, and the fields that every request has beside its prompt.
 
-    `base_url` is without `/v1`. `fields` go into every body as they are.
+    `base_url` is without `/v1`. `fields` go into every body unchanged.
     """
 
     base_url: str
@@ -52,7 +52,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     trust: ServerTrust = ServerTrust()
 
     def client(self) -> LoadClient:
-        """New connections to the server."""
+        """A new client of the server, without a connection yet."""
         return LoadClient(self.base_url, trust=self.trust)
 
     def request(self, prompt: Prompt) -> bytes:
@@ -128,7 +128,7 @@ async def find_model(endpoint: Endpoint) -> Endpoint:
 
 
 async def wait_until_ready(endpoint: Endpoint, seconds: float) -> None:
-    """Ask for the models until the server answers, whatever it says, for so many seconds at most."""
+    """Ask for the list of models until the server answers, with any status, or `seconds` have passed."""
     client = endpoint.client()
     try:
         async with asyncio.timeout(seconds):
@@ -138,13 +138,13 @@ async def wait_until_ready(endpoint: Endpoint, seconds: float) -> None:
                     return
                 await asyncio.sleep(_BETWEEN_ASKS)
     except TimeoutError:
-        pass  # What comes next says what is wrong.
+        pass  # The next request reports the problem.
     finally:
         client.close()
 
 
 async def warm_up(endpoint: Endpoint, prompts: list[Prompt]) -> None:
-    """Send a few requests, one after the other, which count for nothing.
+    """Send a few requests, one after the other, which are not measured.
 
     Raises:
         PyllmError: one of them failed; a load would fail, too.
@@ -160,7 +160,7 @@ async def warm_up(endpoint: Endpoint, prompts: list[Prompt]) -> None:
 
 
 async def read_totals(endpoint: Endpoint) -> Totals:
-    """Sum and count of each latency in seconds, over all labels; empty where the server does not say."""
+    """Sum and count of each latency in seconds, over all labels; empty where the server has no such metrics."""
     client = endpoint.client()
     try:
         exchange = await client.send(endpoint.metrics_request())
@@ -181,9 +181,9 @@ def parse_totals(text: str) -> Totals:
 
 
 def server_figures(before: Totals, after: Totals, num_single: int) -> Figures:
-    """The means between two readings, in milliseconds.
+    """The mean latencies between two readings, in milliseconds.
 
-    `num_single` answers had one token: vLLM counts 0 s a token for each, which no client does, so they are left out.
+    `num_single` answers had one token. vLLM counts each as 0 s per token, clients do not: TPOT leaves them out.
     """
     figures: Figures = {}
     for metric in _HISTOGRAMS.values():

@@ -1,7 +1,7 @@
-"""Kept connections to one server, and what came over them with the time of each piece.
+"""Keep-alive connections to one server, and the bytes received over them, with the time of each piece.
 
-While a load runs, what comes is only noted: it is read afterwards, so that the processor is the server's. Knows
-HTTP, but neither the bodies nor what they mean.
+Received bytes are only stored while a load runs and parsed afterwards, which leaves the CPU to the server. Knows
+HTTP, but not the contents of bodies.
 """
 
 import asyncio
@@ -20,9 +20,10 @@ _CLOSED = "the connection closed"
 
 
 class Exchange:
-    """One request, and what came for it. Times are the client's clock in seconds.
+    """The response to one request. Times are the client's clock in seconds.
 
-    `sent` is the moment at which sending began, a new connection included. `failure` says why no whole answer came.
+    `sent` is the time before sending, and before a new connection is opened. `failure` is the reason for which no
+    complete answer came.
     """
 
     __slots__ = ("failure", "pieces", "sent", "status")
@@ -35,12 +36,12 @@ class Exchange:
 
     @property
     def num_bytes(self) -> int:
-        """Of the answer's body, so far."""
+        """Size of the answer's body so far."""
         return sum(len(piece) for _, piece in self.pieces)
 
 
 class LoadClient:
-    """Sends requests to the server at `base_url` (http or https), each on a connection that carries nothing else."""
+    """Sends requests to the server at `base_url` (http or https), one at a time on each connection."""
 
     def __init__(self, base_url: str, *, trust: ServerTrust = DEFAULT_TRUST, clock: Clock = time.perf_counter) -> None:
         url = urlsplit(base_url)
@@ -52,7 +53,7 @@ class LoadClient:
         self._idle: list[_Connection] = []
 
     async def open(self, number: int) -> None:
-        """Open connections ahead, so that no request waits for its own. Those that fail are left for `send` to name."""
+        """Open connections in advance, so that no request waits for one. Failures are left for `send` to report."""
         opened = await asyncio.gather(*(self._connect() for _ in range(number)), return_exceptions=True)
         for connection in opened:
             if isinstance(connection, _Connection):
@@ -61,13 +62,13 @@ class LoadClient:
                 raise connection
 
     async def send(self, request: bytes) -> Exchange:
-        """The whole exchange of one request, head and body. What goes wrong is its `failure`, never an exception."""
+        """Send one request, head and body; returns the exchange. A failure is its `failure`, never an exception."""
         exchange = Exchange()
         exchange.sent = self._clock()
         kept = self._kept()
         if kept is not None:
             await self._over(kept, request, exchange)
-            # A server closes connections that were idle for long; it may do so just when a request is on its way.
+            # A server closes idle connections, and may do so while a request is on its way: send it again.
             if exchange.failure != _CLOSED or exchange.status:
                 return exchange
             exchange.failure = ""
@@ -81,7 +82,7 @@ class LoadClient:
         return exchange
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close the idle connections."""
         for connection in self._idle:
             connection.abort()
         self._idle.clear()
@@ -108,7 +109,7 @@ class LoadClient:
             _, connection = await loop.create_connection(
                 lambda: _Connection(self._clock), self._host, self._port, ssl=self._ssl
             )
-        except UnicodeError as error:  # Of a name that no host can have, as one with an empty part.
+        except UnicodeError as error:  # A name that no host can have, such as one with an empty part.
             raise OSError(f"no host can be called {self._host!r}") from error
         return connection
 
@@ -124,10 +125,10 @@ class _Connection(asyncio.Protocol):
         self.usable = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without saying so.
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is one, but does not inherit from it.
 
     async def carry(self, request: bytes, exchange: Exchange) -> None:
-        """Send the request and wait until its answer has ended, in whichever way."""
+        """Send the request and wait until its answer is complete or has failed."""
         self._exchange = exchange
         self._parser = httptools.HttpResponseParser(self)
         self._ended = asyncio.get_running_loop().create_future()
@@ -140,7 +141,7 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._now = self._clock()
-        if self._ended is None:  # What nobody asked for: the server says why it closes.
+        if self._ended is None:  # Data without a request: the server says why it closes.
             self.abort()
             return
         try:
@@ -163,7 +164,7 @@ class _Connection(asyncio.Protocol):
         self._end("")
 
     def connection_lost(self, error: Exception | None) -> None:
-        # An answer without a length ends with its connection; whoever reads it sees whether it is whole.
+        # An answer without a length ends with its connection; `read_answer` sees whether it is complete.
         self.usable = False
         self._end(str(error) if error else "" if self._exchange.pieces else _CLOSED)
 

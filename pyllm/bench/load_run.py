@@ -1,6 +1,6 @@
-"""One load: requests sent when they are due, at most so many at a time, until all have ended or somebody interrupts.
+"""One load: sends requests when they are due, at bounded concurrency, until all have ended or it is cancelled.
 
-Knows neither what a prompt says nor what the figures mean.
+Knows neither prompts nor figures.
 """
 
 import asyncio
@@ -13,23 +13,23 @@ import msgspec
 from pyllm.bench.answer_reading import RequestRecord, read_answer
 from pyllm.bench.load_client import Clock, Exchange, LoadClient
 
-# What may be noted before the answers that have ended are read: more would fill the memory of a long run.
+# Bytes of answers that are stored before they are parsed: without a limit a long run would fill the memory.
 _MAX_NOTED = 256 << 20
 _MAX_OPENED_AHEAD = 1024
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """A request's head and body, and when it is due, in seconds from the load's begin."""
+    """A request's head and body, and the time at which it is due, in seconds from the load's begin."""
 
     request: bytes
     due: float = 0.0
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """What came of a load. `seconds` are from its begin to its end; so are the times of `records`, from its begin.
+    """The result of a load that took `seconds`. Times in `records` count from its begin.
 
     `unfinished` counts the requests that an interrupt ended or left unsent. `client_cores` is this process's CPU time
-    for each second: close to 1 the client itself may be what is measured.
+    per second: close to 1, the client itself may limit the load.
     """
 
     records: list[RequestRecord]
@@ -47,18 +47,18 @@ async def run_load(
     ended: Callable[[], object] = lambda: None,
     clock: Clock = time.perf_counter,
 ) -> LoadResult:
-    """Send all requests. Cancelling the task ends the load, and gives what was measured until then.
+    """Send all requests. Cancelling the task ends the load; the result then has the requests that had ended.
 
-    A request fails after `seconds_each`; `ended` is called after each. `clock` must be the client's.
+    A request fails after `seconds_each`; `ended` is called when one ends. `clock` must be the client's.
     """
     at_once = min(len(requests), max_concurrency or len(requests))
-    # At a rate, connections open as they are needed: how many run at once is not known before.
+    # At a rate, the concurrency is not known in advance: connections open as they are needed.
     if at_once == max_concurrency or not requests[-1].due:
         await client.open(min(at_once, _MAX_OPENED_AHEAD))
     load = _Load(client, seconds_each, ended, clock)
     collecting = gc.isenabled()
     gc.collect()
-    gc.disable()  # A collection in mid-load would be measured as the server's delay.
+    gc.disable()  # A garbage collection during the load would be measured as the server's delay.
     try:
         await load.run(requests, max_concurrency)
     finally:
@@ -68,7 +68,7 @@ async def run_load(
 
 
 class _Load:
-    """The state of a load that runs."""
+    """A running load."""
 
     def __init__(self, client: LoadClient, timeout: float | None, ended: Callable[[], object], clock: Clock) -> None:
         self._client = client

@@ -23,14 +23,16 @@ _PERCENTILES = (10, 25, 50, 75, 90, 99)  # vLLM's
 
 
 def run_throughput(options: argparse.Namespace, engine_options: Mapping[str, Any]) -> int:
-    """All prompts at once; prints requests and tokens a second. Gives 130 after Ctrl-C, with what had ended by then.
+    """Run all prompts at once; print requests and tokens per second.
+
+    Returns 130 after Ctrl-C; the figures are then of the requests that had ended.
 
     Raises:
         ConfigError: options that cannot work.
         PyllmError: the engine was lost.
     """
     source = prompts_of(options)
-    prompts = source.prompts(options.num_prompts)  # A file that cannot be read is said before an engine starts.
+    prompts = source.prompts(options.num_prompts)  # Report an unreadable file before an engine starts.
     result = uvloop.run(_throughput(engine_options, source, prompts))
     text = "Throughput: {requests_per_second:.2f} requests/s, {tokens_per_second:.2f} total tokens/s, "
     text += "{output_tokens_per_second:.2f} output tokens/s"
@@ -42,7 +44,9 @@ def run_throughput(options: argparse.Namespace, engine_options: Mapping[str, Any
 
 
 def run_latency(options: argparse.Namespace, engine_options: Mapping[str, Any]) -> int:
-    """One batch again and again; prints its latency. Gives 130 after Ctrl-C, with the iterations that had ended.
+    """Run one batch size repeatedly; print its latency.
+
+    Returns 130 after Ctrl-C; the figures are then of the iterations that had ended.
 
     Raises:
         ConfigError, PyllmError: as `run_throughput`.
@@ -98,7 +102,7 @@ async def _latency(options: argparse.Namespace, engine_options: Mapping[str, Any
         params = _greedy(options.output_len)
         try:
             for iteration in range(options.num_iters_warmup + options.num_iters):
-                # Other prompts each time, since a prefix cache would know the same ones.
+                # Different prompts each time: the prefix cache would hold the blocks of repeated ones.
                 source = PromptSource(
                     "random", output_tokens=1, input_tokens=options.input_len, first=iteration, seed=options.seed
                 )
@@ -108,12 +112,12 @@ async def _latency(options: argparse.Namespace, engine_options: Mapping[str, Any
                 if iteration >= options.num_iters_warmup:
                     latencies.append(time.perf_counter() - begin)
         except asyncio.CancelledError:
-            pass  # What was measured counts.
+            pass  # Report the finished iterations.
     return latencies
 
 
 def _exact(engine: AsyncEngine, prompt: Prompt, source: PromptSource) -> list[int]:
-    """The prompt's token ids; a random one has exactly as many as it has words, which is its length."""
+    """The prompt's token ids; those of a random prompt are repeated or cut to its number of words."""
     tokens = list(engine.tokenizer.encode(prompt.text))
     if source.name != "random":
         return tokens

@@ -26,7 +26,7 @@ class Panel(msgspec.Struct, frozen=True):
 
 
 def latency_plots(curves: Mapping[str, Sequence[float]]) -> list[Panel]:
-    """For each latency by name, in seconds, the share of values that are at most so large; empty ones are left out."""
+    """Cumulative distribution of each latency, from values in seconds; latencies without values are left out."""
     shares = np.linspace(0, 100, _POINTS)
     return [
         Panel(
@@ -42,7 +42,7 @@ def latency_plots(curves: Mapping[str, Sequence[float]]) -> list[Panel]:
 
 
 def knee_plots(rates: Sequence[float], good: Sequence[float]) -> list[Panel]:
-    """The share of good requests by the rate."""
+    """The share of good requests at each rate."""
     ordered = sorted(zip(rates, good, strict=True))
     if not ordered:
         return []
@@ -67,7 +67,7 @@ def show(panels: Sequence[Panel]) -> None:
 
 
 def check_matplotlib() -> None:
-    """Raise a ConfigError where there is no matplotlib: before a load, not after it."""
+    """Raise a ConfigError where matplotlib is not installed; call it before a load, not after."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot-file needs matplotlib: pip install 'pyllm[plot]'")
 

@@ -1,6 +1,6 @@
-"""Prompts for loads: natural ones that ship, conversations of a ShareGPT-style file, and random words.
+"""Prompts for loads: natural ones that ship with pyllm, conversations of a ShareGPT-style file, and random words.
 
-Tokenises nothing: how many tokens a prompt has is the server's word.
+Tokenises nothing: the server counts the tokens of a prompt.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ import msgspec
 from pyllm.bench.bench_defaults import INPUT_TOKENS, OUTPUT_TOKENS, PromptSet
 from pyllm.errors import ConfigError
 
-# Each of these is one token of most vocabularies, with a space before it or without.
+# Each word is one token in most vocabularies, with or without a space before it.
 _VOCABULARY = (
     "air area art back body book case change child city class country course day end eye face fact family father field "
     "food form game group hand head history home hour house idea job kind land law level life light line man market "
@@ -28,17 +28,17 @@ _HUMAN = ("human", "user")
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A text, and how many tokens are asked for."""
+    """A text, and the number of tokens to ask for."""
 
     text: str
     output_tokens: int
 
 
 class PromptSource(msgspec.Struct, frozen=True):
-    """Which prompts a load takes. Lengths are tokens; of random prompts words, which are nearly that.
+    """The prompts of a load. Lengths are in tokens; those of random prompts in words, which are nearly tokens.
 
-    `output_tokens` None is what the set has by default: `OUTPUT_TOKENS`, or for ShareGPT the file's own answers, at
-    four characters a token. `range_ratio` spreads random lengths evenly over `length * (1 - ratio)` to
+    With `output_tokens` None the set's default holds: `OUTPUT_TOKENS`, or for ShareGPT the length of the file's
+    answers, at four characters per token. `range_ratio` spreads random lengths evenly over `length * (1 - ratio)` to
     `length * (1 + ratio)`.
     """
 
@@ -49,10 +49,10 @@ class PromptSource(msgspec.Struct, frozen=True):
     prefix_tokens: int = 0
     range_ratio: float = 0.0
     seed: int = 0
-    first: int = 0  # how many prompts of the same source were taken before
+    first: int = 0  # prompts to skip: those already taken from the same source
 
     def prompts(self, number: int) -> list[Prompt]:
-        """So many prompts, the same for the same source.
+        """The first `number` prompts, always the same for the same source.
 
         Raises:
             ConfigError: the file cannot be read, or has no conversation.
@@ -75,9 +75,9 @@ class PromptSource(msgspec.Struct, frozen=True):
         return self._cycled(found, number)
 
     def _cycled(self, prompts: list[Prompt], number: int) -> list[Prompt]:
-        """Shuffled prompts, from the beginning again when they are used up, with a number in front.
+        """Shuffled prompts, repeated when they are used up, with the number of the round in front from the second on.
 
-        The number is for the server's prefix cache, which would else know a prompt that comes again.
+        Without that number, a repeated prompt would hit the server's prefix cache.
         """
         Random(self.seed).shuffle(prompts)  # noqa: S311  # prompts are no secret
         chosen = []
@@ -103,7 +103,7 @@ class PromptSource(msgspec.Struct, frozen=True):
 
 
 def warm_up_prompts(number: int) -> list[Prompt]:
-    """Short prompts which share no beginning with any set's."""
+    """Short prompts that share no prefix with those of any set."""
     return [Prompt(f"Warm-up {index + 1}: say hello.", 4) for index in range(number)]
 
 
@@ -124,7 +124,7 @@ def _turns(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _texts(entry: Any) -> list[tuple[str, str]]:
-    """Speaker and text of the first two turns; ShareGPT says `from` and `value`, others `role` and `content`."""
+    """Speaker and text of the first two turns: `from` and `value` in ShareGPT, elsewhere `role` and `content`."""
     turns = entry.get("conversations") or entry.get("messages") if isinstance(entry, dict) else None
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns[:2]):
         return []

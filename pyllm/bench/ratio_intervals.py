@@ -1,7 +1,7 @@
-"""How much one measurement differs from another: ratios with 95 % confidence intervals. Pure functions.
+"""Ratios of two measurements, B to A, with 95 % confidence intervals. Pure functions.
 
-The ratio is B to A. Rounds of two servers in turn give pairs, and Student's t of the ratios' logarithms; the requests
-of two saved runs are resampled (bootstrap), as pairs where both runs had the same prompts.
+For rounds of two servers in turn: Student's t of the logarithms of each round's ratio. For two saved runs: a bootstrap
+over their requests, in pairs where both runs had the same prompts.
 """
 
 import math
@@ -15,7 +15,7 @@ _RESAMPLES = 2000
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """B to A. `low` and `high` bound it; both are None where too little was measured for an interval."""
+    """A ratio of B to A. `low` and `high` bound it; both are None where there is too little data for an interval."""
 
     a: float
     b: float
@@ -25,14 +25,14 @@ class Ratio(msgspec.Struct, frozen=True):
 
     @property
     def differs(self) -> bool | None:
-        """Whether the interval leaves out 1; None without an interval."""
+        """Whether the interval excludes 1; None without an interval."""
         if self.low is None or self.high is None:
             return None
         return not self.low <= 1 <= self.high
 
 
 def ratio_of_rounds(a: Sequence[float], b: Sequence[float]) -> Ratio:
-    """From a figure of each round. Both are geometric means, and so is the ratio; all values must be above 0."""
+    """The ratio from one figure per round. `a`, `b` and the ratio are geometric means; all values must be above 0."""
     logs = np.log(b) - np.log(a)
     mean = float(np.mean(logs))
     ratio = Ratio(_geometric_mean(a), _geometric_mean(b), math.exp(mean))
@@ -43,7 +43,7 @@ def ratio_of_rounds(a: Sequence[float], b: Sequence[float]) -> Ratio:
 
 
 def ratio_of_samples(a: Sequence[float], b: Sequence[float], percentile: float | None, *, paired: bool) -> Ratio:
-    """Of two runs' requests: the ratio of their means, or of a percentile; the same requests give the same interval."""
+    """The ratio of the means (percentile None) or a percentile of two runs' requests; deterministic."""
     first, second = np.asarray(a), np.asarray(b)
     value_a, value_b = float(_statistic(first, percentile)), float(_statistic(second, percentile))
     ratio = Ratio(value_a, value_b, value_b / value_a)
@@ -59,7 +59,7 @@ def ratio_of_samples(a: Sequence[float], b: Sequence[float], percentile: float |
 
 
 def student_t(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """The t that a Student-distributed value stays within, either side, with this probability."""
+    """The two-sided quantile t of Student's distribution: a value is in -t to t with probability `confidence`."""
     low, high = 0.0, 1.0
     while _within(high, degrees) < confidence:
         high *= 2

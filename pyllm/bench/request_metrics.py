@@ -1,6 +1,6 @@
-"""Figures of a load out of its requests' records, under vLLM's names and with its definitions. Pure functions.
+"""Figures of a load from its requests' records, under vLLM's names and with its definitions. Pure functions.
 
-A latency is in milliseconds in what comes out, and in seconds in what goes in. Knows neither clocks nor servers.
+Latencies are seconds in records, milliseconds in figures. Knows neither clocks nor servers.
 """
 
 import itertools
@@ -19,7 +19,7 @@ Figures = dict[str, float]
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Which latencies are reported, at which percentiles, and the targets in milliseconds that make a request good."""
+    """The latencies and percentiles to report, and the `goodput` targets in milliseconds that make a request good."""
 
     metrics: tuple[str, ...] = REPORTED_METRICS
     percentiles: tuple[float, ...] = PERCENTILES
@@ -51,12 +51,12 @@ def meets(record: RequestRecord, goodput: Mapping[str, float]) -> bool:
 
 
 def good_share(result: LoadResult, goodput: Mapping[str, float]) -> float:
-    """The share of the requests sent that met all targets; failed ones did not."""
+    """The share of the requests sent that met all targets; failed ones count as sent."""
     return sum(meets(record, goodput) for record in result.records) / max(len(result.records), 1)
 
 
 def summarise(result: LoadResult, selection: Selection) -> Figures:
-    """The figures of a load by vLLM's names; where nothing was completed latencies are 0."""
+    """The figures of a load by vLLM's names; latencies are 0 where no request was completed."""
     good = [record for record in result.records if not record.error]
     seconds = result.seconds or 1.0
     input_tokens = sum(record.input_tokens for record in good)
@@ -83,7 +83,7 @@ def summarise(result: LoadResult, selection: Selection) -> Figures:
 
 
 def latency_figures(metric: str, seconds: Sequence[float], percentiles: Iterable[float]) -> Figures:
-    """Mean, median, standard deviation and percentiles in milliseconds; percentiles interpolate as numpy's do."""
+    """Mean, median, standard deviation and percentiles in milliseconds; percentiles interpolate as in numpy."""
     values = np.asarray(seconds if len(seconds) else [0.0]) * MILLISECONDS
     figures: Figures = {
         f"mean_{metric}_ms": float(np.mean(values)),
@@ -96,13 +96,13 @@ def latency_figures(metric: str, seconds: Sequence[float], percentiles: Iterable
 
 
 def max_concurrent_requests(records: Iterable[RequestRecord]) -> int:
-    """How many requests ran at the same time at most; one that ends when another begins does not overlap it."""
+    """The most requests that ran at the same time; one that ends when another begins does not overlap it."""
     changes = [change for record in records for change in ((record.sent, 1), (record.ended, -1))]
     return max(itertools.accumulate((step for _, step in sorted(changes)), initial=0))
 
 
 def max_output_tokens_per_s(records: Sequence[RequestRecord]) -> float:
-    """The most tokens in a second, counted from the first request; the chunks of an answer share its tokens."""
+    """The most tokens in any second since the first request; an answer's tokens are spread evenly over its chunks."""
     seconds = defaultdict[int, float](float)
     begin = min((record.sent for record in records), default=0.0)
     for record in records:
@@ -112,5 +112,5 @@ def max_output_tokens_per_s(records: Sequence[RequestRecord]) -> float:
 
 
 def errors_by_name(records: Iterable[RequestRecord]) -> dict[str, int]:
-    """How many requests failed for each reason, the most frequent one first."""
+    """The number of failed requests for each reason, the most frequent first."""
     return dict(Counter(record.error for record in records if record.error).most_common())

@@ -1,4 +1,4 @@
-"""Rates of requests: the times of one load, with gaps of a gamma distribution, as in vLLM; and the search for the knee.
+"""Request rates: arrival times of one load, with gamma-distributed gaps as in vLLM; and the search for the knee.
 
 The knee is the highest rate at which a server still meets its targets. Knows no clock; sends nothing.
 """
@@ -11,13 +11,13 @@ import numpy as np
 
 from pyllm.bench.bench_defaults import BURSTINESS, REQUEST_RATE, Ramp
 
-_LOWEST = 8  # by how much the search goes below its start
+_LOWEST = 8  # the search goes down to the start rate divided by this
 
 
 class Arrivals(msgspec.Struct, frozen=True):
-    """A rate in requests/s, and how even the gaps are: `burstiness` 1 is a Poisson process, less is burstier.
+    """A rate in requests/s, and the evenness of the gaps: `burstiness` 1 is a Poisson process, less is burstier.
 
-    With a `ramp` the rate goes from `start` to `end` over the requests, and `rate` does not count.
+    With a `ramp` the rate goes from `start` to `end` over the requests, and `rate` is ignored.
     """
 
     rate: float = REQUEST_RATE
@@ -27,7 +27,7 @@ class Arrivals(msgspec.Struct, frozen=True):
     end: float = 0.0
 
     def times(self, number: int, seed: int = 0) -> list[float]:
-        """Seconds from the load's begin to each of so many requests, in order.
+        """Seconds from the load's begin to each of `number` requests, in order.
 
         Without a ramp the last one is `number / rate` exactly, as in vLLM: seeds then differ in the gaps alone, not in
         the mean rate.
@@ -55,7 +55,7 @@ class Arrivals(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A rate that was tried, in requests/s, and whether the targets held."""
+    """A rate that was tried, in requests/s, and whether its load met the targets."""
 
     rate: float
     held: bool
@@ -82,16 +82,16 @@ class KneeSearch:
 
     @property
     def unbroken(self) -> bool:
-        """Whether every rate held, so that the knee is somewhere above."""
+        """Whether every rate held, so that the knee is above the highest."""
         return bool(self.steps) and all(step.held for step in self.steps)
 
     def rates(self) -> Iterator[float]:
-        """The rates to try; `report` each before the next."""
+        """The rates to try; call `report` for each before taking the next."""
         while (rate := self._next()) is not None:
             yield rate
 
     def report(self, rate: float, held: bool) -> None:
-        """Say whether the targets held at a rate."""
+        """Record whether the targets held at a rate."""
         self.steps.append(Step(rate, held))
 
     @property

@@ -1,4 +1,4 @@
-"""Results as text: a table in vLLM's form, JSON and CSV; and as files. Measures nothing and decides nothing."""
+"""Results as text (a table in vLLM's form, JSON or CSV) and as files. Measures nothing."""
 
 import csv
 import datetime
@@ -82,7 +82,7 @@ def as_json(result: Any) -> str:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line of names and one for each row; what is no plain value is left out."""
+    """A header and a line per row; lists and objects are left out."""
     names = list(
         dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, dict | list))
     )
@@ -94,7 +94,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def details(records: Sequence[RequestRecord]) -> Result:
-    """The figures of each request, by vLLM's names; in seconds, and those of failed requests are 0."""
+    """The figures of each request, by vLLM's names, in seconds. TTFT and E2EL of failed requests are 0."""
     return {
         "input_lens": [record.input_tokens for record in records],
         "output_lens": [record.output_tokens for record in records],
@@ -114,10 +114,10 @@ def file_name(result: Result) -> str:
 
 
 def save(path: Path, result: Result) -> None:
-    """Write a result.
+    """Write a result as JSON.
 
     Raises:
-        PyllmError: it cannot be written.
+        PyllmError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,10 +127,10 @@ def save(path: Path, result: Result) -> None:
 
 
 def load(path: Path) -> Result:
-    """A result that was saved, by us or by vLLM.
+    """Read a result that pyllm or vLLM saved.
 
     Raises:
-        ConfigError: it cannot be read, or is no result.
+        ConfigError: the file cannot be read, or is no result.
     """
     try:
         result = msgspec.json.decode(path.read_bytes())

@@ -20,14 +20,14 @@ from pyllm.bench.request_rates import Arrivals, KneeSearch
 from pyllm.bench.result_output import Result
 from pyllm.errors import ConfigError
 
-INTERRUPTED = 130  # what a shell gives a command that SIGINT ended
+INTERRUPTED = 130  # exit code that a shell reports for a command that SIGINT ended
 
-_BUSY_CLIENT = 0.8  # cores of this process, which can use one
+_BUSY_CLIENT = 0.8  # of the one core that this process can use
 _FIRST_RATE, _LAST_RATE = 1.0, 1024.0
 
 
 class LoadOptions(msgspec.Struct, frozen=True):
-    """What every load of a command has in common."""
+    """Options that all loads of a command share."""
 
     endpoint: Endpoint
     selection: Selection
@@ -37,12 +37,12 @@ class LoadOptions(msgspec.Struct, frozen=True):
     progress: bool
 
 
-# What --find-knee has no use for.
+# Flags that --find-knee does not use.
 _NOT_WITH_KNEE = ("save_result", "save_detailed", "metadata")
 
 
 def run_serve(options: argparse.Namespace) -> int:
-    """Run the command and print its result; gives the exit code, 1 if a request failed.
+    """Run the command and print its result; return the exit code, 1 if a request failed.
 
     Raises:
         ConfigError: flags that cannot work.
@@ -73,7 +73,7 @@ def run_serve(options: argparse.Namespace) -> int:
 
 
 def load_options(options: argparse.Namespace, endpoint: Endpoint) -> LoadOptions:
-    """Of the flags that `serve` and `compare` share."""
+    """Options from the flags that `serve` and `compare` share."""
     return LoadOptions(
         endpoint=endpoint,
         selection=selection_of(options),
@@ -94,7 +94,7 @@ async def ready(options: argparse.Namespace, endpoint: Endpoint) -> Endpoint:
 
 
 async def measure(load: LoadOptions, prompts: Sequence[Prompt], arrivals: Arrivals) -> LoadResult:
-    """One load; notes about it go to stderr."""
+    """Run one load; notes about it go to stderr."""
     times = arrivals.times(len(prompts), load.seed)
     requests = [Timed(load.endpoint.request(prompt), due) for prompt, due in zip(prompts, times, strict=True)]
     client = load.endpoint.client()
@@ -118,7 +118,7 @@ async def measure(load: LoadOptions, prompts: Sequence[Prompt], arrivals: Arriva
 
 
 def exit_code(results: Sequence[LoadResult]) -> int:
-    """130 after Ctrl-C, 1 where a request failed, else 0. Says on stderr how many failed, and why the first one did."""
+    """130 after Ctrl-C, 1 where a request failed, else 0. Prints the number of failures and the first to stderr."""
     records = [record for result in results for record in result.records]
     failed = [record for record in records if record.error]
     if failed:
@@ -161,7 +161,7 @@ async def _find_knee(options: argparse.Namespace, load: LoadOptions, source: Pro
     first, last = options.ramp_up_start_rps or _FIRST_RATE, options.ramp_up_end_rps or _LAST_RATE
     search, steps, results = KneeSearch(first, last), list[Result](), list[LoadResult]()
     for rate in search.rates():
-        # Other prompts each time: a prefix cache would know the same ones.
+        # Different prompts each time: the prefix cache would hold the blocks of repeated ones.
         fresh = msgspec.structs.replace(source, first=len(steps) * options.num_prompts)
         measured = await measure(load, fresh.prompts(options.num_prompts), Arrivals(rate, options.burstiness))
         results.append(measured)
@@ -174,7 +174,7 @@ async def _find_knee(options: argparse.Namespace, load: LoadOptions, source: Pro
     _print_knee(options, search, steps)
     rates = [step["request_rate"] for step in steps]
     _plot(options, plots.knee_plots(rates, [step["good_share"] for step in steps]))
-    # A server that refuses what is too much for it shows where its knee is.
+    # A server that refuses some requests at a high rate still has a knee: that is no failure.
     some_good = any(not record.error for result in results for record in result.records)
     return 0 if some_good and not results[-1].unfinished else exit_code(results)
 

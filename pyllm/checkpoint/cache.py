@@ -1,8 +1,8 @@
-"""What takes long to find out about a model's files, kept in the user's cache folder by the files' identities.
+"""Caches slow results about a model's files in the user's cache folder, keyed by the files' identities.
 
-It is the parsed header and tokenizer of each GGUF file, and the digest of all weights.
+These are the parsed header and tokenizer of each GGUF file, and the digest of all weights.
 
-A damaged or outdated entry is rebuilt without a word. Does not know how a GGUF is read.
+A damaged or outdated entry is rebuilt silently. Does not know how a GGUF is read.
 """
 
 import atexit
@@ -28,7 +28,7 @@ from pyllm.errors import ConfigError
 from pyllm.families.registry import GROUP
 
 _WEIGHTS_DIGEST_BYTES = 32
-_DIGESTED_BYTES = 64 << 20  # that one thread digests at a time
+_DIGESTED_BYTES = 64 << 20  # bytes that one thread digests at a time
 
 
 class CacheError(ConfigError):
@@ -36,13 +36,13 @@ class CacheError(ConfigError):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    identity: str  # of the GGUF file and of the code that read it
+    identity: str  # of the GGUF file and of the code that parsed it
     tokenizer_digest: str
     checkpoint: Checkpoint
 
 
 def cached_gguf(path: Path, folder: Path) -> Checkpoint:
-    """The checkpoint in a GGUF file, parsed now or once before; `folder` is the cache's.
+    """The checkpoint in a GGUF file, parsed now or taken from the cache in `folder`.
 
     Raises:
         ConfigError: the file cannot be used (see `read_gguf`).
@@ -63,7 +63,7 @@ def cached_gguf(path: Path, folder: Path) -> Checkpoint:
 
 
 def forget_gguf(path: Path, folder: Path) -> None:
-    """Remove what `cached_gguf` keeps of a file, if there is anything."""
+    """Remove the entry of `cached_gguf` for a file, if there is one."""
     key = hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
     for name in (f"{key}.checkpoint", f"{key}.tokenizer.json"):
         (folder / name).unlink(missing_ok=True)
@@ -96,10 +96,10 @@ def weights_digest(files: Sequence[str], environment: Mapping[str, str] = os.env
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """`$XDG_CACHE_HOME/pyllm` or `~/.cache/pyllm`, made if need be, readable by its owner alone.
+    """`$XDG_CACHE_HOME/pyllm` or `~/.cache/pyllm`, created if missing, readable by its owner alone.
 
     Raises:
-        CacheError: it cannot be made.
+        CacheError: it cannot be created.
     """
     base = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base).absolute() / "pyllm"
@@ -113,14 +113,14 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def temporary_folder() -> Path:
-    """A folder in place of the cache's, which is removed when this process ends."""
+    """A substitute for the cache folder, removed when this process ends."""
     folder = tempfile.mkdtemp(prefix="pyllm-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 
 
 def file_identity(path: Path | str) -> tuple[int, ...]:
-    """What changes when a file is written to, or another takes its place, even one of its size and with its times set.
+    """Inode, size, mtime and ctime: they change when a file is written or replaced, even with the same size and mtime.
 
     Raises:
         OSError: there is no such file.
@@ -132,9 +132,9 @@ def file_identity(path: Path | str) -> tuple[int, ...]:
 def _identity(path: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in (path.with_name(name) for name in part_names(path.name)):
-        # One that is not there is missed, with a better text, by the reader.
+        # The reader reports a missing part, with a better message.
         digest.update(repr((str(part), file_identity(part) if part.exists() else None)).encode())
-    # An entry is valid for the code that made it, so editing a reader or a family needs no version number to be raised.
+    # The identity covers the code that parses: editing a reader or a family makes entries outdated.
     for code in (Path(__file__).parent, Path(families.__file__).parent):
         for module in sorted(code.rglob("*.py")):
             digest.update(module.read_bytes())
@@ -167,7 +167,7 @@ def _digest(content: bytes) -> str:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Replace a file in one step, so that a reader beside us sees the old content or the new.
+    """Replace a file atomically: a concurrent reader sees the old content or the new.
 
     Raises:
         CacheError: it cannot be written.

@@ -1,4 +1,4 @@
-"""How a model's files say that embeddings are made: modules.json of sentence-transformers, or a field of a GGUF file.
+"""Embedding settings in a model's files: modules.json of sentence-transformers, or a field of a GGUF file.
 
 https://sbert.net/docs/package_reference/sentence_transformer/models.html and llama.cpp's `pooling_type`. Opens no file.
 """
@@ -12,7 +12,7 @@ from pyllm.errors import ConfigError
 
 _MODULES = ("Transformer", "Pooling", "Normalize")
 _GGUF_POOLING = ("none", "mean", "cls", "last", "rank")
-# 'none' is what a model for text has.
+# Text models have 'none'.
 _KINDS: dict[str, Literal["last", "mean"]] = {"none": "last", "last": "last", "lasttoken": "last", "mean": "mean"}
 
 
@@ -23,7 +23,7 @@ class Module(msgspec.Struct):
 
 
 class PoolingConfig(msgspec.Struct):
-    """1_Pooling/config.json: one flag is true, or newer files have `pooling_mode`."""
+    """The fields of 1_Pooling/config.json: one flag that is true, or `pooling_mode` in newer files."""
 
     pooling_mode_cls_token: bool = False
     pooling_mode_mean_tokens: bool = False
@@ -34,25 +34,25 @@ class PoolingConfig(msgspec.Struct):
     pooling_mode: str | None = None
 
     def mode(self) -> str:
-        """Its name, or several with a plus between them."""
+        """The name of the pooling mode, or several joined by a plus."""
         flags = [name for name in self.__struct_fields__ if getattr(self, name) is True]
         names = [name.removeprefix("pooling_mode_").removesuffix("_tokens") for name in flags]
         return self.pooling_mode or "+".join(names) or "lasttoken"
 
 
 class MatryoshkaConfig(msgspec.Struct):
-    """The fields of config.json that vLLM reads, too."""
+    """The fields of config.json about Matryoshka embeddings, as in vLLM."""
 
     is_matryoshka: bool | None = None
     matryoshka_dimensions: list[Annotated[int, msgspec.Meta(ge=1)]] | None = None
 
 
 class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How an embedding is made of a prompt's hidden states after the final norm; it has the length 1.
+    """Pooling of a prompt's hidden states after the final norm into an embedding, which is normalised to length 1.
 
     - `pooling`: the state of the last token, or the mean of all.
-    - `is_matryoshka`: the model was trained so that the beginnings of embeddings are embeddings (arXiv 2205.13147), of
-      the sizes `dimensions`, or of any size if these are empty.
+    - `is_matryoshka`: the model was trained so that prefixes of embeddings are embeddings (arXiv 2205.13147), of the
+      sizes `dimensions`, or of any size if these are empty.
     - `is_only_use`: the model has no head, and cannot generate.
     """
 
@@ -63,10 +63,10 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def embedding_spec(modules: Sequence[Module], pooling: PoolingConfig, matryoshka: MatryoshkaConfig) -> EmbeddingSpec:
-    """Of a folder; a file that is not there has its defaults.
+    """The embedding settings of a folder; a missing file has its defaults.
 
     Raises:
-        ConfigError: embeddings are made in a way that is not supported; the text names it.
+        ConfigError: a module or pooling mode is not supported; the text names it.
     """
     for module in modules:
         if (name := module.type.rpartition(".")[2]) not in _MODULES:
@@ -77,10 +77,10 @@ def embedding_spec(modules: Sequence[Module], pooling: PoolingConfig, matryoshka
 
 
 def gguf_embedding_spec(pooling_type: int) -> EmbeddingSpec:
-    """Of a GGUF file.
+    """The embedding settings of a GGUF file.
 
     Raises:
-        ConfigError: as `embedding_spec`.
+        ConfigError: the pooling type is not supported.
     """
     return EmbeddingSpec(
         pooling=_kind(_GGUF_POOLING[pooling_type] if pooling_type < len(_GGUF_POOLING) else str(pooling_type))

@@ -1,4 +1,4 @@
-"""The sampling defaults and ends that a model's files name: generation_config.json, or a GGUF file. Opens no file.
+"""Sampling defaults and end tokens in a model's files: generation_config.json, or a GGUF file. Opens no file.
 
 https://huggingface.co/docs/transformers/main_classes/text_generation and llama.cpp's `general.sampling.*`
 """
@@ -11,7 +11,7 @@ import msgspec
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 
-# Fields of the two formats that are defaults of a request.
+# Fields of the two formats, by the parameter of a request that each is a default of.
 JSON_FIELDS = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -41,20 +41,20 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     max_tokens: int | None = None
 
     def given(self) -> dict[str, Any]:
-        """Those that are not None, as keywords of `SamplingParams`."""
+        """The defaults that are not None, as keywords of `SamplingParams`."""
         return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
 
     def merged(self, given: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
-        """The keywords that a request gives, with these defaults for the others. `max_tokens` bounds the request's."""
+        """The keywords of a request, with these defaults for the missing ones. `max_tokens` is an upper bound."""
         limits = [limit for limit in (max_tokens, self.max_tokens) if limit is not None]
         return {**self.given(), **given, "max_tokens": min(limits, default=None)}
 
 
 def sampling_defaults(config: Config, names: Mapping[str, str] = JSON_FIELDS) -> SamplingDefaults:
-    """The defaults among some fields; `names` has the field of each.
+    """The defaults in `config`; `names` maps each default to its field.
 
     Raises:
-        ConfigError: one is no number. `launch/model_overrides.py` checks their ranges, those of `SamplingParams`.
+        ConfigError: one is no number. `launch/model_overrides.py` checks the ranges.
     """
     found: dict[str, Any] = {}
     for name, field in names.items():
@@ -68,10 +68,10 @@ def sampling_defaults(config: Config, names: Mapping[str, str] = JSON_FIELDS) ->
 
 
 def end_token_ids(config: Config) -> tuple[int, ...] | None:
-    """The tokens of `eos_token_id` that end an answer; None where the field is absent, and none where it is null.
+    """The token ids of `eos_token_id`; None where the field is absent, an empty tuple where it is null.
 
     Raises:
-        ConfigError: it is neither a whole number nor a list of them.
+        ConfigError: the field is neither a whole number nor a list of them.
     """
     if _END not in config:
         return () if _END in config.nulls else None
@@ -82,10 +82,10 @@ def end_token_ids(config: Config) -> tuple[int, ...] | None:
 
 
 def parse_overrides(fields: Mapping[str, Any], place: str) -> SamplingDefaults:
-    """Defaults that a user gives, under the names of generation_config.json; `place` is where, for errors.
+    """Defaults that a user gives, under the names of generation_config.json; `place` names their source in errors.
 
     Raises:
-        ConfigError: a name that means nothing here, or no number.
+        ConfigError: a name is unknown, or a value is no number.
     """
     if unknown := sorted(fields.keys() - JSON_FIELDS.values()):
         raise ConfigError(f"{place}: {', '.join(unknown)} unknown, only {', '.join(JSON_FIELDS.values())}")

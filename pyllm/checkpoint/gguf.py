@@ -29,9 +29,9 @@ Fields = Mapping[str, Any]
 
 
 def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, bytes]:
-    """The checkpoint, and the content that belongs at the path `tokenizer`.
+    """The checkpoint in a GGUF file, and the tokenizer.json to write at the path `tokenizer`.
 
-    The content is empty if `tokenizer` is another one, which replaces the file's own.
+    The latter is empty if `tokenizer` is a `TokenizerFiles`, which replaces the file's own tokenizer.
 
     Raises:
         ConfigError: the file is damaged, or its architecture, tensors, types or tokenizer are not supported.
@@ -74,13 +74,13 @@ def _embedding(fields: Fields) -> EmbeddingSpec:
 
 
 def _ends(fields: Fields) -> list[int]:
-    """The ends that the file names, which another tokenizer need not know."""
+    """The end tokens that the file names; a tokenizer that replaces its own may not have them."""
     named = (fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
     return [index for index in named if isinstance(index, int)]
 
 
 def _numbers(tensor: FileTensor, files: Sequence[str]) -> list[float]:
-    """The values of a small tensor that belongs to the configuration."""
+    """The values of a small tensor that is part of the configuration."""
     if tensor.type != "F32":
         raise ConfigError(f"tensor {tensor.name!r} has type {tensor.type}, and must be F32")
     return list(struct.unpack(f"<{tensor.num_bytes // 4}f", read_tensor(tensor, files)))

@@ -1,4 +1,4 @@
-"""The fields of a GGUF file as the config.json that they stand for. Knows no tensor and no tokenizer.
+"""Translates the fields of a GGUF file into a config.json. Knows no tensor and no tokenizer.
 
 The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and of llama.cpp's converter.
 """
@@ -53,7 +53,7 @@ def gguf_config(
     """The configuration in the fields of a file, with the shapes of its tensors and the values of `ROPE_FACTORS`.
 
     Raises:
-        ConfigError: a field asks for what is not supported, or differs between layers.
+        ConfigError: a field needs an unsupported feature, or differs between layers.
     """
     assert family.gguf is not None
     architecture = fields["general.architecture"]
@@ -101,7 +101,7 @@ def _check(own: Mapping[str, Any], config: dict[str, Any], architecture: str, kn
 
 
 def _rope(own: Mapping[str, Any], factors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """The parameters of RoPE; empty for the plain one."""
+    """The parameters of RoPE scaling; empty without scaling."""
     kind = own.get("rope.scaling.type", "none")
     known: Collection[str] = ("none", "linear", "yarn", "longrope")
     if kind not in known:
@@ -122,7 +122,7 @@ def _rope(own: Mapping[str, Any], factors: Mapping[str, Sequence[float]]) -> dic
 
 
 def _one(name: str, value: Any) -> Any:
-    """A field's value; some files have a list of one for each layer."""
+    """The value of a field, which some files have as a list of one value per layer."""
     if not isinstance(value, list):
         return value
     if len(set(map(repr, value))) != 1:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class TensorType(NamedTuple):
-    """A row of a tensor is blocks of so many elements and bytes."""
+    """A type of tensors: each row consists of blocks of `block_elements` elements in `block_bytes` bytes."""
 
     name: str
     block_elements: int

@@ -1,7 +1,7 @@
 """Models of the Hugging Face hub: downloaded once into huggingface_hub's own cache, then found there.
 
 huggingface_hub reads its environment variables (HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT), resumes
-broken downloads and draws progress bars. It is imported for a name of the hub only. Reads no model.
+broken downloads and draws progress bars. It is imported only for models of the hub. Reads no model.
 """
 
 import logging
@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT = 10.0  # seconds for the list of a repository's files
 _HEADED = frozenset({".safetensors", ".gguf"})
-# Bytes that hold most headers of safetensors, the longest that the format allows, and what holds one of GGUF, whose
-# length nothing says: with a vocabulary of 256,000 tokens it has some 15 MB.
+# Bytes that hold most headers of safetensors, the longest that the format allows, and bytes that hold one of GGUF,
+# whose length no field gives: with a vocabulary of 256,000 tokens it has some 15 MB.
 _BEGINNING, _LONGEST_HEADER, _GGUF_BEGINNING = 1 << 18, 100_000_008, 32 << 20
 _TOO_MANY_REQUESTS, _SERVER_ERROR = 429, 500
 
 
 class Hub(msgspec.Struct, frozen=True, kw_only=True):
-    """Where models come from, and where they are kept; None as huggingface_hub's environment variables say."""
+    """The hub and its cache folder. For None, huggingface_hub's environment variables decide."""
 
     endpoint: str | None = None
     cache_dir: str | None = None
@@ -43,20 +43,20 @@ class Hub(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Unreachable(Exception):  # noqa: N818  a reason to look into the cache, which becomes a ConfigError
-    """The hub does not answer, or not now."""
+    """The hub cannot be reached, or is busy."""
 
 
-# Gets the files that are needed of a repository, and gives the place of the model; as `collect`.
+# A function that gets the needed files of a repository, and returns the path of the model, such as `collect`.
 Collect = Callable[[HubName, Iterable[str], Callable[[str], Path]], Path]
 
 
 def find_model(name: HubName, hub: Hub, collect: Collect = collect) -> Path:
-    """The GGUF file or the folder of a model, downloaded as far as it is not in the cache.
+    """The GGUF file or the folder of a model, with files downloaded that are not in the cache.
 
     `collect` chooses the files.
 
     Raises:
-        ConfigError: it is not there, not for this account, or cannot be had now; the text says what to do.
+        ConfigError: the model does not exist, needs access rights, or cannot be downloaded now; the text gives a fix.
     """
     from huggingface_hub import constants
 
@@ -72,9 +72,9 @@ def find_model(name: HubName, hub: Hub, collect: Collect = collect) -> Path:
 
 
 def outline_model(name: HubName, hub: Hub, folder: Path) -> Path:
-    """As `find_model`, but of weights come their headers alone: what is behind them reads as zeros and takes no room.
+    """Download a model's files into `folder`, of weights only the headers; returns the path as `find_model` does.
 
-    The files are in `folder`, the caller's, and have their size. Nothing is put into the cache.
+    Files of weights have their full size: the rest reads as zeros and takes no disk space. The cache is not written.
 
     Raises:
         ConfigError: as `find_model`.
@@ -91,14 +91,14 @@ def outline_model(name: HubName, hub: Hub, folder: Path) -> Path:
 
 
 def repository_folder(name: HubName, hub: Hub) -> Path:
-    """Where the cache keeps a repository."""
+    """The folder of a repository in the cache."""
     from huggingface_hub.file_download import repo_folder_name
 
     return _cache(hub) / repo_folder_name(repo_id=name.repository, repo_type="model")
 
 
 def size_text(count: int) -> str:
-    """For people: `1.23 GB`, `98 MB`, `0.4 MB`, `12 kB`."""
+    """A size for people to read: `1.23 GB`, `98 MB`, `0.4 MB`, `12 kB`."""
     if count >= 10**9:
         return f"{count / 1e9:.2f} GB"
     if count < 10**5:
@@ -125,7 +125,7 @@ def _download(name: HubName, hub: Hub, collect: Collect) -> Path:
             )
 
         path = collect(name, sizes, get)
-        # Once all of it is there: who is without network later finds the whole model, be it an older one.
+        # Written last, so that without a network a complete model is found, though it may be an older one.
         _write_reference(repository_folder(name, hub) / "refs" / name.revision, commit)
     _say_which(name, path)
     return path
@@ -156,7 +156,7 @@ def _download_outline(name: HubName, hub: Hub, folder: Path) -> Path:
 
 
 def _header(url: str, hub: Hub, *, is_gguf: bool) -> bytes:
-    """The beginning of a file of weights, its header included: that of safetensors begins with its length."""
+    """The beginning of a file of weights, with its whole header. A safetensors header begins with its length."""
     if is_gguf:
         return _beginning(url, hub, _GGUF_BEGINNING)
     content = _beginning(url, hub, _BEGINNING)
@@ -165,7 +165,7 @@ def _header(url: str, hub: Hub, *, is_gguf: bool) -> bytes:
 
 
 def _beginning(url: str, hub: Hub, size: int) -> bytes:
-    """At most `size` bytes of a file."""
+    """The first `size` bytes of a file, or more; all of it if it is shorter."""
     from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented there, and imported from elsewhere
         build_hf_headers,
         get_session,
@@ -176,7 +176,7 @@ def _beginning(url: str, hub: Hub, size: int) -> bytes:
     content = b""
     with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=_TIMEOUT) as response:
         hf_raise_for_status(response)
-        for part in response.iter_bytes():  # A server that knows no ranges sends all of it.
+        for part in response.iter_bytes():  # A server without support for ranges sends the whole file.
             content += part
             if len(content) >= size:
                 break
@@ -185,7 +185,7 @@ def _beginning(url: str, hub: Hub, size: int) -> bytes:
 
 @contextmanager
 def _errors(name: HubName, hub: Hub, place: Path) -> Iterator[None]:
-    """What may go wrong while files come to a place, as errors of ours."""
+    """Turns errors of a download to `place` into ConfigError or `_Unreachable`."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, XetDownloadError
 
@@ -194,7 +194,7 @@ def _errors(name: HubName, hub: Hub, place: Path) -> Iterator[None]:
         yield
     except HFValidationError as error:
         raise ConfigError(f"{name.text!r} is no name of a model: {error}") from None
-    except LocalEntryNotFoundError as error:  # huggingface_hub could not ask for a file, and looked into its cache.
+    except LocalEntryNotFoundError as error:  # The hub is not reachable, and the cache has no such file.
         raise _Unreachable(type(error.__cause__ or error).__name__) from None
     except HfHubHTTPError as error:
         raise _refusal(error, name, hub) from None
@@ -209,7 +209,7 @@ def _errors(name: HubName, hub: Hub, place: Path) -> Iterator[None]:
 
 
 def _list_files(name: HubName, hub: Hub) -> tuple[str, dict[str, int]]:
-    """The commit that a revision means, and the sizes of its files."""
+    """The commit of a revision, and the sizes of its files by name."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -218,7 +218,7 @@ def _list_files(name: HubName, hub: Hub) -> tuple[str, dict[str, int]]:
         info = api.model_info(name.repository, revision=name.revision, files_metadata=True, timeout=_TIMEOUT)
     except (HfHubHTTPError, HFValidationError):
         raise
-    except (ValueError, LookupError, AttributeError, TypeError):  # A page for people, as networks of hotels send.
+    except (ValueError, LookupError, AttributeError, TypeError):  # A web page, such as a network's login page.
         raise _Unreachable("its answer is not that of a Hugging Face hub") from None
     if info.sha is None or not _COMMIT.fullmatch(info.sha):
         raise _Unreachable("its answer names no commit")
@@ -226,7 +226,7 @@ def _list_files(name: HubName, hub: Hub) -> tuple[str, dict[str, int]]:
 
 
 def _refusal(error: "HfHubHTTPError", name: HubName, hub: Hub) -> ConfigError | _Unreachable:
-    """What an answer of the hub means. Its own text may hold addresses with secrets, so it is not repeated."""
+    """The error for an error response of the hub. Its text may hold addresses with secrets, so it is not repeated."""
     from huggingface_hub import get_token
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -282,7 +282,10 @@ def _say_which(name: HubName, path: Path) -> None:
 
 
 def _write_reference(path: Path, commit: str) -> None:
-    """As huggingface_hub does: https://huggingface.co/docs/huggingface_hub/guides/manage-cache."""
+    """Write the commit of a branch or tag to the cache, as huggingface_hub does.
+
+    https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+    """
     if not _COMMIT.fullmatch(path.name):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(commit)

@@ -1,4 +1,4 @@
-"""The models in huggingface_hub's cache: which there are, and how to delete one. Downloads nothing, reads no model."""
+"""Lists and deletes models in huggingface_hub's cache. Downloads nothing, reads no model."""
 
 import shutil
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _SHORT_COMMIT = 7
 
 
 class CachedModel(msgspec.Struct, frozen=True):
-    """A model on this disk. `name` is what `pyllm serve` takes, `path` its GGUF file or its folder."""
+    """A model on this disk. `name` is its name for `pyllm serve`, `path` its GGUF file or its folder."""
 
     name: str
     format: str
@@ -30,7 +30,7 @@ class CachedModel(msgspec.Struct, frozen=True):
 
 
 def cached_models(cache_dir: str | None = None) -> list[CachedModel]:
-    """Every model in the cache: each GGUF file is one, and so are the other files of a revision together."""
+    """Every model in the cache: each GGUF file is one, and the other files of a revision together are one."""
     found = _scan(cache_dir)
     if found is None:
         return []
@@ -56,9 +56,9 @@ def cached_models(cache_dir: str | None = None) -> list[CachedModel]:
 
 
 def remove(name: HubName, cache_dir: str | None = None) -> int:
-    """Delete a model from the cache; gives the bytes that were freed.
+    """Delete a model from the cache; returns the number of bytes freed.
 
-    A name without a revision means all that are there. One of a GGUF file leaves the other files of its repository.
+    A name without a revision means all revisions. The name of a GGUF file leaves the other files of its repository.
 
     Raises:
         ConfigError: the cache does not have it.
@@ -68,9 +68,9 @@ def remove(name: HubName, cache_dir: str | None = None) -> int:
     revisions = [revision for revision in all_revisions if _is_meant(revision, name)]
     folder = repository_folder(name, Hub(cache_dir=cache_dir))
     if name.has_revision and any(name.revision in revision.refs and len(revision.refs) > 1 for revision in revisions):
-        (folder / "refs" / name.revision).unlink()  # Its files are those of another name, too.
+        (folder / "refs" / name.revision).unlink()  # Another revision name has the same files.
         return 0
-    if not all_revisions and folder.is_dir():  # A download that broke off in its first file.
+    if not all_revisions and folder.is_dir():  # A download that was interrupted in its first file.
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         shutil.rmtree(folder)
         return size
@@ -101,7 +101,7 @@ def _models(repository: str, revision: "CachedRevisionInfo") -> Iterator[CachedM
         parts = {part for model in models for part in part_names(model)}
         size = sum(file.size_on_disk for name, file in files.items() if name not in parts)
         kind = "safetensors" if has_safetensors else "no weights"
-        # A broken download has no name yet but that of its repository.
+        # An incomplete download has only the name of its repository.
         name = repository + suffix if has_safetensors or revision.refs else repository
         yield CachedModel(name, kind, size, commit, str(snapshot))
 

@@ -1,4 +1,4 @@
-"""Which files of a repository a model needs. Knows names alone: downloads nothing, reads no model."""
+"""Selects the files of a repository that a model needs. Knows only names: downloads nothing, reads no model."""
 
 import logging
 import re
@@ -21,9 +21,9 @@ _TOKENIZER = (
     *("config.json", "generation_config.json", "tokenizer*.json", "added_tokens.json", "special_tokens_map.json"),
     *("*chat_template*", "additional_chat_templates/tool_use.jinja"),
 )
-# Beside the weights: what the readers read, and what embedding models say of themselves.
+# Files beside the weights: those that the readers read, and those that describe embedding models.
 _DESCRIPTIONS = (*_TOKENIZER, INDEX, "modules.json", "1_Pooling/config.json")
-# Those that llama.cpp takes where none is asked for, and the parts of names of its files that are no models.
+# Quantizations that llama.cpp prefers where none is asked for, and name parts of GGUF files that are no models.
 _PREFERRED = ("Q4_K_M", "Q8_0")
 _NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 PICKLED = {".bin", ".pth", ".pt"}
@@ -31,7 +31,7 @@ CONVERT = (
     "a pickle may run code when it is read; convert it with transformers' `from_pretrained` and `save_pretrained`, or "
     "at https://huggingface.co/spaces/safetensors/convert"
 )
-# Files that are no model: a change of one, its weights in the layout of Mistral's own programs, and what macOS keeps.
+# Beginnings of files that are no model: adapters, weights in Mistral's own layout, hidden files of macOS.
 _NOT_ALONE = ("adapter_model", "consolidated", ".")
 _SHARD = re.compile(r"(.*)-(\d{1,6})-of-(\d{1,6})\.safetensors")
 _MOST_PARTS = 10_000
@@ -40,12 +40,12 @@ _QUANTIZATION = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|B
 
 
 def collect(name: HubName, names: Iterable[str], get: Callable[[str], Path]) -> Path:
-    """Get every file that the model needs, weights last; gives its GGUF file, or its folder.
+    """Get every file that the model needs, weights last; returns its GGUF file, or its folder.
 
-    `names` are the repository's files, `get` gives the place of one.
+    `names` are the repository's files; `get` returns the path of one.
 
     Raises:
-        ConfigError: there are no weights that can be read, or several where one was asked for.
+        ConfigError: there are no readable weights, or several match the name.
     """
     names = [file for file in names if is_within(file)]
     is_named = bool({INDEX, WEIGHTS} & set(names))
@@ -60,10 +60,10 @@ def collect(name: HubName, names: Iterable[str], get: Callable[[str], Path]) -> 
 
 
 def collect_tokenizer(name: HubName, names: Iterable[str], get: Callable[[str], Path]) -> Path:
-    """Get the files of a model's tokenizer alone; gives their folder, or the GGUF file that has it. Else as `collect`.
+    """Get only the files of a model's tokenizer; returns their folder, or the GGUF file that has it. See `collect`.
 
     Raises:
-        ConfigError: there is no tokenizer.json, and not one GGUF file.
+        ConfigError: there is neither a tokenizer.json nor exactly one matching GGUF file.
     """
     names = [file for file in names if is_within(file)]
     if name.file or name.quantization or "tokenizer.json" not in names:
@@ -73,10 +73,10 @@ def collect_tokenizer(name: HubName, names: Iterable[str], get: Callable[[str], 
 
 
 def choose_gguf(name: HubName, names: Iterable[str]) -> str:
-    """The one GGUF model that a name means: its file, or the first of its parts.
+    """The GGUF model that a name means: its file, or the first of its parts.
 
     Raises:
-        ConfigError: there is none, or a part is missing; the text names those that there are.
+        ConfigError: there is none, or a part is missing; the text names the files that exist.
     """
     names = list(names)
     models = gguf_models(names)
@@ -97,7 +97,7 @@ def choose_gguf(name: HubName, names: Iterable[str]) -> str:
     if not chosen:
         known = sorted({quantization_of(file) or file for file in models})
         raise ConfigError(f"{name.repository} has no {name.file or name.quantization}; it has {_some(known)}")
-    # Of Q4_K_M and UD-Q4_K_M the plain one.
+    # Q4_K_M also matches UD-Q4_K_M: take the shortest name.
     file = min(chosen, key=lambda file: (len(file), file)) if name.quantization else chosen[0]
     if missing := sorted(set(part_names(file)) - set(names)):
         raise ConfigError(f"{name.repository}: {file} is one of several parts, of which {_some(missing)} are missing")
@@ -105,10 +105,10 @@ def choose_gguf(name: HubName, names: Iterable[str]) -> str:
 
 
 def shards(index: Path) -> list[str]:
-    """The safetensors files that an index names, each beside it, in order; none if it cannot be read.
+    """The safetensors files that an index names, all in its folder, sorted; empty if the index cannot be read.
 
     Raises:
-        ConfigError: it names a file elsewhere.
+        ConfigError: it names a file in another folder.
     """
     try:
         weight_map = read_json(index, _Index).weight_map
@@ -123,12 +123,12 @@ def shards(index: Path) -> list[str]:
 
 
 def choose_safetensors(place: str, names: Iterable[str], indexed: Sequence[str]) -> list[str]:
-    """The weights of a model: what its index names; else one whole file, or all parts of one set, or whatever is there.
+    """The weights of a model: the files in its index; else one whole file, all parts of one set, or any other files.
 
-    `names` are the files at the `place`, `indexed` those of the index; it may be older than they are.
+    `names` are the files at the `place`, `indexed` those of the index, which may be outdated.
 
     Raises:
-        ConfigError: a part is missing, or nothing can be read; the text names what is there.
+        ConfigError: a part is missing, or there are no readable weights; the text names the files that exist.
     """
     files = {file for file in names if "/" not in file}
     if indexed and set(indexed) <= files:
@@ -158,7 +158,7 @@ def _models_alone(names: Iterable[str]) -> list[str]:
 
 
 def safetensors_parts(name: str) -> list[str]:
-    """The names of all parts of a model, of which this is one; of any other file its own."""
+    """The names of all parts of the model that `name` is a part of; for any other file, `name` alone."""
     found = _SHARD.fullmatch(name)
     if found is None:
         return [name]
@@ -167,7 +167,7 @@ def safetensors_parts(name: str) -> list[str]:
 
 
 def gguf_models(names: Iterable[str]) -> list[str]:
-    """The GGUF files that are language models, in order; of those in parts the first."""
+    """The GGUF files that are language models, sorted; for a split model, its first part."""
     files = {part_names(file)[0] for file in names if file.lower().endswith(".gguf") and is_within(file)}
     names = {file: Path(file).name.lower() for file in files}
     return sorted(
@@ -176,7 +176,7 @@ def gguf_models(names: Iterable[str]) -> list[str]:
 
 
 def quantization_of(file: str) -> str:
-    """`Q4_K_M`, as the name of a GGUF file has it; empty where it has none."""
+    """The quantization in the name of a GGUF file, such as `Q4_K_M`; empty where it has none."""
     found = _QUANTIZATION.findall(file)
     return found[-1].upper() if found else ""
 

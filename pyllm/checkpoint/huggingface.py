@@ -1,4 +1,4 @@
-"""Makes a checkpoint of a Hugging Face folder: config.json, tensors, tokenizer. Reads no weights and knows no GGUF."""
+"""Makes a checkpoint from a Hugging Face folder: config.json, tensors, tokenizer. Reads no weights, knows no GGUF."""
 
 import json
 import logging
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 GENERATION_CONFIG = "generation_config.json"
 _TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-# What peft puts into the names of an adapter's tensors, and of the layers that it changes.
+# Name parts that peft gives to an adapter's tensors and to the layers that it changes.
 _OF_ADAPTERS = (".lora_", ".base_layer.", ".modules_to_save.", ".original_module.")
 _ADAPTER = (
     "a LoRA adapter, which is not supported by itself: merge it into its model (peft's `merge_and_unload`, then "
@@ -69,9 +69,9 @@ def read_huggingface(
     probe: Probe | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
-    """The checkpoint in a folder as `save_pretrained` writes it; with another `tokenizer` in place of the folder's.
+    """The checkpoint in a folder as `save_pretrained` writes it; a given `tokenizer` replaces the folder's.
 
-    Without a `probe` there are only the families. `overrides` replace entries of its config.json.
+    Without a `probe`, only models of a family are supported. `overrides` replace entries of config.json.
 
     Raises:
         ConfigError: a file is missing or damaged, or the model needs a feature that is not supported.
@@ -80,7 +80,7 @@ def read_huggingface(
         raise ConfigError(f"{folder} is {_ADAPTER}")
     fields, has_head = read_model_config(folder, overrides)
     config = Config(fields)
-    quantization = read_quantization_config(config)  # first, to refuse a method by its name
+    quantization = read_quantization_config(config)  # first, so that an unsupported method is named in the error
     files, tensors = read_tensors(folder)
     if adapters := [tensor.name for tensor in tensors if any(part in tensor.name for part in _OF_ADAPTERS)]:
         raise ConfigError(f"{folder} has {len(adapters)} tensors such as {adapters[0]!r}, {_ADAPTER}")
@@ -126,7 +126,7 @@ def read_huggingface(
 def read_dummy(
     folder: Path, tokenizer: TokenizerFiles | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Checkpoint:
-    """The checkpoint of a folder whose weights are made up when they are loaded; it needs none.
+    """The checkpoint of a folder with dummy weights, which are generated at load; the folder needs none.
 
     Raises:
         ConfigError: a file is missing or damaged, or the model is quantised or of no family.
@@ -168,13 +168,13 @@ def _family(config: Config, may_be_other: bool) -> Family | None:
             )
         return find_family(str(config.items("architectures", 1)[0]))
     except UnknownArchitectureError:
-        if may_be_other:  # transformers may know it, or the type of the model
+        if may_be_other:  # transformers may know the architecture, or the model type
             return None
         raise
 
 
 def _with_own_head(spec: ModelSpec, names: TensorNames, gathered: Gathered, files: Sequence[str]) -> ModelSpec:
-    """A head that is not the embedding stays the head, whatever config.json says, as in transformers."""
+    """The spec with its own head if that differs from the embedding, whatever config.json says, as in transformers."""
     if (both := tied_matrices(spec, names, gathered.tensors)) is None:
         return spec
     embedding, head = both
@@ -191,10 +191,10 @@ def _with_own_head(spec: ModelSpec, names: TensorNames, gathered: Gathered, file
 
 
 def read_generation_config(path: Path) -> tuple[SamplingDefaults, tuple[int, ...] | None]:
-    """The sampling defaults in a generation_config.json, or in that of a folder, and its ends if it names them.
+    """The sampling defaults and end tokens (None if not given) in a generation_config.json; `path` may be its folder.
 
     Raises:
-        ConfigError: it is missing or damaged.
+        ConfigError: the file is missing or damaged.
     """
     path = path / GENERATION_CONFIG if path.is_dir() else path
     config = Config(read_json(path, dict[str, Any]), str(path))
@@ -202,7 +202,7 @@ def read_generation_config(path: Path) -> tuple[SamplingDefaults, tuple[int, ...
 
 
 def _generation(folder: Path, config: Config) -> tuple[SamplingDefaults, tuple[int, ...]]:
-    """A folder's sampling defaults and ends; where no generation_config.json names ends, config.json may."""
+    """The sampling defaults and end tokens of a folder; the latter are in generation_config.json or config.json."""
     path, sampling, ends = folder / GENERATION_CONFIG, SamplingDefaults(), None
     if path.is_file():
         sampling, ends = read_generation_config(path)

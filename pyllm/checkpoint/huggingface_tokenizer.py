@@ -1,7 +1,7 @@
-"""Reads the tokenizer of a Hugging Face folder: its tokens, which of them are special, and the chat templates.
+"""Reads the tokenizer of a Hugging Face folder: its tokens, special tokens and chat templates.
 
-Tokens that only tokenizer_config.json, added_tokens.json or special_tokens_map.json name, or call special, are put
-into a copy of tokenizer.json, as transformers 5 adds them when it starts. Knows no weights.
+Tokens that only tokenizer_config.json, added_tokens.json or special_tokens_map.json name, or mark as special, are
+added to a copy of tokenizer.json, as transformers 5 adds them when it loads a tokenizer. Knows no weights.
 """
 
 import codecs
@@ -20,13 +20,13 @@ from pyllm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# Ids that may be skipped between the tokens of a vocabulary and those that are added behind them.
+# Most ids that may be unused between the vocabulary and the tokens added after it.
 _LARGEST_GAP = 1 << 16
 _STANDARD = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class _Token(msgspec.Struct):
-    """A token as added_tokens_decoder has it, with the defaults of tokenizers."""
+    """A token in the form of added_tokens_decoder, with the defaults of `tokenizers`."""
 
     content: str = ""
     single_word: bool = False
@@ -47,7 +47,7 @@ class _TokenizerConfig(msgspec.Struct):
 
 
 class _SpecialTokens(NamedTuple):
-    """Tokens that fields of their own name, such as eos_token or image_token, and those that lists have."""
+    """Special tokens: `named` by fields of their own, such as eos_token or image_token, and `listed` in lists."""
 
     named: dict[str, _Token]
     listed: list[_Token]
@@ -73,7 +73,7 @@ class _TokenizerJson(msgspec.Struct):
 
 
 class _ModelSizes(msgspec.Struct):
-    """Of a config.json the rows of the embedding; those of the text model within come first."""
+    """The fields of a config.json that give the rows of the embedding; `text_config` has priority."""
 
     vocab_size: int | None = None
     text_config: "_ModelSizes | None" = None
@@ -83,7 +83,7 @@ class _ModelSizes(msgspec.Struct):
 
 
 def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
-    """The tokenizer in such a folder, with its chat template.
+    """The tokenizer in a Hugging Face folder, with its chat template.
 
     Raises:
         ConfigError: a file is missing or damaged.
@@ -116,7 +116,10 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
 
 
 def _special_tokens(folder: Path, options: _TokenizerConfig) -> _SpecialTokens:
-    """As transformers: special_tokens_map.json wins where there is no added_tokens_decoder; else it fills gaps."""
+    """The special tokens, by the rule of transformers.
+
+    special_tokens_map.json wins where there is no added_tokens_decoder; otherwise it only adds missing ones.
+    """
     files = [folder / name for name in ("tokenizer_config.json", "special_tokens_map.json")]
     first, second = (read_json(file, dict[str, Any], optional=True) for file in files)
     if options.added_tokens_decoder is None:
@@ -131,7 +134,7 @@ def _special_tokens(folder: Path, options: _TokenizerConfig) -> _SpecialTokens:
 
 
 def _declared_tokens(folder: Path, options: _TokenizerConfig, special: _SpecialTokens) -> dict[int, _Token]:
-    """The tokens that the files beside tokenizer.json name, by their ids; those without one have -1, -2 and so on."""
+    """The tokens in the files beside tokenizer.json, by id; tokens without an id have -1, -2 and so on."""
     by_name = {token.content: token for token in (*special.named.values(), *special.listed) if token.content}
     declared = dict(options.added_tokens_decoder or {})
     for name, index in read_json(folder / "added_tokens.json", dict[str, int], optional=True).items():
@@ -145,9 +148,10 @@ def _declared_tokens(folder: Path, options: _TokenizerConfig, special: _SpecialT
 def _changed_tokens(
     document: _TokenizerJson, decoder: Mapping[int, _Token], special: _SpecialTokens
 ) -> dict[int, _Token]:
-    """The added tokens of tokenizer.json that other files have otherwise, by their ids.
+    """The added tokens of tokenizer.json that other files change, by id, in their new form.
 
-    As in transformers, added_tokens_decoder says how they are found in a text, and a named one is special.
+    As in transformers, added_tokens_decoder gives the properties by which they are matched in a text, and tokens
+    named by a field are special.
     """
     names = {token.content for token in special.named.values()}
     changed: dict[int, _Token] = {}
@@ -164,9 +168,9 @@ def _changed_tokens(
 def _missing_tokens(
     folder: Path, document: _TokenizerJson, vocabulary: Mapping[str, int], declared: Mapping[int, _Token]
 ) -> dict[int, _Token]:
-    """Of these the ones that tokenizer.json does not have as added tokens, by the ids that they get.
+    """The declared tokens that are not among the added tokens of tokenizer.json, by the ids that they get.
 
-    `tokenizers` numbers what it adds from the end of the vocabulary on, so tokens of ids between are made up. Those
+    `tokenizers` numbers added tokens from the end of the vocabulary on, so placeholder tokens fill unused ids. Tokens
     without an id come last, as far as the embedding has rows.
     """
     rows = read_json(folder / "config.json", _ModelSizes, optional=True).num_rows()
@@ -205,7 +209,7 @@ def _missing_tokens(
 
 
 def _with_tokens(path: Path, added: Mapping[int, _Token]) -> Path:
-    """A copy of a tokenizer.json in the cache folder, with more added tokens, or others of some ids."""
+    """A copy of a tokenizer.json in the cache folder, with these added tokens, which replace those of the same ids."""
     content = path.read_bytes()
     document = msgspec.json.decode(content)
     entries = [{"id": index, **msgspec.structs.asdict(token)} for index, token in sorted(added.items())]
@@ -232,7 +236,7 @@ def _chat_template(folder: Path, options: _TokenizerConfig) -> str | None:
     if file.is_file():
         return _template_text(file)
     template = options.chat_template
-    if isinstance(template, list):  # Several named ones: the one that transformers takes, too.
+    if isinstance(template, list):  # Several named templates: take the default one, as transformers does.
         return next((named.template for named in template if named.name == "default"), None)
     return template
 
@@ -246,7 +250,7 @@ def _tool_chat_template(folder: Path, options: _TokenizerConfig) -> str | None:
 
 
 def _template_text(file: Path) -> str:
-    """With characters that are none replaced: a template may be of use although its author's name is not."""
+    """The text of a template. Invalid characters are replaced, since the template may still be usable."""
     content = file.read_bytes()
     encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:
@@ -257,7 +261,7 @@ def _template_text(file: Path) -> str:
 
 
 def _token(value: Any) -> _Token:
-    """A special token that a file has as a text, or with its properties; else one without a text."""
+    """A special token from a text or an object with properties; for any other value, one with an empty text."""
     try:
         return msgspec.structs.replace(msgspec.convert(value, _Token), special=True)
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""Reads the JSON files of a folder as structs, as Python writes them. Knows no field."""
+"""Reads JSON files, as Python writes them, as structs. Knows no field."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ def read_json(path: Path, kind: type[_T], optional: bool = False) -> _T:
     """A JSON file as `kind`; its defaults if the file is optional and absent.
 
     Raises:
-        ConfigError: it is missing or damaged.
+        ConfigError: the file is missing or damaged.
     """
     if optional and not path.is_file():
         return kind()
@@ -30,7 +30,7 @@ def read_json(path: Path, kind: type[_T], optional: bool = False) -> _T:
 
 
 def _decoded(content: bytes, kind: type[_T]) -> _T:
-    """Python writes Infinity and NaN, which are no JSON, and whose place only its own decoder knows."""
+    """Decode JSON that may have Infinity and NaN: Python writes them, and only its own decoder accepts them."""
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError:

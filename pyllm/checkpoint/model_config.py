@@ -1,4 +1,4 @@
-"""A config.json as the families and transformers read it: one spelling of each setting, with the user's overrides.
+"""Reads a config.json in the form for families and transformers: one spelling per setting, overrides applied.
 
 Knows no family's fields and no tensor.
 """
@@ -11,27 +11,27 @@ from pyllm.checkpoint.json_files import read_json
 from pyllm.families.registry import spelled_architecture
 
 _ROPE = ("rope_parameters", "rope_scaling")
-# What is rotated how fast, before any scaling: it may stand in the section about RoPE or beside it.
+# Base and rotated share of RoPE, before any scaling; they stand in a RoPE section or beside it.
 _ROPE_BASE = ("rope_theta", "partial_rotary_factor")
 _FULL = "full_attention"
-# Names of one setting each, of which readers look at the first that is there.
+# Alternative names of one setting; readers take the first that is present.
 _SPELLINGS = (("num_local_experts", "num_experts"), ("quantization_config", "compression_config"))
 
 Fields = dict[str, Any]
 
 
 class ModelFields(NamedTuple):
-    """The fields of a config.json; a class without a head, such as LlamaModel, gives embeddings only."""
+    """The fields of a config.json; `has_head` is false for a class such as LlamaModel, which gives embeddings only."""
 
     fields: Fields
     has_head: bool
 
 
 def read_model_config(folder: Path, overrides: Mapping[str, Any] | None = None) -> ModelFields:
-    """The fields of a folder's config.json, with `overrides` in place of its own.
+    """The fields of a folder's config.json, some of them replaced by `overrides`.
 
     Raises:
-        ConfigError: it is missing or damaged.
+        ConfigError: the file is missing or damaged.
     """
     fields = read_json(folder / "config.json", dict[str, Any])
     fields = _with_one_rope(_overridden(fields, dict(overrides)) if overrides else fields)
@@ -41,7 +41,7 @@ def read_model_config(folder: Path, overrides: Mapping[str, Any] | None = None) 
 
 
 def _overridden(fields: Fields, overrides: Fields) -> Fields:
-    """An override also takes the place of another spelling of its setting, there and in the text model within."""
+    """The fields with overrides, which also replace other spellings of their settings, here and in `text_config`."""
     text, rope = fields.get("text_config"), overrides.get("rope_parameters")
     if isinstance(text, dict) and isinstance(overrides.get("text_config", {}), dict):
         of_rope = {name: overrides[name] for name in (*_ROPE, *_ROPE_BASE) if name in overrides}
@@ -60,10 +60,10 @@ def _overridden(fields: Fields, overrides: Fields) -> Fields:
 
 
 def _with_one_rope(fields: Fields) -> Fields:
-    """`rope_scaling` wins over `rope_parameters`, as in transformers: recipes for longer contexts add it.
+    """Merge `rope_scaling`, which wins, into `rope_parameters`, as in transformers: recipes for longer contexts add it.
 
-    It leaves the base to the other one; transformers falls back to that of its class then, which no such recipe means.
-    Where each type of layers has parameters of its own, it is about full attention, as in transformers.
+    The base of `rope_parameters` stays; transformers falls back to the default of its class, which no such recipe
+    means. Where each type of layers has its own parameters, `rope_scaling` applies to full attention only.
     """
     newer, older = (fields.get(name) for name in _ROPE)
     if not isinstance(newer, dict) or not isinstance(older, dict) or not newer or not older:
@@ -78,12 +78,12 @@ def _with_one_rope(fields: Fields) -> Fields:
 
 
 def _base_of(rope: Fields, fields: Fields) -> Fields:
-    """Those of a section about RoPE, but for what stands beside the sections."""
+    """Base and rotated share in a RoPE section, without those that `fields` has beside the section."""
     return {name: rope[name] for name in _ROPE_BASE if name in rope and fields.get(name) is None}
 
 
 def _with_architecture(fields: Fields) -> ModelFields:
-    """In the families' spelling; where none is named, by the type of the model, as transformers finds it."""
+    """The fields with the architecture in the families' spelling; if it is missing, derived from `model_type`."""
     fields = fields | {"architectures": fields.get("architectures") or None}
     named = fields["architectures"] or [""]
     if not isinstance(named, list) or not isinstance(named[0], str):

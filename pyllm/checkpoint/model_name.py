@@ -13,7 +13,7 @@ from pyllm.errors import ConfigError
 FORMS = "owner/repo, owner/repo:Q4_K_M, owner/repo@revision or owner/repo/file.gguf"
 
 _HOSTS = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
-# In a browser's address: the revision, then the file.
+# A browser's address: repository, revision, then the file.
 _ADDRESS = re.compile(r"([^/]+/[^/]+)/(?:tree|blob|resolve)/([^/]+)/?(.*?)(?:\?.*)?")
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
 _NAME = re.compile(
@@ -24,7 +24,7 @@ _NAME = re.compile(
 
 
 class HubName(msgspec.Struct, frozen=True, kw_only=True):
-    """A repository of the hub, with what was said of the files in it. `text` is the name as it was written."""
+    """A repository of the hub, with revision and file or quantization. `text` is the name as it was written."""
 
     text: str
     repository: str
@@ -35,7 +35,7 @@ class HubName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_model(text: str) -> Path | HubName:
-    """What a model's name stands for. A path that exists wins; so does one that looks like none but a path.
+    """The path or hub name that `text` means. An existing path wins, and so does a text that can only be a path.
 
     Raises:
         ConfigError: it is neither.
@@ -43,17 +43,17 @@ def parse_model(text: str) -> Path | HubName:
     path = Path(text).expanduser()
     if text.startswith(("/", "./", "../", "~")) or text in {".", ".."} or path.exists():
         return path.absolute()
-    # Without the host, two words that end so are a file that is not there.
+    # Without the host, `word/word.gguf` is a missing file, not a repository.
     if not _HOSTS.match(text) and (text.count("/") == 0 or (text.count("/") == 1 and text.lower().endswith(".gguf"))):
         raise _unknown(text)
     return parse_hub_name(text)
 
 
 def parse_hub_name(text: str) -> HubName:
-    """A repository's name, whatever there is on this machine.
+    """The hub name in `text`, even if a path of that name exists.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is no name of the hub.
     """
     name, has_host = _HOSTS.subn("", text, count=1)
     address = _ADDRESS.fullmatch(name) if has_host else None
@@ -82,10 +82,10 @@ def parse_hub_name(text: str) -> HubName:
 
 
 def at_revision(text: str, revision: str, option: str) -> str:
-    """The name of a model with its revision; `option` is what gives the revision, and nothing if it is empty.
+    """The name of a model with a revision, if that is not empty. `option` names the setting in errors.
 
     Raises:
-        ConfigError: the name is none of the hub, or has another revision.
+        ConfigError: the name is not that of a hub model, or has another revision.
     """
     if not revision:
         return text
@@ -98,7 +98,7 @@ def at_revision(text: str, revision: str, option: str) -> str:
 
 
 def is_within(name: str) -> bool:
-    """Whether a relative path, as a repository or an index has it, stays in its folder."""
+    """Whether a relative path from a repository or an index stays in its folder."""
     return bool(name) and "\\" not in name and "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
 
 

@@ -1,6 +1,6 @@
-"""Puts the tensors of each quantised matrix of a folder together: its integers, scales and zero points.
+"""Groups the tensors of each quantised matrix of a folder: its integers, scales and zero points.
 
-Knows no parameter of a model, and reads no weights: only the small tensors that say how others lie.
+Knows no parameter of a model. Reads no weights, only small tensors with shapes and group indices.
 """
 
 import math
@@ -13,7 +13,7 @@ from pyllm.errors import ConfigError
 from pyllm.families.tensors import FileTensor, Quantised
 
 if TYPE_CHECKING:
-    import numpy as np  # Few models need it, and every start would wait for it.
+    import numpy as np  # Imported only when needed: few models need it, and it would delay every start.
     import numpy.typing as npt
 
 Shape = tuple[int, ...]
@@ -22,15 +22,15 @@ _FLOATS = ("F16", "BF16", "F32")
 _BYTES = {"int": "I8", "float8": "F8_E4M3"}
 _INTEGERS = {"I32": "<i4", "I64": "<i8"}
 _MXFP4_BYTES = 16  # of a block of 32 floats
-# Of activations and of the KV cache, which the kernels scale themselves.
+# Scales of activations and of the KV cache, which the kernels compute themselves.
 _UNUSED = (".input_scale", ".input_zero_point", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
 
 
 class Gathered(NamedTuple):
-    """The tensors of a folder, each quantised matrix among them as one, under the name that it would have as floats.
+    """The tensors of a folder; each quantised matrix is one tensor, with the name that it would have as floats.
 
-    `quantised` says how those are quantised. `no_biases` names biases of zeros, which programs for GPTQ write where a
-    model has none.
+    `quantised` has the quantisation of each of these. `no_biases` names biases of zeros, which programs for GPTQ write
+    where a model has none.
     """
 
     tensors: list[FileTensor]
@@ -39,10 +39,10 @@ class Gathered(NamedTuple):
 
 
 def gather(found: Sequence[FileTensor], config: QuantizationConfig | None, files: Sequence[str]) -> Gathered:
-    """Put the tensors of each quantised matrix together.
+    """Group the tensors of each quantised matrix.
 
     Raises:
-        ConfigError: some are missing, do not fit one another or the configuration, or have a type that they must not.
+        ConfigError: tensors are missing, do not fit one another or the configuration, or have a wrong type.
     """
     folder = _Folder({tensor.name: tensor for tensor in found}, files)
     if len(folder.tensors) != len(found):
@@ -94,7 +94,7 @@ class _Module:
         self._found = [elements]
 
     def optional(self, *endings: str) -> FileTensor | None:
-        """The first of these tensors that the matrix has."""
+        """The first tensor with one of these endings that the matrix has; None without one."""
         names = (f"{self.name}.{ending}" for ending in endings)
         tensor = next((self._folder.tensors[name] for name in names if name in self._folder.tensors), None)
         if tensor is not None:
@@ -102,14 +102,14 @@ class _Module:
         return tensor
 
     def part(self, ending: str, types: Sequence[str], shape: Shape | None = None) -> FileTensor:
-        """One of its tensors, of one of these types, and of this shape where one is given."""
+        """The tensor with this ending, checked for type and, where one is given, shape."""
         tensor = self.optional(ending)
         if tensor is None:
             raise ConfigError(f"tensor {self.elements.name!r} is quantised, and the files have no {ending} of it")
         return _checked(tensor, types, shape)
 
     def integers(self, tensor: FileTensor) -> "npt.NDArray[np.int64]":
-        """The content of a small tensor of whole numbers."""
+        """The content of a small tensor of integers."""
         import numpy as np
 
         stored = np.frombuffer(self._folder.content(tensor), _INTEGERS[tensor.type])
@@ -120,12 +120,12 @@ class _Module:
         return self._folder.content(tensor)
 
     def mark_used(self) -> None:
-        """Its tensors are found, and belong to nothing else."""
+        """Mark the tensors that were found as parts of this matrix."""
         self._folder.used.update(tensor.name for tensor in self._found)
 
 
 def _fit(module: _Module, schemes: Sequence[Scheme]) -> tuple[FileTensor, Quantised]:
-    """The matrix, by the first scheme that its tensors fit."""
+    """The matrix, read by the first scheme that its tensors fit."""
     refusal: ConfigError | None = None
     for scheme in schemes:
         try:
@@ -152,7 +152,7 @@ def _read_bytes(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
     zeros = module.optional("weight_zero_point")
     for tensor, types in ((scales, _FLOATS), (zeros, ("I8",))):
         if tensor is not None:
-            # What is one row or column of scales may be written as a vector, or as a number.
+            # A single row or column of scales may be stored as a vector, or as a scalar.
             is_flat = min(grid) == 1 and math.prod(tensor.shape) == math.prod(grid)
             _checked(tensor, types, None if is_flat else grid)
     if zeros is None and not scheme.symmetric:
@@ -165,7 +165,7 @@ def _read_bytes(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
 
 
 def _refuse_zero_points(module: _Module, bits: int) -> None:
-    """Refuse zero points of a symmetric scheme, unless all are neutral: 0, or the middle of packed ones."""
+    """Refuse zero points of a symmetric scheme, unless all are neutral: 0, or the middle of the range if packed."""
     zeros = module.optional("weight_zero_point")
     if zeros is not None and not set(module.content(zeros)) <= {0, {4: 0x88, 8: 0x80}.get(bits, 0)}:
         raise ConfigError(f"tensor {zeros.name!r} has zero points, and the scheme of its matrix is symmetric")
@@ -214,7 +214,7 @@ def _read_awq(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
 
 
 def _read_mxfp4(folder: _Folder, blocks: FileTensor) -> tuple[FileTensor, Quantised]:
-    """Matrices of blocks, one behind the other: [matrices, rows, blocks of a row, bytes]."""
+    """Matrices in one tensor of MXFP4 blocks: [matrices, rows, blocks of a row, bytes]."""
     name = blocks.name.removesuffix("_blocks")
     if (scales := folder.tensors.get(f"{name}_scales")) is None:
         raise ConfigError(f"tensor {blocks.name!r} is quantised, and the files have no {name}_scales")
@@ -232,7 +232,7 @@ _READERS = {"bytes": _read_bytes, "packed": _read_packed, "gptq": _read_gptq, "a
 
 
 def _groups(module: _Module, scheme: Scheme, ending: str, columns: int, group: int) -> FileTensor | None:
-    """The tensor that says each column's group; None where they follow one another."""
+    """The tensor with each column's group index; None where the groups are in order."""
     if not scheme.has_group_index and module.optional(ending) is None:
         return None
     tensor = module.part(ending, ("I32",), (columns,))
@@ -255,7 +255,7 @@ def _matrix(tensor: FileTensor, wanted_type: str) -> tuple[int, int]:
 
 
 def _words(count: int, bits: int) -> int:
-    """Words of 32 bits that hold so many integers."""
+    """Number of 32-bit words that hold `count` integers."""
     return -(-count * bits // 32)
 
 

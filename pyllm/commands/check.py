@@ -1,6 +1,6 @@
-"""`pyllm check`: what this machine can do, what a model would need, and what is wrong, with the fix. Loads no weights.
+"""`pyllm check`: reports what this machine can do, what a model needs, and each problem with its fix. Loads no weights.
 
-It takes the flags of `pyllm serve`, and looks at what that would find.
+Takes the flags of `pyllm serve`, and checks them for the faults that would stop that command.
 """
 
 import argparse
@@ -85,7 +85,7 @@ _CANNOT_RUN = 1
 
 
 def add_arguments(parser: SettingsParser) -> None:
-    """What the command takes."""
+    """Declare the command's arguments."""
     parser.usage = USAGE
     parser.shorten_help(COMMON)
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
@@ -101,7 +101,7 @@ def add_arguments(parser: SettingsParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what was found; gives 1 where something would stop a server.
+    """Print the report; return 1 where something would stop a server.
 
     Raises:
         ConfigError: a value is wrong, or there is no such model.
@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _look_at_model(engine: EngineConfig, limits: SystemLimits) -> tuple[ModelNeeds | None, list[Finding]]:
-    """What the model needs, where it can be read, and what a server would say of it before it loads it.
+    """Needs of the model (None if it cannot be read), and the problems that a server would report before it loads it.
 
     Raises:
         ConfigError: there is no such model.
@@ -143,7 +143,7 @@ def _look_at_model(engine: EngineConfig, limits: SystemLimits) -> tuple[ModelNee
     hub = Hub(cache_dir=model.download_dir or None, token=model.hf_token or None)
     try:
         path = find_model(place, msgspec.structs.replace(hub, offline=True))
-    except ConfigError:  # Not here, or not whole: the hub knows more.
+    except ConfigError:  # Not on this machine, or incomplete: read the headers from the hub.
         return _outline_needs(engine, place, hub, limits)
     return _needs(engine, path, place.text, limits)
 
@@ -151,7 +151,7 @@ def _look_at_model(engine: EngineConfig, limits: SystemLimits) -> tuple[ModelNee
 def _outline_needs(
     engine: EngineConfig, place: HubName, hub: Hub, limits: SystemLimits
 ) -> tuple[ModelNeeds | None, list[Finding]]:
-    """Of a model that is on the hub alone, by the headers of its files."""
+    """Needs and problems of a model that is only on the hub, read from the headers of its files."""
     with tempfile.TemporaryDirectory(prefix="pyllm-check-") as folder:
         path = outline_model(place, hub, Path(folder))
         try:
@@ -167,7 +167,7 @@ def _outline_needs(
 def _needs(
     engine: EngineConfig, path: Path, name: str, limits: SystemLimits
 ) -> tuple[ModelNeeds | None, list[Finding]]:
-    """Of a model at a path, with a name of the hub if it has one."""
+    """Needs and problems of a model at a path; `name` is its name on the hub, or empty."""
     model = msgspec.structs.replace(engine.model, model=str(path), revision="")
     with _Warnings() as warnings:
         try:
@@ -199,8 +199,8 @@ def _look_at_template(checkpoint: Checkpoint) -> list[Finding]:
 
 
 def _look_at_server(engine: EngineConfig, server: ServerConfig) -> list[Finding]:
-    """What a server would end with whatever its model is."""
-    from pyllm.frontend.edge import load_middleware  # Takes a while.
+    """Problems that would stop a server whatever its model is."""
+    from pyllm.frontend.edge import load_middleware  # Slow to import.
 
     found = _errors(lambda: resolve_server(server))
     found = found or _errors(*(partial(load_middleware, name) for name in server.middleware))
@@ -220,7 +220,7 @@ def _errors(*looks: Callable[[], object]) -> list[Finding]:
 
 
 def _address(server: ServerConfig) -> list[Finding]:
-    """Whether a server could listen where it is to."""
+    """The problem that keeps a server from listening at its address, if there is one."""
     try:
         with bind_unix_listener(server.uds) if server.uds else bind_listener(server.host, server.port):
             return []
@@ -230,7 +230,7 @@ def _address(server: ServerConfig) -> list[Finding]:
 
 
 class _Warnings(logging.Handler):
-    """Warnings of this package in a block, as findings."""
+    """Collects the warnings that pyllm logs inside a `with` block, as findings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -250,7 +250,7 @@ class _Warnings(logging.Handler):
         self._logger.propagate = self._propagated
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it."""
+        """Add the record to the findings."""
         self.findings.append(Finding("warning", record.getMessage(), ""))
 
 

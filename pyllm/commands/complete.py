@@ -1,4 +1,4 @@
-"""`pyllm complete`: one completion for pipes, by a server or by an engine inside."""
+"""`pyllm complete`: one completion for pipes, by a server or by an engine in this process tree."""
 
 import argparse
 import asyncio
@@ -19,7 +19,7 @@ COMMON = (
     *("chat", "max-tokens", "temperature", "top-p", "seed", "stop", "n", "json-schema"),
     *("url", "api-key", "model-name", "max-model-len"),
 )
-MAX_TOKENS = 256  # of a completion, which may have no end of its own
+MAX_TOKENS = 256  # of a completion, which may never end by itself
 EXAMPLES = """examples:
   pyllm complete "The capital of France is" --max-tokens 8 --temperature 0
   git diff | pyllm complete --chat Qwen/Qwen3-0.6B > summary.txt
@@ -34,10 +34,10 @@ _MODEL = re.compile(r"(/|\./|\.\./|~).*|.*://.*|.*\.gguf|[\w.-]+/[\w.-]+([/:@][\
 
 
 class CompletionParser(SettingsParser):
-    """Lets flags stand between the model and the prompt."""
+    """Accepts flags between the model and the prompt."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's own; it calls this again, when the positional arguments are set aside."""
+        """Parse flags and positional arguments in any order. argparse calls this method again, for the flags alone."""
         if self._is_intermixed:
             return super().parse_known_args(args, namespace)
         self._is_intermixed = True
@@ -53,7 +53,7 @@ PARSER = CompletionParser
 
 
 def add_arguments(parser: SettingsParser) -> None:
-    """What the command takes."""
+    """Declare the command's arguments."""
     parser.usage = USAGE
     parser.shorten_help(COMMON)
     add_source_arguments(parser)
@@ -73,7 +73,7 @@ def add_arguments(parser: SettingsParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the completion; gives the exit code."""
+    """Print the completion; return the exit code."""
     from pyllm import terminal_chat
 
     options.model_argument, prompt = split_arguments(options)
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def split_arguments(options: argparse.Namespace) -> tuple[str | None, str | None]:
-    """The model, and the prompt, as far as they are there."""
+    """The model and the prompt; None for one that is not given. A single argument may be either."""
     first, second = options.model_argument, options.prompt_argument
     if second is not None or first is None:
         return first, second

@@ -21,7 +21,7 @@ COMMON = ("bind", "curve-keys", "max-model-len", "kv-cache-memory-bytes", "max-n
 
 
 def add_arguments(parser: SettingsParser) -> None:
-    """What the command takes."""
+    """Declare the command's arguments."""
     parser.usage = USAGE
     parser.shorten_help(COMMON)
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
@@ -32,14 +32,14 @@ def add_arguments(parser: SettingsParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until a signal; gives the exit code."""
-    # First of all, so that in a JSON log also what is wrong with the settings is a record.
+    """Serve until a signal; return the exit code."""
+    # First, so that errors in the settings are records in a JSON log, too.
     log.configure("pyllm::serve", config_part(LogConfig, given_settings(options, LogConfig)))
     engine, notices = read_engine(options)
     headless = config_part(HeadlessConfig, given_settings(options, HeadlessConfig))
     say_start(engine)
     announce(notices)
 
-    from pyllm.launch import serve as launcher  # Takes a while.
+    from pyllm.launch import serve as launcher  # Slow to import.
 
     return launcher.serve_core(engine, headless)

@@ -7,13 +7,13 @@ from pyllm.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Declare the command's arguments."""
     parser.add_argument("folder", type=_folder, metavar="FOLDER", help="new folder for the keys of server and client")
     parser.epilog = "example:\n  pyllm keygen keys && pyllm core --bind tcp://0.0.0.0:5555 --curve-keys keys"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the keys, and say who gets which."""
+    """Write the keys, and say which keys server and clients get."""
     from pyllm.wire import curve
 
     try:

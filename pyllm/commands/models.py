@@ -1,4 +1,4 @@
-"""`pyllm models`: the models on this machine, which of them run, and which fit. Loads no weights."""
+"""`pyllm models`: lists the models on this machine, and whether each runs and fits. Loads no weights."""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ _SHORT_COMMIT = 7
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A model as it is listed. `reason` says why pyllm cannot run it, or may not; None: not known."""
+    """A model as it is listed. `reason` says why pyllm cannot or may not run it; None means not known."""
 
     name: str
     format: str
@@ -29,7 +29,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Declare the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 

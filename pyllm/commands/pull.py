@@ -1,4 +1,4 @@
-"""`pyllm pull`: downloads a model of the Hugging Face hub. Reads no model."""
+"""`pyllm pull`: downloads a model from the Hugging Face hub. Reads no model."""
 
 import argparse
 
@@ -8,7 +8,7 @@ from pyllm.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Declare the command's arguments."""
     parser.add_argument("name", metavar="NAME", help=FORMS)
     parser.epilog = "example:\n  pyllm pull Qwen/Qwen3-0.6B"
 

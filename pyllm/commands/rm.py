@@ -6,13 +6,13 @@ from pyllm.checkpoint import FORMS, parse_hub_name, remove, size_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Declare the command's arguments."""
     parser.add_argument("name", metavar="NAME", help=FORMS)
     parser.epilog = "example:\n  pyllm rm Qwen/Qwen3-0.6B"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Delete the model and print what was freed."""
+    """Delete the model and print how much space that freed."""
     freed = remove(parse_hub_name(options.name))
     print(f"deleted {options.name}: {size_text(freed)} freed")
     return 0

@@ -1,4 +1,4 @@
-"""`pyllm batch`: a file of requests in OpenAI's batch format, on a model that it serves to itself, or on a server."""
+"""`pyllm batch`: runs a file of requests in OpenAI's batch format, on a model in this process tree or on a server."""
 
 import argparse
 import asyncio
@@ -30,7 +30,7 @@ COMMON = (
     *("input-file", "output-file", "base-url", "api-key", "max-concurrency", "served-model-name", "max-model-len"),
     *("max-num-seqs", "kv-cache-memory-bytes", "tensor-parallel-size", "config"),
 )
-# Settings of a server that change answers, or how it starts.
+# Server settings that change answers or the start of the server.
 SERVER_SETTINGS = frozenset(
     {
         *("tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_role"),
@@ -45,7 +45,7 @@ EXAMPLES = """examples:
 
 The same command again goes on where a run ended, however it ended."""
 
-# Requests at once for each sequence that runs at once: the engine is never without one that waits.
+# Concurrent requests for each sequence that can run: a request always waits in the engine's queue.
 _REQUESTS_PER_SEQUENCE = 2
 _REMOTE_CONCURRENCY = 256
 _FAILED, _INTERRUPTED = 1, 130
@@ -53,7 +53,7 @@ _MAX_PROBLEMS = 20  # that are listed
 
 
 def add_arguments(parser: SettingsParser) -> None:
-    """What the command takes."""
+    """Declare the command's arguments."""
     parser.usage = USAGE
     parser.shorten_help(COMMON)
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
@@ -88,7 +88,7 @@ def add_arguments(parser: SettingsParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer all requests that have no answer yet; gives 1 where any request of the file failed, now or before."""
+    """Answer all requests that have no answer yet; return 1 where any request of the file failed, now or before."""
     base_url, trust = _base_url(options), trust_of(options)
     engine, notices = read_engine(options)
     given = given_settings(options, ServerConfig)
@@ -130,7 +130,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_requests(path: Path) -> RequestFile:
-    """The file; where several lines are wrong, they are listed before the error is."""
+    """Open the request file. Where several lines are wrong, print them all before raising the error."""
     try:
         return RequestFile(path)
     except WrongLinesError as error:
@@ -147,7 +147,7 @@ def _serve(
     concurrency: int | None,
     work: Callable[[BatchServer], Coroutine[None, None, None]],
 ) -> bool:
-    """Do the work on a server of our own; False where a signal ended it."""
+    """Start a server and run `work` on it; False where a signal ended the work."""
     from pyllm.launch import serve as launcher
 
     log.configure("pyllm::serve", engine.log)
@@ -161,7 +161,7 @@ def _serve(
 
 
 def _base_url(options: argparse.Namespace) -> str:
-    """The address without `/v1`; empty where a model is to be served."""
+    """The server's address without `/v1`; empty where the command serves a model itself."""
     if options.base_url is None:
         if options.server_key is not None:
             raise ConfigError("--api-key is for a server that runs: give --base-url, too")

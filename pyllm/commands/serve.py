@@ -34,11 +34,11 @@ Flags are vLLM's where vLLM has the thing; docs/vllm-flags.md lists what becomes
 
 
 def add_arguments(parser: SettingsParser) -> None:
-    """What the command takes."""
+    """Declare the command's arguments."""
     parser.usage = USAGE
     parser.shorten_help(COMMON)
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
-    # Read before all others, by `split_config`; here for the help.
+    # `split_config` reads it before all others; declared here for the help.
     parser.add_argument("--config", metavar="FILE", help="YAML file of flags and values: max-model-len: 4096")
     add_settings(parser, ServerConfig)
     add_engine_settings(parser)
@@ -47,14 +47,14 @@ def add_arguments(parser: SettingsParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until a signal; gives the exit code."""
-    # First of all, so that in a JSON log also what is wrong with the settings is a record.
+    """Serve until a signal; return the exit code."""
+    # First, so that errors in the settings are records in a JSON log, too.
     log.configure("pyllm::serve", config_part(LogConfig, given_settings(options, LogConfig)))
     engine, notices = read_engine(options)
     server = config_part(ServerConfig, given_settings(options, ServerConfig))
     say_start(engine)
     announce(notices)
 
-    from pyllm.launch import serve as launcher  # Takes a while.
+    from pyllm.launch import serve as launcher  # Slow to import.
 
     return launcher.serve(engine, server)

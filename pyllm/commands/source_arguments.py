@@ -1,4 +1,4 @@
-"""Where answers come from, as arguments: a model with the settings of its engine, or a server. Opens nothing."""
+"""Arguments that name the source of answers: a model with engine settings, or a server. Opens neither."""
 
 import argparse
 import contextlib
@@ -20,7 +20,7 @@ MODEL_OR_URL_HELP = (
 
 
 def add_source_arguments(parser: SettingsParser) -> None:
-    """The server's, and the settings of an engine inside."""
+    """Arguments of a server, and the settings of an engine in this process tree."""
     parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_OR_URL_HELP)
     group = parser.add_argument_group("server", "A server that answers, instead of an engine inside.")
     group.add_argument("--url", metavar="URL", help="its address; the same as in place of MODEL")
@@ -33,7 +33,7 @@ def add_source_arguments(parser: SettingsParser) -> None:
 
 
 def source_request(options: argparse.Namespace) -> SourceRequest:
-    """What the arguments ask for. Flags without an effect are named on stderr.
+    """The source that the arguments name. Flags without an effect are listed on stderr.
 
     Raises:
         ConfigError: the model is named twice, or a setting is wrong.
@@ -58,10 +58,10 @@ def source_request(options: argparse.Namespace) -> SourceRequest:
 
 @contextlib.contextmanager
 def only_warnings(process: str) -> Iterator[None]:
-    """Log what is wrong and no more, in this program and the processes that it starts, unless PYLLM_LOG_LEVEL is set.
+    """Log warnings and errors only, in this process and those that it starts, unless PYLLM_LOG_LEVEL is set.
 
     Raises:
-        ConfigError: it is set to no level.
+        ConfigError: PYLLM_LOG_LEVEL is not a log level.
     """
     is_set = "PYLLM_LOG_LEVEL" in os.environ
     os.environ.setdefault("PYLLM_LOG_LEVEL", "WARNING")  # The processes inherit it.

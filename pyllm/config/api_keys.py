@@ -1,7 +1,7 @@
-"""API keys: who may use the server, and how much. Knows neither requests nor how they are counted.
+"""API keys, and the limits of their accounts. Knows neither requests nor their counters.
 
-A key is 256 random bits, so that its plain SHA-256 tells nobody anything: there is nothing to guess, and no salt or
-slow hash is needed. Keys themselves are never stored.
+A key is 256 random bits, so a plain SHA-256 is enough: it cannot be guessed, and needs neither salt nor a slow hash.
+Keys themselves are never stored.
 """
 
 import hashlib
@@ -19,19 +19,19 @@ from msgspec import Meta
 
 from pyllm.errors import ConfigError
 
-# The environment variable that may hold a key, and the name that it has.
+# The environment variable that may hold a key, and the name of that key.
 VARIABLE = "PYLLM_API_KEY"
 VARIABLE_NAME = "default"
 
 Limit = Annotated[int, Meta(ge=0, le=1 << 53)]
-# An admin may also use what shows or changes more than its own: the routes below /admin.
+# An admin may also use the routes below /admin, which show or change more than the admin's own requests.
 Role = Literal["user", "admin"]
 
 logger = logging.getLogger(__name__)
 
 
 class Allowance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one account may have; 0: no limit."""
+    """The limits of one account; 0: no limit."""
 
     max_requests_per_minute: Limit = 0
     max_tokens_per_minute: Limit = 0
@@ -39,7 +39,7 @@ class Allowance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One key. `name` is the tenant of whoever has it; limits that are None are the server's."""
+    """One key. `name` is the tenant of its requests; limits that are None are the server's."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^(?!\s*$)[^\x00-\x1f\x7f]*$")]
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -49,7 +49,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_concurrent_requests: Limit | None = None
 
     def allowance(self, default: Allowance) -> Allowance:
-        """Its limits, and the server's where it has none of its own."""
+        """The limits of the key; for those that it does not set, the server's `default`."""
         own = {name: value for name in Allowance.__struct_fields__ if (value := getattr(self, name)) is not None}
         return msgspec.structs.replace(default, **own)
 
@@ -59,7 +59,7 @@ class _KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyRing:
-    """The keys that a server takes; without any it asks for none."""
+    """The keys that a server accepts; without any, requests need no key."""
 
     def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
         self.replace(keys)
@@ -69,20 +69,20 @@ class KeyRing:
 
     @property
     def entries(self) -> tuple[ApiKey, ...]:
-        """All of them."""
+        """All keys."""
         return tuple(key for _, key in self._keys)
 
     def replace(self, keys: Sequence[ApiKey]) -> None:
-        """Take these from now on, and no others."""
+        """Accept these keys from now on, and no others."""
         self._keys = [(bytes.fromhex(key.sha256), key) for key in keys]
 
     @property
     def has_admin(self) -> bool:
-        """Whether one of them is an admin's."""
+        """Whether a key has the role admin."""
         return any(key.role == "admin" for _, key in self._keys)
 
     def find(self, presented: bytes) -> ApiKey | None:
-        """The entry of a key. The time it takes does not depend on which one it is, nor on how much of it is right."""
+        """The entry of a key; None if it is unknown. Takes the same time for every key, known, similar or unknown."""
         digest = hashlib.sha256(presented).digest()
         found = None
         for known, key in self._keys:
@@ -107,7 +107,7 @@ def new_key(name: str, role: Role = "user") -> tuple[str, str]:
 
 
 def read_api_keys(file: str, environment: Mapping[str, str] = os.environ) -> tuple[ApiKey, ...]:
-    """The keys of a JSON or TOML file, where one is named, and of the environment, where it has one.
+    """The keys of a JSON or TOML file, if one is named, and that of the environment variable, if it is set.
 
     Raises:
         ConfigError: the file cannot be read, has a wrong or no entry, or two of one name with different limits.
@@ -123,7 +123,7 @@ def read_api_keys(file: str, environment: Mapping[str, str] = os.environ) -> tup
 
 
 def check_accounts(keys: Sequence[ApiKey]) -> None:
-    """Raises `ConfigError` if keys of one name, which are one account, have different limits."""
+    """Raise `ConfigError` if keys of one name, which are one account, have different limits."""
     limits: dict[str, Allowance] = {}
     for each in keys:
         allowance = each.allowance(Allowance())

@@ -1,4 +1,4 @@
-"""The API keys and the certificate of a server, read from their files at one time. Knows no process and no request."""
+"""The API keys and certificate of a server, read from their files together. Knows no process and no request."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from pyllm.errors import ConfigError
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server takes and shows. Processes get it whole and read no file, so that all of them have the same.
+    """API keys and certificate of a server. Processes get them by message and read no file, so that all have the same.
 
-    `fixed_keys` are of flags and the environment, `file_keys` of the file. The other three are PEM, empty without TLS.
+    `fixed_keys` are from flags and the environment, `file_keys` from the file. The others are PEM, empty without TLS.
     """
 
     fixed_keys: tuple[ApiKey, ...] = ()
@@ -23,11 +23,11 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:
-        """All that the server takes."""
+        """All keys that the server accepts."""
         return self.file_keys + self.fixed_keys
 
     def summary(self) -> str:
-        """For the log."""
+        """A description for the log, without secrets."""
         return f"{len(self.keys)} API keys{', the certificate' if self.certificate else ''}"
 
     def __repr__(self) -> str:
@@ -35,14 +35,14 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_credentials(server: ServerConfig, fixed_keys: tuple[ApiKey, ...] = ()) -> Credentials:
-    """Read all files that the settings name; `tls.tls_context` says whether the certificate can be used.
+    """Read all files that the settings name; `tls.tls_context` checks the certificate.
 
     Raises:
         ConfigError: a file cannot be read, or keys of one name have different limits.
     """
     file_keys = read_api_keys(server.api_key_file, {}) if server.api_key_file else ()
     check_accounts(file_keys + fixed_keys)
-    if not server.ssl_certfile:  # `tls_context` refuses what does not go without it.
+    if not server.ssl_certfile:  # `tls_context` refuses settings that need a certificate.
         return Credentials(fixed_keys=fixed_keys, file_keys=file_keys)
     return Credentials(
         fixed_keys=fixed_keys,

@@ -22,8 +22,8 @@ LogFormat = Literal["text", "json"]
 PrefixHash = Literal["blake3", "sha256_cbor"]
 CorePlacement = Literal["prefix", "round-robin"]
 
-MAX_CORES = 64  # of one server; as many as a `Placement` chooses from
-MIN_CPU_KV_CACHE_BYTES = 512 << 20  # of each rank, unless a size is set; also the size on a Ray cluster
+MAX_CORES = 64  # of one server, the limit of a `Placement`
+MIN_CPU_KV_CACHE_BYTES = 512 << 20  # of each rank, where no size is set; on a Ray cluster also the default
 DEFAULT_DISK_KV_CACHE_BYTES = 16 << 30  # of one folder
 
 
@@ -65,7 +65,7 @@ class CacheConfig(ConfigPart, frozen=True):
             ge=0,
         ),
         TextForm(size_unit=1 << 30),
-    ] = 0  # Bytes here, whatever the unit was.
+    ] = 0  # in bytes
     kv_cache_dir: Annotated[
         str,
         Meta(
@@ -135,7 +135,7 @@ class KVEventsConfig(ConfigPart, frozen=True):
 
 
 class SchedulerConfig(ConfigPart, frozen=True):
-    """What one step may hold, and whom it serves first."""
+    """Limits of one step, and the order in which requests are served."""
 
     max_num_batched_tokens: Annotated[
         int,
@@ -202,7 +202,7 @@ class SchedulerConfig(ConfigPart, frozen=True):
 
 
 class ParallelConfig(ConfigPart, frozen=True):
-    """How the model is spread over processes."""
+    """The parallelism: ranks, stages and cores of the model."""
 
     tensor_parallel_size: Annotated[int, Meta(description="ranks that share each weight matrix", ge=1)] = 1
     pipeline_parallel_size: Annotated[
@@ -255,7 +255,7 @@ class ParallelConfig(ConfigPart, frozen=True):
 
 
 class DeviceConfig(ConfigPart, frozen=True):
-    """Where the model runs, and with which kernels."""
+    """The device that the model runs on, and its kernels."""
 
     device: Annotated[Device, Meta(description="auto takes CUDA where there is a GPU")] = "auto"
     kernel_backend: Annotated[KernelBackend, Meta(description="auto: Triton on CUDA, Rust on CPU")] = "auto"
@@ -281,7 +281,7 @@ class DeviceConfig(ConfigPart, frozen=True):
 
 
 class SparseAttentionConfig(ConfigPart, frozen=True):
-    """Which KV blocks the tokens of an output attend to. Prompts attend to everything."""
+    """The choice of KV blocks that the tokens of an output attend to. Prompts attend to everything."""
 
     sparse_attention: Annotated[
         str,
@@ -307,7 +307,7 @@ class SparseAttentionConfig(ConfigPart, frozen=True):
 
 
 class RecoveryConfig(ConfigPart, frozen=True):
-    """What happens when a process dies."""
+    """Restarts of processes that die, and records of crashes."""
 
     max_restarts: Annotated[
         int, Meta(description="most restarts of a process in a minute; if it dies more often, the server ends", ge=0)
@@ -337,7 +337,7 @@ class LogConfig(ConfigPart, frozen=True):
 
 
 class EngineConfig(ConfigPart, frozen=True):
-    """All that an engine needs, whichever way in it is started."""
+    """All settings of an engine, whether a server, a core or Python starts it."""
 
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
@@ -352,6 +352,6 @@ class EngineConfig(ConfigPart, frozen=True):
 
 
 def is_rust(config: DeviceConfig, device: str, dtypes: Set[str]) -> bool:
-    """Whether the Rust kernels compute all of a step: then a token is bitwise the same whatever else is in it."""
+    """Whether the Rust kernels compute the whole step: a token is then bitwise independent of the rest of the batch."""
     backends = {config.kernel_backend, config.attention_backend}
     return device == "cpu" and backends <= {"auto", "cpu"} and "float16" not in dtypes

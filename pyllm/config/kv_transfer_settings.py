@@ -12,9 +12,9 @@ KVRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 
 
 class KVTransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which connector moves KV blocks to and from outside, and how.
+    """The connector that moves KV blocks into and out of the engine, with its options.
 
-    A producer only saves, a consumer only loads. `kv_connector` names a connector of ours, an entry point of the group
+    A producer only saves, a consumer only loads. `kv_connector` names a connector of pyllm, an entry point of the group
     `pyllm.kv_connectors`, or with `kv_connector_module_path` an attribute of that module.
     """
 
@@ -36,10 +36,10 @@ class KVTransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 def read_kv_transfer(text: str) -> KVTransferConfig | None:
-    """The setting from its JSON; an empty text: no connector.
+    """The setting from its JSON; None for an empty text.
 
     Raises:
-        ConfigError: it is no such object. The text names the key at fault and shows nothing of
+        ConfigError: the text is no such object. The text names the key at fault and shows nothing of
             kv_connector_extra_config, where there may be passwords.
     """
     if not text.strip():

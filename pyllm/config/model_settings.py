@@ -1,4 +1,4 @@
-"""The settings of a model: which one, its tokenizer, precision and defaults of sampling. Reads no model."""
+"""The settings of a model: its name, tokenizer, precision and sampling defaults. Reads no model."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ Quantization = Literal["auto", "none", "int8", "gguf", "compressed-tensors", "aw
 
 
 class ModelConfig(ConfigPart, frozen=True):
-    """Which model, and in which precision."""
+    """The model, its tokenizer, precision and sampling defaults."""
 
     model: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""An option as its field states it: name, type, default, help, and how its text is read.
+"""An option as its field defines it: name, type, default, help, and the form of its text.
 
 One definition gives the keyword, the command-line flag (`flags/settings_flags.py`) and the documentation. Knows no
 option by name.
@@ -15,26 +15,26 @@ from pyllm.config.option_texts import parse_list, parse_object, parse_size
 
 
 class ConfigPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of all structs of settings. Each field is an option, but one that is a part itself."""
+    """The base of all structs of settings. Each field is an option, or a part with options of its own."""
 
 
 class TextForm(msgspec.Struct, frozen=True, kw_only=True):
-    """How an option is written as a text, where its type does not say so: stands beside `Meta` in the annotation.
+    """The text form of an option, where its type does not determine it; stands beside `Meta` in the annotation.
 
-    By its type alone, a tuple is words with commas between them, and a dict is a JSON object.
+    By type alone, a tuple is words separated by commas, and a dict is a JSON object.
     """
 
-    parse: Callable[[str], Any] | None = None  # instead of what the type says
-    size_unit: int = 0  # of a size such as 64MiB: the bytes that 1 without a unit stands for; 0: no size
-    num_words: Literal["?", "+"] | None = None  # after the flag; with "+", the text of a keyword is one of the words
+    parse: Callable[[str], Any] | None = None  # replaces the reading by type
+    size_unit: int = 0  # for sizes such as 64MiB: bytes that 1 without a unit means; 0: no size
+    num_words: Literal["?", "+"] | None = None  # words after the flag; with "+", a keyword's text is a single word
     is_repeated: bool = False  # The flag is repeated to give several values.
-    has_auto: bool = False  # vLLM's words `auto` and -1 stand for the default.
+    has_auto: bool = False  # vLLM's values `auto` and -1 mean the default.
     is_secret: bool = False  # No message shows the value.
     metavar: str = "TEXT"
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One field of a part. `type` is without annotations around it; `default` is None where it is made anew."""
+    """One option. `type` is without `Annotated`; `default` is None where the field has a default factory."""
 
     name: str
     type: Any
@@ -59,10 +59,10 @@ def options_of(kind: type[ConfigPart]) -> Iterator[Option]:
 
 
 def read_value(option: Option, value: Any) -> Any:
-    """What a keyword or a flag gives, texts such as `64MiB` included, as its struct then checks it.
+    """The value of a keyword or a flag, with texts such as `64MiB` converted, for its struct to check.
 
     Raises:
-        ConfigError: a text does not read.
+        ConfigError: a text cannot be read.
     """
     if option.form.size_unit:
         return _in_bytes(value, option.form.size_unit)
@@ -82,7 +82,7 @@ def _is_described(metadata: Any) -> bool:
 
 
 def _in_bytes(value: Any, unit: int) -> Any:
-    """A size given as a text or as a number of units; what is neither is left for the struct's own check to refuse."""
+    """A size in bytes, from a text or a number of units; other values are left for the struct's check to refuse."""
     if isinstance(value, str):
         return parse_size(value, unit)
     if unit > 1 and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Settings from keywords and flags: flat names into the structs, checked. Opens no file, fills in no `auto`."""
+"""Builds settings from keywords and flags: checked structs from flat names. Opens no file, resolves no `auto`."""
 
 import re
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ SECRETS = frozenset(
 
 
 def engine_config(options: dict[str, Any]) -> EngineConfig:
-    """Build an `EngineConfig` from flat names, as keywords and flags give them; None stands for the default.
+    """Build an `EngineConfig` from flat names, as keywords and flags give them; None means the default.
 
     Raises:
         ConfigError: an unknown name (with the nearest known one), or a value out of its range.
@@ -55,7 +55,7 @@ def option_names(kind: type[ConfigPart] = EngineConfig) -> list[str]:
 
 
 def _explain(text: str, options: dict[str, Any]) -> str:
-    """The error of a value with the name and the value in front: `max_num_seqs is -1: expected int >= 0`."""
+    """The error message of a value, with name and value in front: `max_num_seqs is -1: expected int >= 0`."""
     match = re.fullmatch(r"(.*) - at `\$\.(\w+)(.*)`", text)
     if match is None:
         return text

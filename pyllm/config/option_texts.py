@@ -1,4 +1,4 @@
-"""Options that are given as texts: sizes, counts, weights, lists, objects, origins, hosts. Knows no option by name."""
+"""Parsers of option texts: sizes, counts, weights, lists, objects, origins, hosts. Knows no option by name."""
 
 import re
 from typing import Any
@@ -46,10 +46,10 @@ def parse_count(text: str) -> int:
 
 
 def parse_weights(text: str) -> dict[str, int]:
-    """Weights by name from `team-a=3,team-b=1`; no text, no weights.
+    """Weights by name from `team-a=3,team-b=1`; none from an empty text.
 
     Raises:
-        ConfigError: anything else, and a name that comes twice.
+        ConfigError: anything else, or a name that occurs twice.
     """
     weights: dict[str, int] = {}
     for part in text.split(",") if text.strip() else ():
@@ -63,10 +63,10 @@ def parse_weights(text: str) -> dict[str, int]:
 
 
 def parse_list(name: str, text: str) -> tuple[str, ...]:
-    """Words from `a,b`, or from a JSON list, as vLLM's flags have it; no text, no words.
+    """Words from `a,b`, or from a JSON list, as vLLM's flags have it; none from an empty text.
 
     Raises:
-        ConfigError: it begins as a JSON list, and is none of texts.
+        ConfigError: the text begins like a JSON list, but is no list of texts.
     """
     if not text.strip():
         return ()
@@ -81,7 +81,7 @@ def parse_object(name: str, text: str) -> dict[str, Any]:
     """An object from its JSON.
 
     Raises:
-        ConfigError: it is no JSON object.
+        ConfigError: the text is no JSON object.
     """
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
@@ -93,7 +93,7 @@ def parse_origins(text: str) -> tuple[str, ...]:
     """Origins from `https://a.com,https://b.com`, or from a JSON list, as vLLM's flag has it; `*` is any.
 
     Raises:
-        ConfigError: one of them is no origin: a scheme and a host, perhaps a port, and nothing more.
+        ConfigError: one is no origin; an origin is a scheme and a host, with or without a port.
     """
     try:
         origins = parse_list("origins", text)
@@ -106,10 +106,10 @@ def parse_origins(text: str) -> tuple[str, ...]:
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """Names from `llm.example.com,10.0.0.1`, without scheme and port.
+    """Hosts from `llm.example.com,10.0.0.1`, without scheme and port.
 
     Raises:
-        ConfigError: one of them is no name or address.
+        ConfigError: one is neither a name nor an address.
     """
     hosts = [host.strip() for host in text.split(",")]
     for host in hosts:

@@ -1,4 +1,4 @@
-"""Flags of llama.cpp and Ollama, and what to use instead. Their names are not taken: some mean other things here.
+"""Flags of llama.cpp and Ollama, with replacements. They are not accepted: some have another meaning here.
 
 Sources: `llama-server --help` and `ollama run --help`. Reads no command line.
 """
@@ -22,7 +22,7 @@ _SPLIT = "use --tensor-parallel-size or --pipeline-parallel-size, which split a 
 _ROPE = "use --hf-overrides, of a Hugging Face folder; a GGUF file's own values are taken"
 _BUILT_IN = "it is always so here: leave it out"
 
-# By the sentence, as there are many spellings.
+# Spellings of flags by the replacement, which many share.
 _FLAGS: Mapping[str, tuple[str, ...]] = {
     "name the model without a flag, as in `pyllm serve model.gguf`, or by --model": ("-m",),
     "name the model without a flag, as in `pyllm serve owner/repo:Q4_K_M`": (
@@ -108,7 +108,7 @@ _FLAGS: Mapping[str, tuple[str, ...]] = {
     "stderr has the log: redirect it, or use --log-config-file": ("--log-file",),
 }
 PEER_FLAGS: Mapping[str, str] = {flag: text for text, flags in _FLAGS.items() for flag in flags}
-# Where a command has the flag itself, under another name.
+# Spellings of flags by the flag of the same meaning, for commands that have it.
 _SAME: Mapping[str, tuple[str, ...]] = {
     "--system-prompt": ("-sys", "--system"),
     "--quick": ("-p", "--prompt"),
@@ -119,7 +119,7 @@ _OWN = {flag: own for own, flags in _SAME.items() for flag in flags}
 
 
 def explain_peer_flag(flag: str, known: Collection[str] = ()) -> str:
-    """What to use in place of a flag of llama.cpp's or Ollama's, as it was written; empty for others.
+    """The replacement for a flag of llama.cpp or Ollama, spelled as written; empty for other flags.
 
     `known` are the flags of the command.
     """

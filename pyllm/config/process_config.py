@@ -17,7 +17,7 @@ class _ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class CoreConfig(_ProcessConfig, frozen=True):
     """The configuration of one EngineCore process.
 
-    `is_successor`: whether it replaces a core, whose clients wait for it; `kept`: the state that this core has left.
+    `is_successor`: whether it replaces a core, whose clients wait for it; `kept`: the state that the old core left.
     """
 
     engine: EngineConfig
@@ -27,7 +27,7 @@ class CoreConfig(_ProcessConfig, frozen=True):
     ready_timeout: float
     shutdown_timeout: float
     curve_keys: str = ""  # folder with keys for tcp://; empty: no encryption
-    fork_server: str = ""  # path of the socket of the process that forks workers; empty: there are none
+    fork_server: str = ""  # path of the socket of the process that forks workers; empty: no fork server
     index: int = 0
     is_successor: bool = False
     kept: Kept = Kept()
@@ -36,8 +36,8 @@ class CoreConfig(_ProcessConfig, frozen=True):
 class WorkerConfig(_ProcessConfig, frozen=True):
     """The configuration of one rank.
 
-    Without a `gpu` the rank has the one of its own number. `curve_keys` are for an address of tcp://, and `client_key`
-    is the core's public one.
+    Without a `gpu`, the rank uses the one of its own number. `curve_keys` are for a tcp:// address, and `client_key` is
+    the core's public key.
     """
 
     engine: EngineConfig
@@ -56,30 +56,30 @@ class ForkServerConfig(_ProcessConfig, frozen=True):
     """The configuration of the fork server."""
 
     bind: str  # path of its socket, in a private folder
-    entry: str  # "module:function": it imports all that a worker needs, and gives what each worker runs
-    max_workers: int = 256  # that live at once
+    entry: str  # "module:function": it imports all code of a worker, and returns the function that each worker runs
+    max_workers: int = 256  # alive at the same time
     log: LogConfig = LogConfig()
 
 
 class SharedConfig(_ProcessConfig, frozen=True):
-    """The configuration of the state that API processes share. 0: no bound.
+    """The configuration of the state that API processes share. Limits of 0 mean no limit.
 
-    The server starts with the cores at `core_addresses`, in the order of their indices. `cores` are those that the
-    shared state before had last, if there was one.
+    The server starts with the cores at `core_addresses`, in the order of their indices. `cores` are the last ones of
+    the previous shared state, if there was one.
     """
 
     core_addresses: tuple[str, ...] = ()
     cores: CoreList | None = None
-    max_num_seqs: int = 1  # of all these cores together
+    max_num_seqs: int = 1  # sum over these cores
     max_num_queued_reqs: int = 0
-    scales_queue: bool = False  # whether that bound grows and shrinks with the number of cores
+    scales_queue: bool = False  # whether that limit follows the number of cores
     max_num_queued_tokens: int = 0
     idempotency_retention: float = IDEMPOTENCY_RETENTION
     max_stored_responses: int = MAX_STORED_RESPONSES
 
 
 class StateConfig(_ProcessConfig, frozen=True):
-    """The configuration of the process of the shared state, where there is one."""
+    """The configuration of the process that holds the shared state, where there is one."""
 
     shared: SharedConfig
     bind: str  # ZeroMQ address of the ROUTER
@@ -87,20 +87,19 @@ class StateConfig(_ProcessConfig, frozen=True):
 
 
 class ApiConfig(_ProcessConfig, frozen=True):
-    """The configuration of one API process. Without a `state_address` it is alone, and has the shared state itself.
-
-    The shared state knows the cores.
+    """The configuration of one API process. Without a `state_address` it is the only one, and holds the shared state
+    itself. The shared state knows the cores.
     """
 
     server: ServerConfig
     checkpoint: Checkpoint
     served_model_name: tuple[str, ...]
-    placement: CorePlacement = "prefix"  # of requests, on the cores
-    placement_recording: str = ""  # path of a new file for what decides it; empty: none
+    placement: CorePlacement = "prefix"  # policy that chooses the core of a request
+    placement_recording: str = ""  # path of a new file for a recording of it; empty: none
     index: int = 0
     seed: int | None = None
     log: LogConfig = LogConfig()
     shared: SharedConfig = SharedConfig()
     state_address: str = ""
     credentials: Credentials = Credentials()
-    flight_recorder_dir: str = ""  # where records of crashes are
+    flight_recorder_dir: str = ""  # folder of crash records

@@ -1,6 +1,6 @@
-"""The coordinates of each rank: its stage of the pipeline, and its number among the tensor-parallel ranks there.
+"""The coordinates of each rank: its pipeline stage, and its index among the tensor-parallel ranks of that stage.
 
-The one definition of rank numbers. Knows no process and no machine.
+The only definition of rank numbers. Knows no process and no machine.
 """
 
 from typing import NamedTuple
@@ -9,19 +9,19 @@ from pyllm.config.engine_settings import ParallelConfig
 
 
 class RankCoordinates(NamedTuple):
-    """Those of rank number `stage * tensor_parallel_size + tensor_rank`: ranks of one stage follow one another."""
+    """Coordinates of rank `stage * tensor_parallel_size + tensor_rank`: the ranks of one stage are consecutive."""
 
     stage: int
     tensor_rank: int
 
 
 def num_ranks(parallel: ParallelConfig) -> int:
-    """How many ranks compute the model together."""
+    """The number of ranks that compute the model together."""
     return parallel.pipeline_parallel_size * parallel.tensor_parallel_size
 
 
 def coordinates_of(rank: int, parallel: ParallelConfig) -> RankCoordinates:
-    """The stage of a rank, and its number there."""
+    """The stage of a rank, and its index there."""
     return RankCoordinates(*divmod(rank, parallel.tensor_parallel_size))
 
 
@@ -32,5 +32,5 @@ def ranks_of_stage(stage: int, parallel: ParallelConfig) -> range:
 
 
 def sampling_rank(parallel: ParallelConfig) -> int:
-    """The rank that chooses the tokens and answers steps: the first of the last stage."""
+    """The rank that samples tokens and returns the result of a step: the first of the last stage."""
     return ranks_of_stage(parallel.pipeline_parallel_size - 1, parallel).start

@@ -9,7 +9,7 @@ from pyllm import plugins
 from pyllm.config.option_fields import ConfigPart, TextForm
 from pyllm.config.option_texts import parse_hosts, parse_origins
 
-# Names of parsers, as vLLM has them; those of one line read the same form.
+# vLLM's names of parsers; those in one line read the same format.
 TOOL_CALL_PARSERS = (
     *("auto", "none"),
     *("hermes", "granite4"),
@@ -48,7 +48,7 @@ IDEMPOTENCY_RETENTION = 600.0
 MAX_STORED_RESPONSES = 1000
 
 
-# Variables of a chat template that have fields of their own in a request, or are never the request's.
+# Variables of a chat template that a request cannot set, or sets by a field of its own.
 RESERVED_TEMPLATE_VARIABLES = frozenset(
     {
         *("add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "documents", "eos_token"),

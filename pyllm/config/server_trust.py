@@ -12,7 +12,7 @@ from pyllm.errors import ConfigError
 class ServerTrust(msgspec.Struct, frozen=True):
     """The CA certificates in the file `cacert`, or any certificate if `is_insecure`.
 
-    Without either those of SSL_CERT_FILE and SSL_CERT_DIR, as in OpenSSL, or else the usual ones.
+    Without either, those of SSL_CERT_FILE and SSL_CERT_DIR hold, as in OpenSSL, or else the default ones.
     """
 
     cacert: str = ""
@@ -20,16 +20,16 @@ class ServerTrust(msgspec.Struct, frozen=True):
 
     @property
     def is_given(self) -> bool:
-        """Whether a flag says something."""
+        """Whether a flag was given."""
         return self != ServerTrust()
 
     def verify(self) -> ssl.SSLContext | bool:
-        """The same for `httpx2`, which has usual ones of its own: a machine may have none."""
+        """The `verify` argument of `httpx2`, whose own default certificates serve machines that have none."""
         is_said = self.is_given or "SSL_CERT_FILE" in os.environ or "SSL_CERT_DIR" in os.environ
         return self.context() if is_said else True
 
     def context(self) -> ssl.SSLContext:
-        """The certificates that connections are checked with; none are read where any is accepted.
+        """The TLS context of connections; it reads no certificates where any is accepted.
 
         Raises:
             ConfigError: the file or the folder cannot be used.

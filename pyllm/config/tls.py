@@ -1,4 +1,4 @@
-"""The server's side of TLS, from PEM. Checked in launch, before processes are started; used in API processes."""
+"""The server's side of TLS, from PEM. `launch` checks it before processes start; API processes use it."""
 
 import contextlib
 import os
@@ -11,12 +11,12 @@ from pyllm.errors import ConfigError
 
 
 def tls_context(server: ServerConfig, credentials: Credentials) -> ssl.SSLContext | None:
-    """What connections are encrypted with; None where no certificate is named.
+    """The TLS context of the server; None without a certificate.
 
-    With `ssl_ca_certs` clients must show a certificate that one of them has signed, unless `ssl_cert_reqs` says less.
+    With `ssl_ca_certs`, clients must present a certificate that one of them signed, unless `ssl_cert_reqs` says less.
 
     Raises:
-        ConfigError: what was read is no PEM, the key is not the certificate's, or the settings do not go together.
+        ConfigError: a file is no PEM, the key does not match the certificate, or settings conflict.
     """
     if not server.ssl_certfile:
         if server.ssl_keyfile or server.ssl_ca_certs or server.ssl_cert_reqs:
@@ -55,7 +55,7 @@ def _load(context: ssl.SSLContext, server: ServerConfig, credentials: Credential
 
 @contextlib.contextmanager
 def _file_of(content: bytes) -> Generator[str, None, None]:
-    """A path, since OpenSSL's functions take nothing else; the file is in this process's memory alone."""
+    """A path to the content, since OpenSSL's functions take only paths; the file is in this process's memory."""
     with os.fdopen(os.memfd_create("pem"), "wb") as file:
         file.write(content)
         file.flush()
@@ -63,5 +63,5 @@ def _file_of(content: bytes) -> Generator[str, None, None]:
 
 
 def _refuse_password() -> str:
-    """Called for an encrypted key; without it OpenSSL would ask on the terminal."""
+    """Raise for an encrypted key; without this callback OpenSSL would ask on the terminal."""
     raise ConfigError("the TLS key is encrypted; store it decrypted, readable by the server's user only")

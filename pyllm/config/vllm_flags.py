@@ -1,6 +1,6 @@
-"""vLLM's flags and what becomes of each here, as data: ours, always so here, or refused with what to use instead.
+"""vLLM's flags as data: settings of pyllm too, without an effect here, or refused with a replacement.
 
-`docs/vllm-flags.md` is made of it. Names and meanings are vLLM 0.33's. Reads no command line.
+`docs/vllm-flags.md` is generated from it. Names and meanings are vLLM 0.33's. Reads no command line.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ Meaning = Literal["ours", "always", "refused"]
 
 
 class VllmFlag(msgspec.Struct, frozen=True, kw_only=True):
-    """One flag, by its long name without hyphens in front.
+    """One flag; `name` is its long name without hyphens in front.
 
-    `text` is, of `ours`, how it differs, if it does; of `always`, the notice; of the others, what to use instead.
-    `taken` are values without an effect to refuse; of a boolean they are `true` (the flag) and `false` (`--no-...`).
-    `else_text` refuses all other values of an `always`. `values` are vLLM's words for values of ours.
+    `text` is the difference from vLLM of an `ours` flag, if any; the notice of an `always`; the replacement of a
+    `refused`. `taken` are values that are accepted without an effect; for a boolean, `true` (the flag) and `false`
+    (`--no-...`). `else_text` is the error for other values of an `always`. `values` maps vLLM's values to pyllm's.
     """
 
     name: str
@@ -31,7 +31,7 @@ class VllmFlag(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def flag(self) -> str:
-        """As it is written."""
+        """The name with its hyphens."""
         return f"--{self.name}"
 
 
@@ -44,18 +44,18 @@ def _always(name: str, text: str, *taken: str, instead: str = "", aliases: tuple
 
 
 def _on(name: str, text: str, instead: str = "") -> VllmFlag:
-    """A boolean that is always on here; `instead` refuses to turn it off, else that has no effect."""
+    """A boolean that is always on here. Turning it off is refused with `instead`, or has no effect without it."""
     taken = ("true",) if instead else ("true", "false")
     return VllmFlag(name=name, meaning="always", text=text, is_boolean=True, taken=taken, else_text=instead)
 
 
 def _hints(text: str, *names: str) -> tuple[VllmFlag, ...]:
-    """Flags with a value, which is about speed alone."""
+    """Flags with a value that affects only speed."""
     return tuple(_always(name, text) for name in names)
 
 
 def _switches(text: str, *names: str) -> tuple[VllmFlag, ...]:
-    """Booleans that are about speed alone."""
+    """Boolean flags that affect only speed."""
     return tuple(_on(name, text) for name in names)
 
 
@@ -424,7 +424,7 @@ GROUPS: Mapping[str, tuple[VllmFlag, ...]] = {
 
 VLLM_FLAGS: Mapping[str, VllmFlag] = {flag.name: flag for group in GROUPS.values() for flag in group}
 
-# vLLM's other flags, by what to use instead or why they have no meaning here, where there is something to say.
+# vLLM's other flags, by the replacement or the reason for which they have no meaning here; it may be empty.
 OTHERS: Mapping[str, tuple[str, ...]] = {
     _TEXT_ONLY: (
         *("allowed-local-media-path", "allowed-media-domains", "enable-mm-embeds"),
@@ -511,7 +511,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
 
 
 def explain_flag(name: str) -> str:
-    """What to say of a flag of vLLM that is refused; empty for a name that vLLM does not have. Without hyphens."""
+    """The explanation of a flag of vLLM that is no setting here; empty for other names. `name` is without hyphens."""
     flag = VLLM_FLAGS.get(name)
     if flag is not None:
         return flag.else_text or flag.text if flag.meaning != "ours" else ""

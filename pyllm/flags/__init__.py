@@ -1,6 +1,6 @@
 """Settings as flags and keywords, in pyllm's names and in vLLM's; the parser of a command line.
 
-Knows neither commands nor what a setting does.
+Knows neither commands nor the effects of settings.
 """
 
 import lazy_loader

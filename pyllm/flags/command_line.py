@@ -1,4 +1,4 @@
-"""A command line as people write it for vLLM, made plain: underscores, dotted settings, `-O3`, `--config`.
+"""Normalises a command line in vLLM's style: underscores, dotted settings, `-O3`, `--config`.
 
 Knows no flag by name but `--config` and `-O`. Sources: vLLM's `FlexibleArgumentParser` and its documentation.
 """
@@ -21,7 +21,7 @@ _LEVEL = re.compile(r"-O(?:\.?(\d))")
 def expand(arguments: Sequence[str]) -> list[str]:
     """The arguments with hyphens in flags' names, and nested settings (`--x.a.b 1`, `--x.list+ 1`) as one JSON each.
 
-    What follows `--` stays as it is.
+    Arguments after `--` are unchanged.
 
     Raises:
         ConfigError: a nested setting has no value, or the setting around it is no object.
@@ -53,7 +53,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
 
 
 def split_config(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
-    """The file of `--config`, its settings as arguments, and the arguments without it; empty without a file.
+    """The file of `--config`, its settings as arguments, and the other arguments; the first two may be empty.
 
     Raises:
         ConfigError: the file is named twice, cannot be read, or is not a mapping of flags to values.
@@ -75,7 +75,7 @@ def split_config(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
 
 
 def as_arguments(settings: Mapping[str, Any]) -> list[str]:
-    """Flags and their values, as a `--config` file has them, as arguments.
+    """Arguments from flags and values of a `--config` file.
 
     Raises:
         ValueError: a value refers to itself.
@@ -105,7 +105,7 @@ def _config_arguments(path: Path) -> list[str]:
 
 
 def _yaml_problem(error: Exception) -> str:
-    """What is wrong with a text, and where, without the line itself: it may hold a password."""
+    """The problem in a YAML text and its place, without the line itself, which may hold a password."""
     import yaml
 
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
@@ -125,7 +125,7 @@ def _check_keys(path: Path, node: Any) -> None:
 
 
 def _setting(flag: str, value: Any) -> list[str]:
-    """One entry of the file as arguments. None is as if it were left out."""
+    """One entry of the file as arguments. None counts as absent."""
     if value is None:
         return []
     if isinstance(value, bool):
@@ -144,7 +144,7 @@ def _hyphenated(word: str) -> str:
 
 
 def _value(text: str) -> Any:
-    """JSON where it is some, else the text itself."""
+    """The decoded text where it is JSON, else the text itself."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -168,7 +168,7 @@ def _put(settings: dict[str, Any], path: Sequence[str], value: Any, word: str) -
 
 
 def _without(words: list[str], flag: str, values: dict[str, Any]) -> list[str]:
-    """The arguments with `values` as the flag's JSON, merged over the JSON that it has there."""
+    """The arguments with `values` as the flag's JSON, merged over the JSON that the flag has there."""
     for at, word in enumerate(words):
         name, equals, text = word.partition("=")
         if name != flag:

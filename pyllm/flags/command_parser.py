@@ -1,6 +1,6 @@
 """The parser of a command: errors in one line with exit code 2, the nearest name, help by topic. Knows no command.
 
-Help is written by rich-argparse, which is imported only then.
+Help is written by rich-argparse, which is imported only for help.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from pyllm.nearest_name import nearest_name
 
-# What `metavar`s stand for, where a shell can complete it.
+# Metavars that stand for paths, which a shell can complete.
 PATHS = frozenset({"FILE", "FOLDER", "MODEL"})
 USAGE_ERROR = 2
 
@@ -19,7 +19,7 @@ _ARGUMENT = "argument "
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`: did you mean X?` for a name that is close to a known one; else nothing."""
+    """`: did you mean X?` for a name that is close to a known one; else empty."""
     near = nearest_name(name, known)
     return f": did you mean {near}?" if near else ""
 
@@ -27,18 +27,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
 class CommandParser(argparse.ArgumentParser):
     """Reads one command's arguments.
 
-    `common` names the options that the short help shows; without them it shows all. `explain_unknown` may say more
-    about an unknown flag than that it is unknown. `source` is where the arguments are from, for errors, if that is not
-    the command line.
+    `common` names the options that the short help shows; without them it shows all. `explain_unknown` may explain an
+    unknown flag. `source` names the origin of the arguments in errors, if that is not the command line.
     """
 
     def __init__(self, **options: Any) -> None:
-        options.setdefault("allow_abbrev", False)  # A misspelt flag must fail: `--max-num-seq` is not to be guessed.
-        options["add_help"] = False  # Its own one takes a topic.
+        options.setdefault("allow_abbrev", False)  # A misspelt flag must fail, not be guessed, such as `--max-num-seq`.
+        options["add_help"] = False  # The --help below takes a topic.
         super().__init__(**options)
         self.common: Sequence[str] = ()
         self.source = ""
-        self.refused: list[str] = []  # What actions have against flags that are known, told all at once.
+        self.refused: list[str] = []  # Errors of actions about known flags, reported together.
         self.add_argument(
             *("-h", "--help"),
             action=_Help,
@@ -49,14 +48,14 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def shorten_help(self, common: Sequence[str]) -> None:
-        """Have `--help` show these options alone, by their long names, and `--help=TOPIC` the others."""
+        """Let `--help` show only these options, given by their long names, and `--help=TOPIC` the others."""
         self.common = (*common, "help")
         self._option_string_actions[
             "--help"
         ].help = "more: --help=all (every flag), =listgroup (the groups), =GROUP, =FLAG, or =WORD (every flag with it)"
 
     def read(self, arguments: Sequence[str], options: argparse.Namespace | None = None) -> argparse.Namespace:
-        """The options, into those given, whose values stay where the arguments have none. Exits with 2 on errors."""
+        """Parse arguments into `options`, whose values stay where no argument sets them. Exits with 2 on errors."""
         found, unknown = self.parse_known_args(arguments, options or argparse.Namespace())
         chosen = self._chosen(found)
         if unknown or chosen.refused:
@@ -64,10 +63,10 @@ class CommandParser(argparse.ArgumentParser):
         return found
 
     def explain(self, unknown: Sequence[str]) -> str:
-        """What is wrong with arguments that nobody knows: all of the flags among them, else the first one."""
+        """The error message for unknown arguments: it names all flags among them, else the first argument."""
         unknown = [text for text in unknown if text != "--"]
         names = dict.fromkeys(text.partition("=")[0] for text in unknown if text.startswith("-"))
-        # What looks like a number is the value of a flag before it.
+        # A name that looks like a number is the value of an unknown flag before it.
         flags = [name for name in names if not name[1:2].isdigit()] or list(names)
         if not flags:
             return f"unexpected argument {unknown[0]!r}; {self.prog} --help says what it takes"
@@ -77,21 +76,21 @@ class CommandParser(argparse.ArgumentParser):
         return "; ".join(texts) + where
 
     def _nearest_flag(self, name: str) -> str:
-        # Who does not find a flag in the help rarely means one that is not in it.
+        # Prefer flags in the help: a misspelt flag is rarely a hidden one.
         return nearest(name, self.flags(is_shown=True)) or nearest(name, self.flags())
 
     def explain_unknown(self, flag: str) -> str:
-        """What a subclass knows about a flag that is not here."""
+        """The explanation of an unknown flag by a subclass; empty for none."""
         del flag
         return ""
 
     def text_of_hidden(self, flag: str) -> str:
-        """What a subclass says about a flag that is taken, and that only a question for it shows."""
+        """The help of a subclass on an accepted flag that the help hides; empty for none."""
         del flag
         return ""
 
     def flags(self, is_shown: bool = False) -> list[str]:
-        """The long names of all options, or of those in the help; those of its own commands included."""
+        """The long names of all options, or of those in the help; options of subcommands included."""
         options = self._option_string_actions.items()
         own = [
             name
@@ -101,7 +100,7 @@ class CommandParser(argparse.ArgumentParser):
         return own + [name for parser in self.commands().values() for name in parser.flags(is_shown)]
 
     def commands(self) -> "dict[str, CommandParser]":
-        """The parsers of its own commands, by name."""
+        """The parsers of subcommands, by name."""
         return {name: parser for action in self._actions for name, parser in _parsers(action).items()}
 
     def error(self, message: str) -> NoReturn:
@@ -111,7 +110,7 @@ class CommandParser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"{self.prog}: {where}{'; '.join([*self.refused, text])}\n")
 
     def format_help(self) -> str:
-        """The help that fits on a screen."""
+        """The short help, where `common` is set; else help on everything."""
         if not self.common:
             return self._help([(group, _shown(group)) for group in self._action_groups])
         first = [action for action in self._actions if not action.option_strings or _name(action) in self.common]
@@ -122,7 +121,7 @@ class CommandParser(argparse.ArgumentParser):
     def help_on(self, topic: str) -> str:
         """Help on `all`, on the groups (`listgroup`), on a group, a flag, or every flag that has this word.
 
-        Exits with 2 where there is nothing of that name.
+        Exits with 2 where nothing matches.
         """
         groups = {_key(group.title): group for group in self._action_groups if group.description and _shown(group)}
         if topic == "all":
@@ -132,7 +131,7 @@ class CommandParser(argparse.ArgumentParser):
             return "\n".join(["groups, for --help=GROUP:", *lines, ""])
         flag = "--" + topic.lstrip("-").replace("_", "-")
         exact = self._option_string_actions.get(topic) or self._option_string_actions.get(flag)
-        # `model` is a group and a flag: with hyphens in front it is the flag.
+        # `model` is a group and a flag; with hyphens in front it means the flag.
         if (group := groups.get(_key(topic))) is not None and not (exact is not None and topic.startswith("-")):
             return self._help([(group, _shown(group))], is_part=True)
         if exact is not None and exact.help is not argparse.SUPPRESS:
@@ -167,7 +166,7 @@ class CommandParser(argparse.ArgumentParser):
         return str(formatter.format_help())
 
     def _chosen(self, found: argparse.Namespace) -> "CommandParser":
-        """The parser of the innermost command that the options name."""
+        """The parser of the innermost subcommand that the options name."""
         for action in self._actions:
             nested = _parsers(action)
             if nested and (name := getattr(found, action.dest, None)) is not None:
@@ -175,7 +174,7 @@ class CommandParser(argparse.ArgumentParser):
         return self
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """No option of one hyphen is found by its beginning either: `-p` is not `-pp`."""
+        """Match no option by a prefix, not even one with a single hyphen: `-p` is not `-pp`."""
         del option_string
         return []
 
@@ -199,7 +198,7 @@ def _rich_formatter(prog: str) -> Any:
     from rich_argparse import RawDescriptionRichHelpFormatter
 
     class Formatter(RawDescriptionRichHelpFormatter):
-        # Texts have brackets of their own, such as pyllm[otel].
+        # Help texts have brackets that are no markup, such as pyllm[otel].
         text_markup = help_markup = False
         group_name_formatter = str
 
@@ -225,5 +224,5 @@ def _has(action: argparse.Action, word: str) -> bool:
 
 
 def _key(title: str | None) -> str:
-    """How a group is found by its name: `SchedulerConfig`, `scheduler-config` and `scheduler` are one."""
+    """The key of a group's name: `SchedulerConfig`, `scheduler-config` and `scheduler` have the same."""
     return (title or "").lower().replace("-", "").replace("_", "").removesuffix("config")

@@ -1,4 +1,4 @@
-"""The engine of a command line: the model, its settings, and what vLLM's own settings mean."""
+"""Reads the engine of a command line: the model, its settings, and vLLM's own settings."""
 
 import argparse
 import logging
@@ -27,17 +27,18 @@ def read_engine(options: argparse.Namespace) -> tuple[EngineConfig, list[str]]:
     """The engine's configuration, and notices of flags without effect.
 
     Raises:
-        ConfigError: a value is wrong, or a name may be the model's.
+        ConfigError: a value is wrong, or one of several names may be the model.
     """
     settings, notices = read_settings(options)
     return engine_config(settings), notices
 
 
 def read_settings(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """The settings of an engine that the command line has, and notices of flags without effect.
+    """The engine settings on the command line, and notices of flags without effect.
 
     Raises:
-        ConfigError: one of vLLM's own settings is wrong, the model is named twice, or a name may be the model's.
+        ConfigError: one of vLLM's own settings is wrong, the model is named twice, or one of several names may be
+            the model.
     """
     settle(options)
     given = given_settings(options)
@@ -61,19 +62,18 @@ def announce(notices: Sequence[str]) -> None:
 
 
 def print_notices(notices: Sequence[str]) -> None:
-    """Print each notice once, where what is logged is not shown."""
+    """Print each notice once, for commands that do not show the log."""
     for notice in dict.fromkeys(notices):
         print(f"note: {notice}", file=sys.stderr)
 
 
 def say_start(engine: EngineConfig, stream: TextIO | None = None) -> None:
-    """Say on a terminal what starts, before anything is loaded, which takes seconds; nothing where there is none,
-    or where the log is JSON."""
+    """Print what starts before anything is loaded, which takes seconds. Only on a terminal, and not for a JSON log."""
     stream = stream or sys.stderr
     if stream.isatty() and not is_json():
         print(f"pyllm {__version__} starts {engine.model.model or 'the embedded model'} ...", file=stream, flush=True)
 
 
 def _may_hold_model(names: Sequence[str]) -> bool:
-    """Whether the last of several names may be the model, which the flag before it took."""
+    """Whether the last of several names may be the model, taken for a value of the flag before it."""
     return len(names) > 1 and ("/" in names[-1] or Path(names[-1]).exists())

@@ -1,4 +1,4 @@
-"""vLLM's keywords of Python as settings of ours: each is read as its flag would be. Starts nothing."""
+"""Translates vLLM's Python keywords into settings: each is read like its flag. Starts nothing."""
 
 import json
 import os
@@ -27,12 +27,12 @@ _NO_STATS = "disable_log_stats"
 
 
 def engine_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of `LLM` or `AsyncEngine` without those that are vLLM's alone; what these mean here is among them.
+    """The keywords of `LLM` or `AsyncEngine`, with those that only vLLM has translated to settings.
 
-    A keyword that is None has its default. What is always so here is logged.
+    A keyword that is None has its default. A notice about each keyword without an effect is logged.
 
     Raises:
-        ConfigError: a keyword of vLLM's has no meaning here, or its value has none; the text says what to use instead.
+        ConfigError: a keyword of vLLM, or its value, has no meaning here; the text gives the replacement.
     """
     known = {option.name: option for option in options_of(EngineConfig)}
     of_server = set(option_names(ServerConfig)) - set(known)
@@ -43,17 +43,17 @@ def engine_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
         if given is None:
             continue
         value = _plain(name, given)
-        if name == _NO_STATS:  # An engine in a program prints none.
+        if name == _NO_STATS:  # An engine in a program prints no statistics.
             continue
         flag = name.replace("_", "-")
         refusal = "" if name in known or flag in VLLM_FLAGS else explain_flag(flag)
         if name in of_server:
             refusal = "it is of `pyllm serve`, and an engine inside a program has no server"
         if refusal:
-            if value:  # Else it asks for nothing.
+            if value:  # A false value asks for nothing.
                 refused.append(f"{name}: {refusal}")
             continue
-        if name == "notices":  # Of a program whose flags are `EngineArgs`'.
+        if name == "notices":  # from a program that parses its flags by `EngineArgs`
             announce(value)
         elif name in known and not _is_vllms_word(known[name], value):
             ours[name] = value
@@ -74,7 +74,7 @@ def engine_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def server_settings(settings: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:
-    """The settings of `pyllm serve` from names and values, as a `--config` file has them.
+    """The settings of `pyllm serve` from names and values like those of a `--config` file.
 
     Raises:
         ConfigError: a name is unknown, or a value is wrong.
@@ -91,10 +91,10 @@ def server_settings(settings: Mapping[str, Any]) -> tuple[EngineConfig, ServerCo
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A value as a flag could give it: paths as texts, numpy's numbers as Python's.
+    """A value of a type that a flag can give: paths become texts, numpy's numbers Python's.
 
     Raises:
-        ConfigError: it is neither a number, nor a text that can be sent, nor a list or dict of such.
+        ConfigError: it is neither a number, nor a valid text, nor a list or dict of such.
     """
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -114,7 +114,7 @@ def _plain(name: str, value: Any) -> Any:
 
 class _KeywordParser(SettingsParser):
     def error(self, message: str) -> NoReturn:
-        """Raise where a command line would end the program."""
+        """Raise ConfigError, where a command line's parser would exit."""
         raise ConfigError("; ".join([*self.refused, message.removeprefix("argument ")]))
 
 

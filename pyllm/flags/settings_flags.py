@@ -1,7 +1,6 @@
-"""Settings as flags: each field of a configuration's struct is one, with vLLM's aliases and words for its values.
+"""Settings as flags: one for each field of a configuration's struct, with vLLM's aliases and values.
 
-vLLM's flags that are no settings here are read beside them: taken with a notice, or refused. Defaults stay those of the
-structs.
+vLLM's flags that are no settings here are accepted with a notice, or refused. The structs define the defaults.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from pyllm.errors import ConfigError
 from pyllm.flags.command_parser import CommandParser
 from pyllm.flags.vllm_settings import NESTED
 
-# What vLLM calls the context of the model, whatever it is.
+# vLLM's values for the model's own context length.
 _AUTO_LENGTH = frozenset({"auto", "-1"})
 _FALSE, _TRUE = "false", "true"
 
@@ -29,13 +28,13 @@ class SettingsParser(CommandParser):
     """The parser of a command that takes settings: it knows vLLM's flags."""
 
     def explain_unknown(self, flag: str) -> str:
-        """What the flag of this name is here that vLLM, llama.cpp or Ollama has."""
+        """The explanation of a flag of vLLM, llama.cpp or Ollama that is unknown here; empty for other flags."""
         name = flag.lstrip("-")
         text = explain_flag(name) or explain_flag(name.removeprefix("no-")) or explain_peer_flag(flag, self.flags())
         return f"{flag}: {text}" if text else ""
 
     def text_of_hidden(self, flag: str) -> str:
-        """What vLLM's flag of this name does here, or that it changes nothing."""
+        """Help on a flag of vLLM that is accepted here; empty for other flags."""
         name = flag.lstrip("-")
         theirs = VLLM_FLAGS.get(name) or VLLM_FLAGS.get(name.removeprefix("no-"))
         if theirs is None or theirs.meaning == "refused":
@@ -44,7 +43,7 @@ class SettingsParser(CommandParser):
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type[ConfigPart], names: Collection[str] | None = None) -> None:
-    """One flag for each field, or for those of these names; the default stays None here, for the struct's to hold."""
+    """Add a flag for each field, or for those in `names`. Flags default to None, so that the struct's default holds."""
     group = parser.add_argument_group(kind.__name__, (kind.__doc__ or "").strip().partition("\n")[0])
     for option in options_of(kind):
         if names is not None and option.name not in names:
@@ -62,13 +61,13 @@ def add_settings(parser: argparse.ArgumentParser, kind: type[ConfigPart], names:
 
 
 def add_engine_settings(parser: argparse.ArgumentParser) -> None:
-    """All settings of an engine."""
+    """Add the flags of all settings of an engine."""
     for field in msgspec.structs.fields(EngineConfig):
         add_settings(parser, field.type)
 
 
 def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
-    """vLLM's flags that are not settings of their own name here; they are not in the help."""
+    """Add vLLM's flags that are no settings here; the help hides them."""
     known = set(parser._option_string_actions)
     for flag in VLLM_FLAGS.values():
         if flag.flag in known or flag.name == "config":
@@ -89,13 +88,13 @@ def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def given_settings(options: argparse.Namespace, kind: type[Any] = EngineConfig) -> dict[str, Any]:
-    """The settings of a part that the arguments have."""
+    """The settings of a part that the arguments set."""
     found = {name: getattr(options, name, None) for name in option_names(kind)}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _reading(option: Option, theirs: VllmFlag | None) -> dict[str, Any]:
-    """How the flag of an option is read: the arguments of `add_argument`."""
+    """Arguments of `add_argument` for an option's flag."""
     words = dict(theirs.values) if theirs else {}
     hint, form = option.type, option.form
     if hint is bool or bool in get_args(hint):
@@ -131,14 +130,14 @@ def _length(text: str) -> int | None:
 
 
 def _num_words(flag: VllmFlag) -> int | str | None:
-    """How many values a flag of vLLM's has that is no setting here; one that is refused may have none."""
+    """`nargs` of a flag of vLLM that is no setting here; a refused one may stand without a value."""
     if flag.is_boolean or flag.is_list:
         return 0 if flag.is_boolean else "+"
     return "?" if flag.meaning == "refused" and not flag.taken else None
 
 
 class _Append(argparse.Action):
-    """Another value at each time; those of a file, in a tuple by then, are replaced."""
+    """Appends the value of each use of the flag; values from a config file, which are a tuple, are replaced."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         del parser, option_string
@@ -147,7 +146,7 @@ class _Append(argparse.Action):
 
 
 class _Foreign(argparse.Action):
-    """A flag of vLLM's: taken with a notice, or refused."""
+    """A flag of vLLM that is accepted with a notice, or refused."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
         given = str(option_string)

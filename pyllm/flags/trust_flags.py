@@ -7,7 +7,7 @@ from pyllm.errors import ConfigError
 
 
 def add_trust_flags(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    """`--cacert` and `--insecure`, as curl has them."""
+    """Add `--cacert` and `--insecure`, with curl's meaning."""
     text = "CA certificates in PEM that its certificate must be signed with (default: SSL_CERT_FILE, else the system's)"
     parser.add_argument("--cacert", metavar="FILE", default="", help=text)
     parser.add_argument("--insecure", action="store_true", help="accept any TLS certificate of the server")
@@ -23,5 +23,5 @@ def trust_of(options: argparse.Namespace) -> ServerTrust:
     if trust.cacert and trust.is_insecure:
         raise ConfigError("--cacert says whose certificates to accept, and --insecure accepts any: leave one out")
     if trust.is_given:
-        trust.context()  # Said before anything else is done.
+        trust.context()  # Report an unusable file before anything else is done.
     return trust

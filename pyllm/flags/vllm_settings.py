@@ -1,4 +1,4 @@
-"""vLLM's nested settings, and `--swap-space`, as settings of ours. Unknown parts are refused. Parses no arguments."""
+"""Translates vLLM's nested settings and `--swap-space` into pyllm's. Refuses unknown parts. Parses no arguments."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -10,19 +10,19 @@ from pyllm.config.option_texts import parse_count
 from pyllm.errors import ConfigError
 
 Settings = dict[str, Any]
-# What a reader gives: settings of ours, and notices.
+# The result of a reader: settings of pyllm, and notices.
 Read = tuple[Settings, list[str]]
 
-# Parts of vLLM's speculative-config of prompt lookup, and what they are without an effect here.
+# Parts of vLLM's speculative-config for prompt lookup, and values without an effect here.
 _LOOKUP_PARTS = frozenset({"method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"})
 _EAGER = frozenset({"NONE", "none"})
 
 
 def settle(options: argparse.Namespace) -> None:
-    """Put what vLLM's settings among the options mean into our own, unless those are given, and add the notices.
+    """Translate vLLM's settings among the options into pyllm's, unless those are given, and add notices.
 
     Raises:
-        ConfigError: a part has no meaning here; the text says what to use.
+        ConfigError: a part has no meaning here; the text gives the replacement.
     """
     for flag, read in _READERS.items():
         text = getattr(options, flag, None)

@@ -1,4 +1,4 @@
-"""How a server or an engine comes to be: settings are resolved, and its processes are made.
+"""Starts a server or an engine: resolves its settings, and creates its processes.
 
 Composes `frontend`, `core` and `workers`, which never import one another. Runs no step and answers no request.
 """

@@ -1,4 +1,4 @@
-"""Limits of the control groups around this process, of version 1 or 2. Knows no limit by name; memory's are elsewhere.
+"""Limits of CPU time and processes from control groups, version 1 or 2. Memory limits are elsewhere.
 
 Source: https://docs.kernel.org/admin-guide/cgroup-v2.html and its predecessor's cgroup-v1/.
 """
@@ -10,7 +10,7 @@ _MOUNT = "sys/fs/cgroup"
 
 
 def read_file(path: Path) -> str:
-    """The text of a file of Linux without its end; empty where there is none, or none for us."""
+    """The stripped text of a file in /proc or /sys; empty where it is missing or cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -18,19 +18,19 @@ def read_file(path: Path) -> str:
 
 
 def group_folders(root: Path, controller: str) -> Iterator[Path]:
-    """The folder of this process's group and those of all groups around it, inmost first, for one controller."""
+    """The folder of this process's group and those of its parent groups, innermost first, for one controller."""
     for line in read_file(root / "proc/self/cgroup").splitlines():
         _, controllers, own = (*line.split(":", 2), "", "")[:3]
         if controllers and controller not in controllers.split(","):
             continue
         mount = root / _MOUNT / controller if controllers else root / _MOUNT
         group = mount / own.lstrip("/")
-        # Inside a container the path is often that of the host, and the group itself is at the mount.
+        # In a container the path is often the host's, while the group itself is at the mount point.
         yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(mount))
 
 
 def cpu_quota(root: Path) -> float | None:
-    """Cores' worth of time that the tightest group lets this process have; None without a limit."""
+    """The lowest CPU limit of the groups of this process, in cores; None without a limit."""
     quotas = []
     for folder in group_folders(root, "cpu"):
         words = read_file(folder / "cpu.max").split()
@@ -42,7 +42,7 @@ def cpu_quota(root: Path) -> float | None:
 
 
 def free_processes(root: Path) -> int | None:
-    """Processes and threads that the tightest group lets this process start; None without a limit."""
+    """The fewest processes and threads that a group still lets this process start; None without a limit."""
     free = []
     for folder in group_folders(root, "pids"):
         limit, used = read_file(folder / "pids.max"), read_file(folder / "pids.current")

@@ -1,6 +1,6 @@
 """Settings of one core or API process of several: addresses and files that no two may share. Starts nothing.
 
-Core 0 has what was asked for; the others' addresses and files are made of these and of their index.
+Core 0 has the addresses and files of the settings; those of other cores are derived from these and their index.
 """
 
 import re
@@ -14,10 +14,10 @@ HIGHEST_PORT = 65535
 
 
 def settings_of_core(engine: EngineConfig, index: int) -> EngineConfig:
-    """The same settings with the addresses of KV events and the recording's file of this core.
+    """The engine's settings, with the addresses of KV events and the recording's file of one core.
 
     Raises:
-        ConfigError: there is no such port.
+        ConfigError: the port would be above 65535.
     """
     if index == 0:
         return engine
@@ -34,19 +34,19 @@ def settings_of_core(engine: EngineConfig, index: int) -> EngineConfig:
 
 
 def placement_recording(engine: EngineConfig, index: int) -> str:
-    """The file in which an API process records where it places requests; empty where there is nothing to choose."""
+    """The file in which an API process records the placement of requests; empty if it records none."""
     parallel, recording = engine.parallel, engine.scheduler.scheduler_recording
     chooses = parallel.data_parallel_size > 1 and parallel.data_parallel_placement == "prefix"
     return f"{recording}.placement-{index}" if recording and chooses else ""
 
 
 def address_of_core(address: str, index: int) -> str:
-    """The ZeroMQ address that belongs to a core, by vLLM's rule: the next ports of `tcp://`, else another name.
+    """The ZeroMQ address of a core, by vLLM's rule: the following ports of `tcp://`, else another name.
 
-    A port that is left open stays so.
+    A wildcard port is left unchanged.
 
     Raises:
-        ConfigError: there is no such port.
+        ConfigError: the port would be above 65535.
     """
     if not address or index == 0:
         return address

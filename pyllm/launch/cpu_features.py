@@ -1,4 +1,4 @@
-"""The processor's features, from Linux."""
+"""The processor's features, from `/proc/cpuinfo`."""
 
 from functools import cache
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @cache
 def about() -> dict[str, str]:
-    """The fields of `/proc/cpuinfo`, of the last core; nothing where there is no such file."""
+    """The fields of the last core in `/proc/cpuinfo`; empty where there is no such file."""
     path = Path("/proc/cpuinfo")
     return parse(path.read_text()) if path.exists() else {}
 
@@ -18,5 +18,5 @@ def parse(cpuinfo: str) -> dict[str, str]:
 
 
 def instructions(fields: dict[str, str] | None = None) -> frozenset[str]:
-    """The flags of its instruction sets, as Linux names them: `avx2`, `avx512_vnni`, `amx_int8`..."""
+    """The instruction sets of a processor, by Linux's names: `avx2`, `avx512_vnni`, `amx_int8`..."""
     return frozenset((about() if fields is None else fields).get("flags", "").split())

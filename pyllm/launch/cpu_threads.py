@@ -1,4 +1,4 @@
-"""How many threads each rank computes with on this machine. Starts none."""
+"""The number of threads with which each rank computes on this machine. Starts none."""
 
 import logging
 import math
@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 def threads_of_each_rank(parallel: ParallelConfig, usable: Set[int] | None = None, root: Path = Path("/")) -> int:
     """An equal share of the CPUs that this process may use (of `usable`, its affinity mask); with Ray `ray_num_cpus`.
 
-    Where a control group gives time for fewer of them, as `docker --cpus` and limits of Kubernetes do, so many are
-    shared, and the log says so: with more threads the kernel stops all of them for the rest of each period.
+    A lower CPU quota of a control group, as from `docker --cpus` or Kubernetes, replaces their number, and the log says
+    so: with more threads, the kernel would stop all of them for the rest of each period.
     """
     if parallel.distributed_executor_backend == "ray":
         return parallel.ray_num_cpus

@@ -1,6 +1,6 @@
-"""The CUDA cards that this process may use, as the driver's own library lists them. Knows no model and no kernel.
+"""The CUDA cards that this process may use, as the driver's library lists them. Knows no model and no kernel.
 
-It imports no torch and makes no context on a card: `CUDA_VISIBLE_DEVICES` counts as it does for the workers.
+Imports no torch and creates no CUDA context. `CUDA_VISIBLE_DEVICES` has the same effect as in the workers.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ _LONGEST_NAME = 256
 
 @dataclass(frozen=True, slots=True)
 class VisibleCard:
-    """What defaults depend on, and the card's name."""
+    """A card's name, and the properties that default settings depend on."""
 
     capability: int  # major * 10 + minor
     memory_bytes: int
@@ -22,7 +22,7 @@ class VisibleCard:
 
 
 def visible_cards(library: str = "libcuda.so.1") -> tuple[VisibleCard, ...]:
-    """The cards in the order of their numbers; none without a driver, or where it fails."""
+    """The cards, ordered by index; empty without a working driver."""
     try:
         return read_cards(ctypes.CDLL(library))
     except OSError:
@@ -30,7 +30,7 @@ def visible_cards(library: str = "libcuda.so.1") -> tuple[VisibleCard, ...]:
 
 
 def driver_version(library: str = "libcuda.so.1") -> str:
-    """The newest CUDA that the driver runs, such as `12.8`; empty without a driver."""
+    """The newest CUDA version that the driver supports, such as `12.8`; empty without a driver."""
     version = ctypes.c_int()
     try:
         failed = ctypes.CDLL(library).cuDriverGetVersion(ctypes.byref(version))
@@ -40,7 +40,7 @@ def driver_version(library: str = "libcuda.so.1") -> str:
 
 
 def read_cards(driver: Any) -> tuple[VisibleCard, ...]:
-    """Ask a loaded library; a fake has the same functions, which give 0 where they succeed."""
+    """The cards that a loaded driver library lists. Its functions, or those of a fake, return 0 on success."""
     count = ctypes.c_int()
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return ()

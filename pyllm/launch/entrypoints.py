@@ -1,6 +1,6 @@
 """The entry points of child processes: a core, a worker, an API process, the shared state, the fork server.
 
-Each imports the code of its own role only; its configuration comes over the connection to the parent.
+Each imports only the code of its own role, and gets its configuration over the connection to the parent.
 """
 
 import logging
@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 def child_main(role: str, connection_file: int, thread_stays: int, *files: int) -> int:
-    """Play a role in a process that `child_process.spawn` started, once the configuration has come.
+    """Run a role in a process that `child_process.spawn` started, once its configuration has arrived.
 
-    `thread_stays`: whether the thread that started this process ends only when its parent does. `files` are, for an API
-    process, the number of the listening socket; for a core those of the host memory of its ranks, if it has some, and
-    that of the memory for its last steps.
+    `thread_stays`: whether the thread that started this process lives as long as its process. `files` are file
+    descriptors: the listening socket of an API process; the host memories of a core's ranks, if any, and the memory
+    for its last steps. Returns the exit code.
     """
     if thread_stays:
         die_with_parent()
@@ -54,7 +54,7 @@ def child_main(role: str, connection_file: int, thread_stays: int, *files: int) 
 
 
 def load_rank(config: CoreConfig) -> "ModelRunner":
-    """The only rank, loaded into this process, for the uni executor."""
+    """Load the only rank into this process, for the uni executor."""
     from pyllm.workers.worker_process import load
 
     worker = WorkerConfig(
@@ -64,7 +64,7 @@ def load_rank(config: CoreConfig) -> "ModelRunner":
 
 
 def _core_main(connection: Connection, *files: int) -> int:
-    # What takes long comes before the configuration, so that a spare is ready to take the place of another core.
+    # Import before the configuration arrives, so that a spare core can start at once.
     import zmq
 
     from pyllm.core import core_process
@@ -95,15 +95,15 @@ def _core_main(connection: Connection, *files: int) -> int:
     else:
         executor = InlineExecutor(lambda: load_rank(config))
     memory = mmap(trace_file, 0)
-    os.close(trace_file)  # It stays mapped.
+    os.close(trace_file)  # The memory stays mapped.
     code = core_process.run(config, executor, context, parent, memory)
     if backend != "ray":  # Ray leaves its cluster when the process is finalized.
-        line_writer.end_process(code)  # At once: it waits for no thread of a KV store that hangs.
+        line_writer.end_process(code)  # At once, without waiting for a hanging thread of a KV store.
     return code
 
 
 def _worker_main(connection: Connection) -> NoReturn:
-    """A worker that is no fork, as on another node."""
+    """Run a worker that is not forked, such as one on another node."""
     from pyllm.workers import worker_process
 
     worker_process.main(connection)
@@ -112,7 +112,7 @@ def _worker_main(connection: Connection) -> NoReturn:
 def _fork_server_main(config: ForkServerConfig, connection: Connection) -> int:
     from pyllm.supervision import fork_server
 
-    log.configure_child(fork_server.TITLE, config.log, may_wait=True)  # No thread may write for it.
+    log.configure_child(fork_server.TITLE, config.log, may_wait=True)  # Forking allows no thread for the log.
     return fork_server.main(config, connection)
 
 

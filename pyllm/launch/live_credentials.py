@@ -1,4 +1,4 @@
-"""The API keys and the certificate that a server's API processes have. Only this process reads the files."""
+"""The current API keys and certificate of a server's API processes. Only the launcher reads their files."""
 
 import logging
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class LiveCredentials:
-    """`current` are in force, and begin as those that the server started with. `service` hears when they are read."""
+    """Credentials that can be reloaded. `current` begins as those at start; `service` is notified of each reload."""
 
     def __init__(self, server: ServerConfig, credentials: Credentials, service: ServiceManager) -> None:
         self.current = credentials
@@ -24,14 +24,14 @@ class LiveCredentials:
         self._news = b""
 
     def ask(self, *_: object) -> None:
-        """Have the files read again, at the next look at the news: a handler of signals, too."""
+        """Reload the files at the next call of `news`. May be used as a signal handler."""
         self._is_asked = True
 
     def news(self) -> bytes:
-        """For API processes: `current`, encoded anew each time that it was read again; empty before.
+        """`current`, encoded, for API processes; encoded anew after each reload, and empty before the first.
 
-        Files that cannot be used change nothing, but are news all the same: an API process that was asked itself may
-        have read them a moment earlier, when they could be used.
+        Unusable files leave `current` unchanged, and it is still sent again: an API process that got the signal itself
+        may have read the files a moment earlier, when they were usable.
         """
         if self._is_asked:
             self._is_asked = False

@@ -1,4 +1,4 @@
-"""Whether a model fits into the host's memory, asked before anything is loaded. Knows no device but the CPU."""
+"""Checks before loading whether a model fits into the host's memory. Knows no device but the CPU."""
 
 import logging
 import math
@@ -19,19 +19,19 @@ from pyllm.supervision.memory import Memory, host_memory
 logger = logging.getLogger(__name__)
 
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
-# Bytes that 256 weights take packed, where the file has fewer (`Encoding` in kernels/src/linear/format.rs).
+# Bytes of 256 packed weights, for types that have fewer in the file (`Encoding` in kernels/src/linear/format.rs).
 _PACKED_BYTES = {"Q2_K": 164, "Q3_K": 146, "Q4_K": 148, "Q5_K": 180, "IQ4_XS": 138}
-# Of a process that has imported torch, with its buffers: each rank has one, and so have the processes around it.
+# A process that has imported torch, with its buffers; counted once per rank and once for all other processes.
 _PROCESS_BYTES = 256 << 20
 
 
 def weights_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
-    """What the weights take once they are loaded, on all ranks together."""
+    """Bytes of the loaded weights, on all ranks together."""
     spec = checkpoint.spec
     element_bytes = _ELEMENT_BYTES[engine.model.dtype]
     shared = [entry for entry in checkpoint.tensors if entry.name == "embedding.weight"]
     if engine.parallel.pipeline_parallel_size == 1 or not spec.tie_word_embeddings:
-        shared = []  # Else the last stage has the embedding, too, as its head.
+        shared = []  # Otherwise the last stage has a copy of the embedding as its head.
     num_shared = sum(math.prod(entry.shape) for entry in shared)
     match engine.model.quantization:
         case "gguf":
@@ -46,14 +46,14 @@ def weights_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
 
 
 def memory_needed(engine: EngineConfig, checkpoint: Checkpoint) -> int:
-    """What the weights and the processes of a core take on a CPU, before there is a KV cache."""
+    """Bytes that the weights and processes of a core take on a CPU, without its KV cache."""
     return weights_bytes(engine, checkpoint) + _PROCESS_BYTES * (num_ranks(engine.parallel) + 1)
 
 
 def kv_bytes(engine: EngineConfig, checkpoint: Checkpoint, num_tokens: int) -> int:
-    """What the keys and values of a sequence of so many tokens take in the cache, on all ranks together.
+    """KV cache bytes of a sequence of `num_tokens` tokens, on all ranks together.
 
-    Each pipeline stage is taken to need as much as that with the most layers, which decides how many tokens fit.
+    Every pipeline stage counts as much as the one that needs most, since that one limits the number of tokens.
     """
     spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
     heads = spec.attention.kv_heads_of_rank(ranks) * ranks
@@ -72,19 +72,19 @@ def _stages(engine: EngineConfig, checkpoint: Checkpoint) -> tuple[PipelineStage
 
 
 def kv_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
-    """What a token's keys and values take in the cache, on all ranks together: of a sequence of the whole context."""
+    """KV cache bytes per token, on all ranks together, averaged over a sequence of the whole context."""
     context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
     return -(-kv_bytes(engine, checkpoint, context) // context)
 
 
 def activation_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
-    """About what one step's activations and logits take on each rank: of the largest step, as every layer reuses them.
+    """Estimated bytes of activations and logits on each rank, in the largest step. All layers reuse the same memory.
 
-    On a CPU it is a part of what a process is reckoned to take. A worker on a GPU measures it when it starts.
+    On a CPU these are part of `_PROCESS_BYTES`. A worker on a GPU measures them when it starts.
     """
     spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
     attention = spec.attention
-    # Input, residual and normed input; query, key, value and what attention gives; gate, up and their product.
+    # Input, residual and normed input; query, key, value and the output of attention; gate, up and their product.
     widths = 3 * spec.hidden_size + 2 * (attention.query_size + attention.kv_size) // ranks
     feed_forward = max(_features(layer.feed_forward) for layer in spec.layers) or 4 * spec.hidden_size
     elements = engine.scheduler.max_num_batched_tokens * (widths + 3 * feed_forward // ranks)
@@ -92,7 +92,7 @@ def activation_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
 
 
 def table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
-    """What each token of the context takes, used or not: cosines and sines, and entries of block tables."""
+    """Bytes of RoPE and block tables per token of the context, used or not, on all ranks together."""
     rotations = 4 * sum(rope.rotary_size for rope in checkpoint.spec.ropes)
     context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
     groups = kv_groups(checkpoint.spec, context, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
@@ -101,7 +101,7 @@ def table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
 
 
 class _ModelBytes(NamedTuple):
-    """What all cores take together before there is a KV cache; each maps the same weights where they are in a file."""
+    """Bytes of all cores together, without KV caches. If `is_mapped`, the cores map one file of weights."""
 
     weights: int
     processes: int
@@ -120,9 +120,9 @@ def _model_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> _ModelBytes:
 
 
 def default_kv_cache_bytes(engine: EngineConfig, checkpoint: Checkpoint, available: int) -> int:
-    """The KV cache of each rank on a CPU, unless a size is set: half of what the model leaves of `available` bytes.
+    """The default KV cache of each rank on a CPU: half of the memory that the model leaves of `available` bytes.
 
-    It is no more than `max_num_seqs` sequences of the whole context need, and at least 512 MiB.
+    At most as much as `max_num_seqs` sequences of the whole context need, and at least 512 MiB.
     """
     needed = _model_bytes(engine, checkpoint)
     room = available - needed.weights - needed.processes - needed.tables
@@ -133,13 +133,13 @@ def default_kv_cache_bytes(engine: EngineConfig, checkpoint: Checkpoint, availab
 
 
 def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[], list[Memory]] = host_memory) -> None:
-    """Refuse a model on a CPU that would not fit, with all its cores, and warn of a KV cache that could not be filled.
+    """Refuse a model whose cores do not fit into a CPU's memory, and warn of a KV cache that cannot be filled.
 
-    Weights that are mapped from disk need not fit: it is said that they are slower then. All cores map the same. A KV
-    cache beyond all of the memory is refused too: the kernel would not map it.
+    Weights mapped from disk need not fit, but a warning says that they are slow then; all cores map the same ones. A KV
+    cache larger than the whole memory is refused, too: the kernel would not map it.
 
     Raises:
-        ConfigError: with the bytes that are needed and those that are there.
+        ConfigError: the memory is too small; the text has the needed and the available bytes.
     """
     if engine.device.device != "cpu":
         return
@@ -198,9 +198,9 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
 
 
 def _are_mapped(engine: EngineConfig, checkpoint: Checkpoint, weights: int) -> bool:
-    """Whether packed weights lie in a file of the cache folder: memory then holds what is in use.
+    """Whether packed weights are mapped from a file in the cache folder; memory then holds only the pages in use.
 
-    The worker decides by the same (`workers/loaders/packed_cache.py`).
+    The worker decides by the same rule (`workers/loaders/packed_cache.py`).
     """
     file_bytes = sum(source.num_bytes for source in _sources(checkpoint))
     is_packed = engine.device.kernel_backend in {"auto", "cpu"} and engine.model.dtype != "float16"
@@ -212,12 +212,12 @@ def _are_mapped(engine: EngineConfig, checkpoint: Checkpoint, weights: int) -> b
 
 
 def _sources(checkpoint: Checkpoint) -> list[FileTensor]:
-    """What the weights are read from: several parameters may have one source, and experts each a part of one tensor."""
+    """The tensors that weights are read from, each once: several parameters or experts may share one."""
     return list({(entry.source.file, entry.source.offset): entry.source for entry in checkpoint.tensors}.values())
 
 
 def _kept_bytes(source: FileTensor, element_bytes: int) -> int:
-    """Of a matrix: blocks as the file has them, or Q8_0 where they have no kernel; else elements."""
+    """Bytes of a loaded GGUF tensor: packed blocks, Q8_0 where the type has no kernel, or floats."""
     if len(source.shape) == 1:
         return source.num_bytes
     if source.type in FLOAT_TYPES:
@@ -228,7 +228,7 @@ def _kept_bytes(source: FileTensor, element_bytes: int) -> int:
 
 
 def _quantised_bytes(entry: TensorEntry, element_bytes: int) -> int:
-    """Of a matrix of a quantised folder, as `workers/loaders/quantised.py` chooses its format."""
+    """Bytes of a loaded matrix of a quantised folder, in the format that `workers/loaders/quantised.py` chooses."""
     count, quantised = math.prod(entry.shape), entry.quantised
     if quantised is None or entry.source.type == "F8_E4M3":
         return count * element_bytes
@@ -243,7 +243,7 @@ def _quantised_bytes(entry: TensorEntry, element_bytes: int) -> int:
 
 
 def _features(feed_forward: FeedForwardSpec) -> int:
-    """Features between the two matrices, of all experts that a token takes."""
+    """Intermediate features of a feed-forward layer, summed over the experts that a token uses."""
     return feed_forward.size * (feed_forward.routing.active if feed_forward.routing else 1)
 
 

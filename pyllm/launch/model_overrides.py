@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def with_overrides(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
-    """The checkpoint with the chat template, the sampling defaults and the ends that the user chose.
+    """The checkpoint with the chat template, sampling defaults and end tokens that the user chose.
 
     Raises:
         ConfigError: a file cannot be read, or a default is out of its range.
@@ -34,17 +34,17 @@ def with_overrides(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
 
 
 def check_overrides(config: ModelConfig) -> None:
-    """Raises `ConfigError` where no model can have these overrides."""
+    """Raise `ConfigError` where the overrides are invalid for every model."""
     if config.chat_template:
         ChatTemplate(_chat_template(config.chat_template), "", "")
     _sampling_and_ends(SamplingDefaults(), config)
 
 
 def chat_template_notice(checkpoint: Checkpoint) -> str:
-    """What a server or a check says of a model that cannot chat; empty where it can, and where it only embeds.
+    """The warning that a model cannot chat; empty where it can, and for a model that only embeds.
 
     Raises:
-        ConfigError: its chat template does not compile, so that no server can use it.
+        ConfigError: its chat template does not compile.
     """
     if ChatTemplate.of(checkpoint.tokenizer) is not None or checkpoint.embedding.is_only_use:
         return ""
@@ -55,7 +55,7 @@ def chat_template_notice(checkpoint: Checkpoint) -> str:
 
 
 def _chat_template(given: str) -> str:
-    """A file's content, or the template itself, which has a brace in it."""
+    """The chat template: `given` itself if it has a brace, else the content of the file that it names."""
     path = Path(given).expanduser()
     try:
         if "{" not in given:
@@ -66,9 +66,9 @@ def _chat_template(given: str) -> str:
 
 
 def _sampling_and_ends(own: SamplingDefaults, config: ModelConfig) -> tuple[SamplingDefaults, tuple[int, ...] | None]:
-    """As vLLM: `auto` takes the model's own, `vllm` no defaults; then the overrides replace single ones.
+    """Sampling defaults by vLLM's rules: `auto` takes the model's, `vllm` none; then overrides replace single ones.
 
-    The ends are those that another file names, in place of the model's.
+    The end tokens are those of another generation_config.json that the user names, else None.
     """
     ends = None
     if config.generation_config == "vllm":

@@ -1,6 +1,6 @@
-"""Asks a short-lived process what transformers makes of a model, and keeps the answer in the user's cache folder.
+"""Describes a transformers model in a short-lived process, and keeps the result in the user's cache folder.
 
-That process alone imports torch and transformers. Does not know how a model is probed.
+Only that process imports torch and transformers. Does not know how a model is probed.
 """
 
 import hashlib
@@ -21,16 +21,16 @@ from pyllm.families.transformers_probe import Probed, ProbeRequest, Refusal
 logger = logging.getLogger(__name__)
 
 PROBE = "pyllm.workers.transformers_backend.probe"
-TIMEOUT = 300.0  # seconds: an import from a slow disk takes a minute
+TIMEOUT = 300.0  # seconds; an import from a slow disk takes a minute
 
 
 def ask_process(content: bytes) -> Probed:
-    """Give a request as JSON to a new process, and wait for its answer.
+    """Send a request as JSON to a new process, and wait for its answer.
 
     Raises:
         ConfigError: the model is refused, or the process failed.
     """
-    # -P: not from the folder that this was started in, which may be the model's. It must not download kernels, either.
+    # -P: import nothing from the current folder, which may be the model's. It must not download kernels, either.
     command = [sys.executable, "-P", "-m", PROBE]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     try:
@@ -55,10 +55,10 @@ def ask_process(content: bytes) -> Probed:
 
 
 def probe_model(request: ProbeRequest, ask: Callable[[bytes], Probed] = ask_process) -> Probed:
-    """What transformers makes of a model, asked now or once before.
+    """The description of a model by transformers, from the cache if it is there.
 
     Raises:
-        ConfigError: it has no such model, or cannot run it with our attention.
+        ConfigError: transformers has no such model, or cannot run it with our attention.
     """
     content = msgspec.json.encode(request, order="deterministic")
     try:
@@ -78,7 +78,7 @@ def probe_model(request: ProbeRequest, ask: Callable[[bytes], Probed] = ask_proc
 
 
 def _key(content: bytes) -> str:
-    """Of a request, of transformers, and of the code that asks it."""
+    """The cache key: a digest of the request, the version of transformers, and the code that probes."""
     digest = hashlib.blake2b(content + version("transformers").encode(), digest_size=16)
     for module in sorted((Path(__file__).parents[1] / "workers" / "transformers_backend").glob("*.py")):
         digest.update(module.read_bytes())

@@ -1,6 +1,6 @@
 """Resolves settings: reads the model's description, and replaces every `auto` and None. Starts nothing.
 
-Imports no torch: it asks the driver for cards, and decides the precision before any process starts.
+Imports no torch: it asks the driver for cards, and chooses the precision before any process starts.
 """
 
 import importlib.util
@@ -56,18 +56,18 @@ from pyllm.workers.sparse_attention.sparse_limits import check_sparse_attention
 
 logger = logging.getLogger(__name__)
 
-# Tokens in a step unless said otherwise. A CPU computes as many a second in small steps as in large ones, and a stream
-# waits for each step with others' prompts in it; `docs/performance.md` has the figures.
+# Default tokens in a step. A CPU computes as many per second in small steps as in large ones, and a stream waits for
+# each step that has prompts of other requests; `docs/performance.md` has the figures.
 BATCHED_TOKENS = {"cuda": 2048, "cpu": 192}
 SEQUENCES = 128
-# Cards with this much memory have room for more of both beside the weights: larger steps fill their multiprocessors.
+# Cards with this much memory have room for more tokens and sequences: larger steps use all their multiprocessors.
 LARGE_CARD_BYTES = 40 * 10**9  # A card of 40 GiB reports a little less than its name says.
 LARGE_CARD_SEQUENCES, LARGE_CARD_BATCHED_TOKENS = 256, 8192
 OLDEST_BFLOAT16 = 80  # compute capability 8.0
 SPECULATIVE_TOKENS = 5
-# The matrices whose columns ranks share, where they cannot cut through blocks.
+# Matrices whose columns are split among ranks; a split cannot cut a quantised block.
 CUT_BY_COLUMNS = ("attention.output.weight", "feed_forward.down.weight")
-# Sequences that may wait by default: some tens of seconds of a busy server's work, and always enough for a burst.
+# Default queue limits: some tens of seconds of a busy server's work, and always enough for a burst.
 QUEUE_PER_SEQUENCE = 16
 LEAST_QUEUE = 256
 
@@ -78,14 +78,14 @@ def resolve_config(
     """Read the model's description and replace everything that is `auto`, None or a 0 that stands for a default.
 
     Raises:
-        ConfigError: the model cannot be read, two settings do not go together, or the memory is too small.
+        ConfigError: the model cannot be read, two settings conflict, or the memory is too small.
     """
     resolved, checkpoint = resolve_settings(config, probe, list_cards)
     num_threads = config.device.num_threads or threads_of_each_rank(config.parallel)
     resolved = msgspec.structs.replace(
         resolved, device=msgspec.structs.replace(resolved.device, num_threads=num_threads)
     )
-    if config.parallel.distributed_executor_backend != "ray":  # whose ranks take the memory of other machines
+    if config.parallel.distributed_executor_backend != "ray":  # with Ray, ranks use the memory of other machines
         check_memory(resolved, checkpoint)
         if resolved.device.device == "cpu" and resolved.cache.kv_cache_memory_bytes is None:
             available = min((memory.available for memory in host_memory()), default=0)
@@ -98,7 +98,7 @@ def resolve_config(
 def resolve_settings(
     config: EngineConfig, probe: Probe = probe_model, list_cards: Callable[[], Sequence[VisibleCard]] = visible_cards
 ) -> tuple[EngineConfig, Checkpoint]:
-    """The same without a look at the memory."""
+    """Resolve settings as `resolve_config`, but without threads, and without reading the memory."""
     model = config.model
     checkpoint = read_checkpoint(
         at_revision(model.model, model.revision, "revision"),
@@ -163,7 +163,7 @@ def resolve_settings(
             dtype=dtype,
             quantization=quantization,
             max_model_len=max_model_len,
-            hf_token="",  # Nobody needs it any more, and crashes are recorded with the configuration.
+            hf_token="",  # No longer needed, and crash records contain the configuration.
         ),
         cache=msgspec.structs.replace(
             config.cache, kv_cache_dtype=kv_cache_dtype, kv_cache_dir=_absolute(config.cache.kv_cache_dir)
@@ -186,7 +186,7 @@ def resolve_settings(
 
 
 def _absolute(path: str) -> str:
-    """The path for processes elsewhere; an empty one stays so."""
+    """The absolute path, for processes in other folders; an empty one stays empty."""
     return path and str(Path(path).expanduser().absolute())
 
 
@@ -199,7 +199,7 @@ def _check_ray() -> None:
 
 
 def _step_limits(scheduler: SchedulerConfig, device: str, cards: Sequence[VisibleCard]) -> dict[str, int]:
-    """Sequences and tokens of a step: as asked for, else by the smallest of the ranks' cards."""
+    """Sequences and tokens of a step: as set, else by the memory of the smallest card."""
     is_large = bool(cards) and min(card.memory_bytes for card in cards) >= LARGE_CARD_BYTES
     sequences = scheduler.max_num_seqs or (LARGE_CARD_SEQUENCES if is_large else SEQUENCES)
     usual_tokens = LARGE_CARD_BATCHED_TOKENS if is_large else BATCHED_TOKENS[device]
@@ -210,7 +210,7 @@ def _step_limits(scheduler: SchedulerConfig, device: str, cards: Sequence[Visibl
 
 
 def _speculative_tokens(config: EngineConfig, checkpoint: Checkpoint, device: str, dtypes: set[str]) -> int:
-    """None by default but where a token is bitwise the same however many its row has: with the Rust kernels."""
+    """Draft tokens of a step. The default is 0, unless drafts leave results bitwise equal, as with the Rust kernels."""
     if (chosen := config.scheduler.num_speculative_tokens) is not None:
         return chosen
     is_exact = checkpoint.spec.transformers is None and is_rust(config.device, device, dtypes)
@@ -218,7 +218,7 @@ def _speculative_tokens(config: EngineConfig, checkpoint: Checkpoint, device: st
 
 
 def _check_transformers(config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Of a model of transformers, refuse what is promised of our own alone, and say what is not promised here."""
+    """Refuse settings that a transformers model does not support, and warn of the guarantees that it lacks."""
     spec = checkpoint.spec
     if spec.transformers is None:
         return
@@ -243,7 +243,7 @@ def _check_transformers(config: EngineConfig, checkpoint: Checkpoint) -> None:
 
 
 def _check_stages(config: EngineConfig, checkpoint: Checkpoint) -> None:
-    """Refuse more pipeline stages than there are layers, and a model whose layers are not ours to split."""
+    """Refuse more pipeline stages than layers, and any stages for a transformers model."""
     stages, spec = config.parallel.pipeline_parallel_size, checkpoint.spec
     if stages == 1:
         return
@@ -257,7 +257,7 @@ def _check_stages(config: EngineConfig, checkpoint: Checkpoint) -> None:
 
 
 def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -> None:
-    """Where it is asked for, refuse what torch computes, in an order that depends on the batch."""
+    """With `batch_invariant`, refuse settings for which torch computes, whose summation order depends on the batch."""
     chosen = config.device
     if not chosen.batch_invariant:
         return
@@ -280,10 +280,10 @@ def _check_cache(cache: CacheConfig) -> None:
 
 
 def _transfer(config: EngineConfig) -> KVTransferConfig | None:
-    """The connector of the settings: where a store is given and no connector, that of stores.
+    """The KV connector of the settings; `StoreConnector` where only a store is given.
 
     Raises:
-        ConfigError: there is no such connector, or no prefix cache, whose blocks it moves; or a size for no folder.
+        ConfigError: there is no such connector, or no prefix cache whose blocks it moves; or a size without a folder.
     """
     cache, transfer = config.cache, config.kv_transfer.kv_transfer_config
     if cache.kv_cache_disk_size != CacheConfig().kv_cache_disk_size and not cache.kv_cache_dir:
@@ -292,7 +292,7 @@ def _transfer(config: EngineConfig) -> KVTransferConfig | None:
         transfer = KVTransferConfig(kv_connector="StoreConnector")
     if transfer is None:
         return None
-    from pyllm.kv_transfer import check_connector  # Nobody else waits for its import.
+    from pyllm.kv_transfer import check_connector  # Imported only where it is needed.
 
     check_connector(transfer)
     if not cache.enable_prefix_caching:
@@ -322,12 +322,13 @@ def _check_events(config: EngineConfig) -> None:
 def resolve_precision(
     config: EngineConfig, checkpoint: Checkpoint, device: str, cards: Sequence[VisibleCard] = ()
 ) -> tuple[Dtype, Quantization, KVCacheDtype]:
-    """What `auto` stands for in the precisions; who names a dtype wants no less than that.
+    """Resolve `auto` in dtype, quantization and KV cache dtype. A dtype that is set is a minimum of precision.
 
-    Quantised weights have no dtype of their own: floats beside them, and made of them, have two bytes on a GPU.
+    Quantised weights have no dtype of their own: the floats beside them, and those made of them on a GPU, have two
+    bytes.
 
     Raises:
-        ConfigError: two of them do not go together, or not with the device or the model's format.
+        ConfigError: two of them conflict, or one conflicts with the device or the model's format.
     """
     model, file_dtype = config.model, cast(Dtype, checkpoint.spec.dtype)
     quantization, own = model.quantization, cast(QuantizationMethod | None, checkpoint.quantization or None)
@@ -365,7 +366,7 @@ def resolve_precision(
 
 
 def cpu_memory_needed(checkpoint: Checkpoint) -> int:
-    """Bytes that a model takes on a CPU with default settings, before there is a KV cache.
+    """Bytes that a model takes on a CPU with default settings, without its KV cache.
 
     Raises:
         ConfigError: as `resolve_precision`.
@@ -375,10 +376,10 @@ def cpu_memory_needed(checkpoint: Checkpoint) -> int:
 
 
 def fastest_quantization(checkpoint: Checkpoint, ranks: int, flags: Set[str]) -> Quantization:
-    """Of a quantised GGUF on a CPU with these instructions.
+    """The fastest quantization of a quantised GGUF file on a CPU with these instructions.
 
-    Tiles of AMX take one scale a row far better than one a group; vectors are faster with the file's own blocks.
-    `docs/performance.md` has the figures. MXFP4 is mostly of experts, of which a step reads a few: they stay in 4 bits.
+    AMX tiles are far faster with one scale per row than per group; vectors are faster with the file's own blocks.
+    `docs/performance.md` has the figures. MXFP4 weights are mostly experts, of which a step reads few: they stay 4-bit.
     """
     has_mxfp4 = any(entry.source.type == "MXFP4" for entry in checkpoint.tensors)
     return "int8" if _cuts_blocks(checkpoint, ranks) or ("amx_int8" in flags and not has_mxfp4) else "gguf"
@@ -389,13 +390,13 @@ def _is_quantised_gguf(checkpoint: Checkpoint) -> bool:
 
 
 def _cuts_blocks(checkpoint: Checkpoint, ranks: int) -> bool:
-    """Whether a rank's share of some matrix begins or ends within a block."""
+    """Whether a rank's share of some matrix begins or ends within a quantised block."""
     cut = [entry for entry in checkpoint.tensors if entry.name.endswith(CUT_BY_COLUMNS)]
     return any(entry.shape[1] // ranks % BLOCK_SIZES[entry.source.type] for entry in cut)
 
 
 def resolve_server(server: ServerConfig) -> tuple[ServerConfig, Credentials]:
-    """Absolute paths, API keys and the certificate; what an API process would stumble over is refused here.
+    """Make paths absolute, read API keys and certificate, and refuse settings on which an API process would fail.
 
     Raises:
         ConfigError: a file cannot be used, or a package is missing.
@@ -403,7 +404,7 @@ def resolve_server(server: ServerConfig) -> tuple[ServerConfig, Credentials]:
     files = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds", "curve_keys")
     paths = {name: str(Path(value).absolute()) for name in files if (value := getattr(server, name))}
     fixed_keys = read_api_keys("") + flag_keys(server.api_key)
-    # From here on, and in what is recorded of a crash, keys are their hashes.
+    # From here on, and in crash records, keys are replaced by their hashes.
     server = msgspec.structs.replace(server, **paths, api_key=(), root_path=_root_path(server.root_path))
     credentials = read_credentials(server, fixed_keys)
     tls_context(server, credentials)
@@ -429,7 +430,7 @@ def resolve_server(server: ServerConfig) -> tuple[ServerConfig, Credentials]:
 
 
 def _root_path(text: str) -> str:
-    """A path with a slash in front and none at the end."""
+    """A path with a slash in front and none at the end; empty for none."""
     path = text.strip().strip("/")
     if not re.fullmatch(r"[\w.~/-]*", path, re.ASCII):
         raise ConfigError(f"root_path must be a path such as /llm, got {text!r:.80}")
@@ -437,7 +438,7 @@ def _root_path(text: str) -> str:
 
 
 def shared_config(server: ServerConfig, max_num_seqs: int, core_addresses: Sequence[str] = ("",)) -> SharedConfig:
-    """The configuration of the state that API processes share, for cores that each run so many sequences at once."""
+    """The configuration of the state that API processes share, for cores of `max_num_seqs` sequences each."""
     total, most = len(core_addresses) * max_num_seqs, server.max_num_queued_reqs
     return SharedConfig(
         core_addresses=tuple(core_addresses),

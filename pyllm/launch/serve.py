@@ -1,6 +1,6 @@
-"""Starts a server: makes sockets, starts cores and API processes, and keeps them until the end.
+"""Runs a server: creates sockets, starts cores and API processes, and supervises them until the end.
 
-Imports neither torch nor the web framework; `launch/entrypoints.py` has what the processes run.
+Imports neither torch nor the web framework; `launch/entrypoints.py` has the code of the processes.
 """
 
 import asyncio
@@ -40,10 +40,10 @@ logger = logging.getLogger(__name__)
 
 
 def serve(engine: EngineConfig, server: ServerConfig) -> int:
-    """Run a core, the API processes and what they share until SIGTERM or SIGINT, then drain; gives the exit code.
+    """Run cores, API processes and their shared state until SIGTERM or SIGINT, then drain; return the exit code.
 
     Raises:
-        PyllmError: it cannot start, or a process was lost for good.
+        PyllmError: the server cannot start, or a process was lost for good.
     """
     _become_supervisor()
     service = ServiceManager()
@@ -63,8 +63,8 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             groups = _groups(cores[0], processes, api, listener, live)
 
             def close_address() -> None:
-                # Once the API processes have closed the port, clients are to be refused: while it is open here, they
-                # would connect all the same, and wait until this process has ended. Another server may have it then.
+                # After the API processes have closed the port, clients must be refused: while it is open here, they
+                # would still connect, and wait until this process ends. Then another server may have the port.
                 listener.close()
                 claim.close()
                 service.stopping()
@@ -80,12 +80,12 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
 
 
 def serve_for(engine: EngineConfig, server: ServerConfig, work: Callable[[str, EngineConfig], Awaitable[None]]) -> bool:
-    """Serve one program on a Unix socket in a private folder, without keys, and end when its `work` is done.
+    """Serve one program on a Unix socket in a private folder, without keys, until its `work` is done.
 
-    `work` gets the socket's path and the resolved settings. False where a signal ended it before.
+    `work` gets the socket's path and the resolved settings. Returns False where a signal ended it first.
 
     Raises:
-        PyllmError: it cannot start, or a process was lost for good; or what `work` raised.
+        PyllmError: the server cannot start, or a process was lost for good. Errors of `work` are raised as they are.
     """
     _become_supervisor()
     server, _ = resolve_server(server)
@@ -111,12 +111,12 @@ def serve_for(engine: EngineConfig, server: ServerConfig, work: Callable[[str, E
 
 
 def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
-    """Run a headless core for `EngineClient` until SIGTERM or SIGINT, then drain; gives the exit code.
+    """Run a headless core for `EngineClient` until SIGTERM or SIGINT, then drain; return the exit code.
 
     Raises:
-        ConfigError: several cores, an address that is neither ipc:// nor tcp://, or tcp:// without keys or the word
-            that none are wanted.
-        PyllmError: it cannot start, or was lost for good.
+        ConfigError: several cores, an address that is neither ipc:// nor tcp://, or tcp:// with neither keys nor
+            `insecure_tcp`.
+        PyllmError: the core cannot start, or was lost for good.
     """
     _become_supervisor()
     if engine.parallel.data_parallel_size > 1:
@@ -177,7 +177,7 @@ def _groups(
     listener: socket.socket,
     credentials: LiveCredentials,
 ) -> list[list[SupervisedProcess]]:
-    """In the order in which they end: API processes let their streams finish, then the rest has nothing left to do."""
+    """Groups of processes, in the order in which they stop: API processes first, which let their streams finish."""
     recovery, count = core.engine.recovery, api.server.api_server_count
     limits = ProcessLimits(ready_timeout=core.ready_timeout, max_restarts=recovery.max_restarts)
     state = StateConfig(shared=api.shared, bind=api.state_address, log=api.log)
@@ -198,7 +198,7 @@ def _groups(
 
 
 def _api_config(api: ApiConfig, engine: EngineConfig, index: int) -> ApiConfig:
-    """The configuration of the API process of this index. Raises `ConfigError` if its recording cannot be made."""
+    """The configuration of the API process of this index. Raises `ConfigError` if its recording cannot be created."""
     recording = placement_recording(engine, index)
     if recording:
         check_recording_path(Path(recording))
@@ -208,7 +208,7 @@ def _api_config(api: ApiConfig, engine: EngineConfig, index: int) -> ApiConfig:
 def _become_supervisor() -> None:
     setproctitle("pyllm::serve")
     keep_exit_codes()
-    # Service managers send it for a reload; the default is to end.
+    # Service managers send SIGUSR1 for a reload; by default it would end the process.
     signal.signal(signal.SIGUSR1, lambda *_: logger.info("SIGUSR1: this process has nothing to read again"))
 
 
@@ -224,11 +224,11 @@ def _supervise(
     try:
         asyncio.run(supervise(groups, announcement, shutdown_timeout, on_ending, work, replicas=replicas))
     finally:
-        line_writer.stderr().finish()  # The reason of an end is the last line.
+        line_writer.stderr().finish()  # Flush: the last line gives the reason of an end.
 
 
 def _ready(service: ServiceManager, address: str, line: str) -> str:
-    """Tell whoever waits that all is ready; gives the line to print, in place of which a JSON log gets a record."""
+    """Report that the server is ready; returns the line to print, or nothing where a JSON log has a record instead."""
     service.ready()
     if not is_json():
         return line
@@ -237,7 +237,7 @@ def _ready(service: ServiceManager, address: str, line: str) -> str:
 
 
 def _announcement(listener: socket.socket, api: ApiConfig) -> tuple[str, str]:
-    """The address, and what is printed when the server is ready: a request to try, and the page in another line."""
+    """The address, and the text printed when the server is ready: a request to try, and the page in another line."""
     prompt = "The capital of France is"
     body = msgspec.json.encode({"model": api.served_model_name[0], "prompt": prompt, "max_tokens": 16}).decode()
     key = " -H 'Authorization: Bearer KEY'" if api.credentials.keys else ""
@@ -256,14 +256,14 @@ def _announcement(listener: socket.socket, api: ApiConfig) -> tuple[str, str]:
 
 
 def _claim(server: ServerConfig) -> contextlib.AbstractContextManager[object]:
-    """Holds the server's address while nobody listens there yet; a port that is left open is nobody else's."""
+    """Holds the server's address until it listens there; port 0 needs no claim."""
     if server.uds:
         return claim_path(server.uds)
     return claim_address(f"{server.host}:{server.port}") if server.port else contextlib.nullcontext()
 
 
 def _claim_core(address: str) -> contextlib.AbstractContextManager[object]:
-    """The same for a headless core: libzmq would take the path of another one away."""
+    """Holds the address of a headless core: libzmq would take over the path of another running core."""
     if address.startswith("ipc://"):
         return claim_path(address.removeprefix("ipc://"))
     return contextlib.nullcontext() if address.endswith((":0", ":*")) else claim_address(address)

@@ -1,4 +1,4 @@
-"""The service manager that started this process, if it wants to hear of it: systemd with `Type=notify`.
+"""Notifies the service manager that started this process, if it asks for that: systemd with `Type=notify`.
 
 Source: https://www.freedesktop.org/software/systemd/man/latest/sd_notify.html
 """
@@ -12,25 +12,25 @@ logger = logging.getLogger(__name__)
 
 
 class ServiceManager:
-    """Hears what the server does. `address` is its socket, by default that of NOTIFY_SOCKET; empty: there is none."""
+    """A service manager. `address` is its socket, by default that of NOTIFY_SOCKET; empty: there is none."""
 
     def __init__(self, address: str | None = None) -> None:
         self._address = os.environ.get("NOTIFY_SOCKET", "") if address is None else address
         self._is_ready = False
 
     def ready(self) -> None:
-        """The server takes requests."""
+        """Notify that the server takes requests."""
         self._is_ready = True
         self._notify("READY=1\nSTATUS=takes requests")
 
     def reloaded(self) -> None:
-        """Keys and certificates are read again, which takes no time worth waiting for."""
+        """Notify that keys and certificates were reloaded: begin and end at once, since it takes hardly any time."""
         if self._is_ready:
             self._notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
             self.ready()
 
     def stopping(self) -> None:
-        """The server takes no new requests, and ends."""
+        """Notify that the server takes no new requests, and ends."""
         self._notify("STOPPING=1\nSTATUS=drains")
 
     def _notify(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The processes of a server: how each is started, its configuration, and the record of its death."""
+"""The processes of a server: the start of each, its configuration, and the record of its death."""
 
 import itertools
 import logging
@@ -28,7 +28,7 @@ from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProces
 from pyllm.wire.messages import Restarts
 from pyllm.wire.supervision_messages import MAX_ENDED, Kept
 
-# What workers are made of: a function that imports it all, and gives what each of them runs.
+# Functions that import all code of a worker, and return the function that each worker runs.
 WORKER_ENTRY = "pyllm.workers.worker_process:prepare"
 TRANSFORMERS_ENTRY = "pyllm.workers.worker_process:prepare_transformers"
 
@@ -58,7 +58,7 @@ def supervised_core(config: CoreConfig, on_log_level: Callable[[str], None] = la
 
 
 def supervised_fork_server(core: CoreConfig, entry: str = WORKER_ENTRY) -> SupervisedProcess:
-    """Supervises the fork server of this core's workers, and of those of cores beside it; it outlives the cores."""
+    """Supervises the fork server of the workers of this core, and of the other cores here; it outlives the cores."""
     recovery = core.engine.recovery
     limits = ProcessLimits(ready_timeout=core.ready_timeout, max_restarts=recovery.max_restarts)
     config = ForkServerConfig(bind=core.fork_server, entry=entry, log=core.engine.log)
@@ -71,7 +71,7 @@ def supervised_fork_server(core: CoreConfig, entry: str = WORKER_ENTRY) -> Super
 
 
 class SupervisedEngine(NamedTuple):
-    """The cores of one engine, of which one is enough, and their fork server where they have one."""
+    """The cores of one engine, which can serve while one is left, and their fork server, if they have one."""
 
     cores: list[SupervisedProcess]
     fork_servers: list[SupervisedProcess]
@@ -92,7 +92,7 @@ def supervised_engine(
 def core_configs(
     engine: EngineConfig, checkpoint: Checkpoint, folder: str, ready_timeout: float, shutdown_timeout: float
 ) -> list[CoreConfig]:
-    """The configuration of each core of an engine, on sockets in a private folder; they have one fork server."""
+    """The configuration of each core of an engine, on sockets in a private folder; all share one fork server."""
     return [
         CoreConfig(
             engine=settings_of_core(engine, index),
@@ -109,12 +109,12 @@ def core_configs(
 
 
 def fork_server_address(engine: EngineConfig, folder: str) -> str:
-    """Where a core's fork server listens, in the private folder; empty where no worker processes are wanted."""
+    """The socket path of a core's fork server, in the private folder; empty without worker processes here."""
     return f"{folder}/forks" if engine.parallel.distributed_executor_backend == "mp" else ""
 
 
 def supervised_state(config: StateConfig, limits: ProcessLimits, recovery: RecoveryConfig) -> SupervisedProcess:
-    """Supervises the process that holds what API processes share."""
+    """Supervises the process that holds the shared state of the API processes."""
     successive = SuccessiveStates(config)
 
     def spawn() -> ChildProcess:
@@ -126,7 +126,7 @@ def supervised_state(config: StateConfig, limits: ProcessLimits, recovery: Recov
 
 
 class ApiNews(NamedTuple):
-    """News for every API process while it runs."""
+    """Sources of the news that every API process gets while it runs."""
 
     list_restarts: Callable[[], Sequence[Restarts]]
     credentials: LiveCredentials
@@ -139,10 +139,10 @@ def supervised_api(
     recovery: RecoveryConfig,
     news: "ApiNews",
 ) -> SupervisedProcess:
-    """Supervises an API process that accepts on this socket, and is told the news."""
-    # All of them accept on the one socket, and who is idle is first: 2,000 connections went 35 to 65 to two processes,
-    # in bursts or one by one. Sockets of their own (SO_REUSEPORT) would be balanced by the kernel, but blindly: a
-    # process that is busy, or gone, would keep those clients waiting whom the others could serve.
+    """Supervises an API process that accepts connections on `listener`, and gets `news`."""
+    # All of them accept on one socket, and an idle one is first: 2,000 connections were split 35 to 65 between two
+    # processes, in bursts or one by one. With a socket each (SO_REUSEPORT), the kernel would ignore the load: clients
+    # would wait for a busy or dead process while the others could serve them.
     name, successive = f"API process {config.index}", SuccessiveApis(config, news.credentials)
 
     def spawn() -> ChildProcess:
@@ -157,9 +157,9 @@ def supervised_api(
 
 
 class SuccessiveCores:
-    """The configuration of each core in turn: the first as given, the others so that they can take its place.
+    """The configuration of each core in turn: the first as given, the others as its successors.
 
-    Holds what each core leaves to the next one. `on_log_level` is called when a client has changed the log level.
+    Holds the state that each core leaves to the next. `on_log_level` is called when a client has changed the log level.
     """
 
     def __init__(self, config: CoreConfig, on_log_level: Callable[[str], None] = lambda level: None) -> None:
@@ -171,20 +171,20 @@ class SuccessiveCores:
         self._workers: tuple[Restarts, ...] = ()
 
     def configure(self, address: str) -> CoreConfig:
-        """The configuration of the next core. `address` is the one that the last core served; empty for the first."""
+        """The configuration of the next core. `address` is that of the last core; empty for the first."""
         number, config = next(self._numbers), self._config
         scheduler = config.engine.scheduler
-        if scheduler.scheduler_recording and number:  # Each records its own life.
+        if scheduler.scheduler_recording and number:  # Each core has its own recording.
             recording = _next_recording(scheduler.scheduler_recording, number, "core")
             scheduler = msgspec.structs.replace(scheduler, scheduler_recording=recording)
         engine = msgspec.structs.replace(config.engine, scheduler=scheduler)
         kept = Kept(self._settings, tuple(self._ended), self._workers) if number else Kept()
-        # Clients know the port that was chosen, where that was left open.
+        # With a wildcard port, clients know the port that the first core got.
         bind = address or config.bind
         return msgspec.structs.replace(config, engine=engine, bind=bind, is_successor=number > 0, kept=kept)
 
     def keep(self, kept: Kept) -> None:
-        """Keep what a core says for the next one."""
+        """Keep the state that a core reports for the next one."""
         self._ended.extend(kept.ended)
         if kept.workers is not None:
             self._workers = kept.workers
@@ -194,7 +194,7 @@ class SuccessiveCores:
                 self._on_log_level(kept.settings["log_level"])
 
     def lose_workers(self, reason: str) -> None:
-        """A core has ended, and its workers with it: the next one restarts them."""
+        """Note that a core has ended, and its workers with it: the next core restarts them."""
         if self._config.engine.parallel.distributed_executor_backend != "uni":
             size = num_ranks(self._config.engine.parallel)
             self._workers = all_restarted(self._workers, size, time.monotonic(), reason)
@@ -203,7 +203,7 @@ class SuccessiveCores:
 class HostMemories:
     """The host memory for a core's KV blocks: a memfd for each rank, which outlives the rank and the core.
 
-    There are none without a host pool, or if the ranks are no child processes here. A rank sets its file's size.
+    There are none without a host pool, or if the ranks are not forked here. A rank sets its file's size.
     """
 
     def __init__(self, config: CoreConfig) -> None:
@@ -212,13 +212,13 @@ class HostMemories:
         self.files = [os.memfd_create(f"pyllm host blocks of rank {rank}") for rank in ranks]
 
     def close(self) -> None:
-        """Close the files; processes that still run keep them until their end."""
+        """Close the files; running processes keep theirs open until they end."""
         while self.files:
             os.close(self.files.pop())
 
 
 class SuccessiveStates:
-    """The configuration of each shared state in turn: it begins with the cores that the one before had last."""
+    """The configuration of each shared state in turn: it begins with the last cores of its predecessor."""
 
     def __init__(self, config: StateConfig) -> None:
         self._config = config
@@ -228,13 +228,13 @@ class SuccessiveStates:
         return self._config
 
     def keep(self, kept: Kept) -> None:
-        """Keep what a shared state says for the next one."""
+        """Keep the cores that a shared state reports for the next one."""
         self._config = msgspec.structs.replace(self._config, shared=_with_cores(self._config.shared, kept))
 
 
 class SuccessiveApis:
-    """The configuration of each API process in turn: a recording of its own, the cores that the one before had last,
-    and the credentials that are in force.
+    """The configuration of each API process in turn: a recording of its own, the last cores of its predecessor, and
+    the current credentials.
     """
 
     def __init__(self, config: ApiConfig, credentials: LiveCredentials) -> None:
@@ -252,7 +252,7 @@ class SuccessiveApis:
         return msgspec.structs.replace(config, placement_recording=recording)
 
     def keep(self, kept: Kept) -> None:
-        """Keep what an API process says for the next one."""
+        """Keep the cores that an API process reports for the next one."""
         self._config = msgspec.structs.replace(self._config, shared=_with_cores(self._config.shared, kept))
 
 
@@ -261,7 +261,7 @@ def _with_cores(shared: SharedConfig, kept: Kept) -> SharedConfig:
 
 
 def _next_recording(path: str, number: int, process: str) -> str:
-    """A file for the recording of the process of this number; empty where none can be made: it goes on without one."""
+    """The path of a process's recording; empty, for no recording, where the file cannot be created."""
     while os.path.lexists(f"{path}.{number}"):  # of an earlier run
         number += 1
     try:
@@ -273,7 +273,7 @@ def _next_recording(path: str, number: int, process: str) -> str:
 
 
 def _recording(recovery: RecoveryConfig, config: msgspec.Struct) -> Callable[[ChildProcess], None]:
-    """Leaves a record of each child that has died; `config` is its configuration."""
+    """A function that records the death of a child process; `config` is the child's configuration."""
     recorder = FlightRecorder(Path(recovery.flight_recorder_dir))
 
     def record(process: ChildProcess) -> None:

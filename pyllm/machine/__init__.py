@@ -1,6 +1,6 @@
-"""What a machine has and what of it this process may use, what a model would need there, and what is wrong.
+"""Resources and limits of a machine, the needs of a model on it, and the problems found.
 
-Reads files of Linux below an injected root, and loads neither torch nor weights. Starts nothing and changes nothing.
+Reads Linux's files below an injected root; loads neither torch nor weights. Starts nothing and changes nothing.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""What is wrong with a machine, or with a model on it, each with its fix in one sentence. Pure rules; reads nothing."""
+"""Problems of a machine, or of a model on it, each with its fix in one sentence. Pure rules; reads nothing."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -12,12 +12,12 @@ from pyllm.machine.processor import PORTABLE, Processor
 from pyllm.machine.software import Software
 from pyllm.machine.system_limits import PACKED_WEIGHTS, SHARED_MEMORY, SOCKETS, SystemLimits
 
-# error: it cannot run so. warning: it runs, but worse. note: to be known.
+# error: a server cannot run. warning: it runs, but worse. note: information.
 Severity = Literal["error", "warning", "note"]
 
-# Files that a server's process has open beside a connection for each client.
+# Files that a server's process has open, without the connections of clients.
 OWN_FILES = 100
-# Threads and processes that a server starts beside one thread for each core.
+# Threads and processes that a server starts in addition to one thread per core.
 OWN_PROCESSES = 100
 LEAST_SOCKET_BYTES = 1 << 20
 # Docker gives a container 64 MB of shared memory, which is too little for NCCL; NVIDIA advises 1 GB.
@@ -27,7 +27,7 @@ LEAST_MEMORY_BYTES = 1 << 30
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that is wrong, and what to do about it; `fix` is empty where the problem says it."""
+    """A problem and its fix; `fix` is empty where `problem` includes it."""
 
     severity: Severity
     problem: str
@@ -37,7 +37,7 @@ class Finding(msgspec.Struct, frozen=True):
 def find_problems(
     processor: Processor, limits: SystemLimits, software: Software, needs: ModelNeeds | None, connections: int
 ) -> list[Finding]:
-    """Everything that is wrong. `connections` is how many clients are to be connected at once."""
+    """All problems. `connections` is the number of clients that connect at the same time."""
     return [
         *_software(software),
         *_processor(processor),
@@ -188,7 +188,7 @@ def _model(limits: SystemLimits, needs: ModelNeeds) -> Iterator[Finding]:
         )
         return
     if needs.room_bytes <= 0:
-        return  # The rule by which a server starts says what is wrong.
+        return  # `check_memory` reports this problem.
     if needs.longest_context < needs.context:
         size = min(needs.cache_bytes, needs.room_bytes)
         shorter = f"et --max-model-len {needs.longest_context}."

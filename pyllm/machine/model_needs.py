@@ -1,6 +1,6 @@
-"""What a model would take with given settings, and which contexts and how many sequences at once fit beside it.
+"""Memory that a model needs with given settings, and the contexts and numbers of sequences that fit beside it.
 
-Works from the checkpoint's description; loads no weights. The rules are those by which a server starts.
+Works from the checkpoint's description; loads no weights. Uses the same rules as a server that starts.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from pyllm.launch import (
 )
 from pyllm.launch import weights_bytes as weights_of
 
-# Contexts for which the number of sequences is given, up to the model's own.
+# Contexts for which the report gives the number of sequences, up to the model's own.
 CONTEXTS = (1024, 4096, 16384, 65536, 262144)
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """How many sequences of so many tokens each run at once: as the cache is set, and if it took all memory."""
+    """Sequences of `context` tokens that run at once: with the cache as set, and with one that takes all memory."""
 
     context: int
     sequences: int
@@ -33,10 +33,10 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 class ModelNeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes are of all ranks together, but `activation_bytes` and `memory_bytes`: those are of each card or the host.
+    """The needs of a model. Bytes are sums over ranks, but `activation_bytes` and `memory_bytes` are per card or host.
 
-    `room_bytes` is what memory has for a KV cache; negative where the model does not fit. `longest_context` is that of
-    a lone sequence in the cache as it is set.
+    `room_bytes` is the memory left for a KV cache; negative where the model does not fit. `longest_context` is the
+    longest that a single sequence can have in the cache as it is set.
     """
 
     name: str
@@ -64,9 +64,9 @@ class ModelNeeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def needs_of_model(engine: EngineConfig, checkpoint: Checkpoint, memories: Sequence[int]) -> ModelNeeds:
-    """The needs of a core with resolved settings; `memories` are what each card has, or what a core may have here.
+    """The needs of a core with resolved settings; `memories` are those of each card, or those a core may use here.
 
-    With no memory known nothing fits.
+    Without known memory nothing fits.
     """
     ranks, context = num_ranks(engine.parallel), engine.model.max_model_len or 1
     weights, activation = weights_of(engine, checkpoint), activation_bytes(engine, checkpoint)
@@ -120,7 +120,7 @@ def needs_of_model(engine: EngineConfig, checkpoint: Checkpoint, memories: Seque
 
 
 def _longest(engine: EngineConfig, checkpoint: Checkpoint, size: int) -> int:
-    """The longest sequence whose keys and values fit into so many bytes, in whole blocks; at most the context."""
+    """The longest sequence whose keys and values fit into `size` bytes, in whole blocks; at most the context."""
     block, context = engine.cache.block_size, engine.model.max_model_len or 1
     low, high = 0, context // block
     while low < high:

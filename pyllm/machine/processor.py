@@ -1,6 +1,6 @@
-"""The processor: its instructions and the kernels that they choose, the cores that may be used, NUMA nodes.
+"""The processor: its instructions, the kernels chosen for them, the usable cores, NUMA nodes.
 
-Everything is what files of Linux say. `kernels/src/isa.rs` decides at run time by the same rules.
+Reads Linux's files only. `kernels/src/isa.rs` chooses at run time by the same rules.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import msgspec
 from pyllm.launch import instructions, parse
 from pyllm.launch.control_groups import cpu_quota, read_file
 
-# What each level of the kernels needs beside the levels before it.
+# Instructions that each level of the kernels needs, beside those of the levels before it.
 LEVELS: Mapping[str, frozenset[str]] = {
     "avx2": frozenset({"avx2", "fma", "f16c"}),
     "avx512_vnni": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_vnni"}),
@@ -35,9 +35,9 @@ class NumaNode(msgspec.Struct, frozen=True):
 
 
 class Processor(msgspec.Struct, frozen=True, kw_only=True):
-    """`kernel_level` is the best of `LEVELS` that is there; `kernels` has each format's kernel on it.
+    """A processor. `kernel_level` is the best of `LEVELS` that it supports; `kernels` has each format's kernel on it.
 
-    `usable_cores` are those of the affinity mask, `quota` is how many of them a control group gives time for.
+    `usable_cores` are those of the affinity mask; `quota` is a control group's limit of CPU time, in cores.
     """
 
     name: str
@@ -71,7 +71,7 @@ def read_processor(root: Path = Path("/")) -> Processor:
 
 
 def kernel_level(flags: frozenset[str], vendor: str) -> str:
-    """The level whose kernels run. Intel's bfloat16 of AVX-512 is slower than float32, so it is not taken alone."""
+    """The level whose kernels run. Not `avx512_bf16` on Intel, whose bfloat16 of AVX-512 is slower than float32."""
     best = PORTABLE
     for level, needed in LEVELS.items():
         if not needed <= flags:
@@ -82,7 +82,7 @@ def kernel_level(flags: frozenset[str], vendor: str) -> str:
 
 
 def kernels_of(level: str) -> dict[str, str]:
-    """The instructions by which each format of weights is multiplied, and attention is computed."""
+    """The instructions that multiply each format of weights, and compute attention."""
     vectors = _VECTORS.get(level, _AVX512)
     integers = f"{_AVX512} VNNI" if vectors == _AVX512 else vectors
     tiles = level == "amx"
@@ -117,6 +117,6 @@ def _numa_nodes(root: Path) -> tuple[NumaNode, ...]:
 
 
 def _field(text: str, name: str) -> str:
-    """What follows `name:` in a line; of `Node 0 MemTotal: 5 kB` as well."""
+    """The text after `name:` in the first line that has it, also inside a line, as in `Node 0 MemTotal: 5 kB`."""
     found = (line.partition(f"{name}:")[2].strip() for line in text.splitlines() if f"{name}:" in line)
     return next(found, "")

@@ -1,4 +1,4 @@
-"""The report of a check: as JSON, as plain text, or as tables on a terminal. Decides nothing but the wording."""
+"""The report of a check: as JSON, as plain text, or as tables on a terminal. Decides only the wording."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was found. `can_run` is false where a finding is an error."""
+    """The result of a check. `can_run` is false where a finding is an error."""
 
     can_run: bool
     processor: Processor
@@ -29,12 +29,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_json(report: Report) -> str:
-    """The whole report; bytes are numbers."""
+    """The report as JSON; sizes are numbers of bytes."""
     return msgspec.json.format(msgspec.json.encode(report)).decode()
 
 
 def as_text(report: Report) -> str:
-    """The same for people, without colours."""
+    """The report as plain text."""
     lines = []
     for title, rows in _sections(report):
         width = max(len(name) for name, _ in rows)
@@ -45,7 +45,7 @@ def as_text(report: Report) -> str:
 
 
 def print_tables(report: Report, console: Any) -> None:
-    """The same on a `rich` console."""
+    """Print the report on a `rich` console."""
     from rich.table import Table
     from rich.text import Text
 

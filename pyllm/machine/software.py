@@ -1,6 +1,6 @@
 """The cards and the packages that kernels need, without importing any of them.
 
-Knows no model. Versions are those of installed distributions; cards are what the driver's library lists.
+Knows no model. Versions are those of installed distributions; the driver's library lists the cards.
 """
 
 import platform
@@ -13,12 +13,12 @@ from pyllm.launch import VisibleCard, driver_version, visible_cards
 
 PACKAGES = ("pyllm", "torch", "triton", "transformers", "tokenizers", "huggingface_hub")
 
-# Compute capabilities (major * 10 + minor) from which on there is what the kernels need: `pyllm_kernels/cards.py`.
+# Lowest compute capabilities (major * 10 + minor) that the kernels, bfloat16 and float8 need: `pyllm_kernels/cards.py`.
 OLDEST_CARD, OLDEST_BFLOAT16, OLDEST_FLOAT8 = 75, 80, 89
 
 
 class Card(msgspec.Struct, frozen=True):
-    """A card, and what the Triton kernels can do on it."""
+    """A card, and the features of the Triton kernels on it."""
 
     name: str
     capability: str
@@ -29,17 +29,17 @@ class Card(msgspec.Struct, frozen=True):
 
 
 class Software(msgspec.Struct, frozen=True, kw_only=True):
-    """`packages` has the version of each, empty where it is not installed."""
+    """Installed software. `packages` maps names to versions; the version of a missing package is empty."""
 
     system: str
     python: str
     packages: Mapping[str, str]
-    cuda_driver: str  # the newest CUDA that it runs; empty without a driver
+    cuda_driver: str  # the newest CUDA version that the driver supports; empty without a driver
     cards: tuple[Card, ...]
 
 
 def installed_version(package: str) -> str:
-    """Of a distribution; empty where it is not installed."""
+    """The version of a distribution; empty where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -51,7 +51,7 @@ def read_software(
     find_version: Callable[[str], str] = installed_version,
     find_driver: Callable[[], str] = driver_version,
 ) -> Software:
-    """What is installed here."""
+    """The software and cards of this machine."""
     return Software(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),

@@ -1,4 +1,4 @@
-"""What Linux lets this process take: memory, swap, huge pages, files, processes, shared memory, room in folders.
+"""Limits that Linux sets for this process: memory, swap, huge pages, files, processes, shared memory, disk space.
 
 Knows neither the processor nor a model.
 """
@@ -24,7 +24,7 @@ _CHOSEN = re.compile(r"\[(\w+)\]")
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """A folder that pyllm writes to: bytes that are free there, and whether it may."""
+    """A folder that pyllm writes to, the bytes free in it, and whether pyllm may write there."""
 
     purpose: str
     path: str
@@ -33,25 +33,25 @@ class Folder(msgspec.Struct, frozen=True):
 
 
 class SystemLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """None is no limit. `memory` has the machine's and each control group's that has one."""
+    """Limits; None is no limit. `memory` has the machine's, and that of each control group that limits it."""
 
     memory: tuple[Memory, ...]
     swap_bytes: int
     swap_used_bytes: int
     transparent_huge_pages: str  # always, madvise or never; empty where Linux has none
     open_files: int | None
-    most_open_files: int | None  # what a process may raise `open_files` to
+    most_open_files: int | None  # the hard limit, to which a process may raise `open_files`
     processes: int | None
     control_group_processes: int | None
     folders: tuple[Folder, ...]
 
     @property
     def available_bytes(self) -> int | None:
-        """Of the tightest memory; None where nothing is known."""
+        """The least memory available under all limits; None where none is known."""
         return min((memory.available for memory in self.memory), default=None)
 
     def folder(self, purpose: str) -> Folder | None:
-        """The folder for this, if there is one."""
+        """The folder with this purpose, if there is one."""
         return next((folder for folder in self.folders if folder.purpose == purpose), None)
 
 
@@ -78,7 +78,7 @@ def read_limits(root: Path = Path("/"), environment: Mapping[str, str] = os.envi
 
 
 def _limit(root: Path, name: str) -> tuple[int | None, int | None]:
-    """Soft and hard limit of `/proc/self/limits`; None where there is none."""
+    """Soft and hard limit of a row of `/proc/self/limits`; None for unlimited or missing."""
     for line in read_file(root / "proc/self/limits").splitlines():
         if line.startswith(name):
             soft, hard = (*line.removeprefix(name).split(), "", "")[:2]
@@ -105,7 +105,7 @@ def _hub_cache() -> Path:
 
 
 def _folder(purpose: str, find: Callable[[], Path]) -> Folder:
-    """A folder as it is, or as it will be: free bytes and permission are those of the nearest one that is there."""
+    """A folder, which may not exist yet: free bytes and permission are then those of its nearest existing parent."""
     try:
         path = find().absolute()
     except (PyllmError, OSError, RuntimeError):  # no home

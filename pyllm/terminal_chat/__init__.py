@@ -1,6 +1,6 @@
-"""Conversations in a terminal: where answers come from, how they are shown, what the commands do, and completions.
+"""Conversations in a terminal: sources of answers, their display, the commands of a chat, and completions.
 
-Knows neither HTTP routes nor the engine's parts: it is a client of a server, or of an `AsyncEngine`.
+Knows no parts of the engine: it is a client of a server, or of an `AsyncEngine`.
 """
 
 import lazy_loader

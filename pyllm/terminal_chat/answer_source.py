@@ -1,4 +1,4 @@
-"""Where answers come from: what a server and an engine inside have in common. Knows neither of them."""
+"""Sources of answers: the interface of a server and of an engine in this program. Knows neither of them."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ import msgspec
 from pyllm.arguments import check
 from pyllm.sampling_params import SamplingParams
 
-# A role and its content, as OpenAI has them.
+# A role and its content, as in OpenAI's API.
 Message = Mapping[str, str]
 
 
@@ -37,16 +37,16 @@ class AnswerParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         check("max_tokens", self.max_tokens, self.max_tokens != 0, "at least 1")
 
     def given(self) -> dict[str, Any]:
-        """Those that are set."""
+        """The parameters that are set."""
         return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
 
     def sampling(self) -> dict[str, Any]:
-        """Those that are set, without the schema: fields of `SamplingParams`, and of a request over HTTP."""
+        """The parameters that are set, without the schema: fields of `SamplingParams`, and of a request over HTTP."""
         return {name: value for name, value in self.given().items() if name != "json_schema"}
 
 
 class TokenUsage(msgspec.Struct, frozen=True):
-    """How many tokens a request had: of its prompt (some of them cached), and of its answers."""
+    """Token counts of a request: its prompt, the cached part of the prompt, and its answers."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -54,7 +54,7 @@ class TokenUsage(msgspec.Struct, frozen=True):
 
 
 class AnswerPiece(msgspec.Struct, frozen=True):
-    """More of one choice's answer, how it ended, or, in a piece of its own, what was used."""
+    """More text of one choice, its finish reason, or, in a piece of its own, the token usage."""
 
     content: str = ""
     reasoning: str = ""
@@ -64,7 +64,7 @@ class AnswerPiece(msgspec.Struct, frozen=True):
 
 
 class AnswerSource(Protocol):
-    """A server, or an engine inside. `start` comes first, `close` last."""
+    """A server, or an engine in this program. Call `start` first and `close` last."""
 
     @property
     def model(self) -> str:
@@ -72,41 +72,41 @@ class AnswerSource(Protocol):
 
     @property
     def description(self) -> str:
-        """The model and where it is, for people."""
+        """The model and its place, for people to read."""
 
     async def check_chat(self) -> None:
-        """Before `start`: refuse a model that is known to take no messages.
+        """Refuse a model that is known to take no messages; call it before `start`.
 
         Raises:
-            PyllmError: it has no chat template.
+            PyllmError: the model has no chat template.
         """
 
     async def start(self) -> None:
         """Connect, or load the model.
 
         Raises:
-            PyllmError: it cannot answer.
+            PyllmError: the source cannot answer.
         """
 
     async def models(self) -> list[str]:
-        """The models that `select` takes; of an engine inside the one that it has."""
+        """The models that `select` takes; for an engine, only the current one."""
 
     async def select(self, name: str) -> None:
-        """Let another model answer. If it cannot, the one before still does, unless its memory was needed.
+        """Switch to another model. If that fails, the previous one still answers, unless it was unloaded already.
 
         Raises:
             PyllmError: there is no such model, or it does not load.
         """
 
     def chat(self, messages: Sequence[Message], parameters: AnswerParameters) -> AsyncGenerator[AnswerPiece, None]:
-        """The answer to a conversation. Leaving early ends the request.
+        """The answer to a conversation. Closing the generator early ends the request.
 
         Raises:
             PyllmError: the request is refused, or failed.
         """
 
     def complete(self, prompt: str, parameters: AnswerParameters) -> AsyncGenerator[AnswerPiece, None]:
-        """How a text goes on; as `chat` otherwise."""
+        """The continuation of a text; otherwise like `chat`."""
 
     async def close(self) -> None:
-        """End it; may be called twice."""
+        """Release the source; may be called twice."""

@@ -1,4 +1,4 @@
-"""How fast an answer came, as people read it. Knows neither its source nor its display."""
+"""Measures the speed of an answer, and describes it. Knows neither source nor display."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pyllm.terminal_chat.answer_source import AnswerPiece, TokenUsage
 
 
 class AnswerTiming:
-    """Follows one answer from the moment that it is made. `clock` gives seconds."""
+    """Times one answer, from the creation of this object on. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -19,7 +19,7 @@ class AnswerTiming:
         self.is_stopped = False  # by the user
 
     def add(self, piece: AnswerPiece) -> None:
-        """Take the next piece."""
+        """Record the next piece."""
         self.usage = piece.usage or self.usage
         self.finish_reason = piece.finish_reason or self.finish_reason
         if piece.content or piece.reasoning:
@@ -28,9 +28,9 @@ class AnswerTiming:
             self._first = self._first or self._last
 
     def summary(self) -> str:
-        """Tokens, tokens per second after the first one, the time to the first one; what is not known is left out.
+        """Tokens, tokens per second after the first one, the time to the first one; unknown figures are left out.
 
-        An answer that was stopped has no token counts: they come with the end.
+        A stopped answer has no token counts, since they arrive with the end.
         """
         parts = ["stopped"] * self.is_stopped
         usage = self.usage

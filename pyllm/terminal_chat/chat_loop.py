@@ -1,4 +1,4 @@
-"""A chat from its beginning to its end: on a terminal with an editor and Markdown, elsewhere as plain lines."""
+"""The loop of a chat: on a terminal with an editor and Markdown, elsewhere with plain lines."""
 
 import sys
 
@@ -13,10 +13,10 @@ from pyllm.terminal_chat.transcript import Transcript
 
 
 async def chat(source: AnswerSource, transcript: Transcript, question: str = "") -> int:
-    """Chat until the user ends it, or ask the one question; gives the exit code.
+    """Chat until the user ends it, or ask the one question; return the exit code.
 
     Raises:
-        PyllmError: the source does not start.
+        PyllmError: the source cannot start.
     """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     display: Display = PlainDisplay(is_terminal=sys.stdout.isatty())
@@ -44,7 +44,7 @@ async def chat(source: AnswerSource, transcript: Transcript, question: str = "")
 
 
 async def run_chat(session: ChatSession, read: ReadMessage) -> bool:
-    """Read and answer messages until there are no more; whether one failed."""
+    """Read and answer messages until there are no more; return whether one failed."""
     has_failed = was_interrupted = False
     while True:
         try:

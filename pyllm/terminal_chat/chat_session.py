@@ -1,4 +1,4 @@
-"""One chat: reads a message, runs a command or asks, shows the answer; until the end. Ctrl-C stops an answer.
+"""One chat: asks questions, shows the answers and keeps both. Ctrl-C stops an answer.
 
 Knows its source, its display and its input only by their interfaces.
 """
@@ -20,7 +20,7 @@ ReadMessage = Callable[[], Awaitable[str]]
 
 
 class ChatSession:
-    """A conversation with a source that is started. `clock` gives seconds."""
+    """A conversation with a started source. `clock` returns seconds."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ChatSession:
         self._answering: asyncio.Task[None] | None = None
 
     async def ask(self, question: str) -> bool:
-        """Show the answer, and keep what came of it; whether it came to its end."""
+        """Show the answer, and keep the text received; return whether it is complete."""
         task = self._answering = asyncio.create_task(self._answer(question))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self.stop_answer)
@@ -46,7 +46,7 @@ class ChatSession:
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             self._answering = None
-            task.cancel()  # Without effect but where this chat itself is cancelled.
+            task.cancel()  # Has an effect only if this chat itself is cancelled.
         if task.cancelled():
             return False
         error = task.exception()
@@ -58,7 +58,7 @@ class ChatSession:
         return True
 
     def stop_answer(self) -> None:
-        """End the answer that is coming, if one is."""
+        """Stop the current answer, if there is one."""
         if self._answering is not None:
             self._answering.cancel()
 

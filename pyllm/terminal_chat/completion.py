@@ -1,4 +1,4 @@
-"""One completion for a pipe: the text to stdout as it comes, and nothing else there."""
+"""One completion for a pipe: prints its text to stdout as it arrives, and nothing else."""
 
 import contextlib
 import sys
@@ -12,13 +12,13 @@ from pyllm.terminal_chat.terminal_text import plain
 async def print_completion(
     source: AnswerSource, prompt: str, parameters: AnswerParameters, as_chat: bool = False, output: TextIO | None = None
 ) -> None:
-    """Start the source, print what follows the prompt, and end the source. `as_chat` sends it as a user's message.
+    """Start the source, print the completion, and close the source. `as_chat` sends the prompt as a user's message.
 
-    Of several answers the first comes as it is made and the others after it, each behind an end of line. On a terminal
-    control characters are left out, and the last line is ended.
+    Of several answers, the first is printed as it arrives, then the others, each on a new line. On a terminal, control
+    characters are left out, and the last line is ended.
 
     Raises:
-        PyllmError: the request failed, or its JSON was cut off.
+        PyllmError: the request failed, or the answer's JSON was cut off.
     """
     output = output or sys.stdout
     is_terminal = output.isatty()

@@ -1,4 +1,4 @@
-"""What a conversation shows: answers as they come, and notices. Its interface, and plain text where is no terminal."""
+"""Displays of a conversation, with answers as they arrive and notices: the interface, and one for plain text."""
 
 import sys
 from typing import Protocol, TextIO
@@ -11,26 +11,26 @@ class Display(Protocol):
     """Answers between `begin_answer` and `end_answer`, and notices outside of them."""
 
     def notice(self, text: str) -> None:
-        """Say something about the chat."""
+        """Show a notice about the chat."""
 
     def error(self, text: str) -> None:
-        """Say what went wrong."""
+        """Show an error message."""
 
     def begin_answer(self) -> None:
-        """An answer follows."""
+        """Prepare for an answer."""
 
     def add(self, piece: AnswerPiece) -> None:
-        """Show more of it."""
+        """Show more of the answer."""
 
     def end_answer(self, summary: str) -> None:
-        """Show the rest of it, and how fast it came."""
+        """Show the rest of the answer, and its speed."""
 
 
 class PlainDisplay:
-    """Answers to `output` as they are, everything else to `notices`; reasoning and figures are left out.
+    """Writes answers unchanged to `output`, everything else to `notices`; leaves out reasoning and figures.
 
-    With `is_terminal` a person reads at a terminal that cannot be drawn on (`TERM=dumb`): text is only ever appended,
-    without control characters, and reasoning and figures are shown.
+    `is_terminal` is for a person at a terminal that cannot redraw (`TERM=dumb`): text is only appended, without control
+    characters, and reasoning and figures are shown.
     """
 
     def __init__(self, output: TextIO | None = None, notices: TextIO | None = None, is_terminal: bool = False) -> None:
@@ -40,18 +40,18 @@ class PlainDisplay:
         self._is_line_open = self._is_reasoning = False
 
     def notice(self, text: str) -> None:
-        """A line."""
+        """Print the notice on a line."""
         print(plain(text) if self._is_terminal else text, file=self._notices, flush=True)
 
     def error(self, text: str) -> None:
-        """A line."""
+        """Print the error on a line."""
         self.notice(f"pyllm: {text}")
 
     def begin_answer(self) -> None:
-        """Nothing is shown of that."""
+        """Show nothing."""
 
     def add(self, piece: AnswerPiece) -> None:
-        """Its text, at once."""
+        """Print the text of the piece at once."""
         if piece.reasoning and self._is_terminal:
             self._write(piece.reasoning)
             self._is_reasoning = True

@@ -1,4 +1,4 @@
-"""Answers of an engine inside this program. Knows neither HTTP nor a terminal."""
+"""Answers of an engine in this program. Knows neither HTTP nor a terminal."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 
 class EngineSource:
-    """An engine with the given options, those of `AsyncEngine`. Making one reads the model's files, or downloads them.
+    """An engine with options of `AsyncEngine`. The constructor reads the model's files, or downloads them.
 
-    `make_engine` makes it of a model's name and the options.
+    `make_engine` creates the engine from a model's name and the options.
 
     Raises:
-        ConfigError: the model or an option cannot work.
+        ConfigError: the model or an option is invalid.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class EngineSource:
 
     @property
     def description(self) -> str:
-        """The model, and that it runs here."""
+        """The model's name, with the remark that it runs here."""
         return f"{self.model}, computed by this program"
 
     async def check_chat(self) -> None:
-        """The model's files say whether it has a chat template."""
+        """Refuse a model whose files have no chat template."""
         _check_template(self._engine)
 
     async def start(self) -> None:
-        """Load the model, with a bar on stderr."""
+        """Load the model, with a progress bar on stderr."""
         await self._engine.start()
 
     async def models(self) -> list[str]:
@@ -59,7 +59,7 @@ class EngineSource:
 
     async def select(self, name: str) -> None:
         """Load another model with the same options, in place of this one."""
-        # To read it may take a download.
+        # Reading the model may need a download.
         engine = await asyncio.to_thread(self._make_engine, name, **self._options)
         _check_template(engine)
         await self._engine.close()
@@ -69,7 +69,7 @@ class EngineSource:
     async def chat(
         self, messages: Sequence[Message], parameters: AnswerParameters
     ) -> AsyncGenerator[AnswerPiece, None]:
-        """Render the conversation by the model's template; split its reasoning off."""
+        """Answer a conversation by the model's chat template, with the reasoning separated."""
         conversation = Conversation(messages=messages)
         preprocessor = self._engine.chat_preprocessor()
         prepared = await preprocessor.prepare(conversation, self._sampling(parameters), _log_ignored)
@@ -79,11 +79,11 @@ class EngineSource:
                 yield piece
 
     def complete(self, prompt: str, parameters: AnswerParameters) -> AsyncGenerator[AnswerPiece, None]:
-        """Continue the text as it is."""
+        """Continue the text, without a chat template."""
         return self._pieces(prompt, self._sampling(parameters), None)
 
     async def close(self) -> None:
-        """End the engine's processes."""
+        """Stop the engine's processes."""
         await self._engine.close()
 
     async def _pieces(

@@ -1,6 +1,6 @@
-"""Lines from where there is no terminal: each is a message, and a backslash at its end goes on with the next.
+"""Input without a terminal: each line is a message; a backslash at its end joins the next line to it.
 
-A thread reads, so that the event loop goes on meanwhile.
+A thread reads, so that the event loop keeps running.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from pyllm.terminal_chat.terminal_text import open_stdin, whole
 
 
 class LineInput:
-    """Reads `stream` (stdin) within a running event loop."""
+    """Reads `stream` (default: stdin) within a running event loop."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or open_stdin()
@@ -23,10 +23,10 @@ class LineInput:
         """The next message.
 
         Raises:
-            EOFError: there is none.
+            EOFError: the input has ended.
         """
         if self._thread is None:
-            # A daemon: nobody waits for a line that nobody needs.
+            # A daemon, so that the program can end while it waits for a line.
             self._thread = threading.Thread(target=self._read, args=(asyncio.get_running_loop(),), daemon=True)
             self._thread.start()
         parts: list[str] = []
@@ -43,7 +43,7 @@ class LineInput:
             parts.append(text[:-1])
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody reads any more.
+        with contextlib.suppress(RuntimeError):  # The loop is closed: the chat has ended.
             for line in iter(self._stream.readline, ""):
                 loop.call_soon_threadsafe(self._lines.put_nowait, whole(line))
             loop.call_soon_threadsafe(self._lines.put_nowait, "")

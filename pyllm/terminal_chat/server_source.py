@@ -1,6 +1,6 @@
-"""Answers of an OpenAI-compatible server by HTTP. A stream that breaks goes on where its events have ids.
+"""Answers of an OpenAI-compatible server by HTTP. A broken stream is resumed if its events have ids.
 
-Knows no terminal, and of our own server only `Last-Event-ID` (docs/http-api.md).
+Knows no terminal, and of pyllm's own server only `Last-Event-ID` and `/model_info` (docs/http-api.md).
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from pyllm.config.server_trust import DEFAULT_TRUST, ServerTrust, connection_adv
 from pyllm.errors import ConfigError, PyllmError, RequestError
 from pyllm.terminal_chat.answer_source import AnswerParameters, AnswerPiece, Message, TokenUsage
 
-# Seconds before each try to go on with a stream; the count begins anew with every event.
+# Seconds before each attempt to resume a stream; every event resets the attempts.
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0)
 # A server may compute a long prompt without sending a byte.
 TIMEOUT = httpx2.Timeout(10.0, read=600.0)
 
-_SHOWN_CHARACTERS = 300  # of an answer that is no error in OpenAI's form
+_SHOWN_CHARACTERS = 300  # of an error response that is not in OpenAI's form
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -67,16 +67,16 @@ class _ModelDescription(msgspec.Struct):
 
 
 class _UnavailableError(PyllmError):
-    """The server answered with a 5xx."""
+    """The server answered with a status of 5xx."""
 
 
 class ServerSource:
     """A server at an address such as `http://127.0.0.1:8000`; `/v1` may be left out.
 
-    `model` is its first one where it is empty. `pause` waits so many seconds.
+    An empty `model` means the server's first one. `pause` sleeps for a number of seconds.
 
     Raises:
-        ConfigError: the address is none, the key cannot be sent, or CA certificates cannot be read.
+        ConfigError: the address is invalid, the key cannot be sent, or CA certificates cannot be read.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ServerSource:
 
     @property
     def model(self) -> str:
-        """The name that requests have."""
+        """The name of the model in requests."""
         return self._model
 
     @property
@@ -113,21 +113,21 @@ class ServerSource:
         return f"{self._model} at {self._base.removesuffix('/v1')}"
 
     async def check_chat(self) -> None:
-        """Ask a pyllm server whether its model has a chat template; others do not say."""
+        """Refuse a model without a chat template, if it is a pyllm server's; other servers do not report it."""
         try:
             response = await self._client.get(f"{self._base.removesuffix('/v1')}/model_info")
             description = msgspec.json.decode(response.content, type=_ModelDescription)
         except (httpx2.TransportError, httpx2.InvalidURL, msgspec.DecodeError):
-            return  # What is wrong, if anything is, the start says.
+            return  # `start` reports the problem, if there is one.
         if not description.has_chat_template:
             text = f"the model at {self._base} has no chat template: its server needs --chat-template FILE, or ask "
             raise PyllmError(f"{text}`pyllm complete {self._base.removesuffix('/v1')}` to continue a text")
 
     async def start(self) -> None:
-        """Ask the server for its models; the first one answers unless another was named.
+        """Choose the server's first model, unless a model was named.
 
         Raises:
-            PyllmError: it cannot be reached, wants a key, or has no models.
+            PyllmError: the server cannot be reached, requires a key, or has no models.
         """
         if self._model:
             return
@@ -149,18 +149,18 @@ class ServerSource:
             raise PyllmError(f"{url} lists no models: it is no OpenAI-compatible server") from None
 
     async def select(self, name: str) -> None:
-        """Ask another of its models from now on."""
+        """Use another of the server's models from now on."""
         models = await self.models()
         if name not in models:
             raise ConfigError(f"{self._base} has no model {name!r}, but {', '.join(models) or 'none'}")
         self._model = name
 
     def chat(self, messages: Sequence[Message], parameters: AnswerParameters) -> AsyncGenerator[AnswerPiece, None]:
-        """`POST /v1/chat/completions`."""
+        """Stream the answer of `POST /v1/chat/completions`."""
         return self._pieces("chat/completions", {"messages": list(messages)}, parameters)
 
     def complete(self, prompt: str, parameters: AnswerParameters) -> AsyncGenerator[AnswerPiece, None]:
-        """`POST /v1/completions`."""
+        """Stream the answer of `POST /v1/completions`."""
         return self._pieces("completions", {"prompt": prompt}, parameters)
 
     async def close(self) -> None:
@@ -181,7 +181,7 @@ class ServerSource:
                     yield piece
 
     async def _events(self, url: str, body: dict[str, Any]) -> AsyncGenerator[str, None]:
-        """The data of each event up to `[DONE]`, over as many connections as that takes."""
+        """The data of each event up to `[DONE]`, over several connections if the stream breaks."""
         last_event_id = ""
         pauses = iter(PAUSES)
         while True:
@@ -217,7 +217,7 @@ class ServerSource:
 
 
 def base_url(address: str) -> str:
-    """The address with `/v1` at its end, where it has no such end.
+    """The address, with `/v1` appended if it is missing.
 
     Raises:
         ConfigError: it is no address of a server.
@@ -267,7 +267,7 @@ async def _check_status(response: httpx2.Response) -> None:
 
 
 def _error_text(content: bytes) -> str:
-    """What an error says, in OpenAI's form or another."""
+    """The message of an error response, in OpenAI's form or another."""
     try:
         error = msgspec.json.decode(content)
     except msgspec.DecodeError:

@@ -14,17 +14,17 @@ KEYS = """Enter sends. Alt-Enter, or a backslash at the end of the line, makes a
 Ctrl-C stops an answer; at an empty prompt twice, or Ctrl-D, it ends the chat."""
 
 
-# Ollama's names of parameters, and what only the start of a model can change.
+# Ollama's names of parameters, and those that can be set only when a model starts.
 _OLLAMA_NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 _AT_THE_START = {"num_ctx": "--max-model-len", "num_gpu": "--device", "num_thread": "--num-threads"}
 
 
 class QuitChat(Exception):  # noqa: N818 - it is no error
-    """The chat is to end."""
+    """Raised to end the chat."""
 
 
 class SlashCommand(msgspec.Struct, frozen=True):
-    """What the command takes, what it does, and how."""
+    """A command: the argument that it takes, its help text, and its function."""
 
     takes: str
     help: str
@@ -35,8 +35,8 @@ async def run_command(session: ChatSession, line: str) -> None:
     """Run a line such as `/params temperature 0.2`.
 
     Raises:
-        PyllmError: there is no such command, or it cannot do that.
-        QuitChat: it was `/quit`.
+        PyllmError: there is no such command, or it failed.
+        QuitChat: the command ends the chat.
     """
     name, _, argument = line.partition(" ")
     command = SLASH_COMMANDS.get(name)
@@ -96,7 +96,7 @@ async def _params(session: ChatSession, argument: str) -> None:
 
 
 async def _set(session: ChatSession, argument: str) -> None:
-    """Ollama's: `system TEXT`, `parameter NAME VALUE`; `parameter` may be left out."""
+    """Ollama's `/set`: `system TEXT` or `parameter NAME VALUE`; the word `parameter` may be left out."""
     what, _, value = argument.partition(" ")
     if what == "system":
         text = value.strip()
@@ -112,7 +112,7 @@ async def _set(session: ChatSession, argument: str) -> None:
 
 
 async def _show(session: ChatSession, argument: str) -> None:
-    """Ollama's: all of it, or what the argument names."""
+    """Ollama's `/show`: the part that the argument names, or all parts."""
     shown = {"info": _model, "system": _system, "parameters": _params}
     if argument and argument not in shown:
         raise PyllmError(f"there is no /show {argument}: it shows {', '.join(shown)}")

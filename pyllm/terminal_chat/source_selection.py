@@ -1,4 +1,4 @@
-"""Which source answers: the named server, the named model, or, without a name, a server on this machine's port 8000."""
+"""Selects the source of answers: the named server or model; without a name, a server on this machine's port 8000."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,9 +18,9 @@ _HUB_HOSTS = frozenset({"hf.co", "huggingface.co"})
 
 
 class SourceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for. `name` is a model, an address or empty; `options` are those of an engine inside.
+    """The requested source. `name` is a model, an address or empty; `options` are for an engine in this program.
 
-    `api_key`, `trust` and `model_name` are for a server: the name of its model.
+    `api_key`, `trust` and `model_name`, one of its models, are for a server.
     """
 
     name: str = ""
@@ -31,12 +31,12 @@ class SourceRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def select_source(request: SourceRequest, local_server: str = LOCAL_SERVER) -> AnswerSource:
-    """The source, which is not started. It may take the time of a download.
+    """The requested source, not started. May take the time of a download.
 
-    A key is sent to no server that was not named.
+    A key is sent only to a server that was named.
 
     Raises:
-        ConfigError: the name, the model or an option cannot work.
+        ConfigError: the name, the model or an option is invalid.
     """
     if is_address(request.name):
         if request.options:
@@ -57,10 +57,10 @@ def select_source(request: SourceRequest, local_server: str = LOCAL_SERVER) -> A
 
 
 def is_address(name: str) -> bool:
-    """Whether a name is a server's address: it has a scheme. A model's page on the hub has one, too.
+    """Whether a name is a server's address, which has a scheme; the address of a model on the hub is none.
 
     Raises:
-        ConfigError: the scheme is another one than http or https.
+        ConfigError: the scheme is neither http nor https.
     """
     scheme, separator, rest = name.partition("://")
     if rest.partition("/")[0].lower().removeprefix("www.") in _HUB_HOSTS:
@@ -71,7 +71,7 @@ def is_address(name: str) -> bool:
 
 
 def serves_models(address: str) -> bool:
-    """Whether a server there lists models to everybody."""
+    """Whether a server at the address lists models without a key."""
     try:
         response = httpx2.get(f"{address}/v1/models", timeout=_LOOK_SECONDS, trust_env=False)
         models = response.json()["data"] if response.status_code == httpx2.codes.OK else []

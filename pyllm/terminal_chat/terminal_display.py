@@ -1,4 +1,4 @@
-"""Answers on a terminal as Markdown: finished blocks are printed once, the last one is drawn again as it grows.
+"""Answers on a terminal as Markdown: finished blocks are printed once, the last one is redrawn as it grows.
 
 Knows neither the source nor the conversation.
 """
@@ -20,15 +20,15 @@ from pyllm.terminal_chat.answer_source import AnswerPiece
 from pyllm.terminal_chat.markdown_blocks import MarkdownBlocks
 from pyllm.terminal_chat.terminal_text import plain
 
-_FRAME = 0.05  # seconds between two drawings of the last block, or more where one takes long
-_DRAWING_SHARE = 0.2  # of the time, at most
-# Without rich's black background, which a light terminal has not.
+_FRAME = 0.05  # seconds between redraws of the last block, or more if one takes long
+_DRAWING_SHARE = 0.2  # of the time, for drawing, at most
+# Without rich's black background, which does not fit a light terminal.
 THEME = Theme({"markdown.code": "bold cyan"})
 _CODE_THEME = "ansi_dark"  # the terminal's own colours, on its own background
 
 
 class TerminalDisplay:
-    """Shows on `console`, within a running event loop. Meanwhile what is typed at the terminal `keyboard` is hidden."""
+    """Draws on `console`, in a running event loop. During an answer, input at the terminal `keyboard` is not echoed."""
 
     def __init__(
         self,
@@ -39,29 +39,29 @@ class TerminalDisplay:
         self._console = console or Console(highlight=False, theme=THEME)
         self._clock = clock
         self._keyboard = keyboard
-        self._echo: list[Any] | None = None  # the terminal's attributes before
+        self._echo: list[Any] | None = None  # the terminal's attributes before the answer
         self._blocks = MarkdownBlocks()
         self._is_reasoning = False
-        self._drawn: list[int] = []  # widths of the last block's lines that are drawn; the cursor is below them
+        self._drawn: list[int] = []  # widths of the drawn lines of the last block; the cursor is below them
         self._next_frame = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def notice(self, text: str) -> None:
-        """Dimmed."""
+        """Print the notice dimmed."""
         self._console.print(Text(plain(text), style="dim"))
 
     def error(self, text: str) -> None:
-        """In red."""
+        """Print the error in red."""
         self._console.print(Text(plain(text), style="red"))
 
     def begin_answer(self) -> None:
-        """Hide the cursor, and what is typed: it would move the lines that are drawn again."""
+        """Hide the cursor and typed text, which would move the lines to be redrawn."""
         self._echo = _without_echo(self._keyboard)
         self._console.show_cursor(False)
         self._console.print()
 
     def add(self, piece: AnswerPiece) -> None:
-        """Print the blocks that this finishes, and draw the rest soon."""
+        """Print the blocks that this piece finishes, and schedule a redraw of the rest."""
         finished = []
         for text, is_reasoning in ((piece.reasoning, True), (piece.content, False)):
             if not text:
@@ -77,7 +77,7 @@ class TerminalDisplay:
             self._timer = asyncio.get_running_loop().call_later(delay, self.draw)
 
     def draw(self) -> None:
-        """Draw what is there of the last block; `add` sees to it."""
+        """Redraw the unfinished last block; `add` schedules it."""
         self._timer = None
         start = self._clock()
         self._replace([], self._rendered(self._blocks.rest))
@@ -99,11 +99,11 @@ class TerminalDisplay:
             termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._echo)
 
     def _replace(self, finished: list[RenderableType | None], growing: RenderableType | None = None) -> None:
-        """Print these in place of the lines that are drawn, and draw the last lines of what grows below."""
+        """Replace the drawn lines by finished blocks, and draw the last lines of the growing one below them."""
         erase = (ControlType.ERASE_IN_LINE, 2)
-        # A terminal that was made narrower has wrapped what was drawn.
+        # A terminal that was made narrower has wrapped the drawn lines.
         height = sum(max(1, -(-width // self._console.width)) for width in self._drawn)
-        with self._console:  # It writes all of it at once.
+        with self._console:  # The console writes everything at once at the end of the block.
             self._console.control(
                 Control(ControlType.CARRIAGE_RETURN, erase, *[(ControlType.CURSOR_UP, 1), erase] * height)
             )
@@ -133,7 +133,7 @@ class TerminalDisplay:
 
 
 class _Heading(Heading):
-    """On the left, as all others are."""
+    """A heading that is aligned left at every level."""
 
     LEVEL_ALIGN: ClassVar = dict.fromkeys(Heading.LEVEL_ALIGN, "left")
 
@@ -143,7 +143,7 @@ class _AnswerMarkdown(Markdown):
 
 
 def _without_echo(keyboard: int | None) -> list[Any] | None:
-    """The attributes of this terminal before it stopped to show what is typed."""
+    """Turn off the terminal's echo; return its attributes from before."""
     if keyboard is None:
         return None
     before = termios.tcgetattr(keyboard)

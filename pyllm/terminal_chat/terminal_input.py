@@ -1,4 +1,4 @@
-"""Messages typed at a terminal: several lines, history, completion of commands. Does not know what commands do.
+"""Messages typed at a terminal: several lines, history, completion of commands. Knows only the names of commands.
 
 Enter sends; Alt-Enter, or a backslash at the end of the line, makes a new line.
 """
@@ -21,7 +21,7 @@ PLACEHOLDER = FormattedText([("fg:ansibrightblack", "a message, or /help")])
 
 
 class TerminalInput:
-    """Reads at the terminal, or at `keys` and `screen`. `commands` are completed at the beginning of a message."""
+    """Reads from the terminal, or from `keys` and `screen`. Completes `commands` at the beginning of a message."""
 
     def __init__(
         self, commands: Sequence[str], history: History, keys: Input | None = None, screen: Output | None = None
@@ -42,13 +42,13 @@ class TerminalInput:
 
         Raises:
             EOFError: Ctrl-D at an empty prompt.
-            KeyboardInterrupt: Ctrl-C at an empty prompt; elsewhere it empties the prompt.
+            KeyboardInterrupt: Ctrl-C at an empty prompt; otherwise Ctrl-C empties the prompt.
         """
         return await self._session.prompt_async(PROMPT, placeholder=_placeholder)
 
 
 def state_folder(environment: Mapping[str, str] = os.environ, home: Callable[[], Path] = Path.home) -> Path | None:
-    """`$XDG_STATE_HOME/pyllm`, or that in `~/.local/state`; None for a user without a home. It is not made."""
+    """`$XDG_STATE_HOME/pyllm` or `~/.local/state/pyllm`; None for a user without a home. It is not created."""
     try:
         return Path(environment.get("XDG_STATE_HOME") or home() / ".local/state").absolute() / "pyllm"
     except RuntimeError:
@@ -56,7 +56,7 @@ def state_folder(environment: Mapping[str, str] = os.environ, home: Callable[[],
 
 
 def open_history(folder: Path | None) -> History:
-    """The messages of earlier chats, in a file for its owner alone; in memory where there can be no file."""
+    """The messages of earlier chats, in a file that only its owner can read; in memory where that is impossible."""
     if folder is None:
         return InMemoryHistory()
     path = folder / "chat_history"
@@ -70,7 +70,7 @@ def open_history(folder: Path | None) -> History:
 
 
 def _placeholder() -> FormattedText:
-    """Not behind a message that a search has found: the buffer is still empty then."""
+    """The placeholder of an empty prompt; none while a search shows a message, though the buffer is empty then."""
     return FormattedText() if is_searching() else PLACEHOLDER
 
 
@@ -90,7 +90,7 @@ def _bindings() -> KeyBindings:
     def new_line(event: KeyPressEvent) -> None:
         event.current_buffer.newline(copy_margin=False)
 
-    # In a search it is prompt_toolkit's own, which leaves the search.
+    # During a search, prompt_toolkit's own binding leaves the search.
     @bindings.add("c-c", filter=~is_searching)
     def interrupt(event: KeyPressEvent) -> None:
         if event.current_buffer.text:

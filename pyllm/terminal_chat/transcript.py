@@ -1,6 +1,6 @@
-"""A conversation so far: its messages and the parameters of the next answer; kept in a file, and read again.
+"""A conversation so far: its messages and the parameters of the next answer; saved to a file, and loaded again.
 
-The file is a body for `POST /v1/chat/completions`. Asks nobody.
+The file is a body for `POST /v1/chat/completions`. Sends no request.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ import msgspec
 from pyllm.errors import PyllmError, RequestError
 from pyllm.terminal_chat.answer_source import AnswerParameters, Message
 
-# What `/params` shows and sets; the others are for completions.
+# Parameters that `/params` shows and sets; the others are for completions.
 PARAMETER_NAMES = tuple(
     field.name for field in msgspec.structs.fields(AnswerParameters) if field.name not in {"n", "json_schema"}
 )
@@ -27,7 +27,7 @@ class _Saved(msgspec.Struct):
 
 
 class Transcript:
-    """Questions and answers in turn, behind the system prompt, if there is one."""
+    """Questions and answers in turn, after the system prompt, if there is one."""
 
     def __init__(self, system: str = "", parameters: AnswerParameters | None = None) -> None:
         self.system = system
@@ -44,7 +44,7 @@ class Transcript:
         self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def take_last_question(self) -> str | None:
-        """The last question, which is forgotten with its answer; None where there is none."""
+        """Remove the last question and its answer; return the question, or None if there is none."""
         questions = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
         if not questions:
             return None
@@ -53,10 +53,10 @@ class Transcript:
         return question
 
     def set_parameter(self, name: str, text: str) -> None:
-        """Set a parameter from what was typed; `default` unsets it.
+        """Set a parameter from typed text; `default` unsets it.
 
         Raises:
-            RequestError: there is none of this name, or the value is wrong.
+            RequestError: there is no such parameter, or the value is wrong.
         """
         if name not in PARAMETER_NAMES:
             raise RequestError(f"there is no parameter {name!r}: choose from {', '.join(PARAMETER_NAMES)}")
@@ -71,7 +71,7 @@ class Transcript:
         """Write the file, in place of an earlier one of the same kind.
 
         Raises:
-            PyllmError: it cannot be written, or another kind of file is there.
+            PyllmError: the file cannot be written, or is of another kind.
         """
         if path.exists():
             try:
@@ -89,7 +89,7 @@ def load_transcript(path: Path) -> Transcript:
     """The conversation in a file; other fields of the body are ignored.
 
     Raises:
-        PyllmError: it cannot be read, or is none.
+        PyllmError: the file cannot be read, or is no conversation.
     """
     try:
         content = path.read_bytes()
@@ -106,7 +106,7 @@ def load_transcript(path: Path) -> Transcript:
 
 
 def _read_value(name: str, text: str) -> Any:
-    """JSON where it is some; stop strings are a list, or one text."""
+    """The value of a typed text, which may be JSON; that of `stop` becomes a list."""
     try:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -1,12 +1,12 @@
-"""How each `tokenizer.ggml.pre` of a GGUF file splits text before the merges apply. Knows no vocabulary.
+"""Pre-tokenizers: the split of text before merges apply, for each `tokenizer.ggml.pre`. Knows no vocabulary.
 
 A GGUF file only names its pre-tokenizer. The regular expressions are those of llama.cpp (`src/llama-vocab.cpp`), which
-has them from the models' own tokenizer.json. In two things an entry keeps to the model's own where llama.cpp does not:
+takes them from the models' tokenizer.json. In two cases an entry follows the model's tokenizer.json, not llama.cpp:
 
 - `_NFC`: characters are composed first, as transformers does for these families.
 - `_CASED_WORD` (Mistral's tekken, gpt-4o): llama.cpp knows no case beyond ASCII and ends a word at a combining mark, so
-  that words of Hindi, Thai or Bengali become other tokens than in training, and up to twice as many. The ids of tekken
-  are here those of `mistral_common`.
+  that words of Hindi, Thai or Bengali become other tokens than in training, and up to twice as many. For tekken, the
+  ids here are those of `mistral_common`.
 """
 
 import re
@@ -34,7 +34,7 @@ def byte_level(*, use_regex: bool) -> dict[str, Any]:
 
 
 def drop(characters: Sequence[str]) -> dict[str, Any]:
-    """Leaves out characters that no token stands for. What is left and right of them is never merged."""
+    """Removes characters that have no token. The texts on either side of them are never merged."""
     return {
         "type": "Split",
         "pattern": {"Regex": f"[{''.join(re.escape(character) for character in characters)}]"},
@@ -44,7 +44,7 @@ def drop(characters: Sequence[str]) -> dict[str, Any]:
 
 
 def _split(*regexes: str) -> tuple[dict[str, Any], ...]:
-    """Each regular expression in turn splits what the ones before it left."""
+    """Stages that split by each regular expression in turn, each within the pieces of the one before."""
     splits = [{"type": "Split", "pattern": {"Regex": x}, "behavior": "Isolated", "invert": False} for x in regexes]
     return (*splits, byte_level(use_regex=False))
 
@@ -88,7 +88,7 @@ _DEEPSEEK_LETTERS = (
     "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
     "]"
 )
-# Neither of these has a space in it, though the ranges of the models' own do: llama.cpp takes it for whitespace alone.
+# Without the space, which the models' own ranges include: in llama.cpp it counts as whitespace only.
 _DEEPSEEK_PUNCTUATION = "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001-\u3002]"
 _DEEPSEEK_CJK = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff&&\S]+"
 _DEEPSEEK_LLM = (
@@ -110,7 +110,7 @@ _DEEPSEEK_V3 = (
 _GPT2 = (byte_level(use_regex=True),)
 _SINGLE_DIGITS_GPT2 = ({"type": "Digits", "individual_digits": True}, byte_level(use_regex=True))
 
-# One entry a name, with the models that carry it.
+# One entry per name, with the models that use it.
 PRE_TOKENIZERS = {
     "default": PreTokenizer(_split(*_DEFAULT)),  # files older than the field
     "gpt-2": PreTokenizer(_GPT2),

