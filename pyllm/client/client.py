@@ -36,8 +36,8 @@ from pyllm.wire.curve import client_keys
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.messages import Deltas, Isolated, LoadReport, ModelInfo, Rejected, Reply
 
-READER_PATIENCE = 60.0  # seconds in which a reader took nothing of what was there for it
-RECOVERY_TIMEOUT = 600.0  # seconds that requests wait for the next core
+READER_PATIENCE = 60.0  # seconds without a read of pending output, after which a request is aborted
+RECOVERY_TIMEOUT = 600.0  # seconds that requests wait for another core
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +45,15 @@ logger = logging.getLogger(__name__)
 class EngineClient(CoreCalls):
     """Sends requests to cores and survives their loss: `await EngineClient.connect(addresses)` makes one over ZeroMQ.
 
-    When a core is lost, its running requests continue on another one with the tokens that they have. Without a core,
-    requests wait for the next.
+    When a core is lost, its running requests continue on another one after the tokens that they have. While no core is
+    ready, requests wait for the next one.
 
-    Through the constructor any transport can be used: `connects` has one function for each place where a core may be,
-    and each call of `connect(on_message, on_malformed, on_disconnect)` gives the sending half of a fresh connection;
-    then `await client.start()`. `placement` is as for `connect`, `addresses` names the places, and `indices` numbers
-    them, unless they are 0, 1, 2... `heartbeats=False` is for a core in the same process, which cannot be silent. With
-    `awaits_first` a core that is lost before it has answered is no error, but followed by another. All methods belong
-    to the event loop's thread.
+    The constructor takes any transport: `connects` has one function for each address where a core may be, and each call
+    of `connect(on_message, on_malformed, on_disconnect)` returns the sending half of a fresh connection; then
+    `await client.start()`. `placement` is as for `connect`, `addresses` names the addresses, and `indices` numbers them
+    (default: 0, 1, 2...). `heartbeats=False` is for a core in the same process, which cannot be silent. With
+    `awaits_first`, losing a core before it has answered is not an error: the client waits for another. Call all
+    methods from the event loop's thread.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class EngineClient(CoreCalls):
         if placement_recording is not None:
             check_recording_path(placement_recording)
         self.malformed_frames = 0
-        self.draw_seed: Callable[[], int] = random_seed  # of requests that have none
+        self.draw_seed: Callable[[], int] = random_seed  # for requests without a seed
         self._placement = placement
         self._transport = transport
         self._heartbeats = heartbeats
@@ -119,22 +119,22 @@ class EngineClient(CoreCalls):
         recovery_timeout: float = RECOVERY_TIMEOUT,
         placement_recording: Path | None = None,
     ) -> "EngineClient":
-        """Connect to the core that is bound, or will be bound, to a ZeroMQ address, or to those at several.
+        """Connect to the core that is bound, or will be bound, to a ZeroMQ address, or to the cores at several.
 
-        `placement` says what becomes of requests. "failover": all go to one core, and to the next address once that is
-        lost. "prefix": each goes to the core that is expected to be done with it first, given what it has to do and has
-        cached of the prompt. "round-robin": to each core in turn. Where there are several, they must give the same
-        tokens; one is enough to begin.
+        `placement` chooses a core for each request. "failover": all go to one core, and to the next address once it is
+        lost. "prefix": each goes to the core that is expected to finish it first, by the core's load and the tokens in
+        its prefix cache. "round-robin": to each core in turn. Several cores must give the same tokens; one is enough to
+        begin.
 
         `keys` is a folder with `server.key` and `client.key_secret`, for `tcp://`. When the core is lost, requests wait
-        for `recovery_timeout` seconds for another one, at whichever address. With placement "prefix" all that decides
-        where requests go is written to the file `placement_recording`, for `pyllm replay`.
+        `recovery_timeout` seconds for another one, at any of the addresses. With placement "prefix" the inputs of all
+        placement decisions are written to the file `placement_recording`, for `pyllm replay`.
 
         Raises:
             EngineDeadError: no answer within `timeout` seconds.
             ProtocolError: the core speaks another version.
-            ConfigError: an address is none of a core, a key cannot be read, the recording not be made, or there are
-                more than 64 addresses.
+            ConfigError: an address is not valid for a core, a key cannot be read, the recording cannot be made, or
+                there are more than 64 addresses.
         """
         addresses = [address] if isinstance(address, str) else list(address or ())
         if not addresses or not all(isinstance(each, str) for each in addresses):
@@ -147,7 +147,7 @@ class EngineClient(CoreCalls):
             addresses=addresses,
             recovery_timeout=recovery_timeout,
             placement_recording=placement_recording,
-            awaits_first=all(each.startswith("ipc://") for each in addresses),  # Where no keys can be wrong.
+            awaits_first=all(each.startswith("ipc://") for each in addresses),  # without keys, none can be wrong
             transport=lambda address: over_zeromq(address, secrets),
         )
         try:
@@ -157,7 +157,7 @@ class EngineClient(CoreCalls):
         return client
 
     async def start(self, timeout: float = 60.0) -> None:  # noqa: ASYNC109 - as in `connect`
-        """Say hello and wait for a core to be ready, and for the others a little longer.
+        """Say hello, wait until a core is ready, then at most 2.5 seconds for the others.
 
         Raises:
             TimeoutError: no answer within `timeout` seconds.
@@ -178,36 +178,36 @@ class EngineClient(CoreCalls):
 
     @property
     def alive(self) -> bool:
-        """Whether requests can be submitted; they wait where there is no core for the moment."""
+        """Whether requests can be submitted; they wait while no core is ready."""
         return self._connections.was_ready and self._death is None
 
     @property
     def model(self) -> ModelInfo:
-        """What the core said of its model."""
+        """The core's model and its limits."""
         return self._cores.model
 
     @property
     def fingerprint(self) -> str:
-        """The core's, see `Ready`; those of two cores that give the same tokens are the same."""
+        """The core's fingerprint, see `Ready`: two cores with the same one give the same tokens."""
         return self._cores.fingerprint
 
     @property
     def epoch(self) -> int:
-        """The run of a core that this is, or was last, connected to; of several, of the first that is ready."""
+        """The epoch (one run of a core) of the current or last connection; of several cores, of the first ready one."""
         return self._cores.any_ready.connection.epoch
 
     @property
     def counts(self) -> ConnectionCounts:
-        """Cores that were met so far, and requests that were sent again."""
+        """Counts of core connections and of resubmitted requests so far."""
         return self._cores.counts
 
     @property
     def cores(self) -> tuple[CoreReport, ...]:
-        """The cores, or with "failover" the one that there is, as this client sees them."""
+        """Reports on the cores, as this client sees them; with "failover" on the single one."""
         return tuple(core.report() for core in self._cores.all())
 
     def condition(self) -> Condition:
-        """Whether requests are worked on, and why not."""
+        """Whether a core is serving requests, and if not, why."""
         if self._death is not None:
             return Condition(False, reason=str(self._death))
         return self._cores.condition()
@@ -219,14 +219,14 @@ class EngineClient(CoreCalls):
         *,
         index: int | None = None,
     ) -> int:
-        """Take requests to another core, too; gives its index. New requests go there from now on.
+        """Add a core and return its index. New requests may go there from now on.
 
-        Clients that must agree on indices choose one that was not used before.
+        Clients that must agree on indices pass an `index` that was never used before.
 
         Raises:
-            RequestError: requests go to one core at a time, or this address or index is there already.
-            EngineDeadError: no answer within `timeout` seconds, or it would give other tokens.
-            ConfigError: it is no address of a core.
+            RequestError: the placement is "failover", or the address or index is in use already.
+            EngineDeadError: no answer within `timeout` seconds, or the core would give other tokens.
+            ConfigError: the address is not valid for a core.
         """
         self._check_alive()
         if self._placement == "failover":
@@ -235,13 +235,13 @@ class EngineClient(CoreCalls):
         return await self._connections.join(address, self._transport(address), timeout, index)
 
     def require_fingerprint(self, fingerprint: str) -> None:
-        """Use only cores of this fingerprint from now on, also while there is no other one; empty: any."""
+        """Use only cores with this fingerprint from now on, even if there is no such core; empty: any."""
         self._connections.require_fingerprint(fingerprint)
 
-    async def remove_core(self, index: int, timeout: float = 30.0) -> None:  # noqa: ASYNC109 - what runs has so long
-        """Send nothing more to a core, and leave it once what it has from this client has ended.
+    async def remove_core(self, index: int, timeout: float = 30.0) -> None:  # noqa: ASYNC109 - for running requests
+        """Send no more requests to a core, and disconnect once this client's requests there have ended.
 
-        What has not ended after `timeout` seconds goes on on the others.
+        Requests that have not ended after `timeout` seconds continue on other cores.
 
         Raises:
             RequestError: there is no such core, or no other one.
@@ -254,11 +254,11 @@ class EngineClient(CoreCalls):
         return len(self._requests)
 
     def draw_seeds_from(self, seed: int | None, index: int = 0) -> None:
-        """Draw the seeds of requests that have none from this one: the same requests in the same order get the same.
+        """Derive seeds for requests without one from `seed`: the same requests in the same order get the same seeds.
 
-        `index` tells apart clients of one engine. None draws at random, as a new client does.
+        `index` distinguishes clients of one engine. With None seeds are random, as for a new client.
         """
-        # Uniforms of the plan come from the seed by a hash; this is only to have another seed for each request.
+        # The scheduler hashes the seed into uniform random numbers; this only gives each request a different seed.
         generator = None if seed is None else random.Random(f"{seed}/{index}")  # noqa: S311  it keeps no secret
         self.draw_seed = random_seed if generator is None else partial(generator.getrandbits, 63)
 
@@ -269,14 +269,14 @@ class EngineClient(CoreCalls):
         sink: OutputSink[TokenDelta],
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> int:
-        """Start a request; its tokens are pushed to `sink`. Gives the id for `abort` and `explain`.
+        """Start a request; its tokens are pushed to `sink`. Returns the id for `abort` and `explain`.
 
-        `prompt` is token ids, or packed little-endian int32. Without a core it waits for the next one. Parameters that
-        need a tokenizer, such as `stop`, are refused by name.
+        `prompt` is token ids, or packed little-endian int32. Without a core the request waits for the next one.
+        Parameters that need a tokenizer, such as `stop`, are refused by name.
 
         Raises:
             RequestError, RequestTooLargeError: the request cannot run; nothing was sent.
-            EngineDeadError: the core is gone, and no other one is waited for.
+            EngineDeadError: the core is gone, and the client no longer waits for another one.
         """
         refuse_text_parameters(params)
         return self.submit_for_text(prompt, params, sink, scheduling)
@@ -288,7 +288,7 @@ class EngineClient(CoreCalls):
         sink: OutputSink[TokenDelta],
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> int:
-        """`submit` for a caller with a tokenizer, who sees to the parameters that need one."""
+        """`submit` for a caller with a tokenizer, which handles the parameters that need one."""
         self._check_alive()
         submit = prepare(prompt, params, self.model, scheduling, self.draw_seed)
         if params.max_tokens == 0:
@@ -303,9 +303,9 @@ class EngineClient(CoreCalls):
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         dimensions: int | None = None,
     ) -> int:
-        """Ask for a prompt's embedding, which `sink` is handed; the prompt may fill the context. Else as `submit`.
+        """Request a prompt's embedding, which goes to `sink`; the prompt may fill the context. Else as `submit`.
 
-        `dimensions` cuts it, of a model that was trained for this (`ModelInfo.is_matryoshka`).
+        `dimensions` shortens it, if the model was trained for this (`ModelInfo.is_matryoshka`).
         """
         self._check_alive()
         receiver = EmbeddingReceiver(sink, dimensions)
@@ -314,9 +314,9 @@ class EngineClient(CoreCalls):
         return self._requests.start(submit, receiver, receiver.take, scheduling.session, wanted)
 
     def abort(self, request: int, sample: int = -1) -> Done:
-        """End a request, or one sample of it; what has not finished yet gets a last delta. Unknown ids are ignored.
+        """End a request, or one sample of it; each unfinished sample gets a last delta. Unknown ids are ignored.
 
-        It is done when this returns, and may be awaited.
+        Takes effect before it returns; the result may be awaited.
         """
         self._requests.abort(request, sample)
         return Done()
@@ -324,7 +324,7 @@ class EngineClient(CoreCalls):
     async def generate(
         self, prompt: Prompt, params: SamplingParams, scheduling: SchedulingParams = DEFAULT_SCHEDULING
     ) -> AsyncGenerator[TokenDelta, None]:
-        """The request's deltas. Leaving the iterator early aborts the request; so does not reading it for 60 s.
+        """The request's deltas. Leaving the iterator early, or not reading it for 60 s, aborts the request.
 
         Raises:
             RequestError, RequestTooLargeError, EngineDeadError: as for `submit`, or later from the core.
@@ -343,7 +343,7 @@ class EngineClient(CoreCalls):
     async def embed(
         self, prompt: Prompt, scheduling: SchedulingParams = DEFAULT_SCHEDULING, dimensions: int | None = None
     ) -> Embedding:
-        """A prompt's embedding, as `ModelInfo.pooling` says, made of length 1. Cancelling this aborts it.
+        """A prompt's embedding, pooled as `ModelInfo.pooling` says, of length 1. Cancelling it aborts the request.
 
         Raises:
             DeadlineError: the `timeout` of `scheduling` passed.
@@ -354,13 +354,13 @@ class EngineClient(CoreCalls):
         try:
             return await reader.result
         finally:
-            self.abort(request)  # Which does nothing once it has ended.
+            self.abort(request)  # no effect once the request has ended
 
     async def explain(self, request: int) -> list[SampleReport]:
-        """Where each sample of a request stands, and why it is not further.
+        """The state of each sample of a request, and why it makes no progress.
 
         Raises:
-            RequestError: the request has ended; else as `call`.
+            RequestError: the request has ended. Else as `call`.
         """
         place = self._requests.locate(request)
         if place is None:
@@ -371,24 +371,24 @@ class EngineClient(CoreCalls):
         return await self._ask(list[SampleReport], "explain", wire_id, core=core.index)
 
     async def death(self) -> PyllmError:
-        """Wait until no core is waited for longer, by `close`, `give_up` or the recovery timeout; gives the reason."""
+        """Wait until the client gives up, by `close`, `give_up` or the recovery timeout, and return the reason."""
         await self._died.wait()
         assert self._death is not None
         return self._death
 
     def give_up(self, error: PyllmError) -> None:
-        """Disconnect, and end every request and call with this error: no core will come."""
+        """Disconnect, and end every request and call with this error."""
         self._end(error)
 
     def close(self) -> None:
-        """Abort what is running and disconnect; may be called more than once."""
+        """Abort running requests and disconnect; may be called more than once."""
         self._requests.abort_all()
         self._end(EngineDeadError("the engine client was closed"), CLOSE_LINGER)
 
     def beat(self) -> None:
-        """Let half a second pass: for the core, for readers that do not read, and for what waits without a core.
+        """Advance time by half a second: send heartbeats, place waiting requests, abort those whose reader is idle.
 
-        Runs by itself, at 2 Hz.
+        The client calls it at 2 Hz.
         """
         self._connections.beat()
         self._cores.beat()
@@ -417,7 +417,7 @@ class EngineClient(CoreCalls):
             case Reply():
                 self._calls.settle(message)
             case Rejected(None, "engine_dead", text) if len(self._cores) == 1:
-                # It has had its time to finish them, and says that they end; only what comes later goes elsewhere.
+                # The core was given time to finish its requests and now ends them; later requests go to another core.
                 self._fail_all(EngineDeadError(text))
             case Rejected(None, "engine_dead"):
                 self._requests.leave(core)
@@ -437,7 +437,7 @@ class EngineClient(CoreCalls):
         """The core that a request asks for; with "failover" there is one, of index 0.
 
         Raises:
-            RequestError: there is none of this index.
+            RequestError: there is no core with this index.
         """
         wanted = scheduling.data_parallel_rank
         return None if wanted is None else self._core(wanted, "data_parallel_rank").index
@@ -448,7 +448,7 @@ class EngineClient(CoreCalls):
             raise self._death or EngineDeadError("the engine client is not connected: await start() first")
 
     def _end(self, death: PyllmError, linger: float = 0.0) -> None:
-        """End every stream and call with an error, for good."""
+        """Disconnect for good, and end every stream and call with an error."""
         if self._death is not None:
             return
         self._death = death

@@ -17,10 +17,10 @@ class StartTimes(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """One entry a row, but for `starts` (one more), `tokens` (all rows' tokens, one after another) and the last three.
+    """One entry per row, except `starts` (one more), `tokens` (all rows' tokens concatenated) and the last three.
 
-    `logprobs` are those of the tokens, or None where no token has any; `embeddings` are those of rows that have one,
-    float32, by row, or None; `start_times` are those of rows with which a request's output begins, by row.
+    `logprobs` has entries for each token, or is None if no token has any; `embeddings` maps a row to its float32
+    vector, None if no row has one; `start_times` has an entry for each row that begins a request's output.
     """
 
     requests: list[int]

@@ -1,4 +1,4 @@
-"""What a client asks of its cores outside the streams, by name: figures, reports, settings, pins, events, profiles.
+"""The named calls from a client to its cores outside the streams: figures, reports, settings, pins, events, profiles.
 
 Knows neither requests nor placement.
 """
@@ -19,16 +19,16 @@ from pyllm.kv_transfer import summed
 from pyllm.wire.messages import MAX_REQUEST_REPORTS, Call, Reply
 from pyllm.wire.profiles import ProfileOutcome
 
-PROFILE_GRACE = 60.0  # seconds that ranks have beside those of a profile, to begin and to add up
+PROFILE_GRACE = 60.0  # seconds beyond a profile's own, for ranks to begin and to add up times
 
 T = TypeVar("T")
 
 
 class CoreCalls:
-    """`core` is an index from `EngineClient.cores`.
+    """Calls with typed results. `core` is an index from `EngineClient.cores`.
 
     With None, sums cover all ready cores, changes apply to all, and other calls go to one ready core. `check_alive`
-    raises where there is nobody to ask any more.
+    raises if the client is not connected.
     """
 
     def __init__(self, cores: Cores, calls: Calls, ids: Iterator[int], check_alive: Callable[[], None]) -> None:
@@ -44,21 +44,21 @@ class CoreCalls:
         timeout: float = 10.0,  # noqa: ASYNC109 - every call on the wire has a deadline
         core: int | None = None,
     ) -> Any:
-        """Ask one core for something outside the stream, by name; what follows below is that with types.
+        """Call a method of one core by name, outside the streams; the methods below add types.
 
         Raises:
-            RequestError: the core refused, there is none of this index, or an argument cannot be sent; the text says
-                why.
+            RequestError: the core refused, there is no core with this index, or an argument cannot be sent; the text
+                says why.
             TimeoutError: no answer within `timeout` seconds.
-            EngineDeadError: the core is gone; it is not asked again when there is another one.
+            EngineDeadError: the core is gone; the call is not repeated on another one.
         """
         self._check_alive()
         return await self._call(self._core(core), method, args, timeout)
 
     async def stats(self, core: int | None = None) -> dict[str, int]:
-        """The scheduler's gauges and counters, and the core's: sums of all cores unless one is named.
+        """Gauges and counters of the scheduler and the core, summed over all cores unless one is named.
 
-        It and the calls below raise as `call` does.
+        This method and those below raise as `call` does.
         """
         if core is not None:
             return await self._ask(dict[str, int], "stats", core=core)
@@ -71,9 +71,9 @@ class CoreCalls:
     async def requests(
         self, limit: int = MAX_REQUEST_REPORTS, name: str | None = None, *, core: int | None = None
     ) -> list[RequestReport]:
-        """All clients' requests: those that live, in the order in which they came, then the last 1,000 that have ended,
-        latest first, also those that ended in a core before this one. At most `limit`, and 2,000; with a `name` only
-        those that have it (`SchedulingParams.name`).
+        """All clients' requests: the live ones in order of arrival, then the last 1,000 that have ended, latest first,
+        including those that ended before a core was restarted. At most `limit`, and 2,000; with a `name` only requests
+        of that `SchedulingParams.name`.
         """
         if core is not None:
             reports = {core: await self._ask(list[RequestReport], "requests", limit, name, core=core)}
@@ -89,7 +89,7 @@ class CoreCalls:
         return merged[: min(limit, MAX_REQUEST_REPORTS)]
 
     async def block_owners(self, *, core: int | None = None) -> BlockOwners:
-        """The blocks of the device by owner."""
+        """The number of KV blocks on the device by owner."""
         if core is not None:
             return await self._ask(BlockOwners, "block_owners", core=core)
         reports = (await self._ask_all(BlockOwners, "block_owners")).values()
@@ -100,11 +100,11 @@ class CoreCalls:
         return BlockOwners(dict(tenants), *others)
 
     async def decisions(self, limit: int = 100, *, core: int | None = None) -> list[Decision]:
-        """What the last steps decided, oldest first; the core keeps the last 1,024."""
+        """The decisions of the last steps, oldest first; the core keeps the last 1,024."""
         return await self._ask(list[Decision], "decisions", limit, core=core)
 
     async def tenants(self, *, core: int | None = None) -> list[TenantReport]:
-        """What each tenant has had under the policy `fair`; under others all are one, without a name."""
+        """The service that each tenant got under the policy `fair`; other policies report one tenant without a name."""
         if core is not None:
             return await self._ask(list[TenantReport], "tenants", core=core)
         sums: dict[str, TenantReport] = {}
@@ -115,11 +115,11 @@ class CoreCalls:
         return list(sums.values())
 
     async def reconfigure(self, /, **changes: Any) -> dict[str, Any]:
-        """Change settings of the scheduler from the next step on; gives all that can change, as they are then.
+        """Change settings of the scheduler from the next step on; returns all changeable settings with the new values.
 
         Names are those of the flags: `scheduling_policy`, `tenant_weights`, `watermark`, `max_num_batched_tokens`...,
-        and `log_level`, unless the core runs in this process. If one of them is refused, all stay as they were. A core
-        that takes the place of a dead one has what was changed. Of several cores all are changed.
+        and `log_level`, unless the core runs in this process. If one is refused, none changes. A restarted core keeps
+        the changes. They apply to every core.
         """
         return next(iter((await self._ask_all(dict[str, Any], "reconfigure", changes)).values()))
 
@@ -132,13 +132,13 @@ class CoreCalls:
         ranks: Sequence[int] | None = None,
         core: int | None = None,
     ) -> ProfileOutcome:
-        """Record the next steps on `ranks`, or all; after some seconds it ends with those that have come, maybe none.
+        """Record the next steps on `ranks`, or all; it ends after `seconds` with the steps so far, possibly none.
 
         At most 100 steps and 60 seconds.
 
         Raises:
-            ProfileRunningError: one runs already, of this client or another.
-            EngineDeadError: there is no core, or it or its workers died meanwhile; the next profile is of others.
+            ProfileRunningError: a profile is already running, for this client or another.
+            EngineDeadError: there is no core, or the core or its workers died meanwhile.
             RequestError: a number is out of its range.
         """
         try:
@@ -155,31 +155,31 @@ class CoreCalls:
         return outcome
 
     async def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes, on the device and the host; what runs keeps its blocks."""
+        """Forget all cached prefixes, on the device and the host; running requests keep their blocks."""
         await self._ask_all(None, "reset_prefix_cache")
 
     async def pin(self, name: int, prompt: Prompt, *, tenant: str = "", cache_salt: str = "") -> int:
-        """Keep the full blocks of a prefix from eviction, now and once they are computed; gives their number in a core.
+        """Protect the full blocks of a prefix from eviction, also those computed later; returns their number per core.
 
-        `name` is the caller's to choose, for `unpin`; the prefix is found by requests of this tenant and salt.
+        The caller chooses `name`, for `unpin`; requests of this tenant and salt can use the prefix.
         """
         tokens = pack_tokens(prompt).tobytes()
         return max((await self._ask_all(int, "pin", name, tokens, tenant, cache_salt)).values())
 
     async def unpin(self, name: int) -> bool:
-        """Let a pinned prefix be evicted. False: there is no such pin."""
+        """Allow a pinned prefix to be evicted. False: there is no such pin."""
         return any((await self._ask_all(bool, "unpin", name)).values())
 
     async def kv_events(self, first: int = 0, *, tokens: bool = True, core: int | None = None) -> KVEvents:
-        """What the prefix cache has stored and evicted, from the event of number `first` on; 10,000 events a call.
+        """Blocks that the prefix cache stored and evicted, from event number `first` on; at most 10,000 events a call.
 
-        Any number of clients may ask. Without `tokens`, events name blocks by their hashes alone. Refused unless the
+        Any number of clients may ask. Without `tokens`, events name blocks only by their hashes. Refused unless the
         core was started with `--enable-kv-cache-events`.
         """
         return await self._ask(KVEvents, "kv_events", first, tokens, core=core)
 
     async def kv_snapshot(self, *, tokens: bool = True, core: int | None = None) -> KVEvents:
-        """All that the prefix cache knows now, for who begins to listen or has missed events."""
+        """All blocks in the prefix cache now, for a client that begins to listen or has missed events."""
         return await self._ask(KVEvents, "kv_snapshot", tokens, core=core)
 
     def _core(self, index: int | None, parameter: str = "core") -> Core:
@@ -195,7 +195,7 @@ class CoreCalls:
         return _converted(await self.call(method, *args, core=core), kind, method)
 
     async def _ask_all(self, kind: type[T] | None, method: str, *args: Any) -> dict[int, T]:
-        """Ask every core that is ready; one that is lost meanwhile is left out, unless all are."""
+        """Ask every ready core. Cores lost meanwhile are left out; raises EngineDeadError if all are lost."""
         self._check_alive()
         cores = [core for core in self._cores.all() if core.is_open] or [self._cores.any_ready]
         if len(cores) == 1:

@@ -32,10 +32,10 @@ from pyllm.wire.messages import (
 from pyllm.wire.sockets import check_core_address
 
 # Seconds, but counted in our own heartbeats and not by the clock: a process that was stopped for a minute must not
-# blame the core. After `SILENCE` without a message from it, it is not ready.
-CORE_LOSS = 10.0  # in which case it is given up for its successor
-LOSS_AMONG_SEVERAL = 5.0  # the same, where others can take its requests
-ATTEMPT = 2.5  # that a core has to answer before the next address is tried
+# blame the core. After `SILENCE` without a message from it, a core counts as not ready.
+CORE_LOSS = 10.0  # without a message from a core before it counts as lost
+LOSS_AMONG_SEVERAL = 5.0  # the same, if other cores can take its requests
+ATTEMPT = 2.5  # for a core to answer before the next address is tried
 
 CoreConnect = Connect[CoreMessage, ClientMessage]
 
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """Whether requests are worked on. `reason` says why not; `stalled`: there are some, and no step is completed."""
+    """Whether requests make progress. `reason` says why not; `stalled`: requests wait, and no step completes."""
 
     ready: bool
     stalled: bool = False
@@ -51,18 +51,18 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class ConnectionCounts(msgspec.Struct):
-    """Cores that were met, each start of one counted, and requests that were sent again to one of them."""
+    """Counts of cores that answered, each restart included, and of requests that were sent again."""
 
     num_core_connections: int = 0
     num_resubmitted_requests: int = 0
 
 
 class Handlers(NamedTuple):
-    """What is called, from the event loop.
+    """Callbacks, from the event loop.
 
-    `on_ready(is_known)`: a core is ready, of the `epoch` that is there by then; with `is_known` it may have some of our
-    requests still, else it has none. `on_lost`: the connection is, and a core is looked for, the same or another; after
-    `on_final` none is. `on_message` gets what the core says of requests and calls, in its epoch.
+    `on_ready(is_known)`: a core is ready, and `epoch` is set; with `is_known` it may still have some of our requests,
+    otherwise it has none. `on_lost`: the connection was lost, and the search for the same or another core begins.
+    `on_final`: the search is over. `on_message`: a message about requests or calls of the current epoch.
     """
 
     on_ready: Callable[[bool], None]
@@ -73,10 +73,10 @@ class Handlers(NamedTuple):
 
 
 def over_zeromq(address: str, keys: CurveKeys | None) -> CoreConnect:
-    """Makes a DEALER with a fresh identity for each connection to an address.
+    """A function that connects to an address by a new DEALER with a fresh identity.
 
     Raises:
-        ConfigError: no core can be at this address.
+        ConfigError: the address is not valid for a core.
     """
     check_core_address(address)
 
@@ -92,11 +92,11 @@ def over_zeromq(address: str, keys: CurveKeys | None) -> CoreConnect:
 
 
 class CoreConnection:
-    """`connects` make a socket each, to an address where a core may be; they are tried in turn.
+    """A connection to a core at one of several addresses: each of `connects` opens a socket to one; they take turns.
 
-    Call `beat` every `HEARTBEAT_INTERVAL`. Unless it `awaits_first`, it is final that no place has a core that answers
-    a first hello: keys may be wanted there. A core that is silent for `core_loss` seconds is lost. With
-    `wants_load_reports` it is asked for `LoadReport`.
+    Call `beat` every `HEARTBEAT_INTERVAL`. Unless it `awaits_first`, the connection fails for good if every address
+    ends the first hello: it may require keys. A core that is silent for `core_loss` seconds is lost. With
+    `wants_load_reports` the core sends `LoadReport`.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class CoreConnection:
         self._awaits_first = awaits_first
         self._hello = Hello(PROTOCOL_VERSION, wants_load_reports)
         self._link: Link[CoreMessage, ClientMessage] = Link(self._receive, handlers.on_malformed, self._lose)
-        self._silent_beats = 0  # of the core, or of who is to become it
+        self._silent_beats = 0  # heartbeat intervals without a message
         self._outage_beats = 0
         self._num_losses = 0  # before a first core was ready
-        self._core_heartbeat = Heartbeat("ready")  # by the core, of itself
+        self._core_heartbeat = Heartbeat("ready")  # the last from the core
         self._loss = ""
 
     def open(self) -> None:
@@ -136,12 +136,12 @@ class CoreConnection:
         self._link.post(self._hello)
 
     def post(self, message: ClientMessage) -> None:
-        """Send a message, unless the core is not ready: it would be of an epoch that is over."""
+        """Send a message. Dropped unless the core is ready, as its epoch would be over."""
         if self.is_ready:
             self._link.post(message)
 
     def beat(self) -> None:
-        """Send a heartbeat and what a slow core did not take; look for one that is silent, or for its successor."""
+        """Send a heartbeat and unsent messages; notice a silent core; without a core try the next address."""
         self._silent_beats += 1
         if self.is_ready:
             self._link.flush()
@@ -158,21 +158,21 @@ class CoreConnection:
 
     @property
     def outage(self) -> float:
-        """Seconds for which a core has been awaited, 0 where there is one."""
+        """Seconds spent waiting for a core; 0 while one is ready."""
         return self._outage_beats * HEARTBEAT_INTERVAL
 
     @property
     def loss(self) -> str:
-        """How the last core was lost; empty if none was."""
+        """The reason for the loss of the last core; empty if none was lost."""
         return self._loss
 
     @property
     def stage(self) -> str:
-        """What the core last said that it does, a `CoreStage`."""
+        """The `CoreStage` that the core last reported."""
         return self._core_heartbeat.stage or "ready"
 
     def condition(self) -> Condition:
-        """How the core is, as far as it can be known from here."""
+        """The core's condition, as far as this client can know it."""
         if not self.is_ready:
             loss = self._loss or "no engine core has answered"
             return Condition(False, reason=f"{loss}; another one has been awaited for {self.outage:g} s")
@@ -185,7 +185,7 @@ class CoreConnection:
         return Condition(False, self.stage == "stalled", reason)
 
     def close(self, linger: float = 0.0) -> None:
-        """Disconnect; what is queued gets `linger` seconds to leave."""
+        """Disconnect; queued messages get `linger` seconds to leave."""
         self.is_ready = False
         self._link.close(linger)
 

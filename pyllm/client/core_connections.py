@@ -1,6 +1,6 @@
-"""The connections of one client to its cores: made, watched and ended, also while requests run.
+"""Opens, watches and closes the connections of one client to its cores, also while requests run.
 
-Knows what requests do when a core comes, is lost or leaves; neither what they are nor what cores say of them.
+Moves requests when a core becomes ready, is lost or leaves; knows neither their contents nor messages about them.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ CLOSE_LINGER = 1.0  # seconds that the last aborts get to leave
 
 
 class ConnectionLimits(NamedTuple):
-    """Whether requests go to one core at a time, how long they wait for one, in seconds, and for a first answer.
+    """Whether requests go to one core at a time, and how many seconds they wait for another one.
 
-    Unless it `awaits_first`, a place where the first hello ends the connection is given up.
+    Unless it `awaits_first`, a connection that ends before the first answer is not tried again.
     """
 
     one_at_a_time: bool
@@ -32,7 +32,7 @@ class ConnectionLimits(NamedTuple):
 
 
 class CoreConnections:
-    """`on_message` gets what each core says, `on_malformed` what does not decode, `on_end` why no core is awaited."""
+    """`on_message` gets each core's messages, `on_malformed` frames that do not decode, `on_end` the final error."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class CoreConnections:
         self._on_malformed = on_malformed
         self._on_end = on_end
         self._was_ready = False
-        self._changed = asyncio.Event()  # when a core is ready or refused, or all is over
+        self._changed = asyncio.Event()  # set when a core is ready or refused, or the client closes
 
     @property
     def was_ready(self) -> bool:
@@ -61,7 +61,7 @@ class CoreConnections:
         return self._was_ready
 
     def add(self, address: str, connects: Sequence[CoreConnect], index: int | None = None) -> Core:
-        """A core at one of these places, to which no connection is open yet."""
+        """Add a core at one of several addresses, without opening a connection yet."""
         core = self._cores.add(address, index)
         handlers = Handlers(
             partial(self._become_ready, core),
@@ -87,29 +87,29 @@ class CoreConnections:
             core.connection.open()
 
     def close(self, linger: float = 0.0) -> None:
-        """Disconnect from every core; what is queued gets `linger` seconds to leave."""
+        """Disconnect from every core; queued messages get `linger` seconds to leave."""
         for core in self._cores.all():
             core.connection.close(linger)
         self._changed.set()
 
     async def first_ready(self, is_over: Callable[[], bool]) -> None:
-        """Wait until a core has answered, or all is over."""
+        """Wait until a core is ready, or `is_over()`."""
         while not self._was_ready and not is_over():
             self._changed.clear()
             await self._changed.wait()
 
     async def all_settled(self, seconds: float) -> None:
-        """Wait until each core is ready or refused, but no longer than so."""
+        """Wait until each core is ready or refused, at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await asyncio.gather(*(self._settled(core) for core in self._cores.all()))
 
     async def join(self, address: str, connect: CoreConnect, seconds: float, index: int | None) -> int:
-        """Take requests to another core, too, once it has answered; gives its index.
+        """Add a core, wait for its answer, and return its index.
 
         Raises:
-            RequestError: this address or index is there already, or as many cores as there may be.
-            EngineDeadError: no answer within so many seconds, or it would give other tokens.
+            RequestError: the address or index is in use already, or there are already `MAX_CORES` cores.
+            EngineDeadError: no answer within `seconds`, or the core would give other tokens.
         """
         if any(core.address == address for core in self._cores.all()):
             raise RequestError(f"the core at {address} is there already", "address")
@@ -134,10 +134,10 @@ class CoreConnections:
         return core.index
 
     async def leave(self, core: Core, seconds: float) -> None:
-        """Send nothing more to a core, and leave it once what it has has ended, or goes on elsewhere after so long.
+        """Send no more requests to a core, and disconnect once its own have ended; after `seconds` the rest move.
 
         Raises:
-            RequestError: there is no other one.
+            RequestError: there is no other core.
         """
         if not any(each.failure is None and not each.is_leaving for each in self._cores.all() if each is not core):
             raise RequestError(f"core {core.index} is the only one: add another one before it leaves", "core")
@@ -149,12 +149,12 @@ class CoreConnections:
         except asyncio.CancelledError:
             core.is_leaving = False
             raise
-        if self._cores.get(core.index) is core:  # Else another call was faster.
+        if self._cores.get(core.index) is core:  # otherwise another call has removed it
             self._requests.leave(core)
             self._remove(core)
 
     def require_fingerprint(self, fingerprint: str) -> None:
-        """Use only cores of this fingerprint from now on; what others have, and has begun, fails. Empty: any."""
+        """Use only cores with this fingerprint from now on; empty: any. Begun requests on other cores fail."""
         for core in self._cores.require_fingerprint(fingerprint):
             error = self._cores.fingerprint_error(core, fingerprint)
             self._requests.leave(core)
@@ -164,7 +164,7 @@ class CoreConnections:
         self._requests.place_waiting()
 
     def beat(self) -> None:
-        """Send heartbeats, and look for cores that are silent; the end, where none was there for too long."""
+        """Send heartbeats and notice silent cores; end the client if none was ready for the recovery timeout."""
         for core in self._cores.all():
             if core.failure is None:
                 core.connection.beat()
@@ -209,7 +209,7 @@ class CoreConnections:
             self._requests.place_waiting()
 
     def _refuse(self, core: Core, error: PyllmError) -> None:
-        """A core cannot be used; without any the end is final."""
+        """Stop using a core; end the client if no usable core is left."""
         self._cores.refuse(core, error)
         self._changed.set()
         if all(each.failure is not None for each in self._cores.all()):

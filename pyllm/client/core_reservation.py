@@ -1,24 +1,24 @@
-"""What a client knows of a core's reservation for requests that were lost with another core, by the client's clock.
+"""A client's record of a core's reservation for suspects: requests that were lost with another core.
 
-Knows neither requests nor other cores, and asks for nothing.
+Times are by the client's clock. Knows neither requests nor other cores, and sends nothing.
 """
 
 
 class CoreReservation:
-    """The core says in each load report how long it lasts; its own bound is in `Reserve`.
+    """The remaining seconds come with each load report of the core; `Reserve` has the bound.
 
-    Suspects may go to the core from the time on when it had no other requests, whatever it has after that: those that
-    were cleared there, too.
+    Suspects may go to the core from when it has no other requests until the reservation ends: other requests there
+    later are suspects that were cleared.
     """
 
     def __init__(self) -> None:
-        self.rests_until = 0.0  # before that the core will not be reserved again
+        self.rests_until = 0.0  # the core is not reserved again before this time
         self._since = 0.0
         self._until = 0.0
         self._was_free = False
 
     def is_active(self, now: float) -> bool:
-        """Whether only suspects are sent to the core, where others can take the rest."""
+        """Whether only suspects go to the core, if other cores can take the rest."""
         return now < self._until
 
     def takes_suspects(self, now: float) -> bool:
@@ -26,9 +26,9 @@ class CoreReservation:
         return self._was_free and self.is_active(now)
 
     def take(self, seconds: float, now: float, *, is_free: bool) -> bool:
-        """The core has said that it is reserved for so long; gives whether that is new.
+        """Note that the core reported to be reserved for `seconds`; returns whether a reservation begins.
 
-        `is_free`: it has nothing but suspects.
+        `is_free`: the core has only suspects.
         """
         if not seconds:
             self._until = min(self._until, now)

@@ -17,8 +17,8 @@ from pyllm.client.submission import has_room, most_tokens
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.wire.messages import LoadReport, ModelInfo
 
-# Seconds in which a core that has followed a lost one takes only what was lost with it: every client that knew the
-# lost one has sent that by then.
+# Seconds in which the successor of a lost core takes only requests that were lost with it: by then every client of the
+# lost core has sent them.
 PROBATION = 5.0
 # Seconds that a suspect waits for an idle core. After the first, a busy core is reserved for it; after the second, it
 # goes to a busy core and runs alone there.
@@ -26,16 +26,16 @@ EVACUATION_DELAY = 3.0
 SUSPECT_PATIENCE = 10.0
 # `SUSPECT_PATIENCE` while a lost core may still have a successor: loading a model's weights takes longer than that.
 SUCCESSOR_PATIENCE = 120.0
-# Seconds in which a core that was asked to be reserved should say so; no other core is asked meanwhile.
+# Seconds in which a core that was sent `Reserve` should report it; no other core is asked meanwhile.
 ANSWER_PATIENCE = 2.0
 
 logger = logging.getLogger(__name__)
 
 
 class CoreReport(msgspec.Struct, frozen=True):
-    """A core as its client sees it, with this client's requests there. One that `is_leaving` gets no others.
+    """A core as its client sees it, with this client's requests there. If it `is_leaving`, it gets no new ones.
 
-    `has_unsuspected_requests`: some were never lost with a core, of whatever client.
+    `has_unsuspected_requests`: it has requests, of any client, that were never lost with a core.
     """
 
     index: int
@@ -51,20 +51,20 @@ class CoreReport(msgspec.Struct, frozen=True):
 
 
 class Core:
-    """One core, and what the client has there. `suspects` were lost with a core before, and may have ended it.
+    """One core, and the client's requests there. `suspects` were lost with a core before, and may have crashed it.
 
-    Times are of the client's clock.
+    Times are by the client's clock.
     """
 
     def __init__(self, index: int, address: str) -> None:
         self.index = index
         self.address = address
         self.connection: CoreConnection
-        self.epoch = 0  # that was ready last
-        self.failure: PyllmError | None = None  # Why it cannot be used, for good.
+        self.epoch = 0  # of the last core that was ready
+        self.failure: PyllmError | None = None  # the reason why it can never be used
         self.is_leaving = False
         self.num_requests = 0
-        self.num_reported_unsuspected = 0  # requests, of all clients, when last heard
+        self.num_reported_unsuspected = 0  # requests of all clients, in the last report
         self.probation_until = 0.0
         self.reservation = CoreReservation()
         self.suspects: dict[int, Stream] = {}
@@ -80,39 +80,39 @@ class Core:
     def has_unsuspected_requests(self) -> bool:
         """Whether it computes requests that were never lost with a core, as far as this client knows.
 
-        If this client has none there, the reported ones may be its own that have just left, until the next report.
+        Until the next report, the reported requests may be this client's own that have just left.
         """
         return self.num_unsuspected > 0
 
     @property
     def num_unsuspected(self) -> int:
-        """How many those are, at least."""
+        """A lower bound of the number of these requests."""
         return max(self.num_reported_unsuspected, self.num_requests - len(self.suspects))
 
     def takes_suspects(self, now: float) -> bool:
-        """Whether suspects may go there."""
+        """Whether suspects may be sent to it."""
         return now < self.probation_until or not self.has_unsuspected_requests or self.reservation.takes_suspects(now)
 
     def take_report(self, report: LoadReport, now: float) -> bool:
-        """What it says of itself; gives whether it is reserved from now on."""
+        """Take the core's report; returns whether a reservation begins."""
         self.num_reported_unsuspected = report.num_requests - report.num_lost_before
         return self.reservation.take(report.reserved_for, now, is_free=not self.has_unsuspected_requests)
 
     def begin(self, probation_until: float) -> None:
-        """It is ready, and none of what was known of the one before is true of it."""
+        """Note that the core is ready, and forget the state of the one before it."""
         self.epoch = self.connection.epoch
         self.num_reported_unsuspected = 0
         self.probation_until = probation_until
         self.reservation = CoreReservation()
 
     def clear_suspects(self) -> bool:
-        """Forget those that are suspects no longer; gives whether some are left."""
+        """Forget requests that are suspects no longer; returns whether any suspect is left."""
         if self.suspects:
             self.suspects = {key: stream for key, stream in self.suspects.items() if stream.is_suspect}
         return bool(self.suspects)
 
     def report(self) -> CoreReport:
-        """For those who operate it."""
+        """Report on the core for operators."""
         connection, has_answered = self.connection, bool(self.connection.fingerprint)
         return CoreReport(
             self.index,
@@ -129,7 +129,7 @@ class Core:
 
 
 class Cores:
-    """In the order in which they were added. `make_placer` is called with the model of the first core that is ready."""
+    """Cores in the order of their addition. `make_placer` is called with the model of the first core that is ready."""
 
     def __init__(self, make_placer: Callable[[ModelInfo], Placer], clock: Callable[[], float]) -> None:
         self.counts = ConnectionCounts()
@@ -141,7 +141,7 @@ class Cores:
         self._fingerprint = ""
         self._required = ""
         self._clock = clock
-        self._asked_until = 0.0  # a core that has not said yet that it is reserved
+        self._asked_until = 0.0  # no core is asked to be reserved before this time
 
     def __len__(self) -> int:
         return len(self._cores)
@@ -156,41 +156,41 @@ class Cores:
 
     @property
     def any_ready(self) -> Core:
-        """One that is ready, if there is one, else the oldest."""
+        """The first open core, or the oldest one if none is open."""
         return next((core for core in self._cores.values() if core.is_open), next(iter(self._cores.values())))
 
     @property
     def model(self) -> ModelInfo:
-        """What a core said of it that was ready when no other one was."""
+        """The model, as described by the last core that became ready while no other core was open."""
         assert self._model is not None, "no core was ready yet"
         return self._model
 
     @property
     def fingerprint(self) -> str:
-        """Of the model of `model`; empty before."""
+        """The fingerprint of the core that described `model`; empty before."""
         return self._fingerprint
 
     def require_fingerprint(self, fingerprint: str) -> list[Core]:
-        """Let only cores of this fingerprint become ready; gives the open ones that have another. Empty: any."""
+        """Let only cores with this fingerprint become ready; returns the open ones with another. Empty: any."""
         self._required = fingerprint
         return [core for core in self.all() if core.is_open and fingerprint not in ("", core.connection.fingerprint)]
 
     def add(self, address: str, index: int | None = None) -> Core:
-        """A place for a core, without a connection yet; without an `index` it gets the next one."""
+        """Add a core without a connection. Without an `index` it gets the next one."""
         index = self._next_index if index is None else index
         core = self._cores[index] = Core(index, address)
         self._next_index = max(self._next_index, index + 1)
         return core
 
     def remove(self, core: Core) -> None:
-        """It has left."""
+        """Remove a core that has left."""
         del self._cores[core.index]
         self.forget(core)
 
     def become_ready(self, core: Core, *, follows_loss: bool) -> EngineDeadError | None:
-        """A core has answered; it may have followed one that was lost. One beside others must give the same tokens.
+        """Take a core that has answered into use. `follows_loss`: it succeeds a lost one.
 
-        Gives why the core cannot be used, if it cannot; that is for `refuse`.
+        Returns an error for `refuse` if the core cannot be used: it is known already, or would give other tokens.
         """
         connection = core.connection
         others = [each for each in self._cores.values() if each.is_open and each is not core]
@@ -209,36 +209,36 @@ class Cores:
 
     @staticmethod
     def fingerprint_error(core: Core, required: str) -> EngineDeadError:
-        """What is wrong with a core that has not the required fingerprint."""
+        """The error for a core without the required fingerprint."""
         own = core.connection.fingerprint[:8]
         text = f"the core at {core.address} would give other tokens (fingerprint {own}, not {required[:8]})"
         return EngineDeadError(f"{text}: start it with the same model, dtype, number of ranks and kind of processor")
 
     def refuse(self, core: Core, error: PyllmError) -> None:
-        """It cannot be used, and is not asked again."""
+        """Close the connection of a core that cannot be used; it is not tried again."""
         if len(self._cores) > 1:
             logger.error("%s; it is not used", error)
         core.failure = error
         core.connection.close()
 
     def forget(self, core: Core) -> None:
-        """The core was lost, or restarted without its requests."""
+        """Remove a core from placement: it was lost, or restarted without its requests."""
         if self._placer is not None:
             self._placer.remove(core.index)
 
     def take_report(self, core: Core, report: LoadReport) -> bool:
-        """What a core says of itself; gives whether it is reserved from now on."""
+        """Take a core's report; returns whether a reservation begins."""
         self.placer.update_core(core.index, report)
         return core.take_report(report, self._clock())
 
     @property
     def placer(self) -> Placer:
-        """Once a core was ready."""
+        """The placer, once a core was ready."""
         assert self._placer is not None, "no core was ready yet"
         return self._placer
 
     def candidates(self, stream: Stream) -> list[Core]:
-        """The cores that may take a request now; while there is none, it waits."""
+        """The cores that may take a request now; without any, the request waits."""
         if len(self._cores) == 1:
             return [core for core in self._cores.values() if core.is_open and self._fits(core, stream)]
         usable, now = self._usable(stream), self._clock()
@@ -250,7 +250,7 @@ class Cores:
                 return same
         is_successor_awaited = self._awaits_successor()
         apart = [core for core in usable if core.takes_suspects(now)]
-        if is_successor_awaited and len(usable) == 1:  # What comes now has nowhere else to go: it is not free for long.
+        if is_successor_awaited and len(usable) == 1:  # It gets all new requests, so it is not free for long.
             apart = [core for core in apart if now < core.probation_until or core.reservation.takes_suspects(now)]
         waits_since = now if stream.waits_since is None else stream.waits_since
         patience = SUCCESSOR_PATIENCE if is_successor_awaited else SUSPECT_PATIENCE
@@ -268,7 +268,7 @@ class Cores:
         return core
 
     def release(self, core: Core, stream: Stream) -> None:
-        """A request is there no more, or goes by another id."""
+        """Discount a request that has left the core, or gets another id."""
         core.num_requests -= 1
         core.suspects.pop(stream.request, None)
         if not core.num_requests:
@@ -276,7 +276,7 @@ class Cores:
         self.placer.ended(stream.wire_id)
 
     def why_none_fits(self, stream: Stream) -> str:
-        """Why none of the cores, which are all there, can ever take a request; else empty."""
+        """The reason why none of the cores, all ready, can ever take a request; empty if one can or may."""
         cores = [core for core in self._cores.values() if not core.is_leaving and core.failure is None]
         if not cores or any(not core.connection.is_ready or self._fits(core, stream) for core in cores):
             return ""
@@ -290,8 +290,8 @@ class Cores:
     def to_reserve(self, waiting: Iterable[Stream]) -> Iterable[Core]:
         """The cores to send `Reserve` to.
 
-        They are those whose reservation our suspects still need, and one for suspects that have waited too long. A core
-        that is reserved already comes first, whoever asked for it; then the least busy one.
+        These are the reserved cores with suspects of ours, and one for suspects that have waited too long: a core that
+        any client has reserved already, or else the least busy one.
         """
         now = self._clock()
         asked = {core.index: core for core in self.all() if core.clear_suspects() and core.reservation.is_active(now)}
@@ -301,9 +301,9 @@ class Cores:
         return asked.values()
 
     def add_suspect(self, core: Core, stream: Stream) -> bool:
-        """Note that a suspect goes to a core; gives whether that is to be reserved, so that nobody sends others there.
+        """Note that a suspect goes to a core; returns whether to reserve it, so that no client sends others there.
 
-        Not so where it runs alone among others, since these need not move.
+        No reservation is needed if the suspect runs alone beside other requests, since these need not move.
         """
         now = self._clock()
         is_first = not core.suspects and not core.reservation.is_active(now)
@@ -311,29 +311,29 @@ class Cores:
         return is_first and core.takes_suspects(now) and len(self._usable(stream)) > 1
 
     def must_move(self, stream: Stream, core: Core) -> bool:
-        """Whether a request has to go from a core because that is reserved, and another one can take it."""
+        """Whether a request has to leave a core because the core is reserved and another one can take the request."""
         if stream.is_suspect:
             return False
         fit = self._for_unsuspected(self._usable(stream), self._clock())
         return bool(fit) and core not in fit
 
     def beat(self) -> None:
-        """Half a second has passed."""
+        """Advance time by half a second."""
         if self._placer is not None:
             self._placer.beat()
 
     def close(self) -> None:
-        """Nothing more will be placed."""
+        """Close the placer: no more requests will be placed."""
         if self._placer is not None:
             self._placer.close()
 
     def condition(self) -> Condition:
-        """Ready if one is; else how the first is."""
+        """The condition of a ready core, or of the first core if none is ready."""
         conditions = [core.connection.condition() for core in self._cores.values() if core.failure is None]
         return next((each for each in conditions if each.ready), conditions[0] if conditions else Condition(False))
 
     def _core_for_suspect(self, stream: Stream, now: float) -> Core | None:
-        """The core to reserve for a request that waits, if that is a suspect that has waited too long."""
+        """The core to reserve for a waiting request, if this is a suspect that has waited too long."""
         if not stream.is_suspect or stream.waits_since is None or now - stream.waits_since < EVACUATION_DELAY:
             return None
         usable = self._usable(stream)
@@ -344,7 +344,7 @@ class Cores:
         return core
 
     def _for_unsuspected(self, usable: Sequence[Core], now: float) -> list[Core]:
-        """Those where a request shares no step with suspects; of cores that are all reserved, all but the first."""
+        """The cores where a request shares no step with suspects; if all are reserved, all but the first."""
         fit = [core for core in usable if now >= core.probation_until and not core.clear_suspects()]
         unreserved = [core for core in fit if not core.reservation.is_active(now)]
         first = _first_reserved(usable, now)
@@ -355,7 +355,7 @@ class Cores:
         return any(0 < core.connection.outage < SUCCESSOR_PATIENCE for core in cores)
 
     def _usable(self, stream: Stream) -> list[Core]:
-        """The best that there are: those that recover or are silent for a moment only where there are no others."""
+        """The open cores with room for a request; recovering or briefly silent ones only if there are no others."""
         fits = [
             core
             for core in self._cores.values()
@@ -370,14 +370,14 @@ class Cores:
 
 
 def _first_reserved(usable: Sequence[Core], now: float) -> Core | None:
-    """The reserved core; of several, which two clients have chosen at the same time, the same one for all clients."""
+    """The reserved core. If clients reserved several at the same time, all clients choose the same one."""
     return min((core for core in usable if core.reservation.is_active(now)), key=lambda core: core.epoch, default=None)
 
 
 def _least_busy(usable: Sequence[Core], now: float) -> Core | None:
-    """The core that is made free soonest, mostly the same one for all clients; see `_first_reserved` for two.
+    """The core that can be freed soonest, mostly the same one for all clients; `_first_reserved` settles the rest.
 
-    None where no other one could take its work.
+    None if no other core could take its requests.
     """
     able = [core for core in usable if now >= core.reservation.rests_until] if len(usable) > 1 else []
     return min(able, key=lambda core: (core.num_unsuspected, core.epoch), default=None)

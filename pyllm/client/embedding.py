@@ -17,7 +17,7 @@ from pyllm.wire.messages import FinishCode
 class Embedding(msgspec.Struct, frozen=True):
     """A vector of length 1, float32; `cached_tokens` of its prompt were in the prefix cache.
 
-    `start_times` are None where the core does not tell them.
+    `start_times` is None if the core does not report it.
     """
 
     values: "array[float]"
@@ -26,13 +26,13 @@ class Embedding(msgspec.Struct, frozen=True):
 
 
 class EmbeddingOutput(msgspec.Struct):
-    """The vector, as vLLM's interface has it."""
+    """The vector, in the form of vLLM's interface."""
 
     embedding: list[float]
 
 
 class EmbeddingRequestOutput(msgspec.Struct):
-    """One prompt's embedding, as vLLM's interface has it."""
+    """One prompt's embedding, in the form of vLLM's interface."""
 
     request_id: str
     outputs: EmbeddingOutput
@@ -42,10 +42,10 @@ class EmbeddingRequestOutput(msgspec.Struct):
 
 
 class EmbeddingSink(Protocol):
-    """Where one embedding goes: plain functions, of which one is called once, from the event loop."""
+    """The receiver of one embedding. One of its functions is called, once, from the event loop."""
 
     def embedding(self, embedding: Embedding) -> None:
-        """It is there."""
+        """Take the embedding."""
 
     def error(self, error: PyllmError) -> None:
         """The request has failed."""
@@ -62,13 +62,13 @@ class EmbeddingReceiver:
         self._values: array[float] = array("f")
 
     def take(self, values: bytes) -> None:
-        """The vector, which comes before the last delta."""
+        """Keep the vector, which comes before the last delta."""
         self._values = array("f", values)
         if self._dimensions is not None and self._dimensions < len(self._values):
             self._values = _normalised(self._values[: self._dimensions])
 
     def delta(self, index: int, delta: TokenDelta) -> None:
-        """The end, there being no tokens."""
+        """Pass on the embedding or an error; there is one delta."""
         del index
         if delta.finish == FinishCode.STOP and self._values:
             self._sink.embedding(Embedding(self._values, delta.cached_tokens, delta.start_times))
@@ -80,7 +80,7 @@ class EmbeddingReceiver:
             self._sink.error(EngineDeadError("the engine ended this request without an embedding"))
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Never asked for."""
+        """Do nothing: never requested."""
 
     def error(self, error: PyllmError) -> None:
         """Pass the request's failure on."""
@@ -88,7 +88,7 @@ class EmbeddingReceiver:
 
 
 class EmbeddingReader:
-    """A sink with one reader, who awaits `result`."""
+    """A sink with one reader, which awaits `result`."""
 
     def __init__(self) -> None:
         self.result: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""The journal of one request: its prompt, parameters and tokens so far, so that another core can go on with it.
+"""The journal of one request: its prompt, parameters and tokens so far, so that another core can continue it.
 
 Knows neither sockets nor text.
 """
@@ -13,9 +13,9 @@ from pyllm.wire.messages import CLEARING_TOKENS, LOSSES_TO_RUN_ALONE, FinishCode
 class Journal:
     """The request as it was first sent, and every token that came back, per sample.
 
-    Where log-probabilities of the prompt are wanted, it knows how far they were told, whichever sample told them. A
-    sample is closed once it has finished, or once nobody wants more of it; a resubmission asks for the others only.
-    `arrival` is the client's clock, in seconds.
+    If log-probabilities of the prompt are wanted, it also counts the prompt tokens whose log-probabilities have come. A
+    sample is closed once it has finished or was aborted; a resubmission asks only for the others. `arrival` is by the
+    client's clock, in seconds.
     """
 
     __slots__ = (
@@ -36,32 +36,32 @@ class Journal:
         self._arrival = arrival
         self._outputs = [array("i") for _ in range(first.n)]
         self._closed = [False] * first.n
-        self._is_told = False  # something of the prompt
-        # Of the prompt's tokens, for their log-probabilities; the first never has one.
+        self._is_told = False  # whether log-probabilities of the prompt have come
+        # Prompt tokens whose log-probabilities are still to come; the first token never has one.
         self._num_untold = len(first.prompt) // 4 - 1 if first.sampling.prompt_logprobs is not None else 0
-        # Cores that were lost in a row with hardly anything new, and how many of them while they computed only this.
+        # Cores lost in a row with hardly any new tokens between, and how many of them while this request ran alone.
         self.num_losses = 0
         self.num_losses_alone = 0
         self._is_alone = False
-        self._num_known = -self._num_untold  # tokens when a core was lost last
+        self._num_known = -self._num_untold  # tokens at the last loss of a core
 
     @property
     def first(self) -> Submit:
-        """The request as it was at first, without epoch and id."""
+        """The request as first sent, without epoch and id."""
         return self._first
 
     @property
     def num_samples(self) -> int:
-        """How many samples the request has."""
+        """The number of samples of the request."""
         return len(self._outputs)
 
     def accept(self, sample: int, offset: int, tokens: list[int]) -> list[int] | None:
-        """Enter tokens that begin at `offset` of a sample's output.
+        """Append tokens that begin at `offset` of a sample's output.
 
-        Gives those not seen before, or None where tokens are missing before `offset`: then nothing is entered.
+        Returns those not seen before, or None if tokens are missing before `offset`: then nothing is appended.
         """
         if self._num_untold and tokens and sample == 0:
-            return None  # The first sample's output follows what its prompt had to tell.
+            return None  # The first sample's output follows the prompt's log-probabilities.
         output = self._outputs[sample]
         seen = len(output) - offset
         if seen:
@@ -72,9 +72,9 @@ class Journal:
         return tokens
 
     def accept_prompt(self, num_left: int, num_tokens: int) -> int | None:
-        """Enter that `num_tokens` of the prompt were told of, which has `num_left` from the first of them to its end.
+        """Count `num_tokens` prompt tokens with log-probabilities; `num_left` is from the first to the prompt's end.
 
-        Gives how many of them were not told before, the last ones, or None where some before them are missing.
+        Returns how many of them, at their end, are new; None if log-probabilities before them are missing.
         """
         if num_left < self._num_untold:
             return None
@@ -85,22 +85,22 @@ class Journal:
 
     @property
     def is_begun(self) -> bool:
-        """Whether anything was told yet that what follows must fit to."""
+        """Whether the client has output that the rest of the request must continue."""
         return self._is_told or any(self._outputs)
 
     def is_expired(self, now: float) -> bool:
-        """Whether the request's time is over."""
+        """Whether the request's timeout has passed."""
         return self._first.timeout is not None and now - self._arrival >= self._first.timeout
 
     def close(self, sample: int) -> None:
-        """Note that nothing more is wanted of this sample; -1: of none, as of one beam, which have no life alone."""
+        """Note that a sample is over; -1 closes all, as does closing one beam of a beam search."""
         if sample < 0 or self._first.beam_width:
             self._closed = [True] * len(self._closed)
         else:
             self._closed[sample] = True
 
     def ending(self, sample: int) -> FinishCode:
-        """How a sample that has had no last delta ends with the tokens that it has; NONE if it goes on."""
+        """The finish code of a sample without a last delta, given the tokens it has; NONE if it continues."""
         first, output = self._first, self._outputs[sample]
         if self._closed[sample]:
             return FinishCode.ABORT
@@ -109,16 +109,16 @@ class Journal:
         return FinishCode.LENGTH if output and len(output) >= first.max_tokens else FinishCode.NONE
 
     def isolate(self, stage: IsolationStage) -> None:
-        """Note what the core has told of this request.
+        """Note that the core runs this request alone, keeps it aside, or no longer isolates it.
 
-        When that is over, it has shown that it does not end a core at once; a little later it may still.
+        A request that ran alone without a crash does not crash a core at once; it may still do so later.
         """
         self._is_alone = stage == "alone"
         if stage == "over":
             self.num_losses_alone = 0
 
     def lose_core(self) -> None:
-        """Count the core that was just lost: as another one in a row if hardly anything new has come from it."""
+        """Count the loss of a core; the count starts again if the request got enough tokens since the last loss."""
         self._num_known = self._clear()
         self.num_losses += 1
         self.num_losses_alone += self._is_alone
@@ -126,14 +126,14 @@ class Journal:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether a core was lost with it, and hardly anything has come since."""
+        """Whether a core was lost with it, and hardly any tokens have come since."""
         return self.num_losses > 0 and self._num_fresh() < CLEARING_TOKENS * self._closed.count(False)
 
     def submission(self, epoch: int, request: int, now: float, *, is_to_run_alone: bool = False) -> Submit:
-        """The message that starts the request in this epoch, or that continues it after what was already received.
+        """The message that starts the request in this epoch, or continues it after the tokens already received.
 
-        Its time has gone on meanwhile: `timeout` is what is left of it, 0 if nothing is. The core takes one that
-        `is_to_run_alone` for one that two cores were lost with.
+        `timeout` is the time left, 0 if none is. With `is_to_run_alone` the message reports at least
+        `LOSSES_TO_RUN_ALONE` losses.
         """
         resumed = any(self._closed) or any(self._outputs)
         outputs = tuple(
@@ -157,11 +157,11 @@ class Journal:
         )
 
     def _num_fresh(self) -> int:
-        """Tokens that have come since a core was lost last."""
+        """The number of tokens since the last loss of a core."""
         return sum(map(len, self._outputs)) - self._num_untold - self._num_known
 
     def _clear(self) -> int:
-        """Forget the cores that were lost if enough has come since the last one; gives the tokens that are known."""
+        """Forget lost cores if enough tokens have come since the last loss; returns the number of known tokens."""
         num_fresh = self._num_fresh()
         if num_fresh >= CLEARING_TOKENS * self._closed.count(False):
             self.num_losses = self.num_losses_alone = 0

@@ -10,19 +10,19 @@ from pyllm.wire.messages import Deltas
 
 
 class Logprob(msgspec.Struct, gc=False):
-    """One token's log-probability; `rank` 1 is the likeliest. `decoded_token` is None where nobody knows text."""
+    """One token's log-probability; `rank` 1 is the likeliest. `decoded_token` is None without a tokenizer."""
 
     logprob: float
     rank: int | None = None
     decoded_token: str | None = None
 
 
-# Of one place: the token that is there first, then the likeliest ones, best first, by token id.
+# The entries of one position by token id: the token at this position, then the likeliest ones, best first.
 LogprobEntries = dict[int, Logprob]
 
 
 class LogprobColumns(NamedTuple):
-    """Token i has the entries `starts[i]` to `starts[i + 1]` of the others."""
+    """Columns of log-probabilities: token i has entries `starts[i]` to `starts[i + 1]` of the other columns."""
 
     starts: list[int]
     ids: list[int]
@@ -30,7 +30,7 @@ class LogprobColumns(NamedTuple):
     ranks: list[int]
 
     def of(self, first: int, end: int) -> list[LogprobEntries] | None:
-        """Those of some tokens that follow one another; None where these have none."""
+        """The entries of tokens `first` to `end`; None if these tokens have none."""
         bounds = self.starts[first : end + 1]
         if bounds[0] == bounds[-1]:
             return None
@@ -42,7 +42,7 @@ class LogprobColumns(NamedTuple):
 
 
 def decode_logprobs(deltas: Deltas, num_tokens: int) -> LogprobColumns | None:
-    """The columns of a message whose rows have so many tokens together; None where no token has any.
+    """The columns of a message whose rows have `num_tokens` tokens together; None if no token has any.
 
     Raises:
         ValueError: a column has the wrong length, or the starts do not rise from 0.
@@ -69,7 +69,7 @@ def decode_logprobs(deltas: Deltas, num_tokens: int) -> LogprobColumns | None:
 
 
 def extended(known: list[LogprobEntries] | None, more: list[LogprobEntries] | None) -> list[LogprobEntries] | None:
-    """What is known and what came after, in the first one's list; either may be none at all."""
+    """Both lists, joined in place in the first; either may be None."""
     if known is None or more is None:
         return more if known is None else known
     known.extend(more)
@@ -77,10 +77,10 @@ def extended(known: list[LogprobEntries] | None, more: list[LogprobEntries] | No
 
 
 def chosen(entries: LogprobEntries) -> tuple[int, Logprob] | None:
-    """The token that is there, and its log-probability; None where nothing was told."""
+    """The token at this position and its log-probability; None if there are no entries."""
     return next(iter(entries.items()), None)
 
 
 def likeliest(entries: LogprobEntries, count: int) -> Sequence[tuple[int, Logprob]]:
-    """So many of the likeliest tokens, best first, of equal ones the lower id first."""
+    """The `count` likeliest tokens, best first; equal ones by rising id."""
     return sorted(entries.items(), key=lambda entry: (-entry[1].logprob, entry[0]))[:count]

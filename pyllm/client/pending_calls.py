@@ -15,30 +15,30 @@ class Done:
 
 
 class Calls:
-    """By the number that `Call` and `Reply` have. Each call is of one core."""
+    """Pending calls by the id in `Call` and `Reply`. Each call goes to one core."""
 
     def __init__(self) -> None:
         self._answers: dict[int, asyncio.Future[Reply]] = {}
         self._cores: dict[int, int] = {}
 
     def open(self, number: int, core: int = 0) -> asyncio.Future[Reply]:
-        """What a call's answer will be; `close` it in the end."""
+        """A future for a call's answer; `close` it in the end."""
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         self._cores[number] = core
         return answer
 
     def close(self, number: int) -> None:
-        """Nobody waits for the answer any more."""
+        """Stop waiting for an answer."""
         del self._answers[number], self._cores[number]
 
     def settle(self, reply: Reply) -> None:
-        """Take an answer; one that nobody waits for is dropped."""
+        """Pass on an answer; unexpected ones are dropped."""
         answer = self._answers.get(reply.id)
         if answer is not None and not answer.done():
             answer.set_result(reply)
 
     def fail_all(self, error: PyllmError, core: int | None = None) -> None:
-        """None of them will be answered, or none of this core's."""
+        """Fail all pending calls, or all of one core."""
         for number, answer in self._answers.items():
             if not answer.done() and core in (None, self._cores[number]):
                 answer.set_exception(error)

@@ -1,4 +1,4 @@
-"""How a client of several cores chooses one for a request: in turn, or by prefixes and load. Knows no connections."""
+"""Placers choose one of several cores for a request: in turn, or by prefixes and load. Know no connections."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,40 +8,40 @@ from pyllm._rust import Placement
 from pyllm.recording import Recording
 from pyllm.wire.messages import LoadReport, ModelInfo, Submit
 
-# "failover": one core at a time, the next address where it is lost.
+# "failover": one core at a time, and the next address once it is lost.
 PlacementKind = Literal["prefix", "round-robin", "failover"]
 
 
 class Placer(Protocol):
-    """Cores go by their index, requests by the id that a core knows: each is used once, and they rise."""
+    """Chooses cores for requests. Cores are named by index, requests by the id that cores know: unique and rising."""
 
     def add(self, core: int) -> None:
-        """A core is there, which has nothing to do and nothing cached."""
+        """Add a core that has no requests and an empty prefix cache."""
 
     def remove(self, core: int) -> None:
         """Forget a core; unknown ones are ignored."""
 
     def place(self, request: int, first: Submit, session: str, cores: Sequence[int]) -> int:
-        """Choose one of `cores`, of which there is at least one, and remember that this request is there.
+        """Choose one of `cores` (at least one), and remember that this request is there.
 
-        `first` is the request as it was at first, without its id.
+        `first` is the request as first sent, without its id.
         """
 
     def ended(self, request: int) -> None:
-        """A request has ended, or goes by another id; one that was not placed is ignored."""
+        """Forget a request that has ended, or gets another id; unknown ones are ignored."""
 
     def update_core(self, core: int, report: LoadReport) -> None:
-        """What a core says of itself."""
+        """Take a core's load report."""
 
     def beat(self) -> None:
-        """Half a second has passed."""
+        """Advance time by half a second."""
 
     def close(self) -> None:
-        """There is nothing more to place."""
+        """Release resources; no more requests will be placed."""
 
 
 class RoundRobin:
-    """Each core in turn, whatever it has to do."""
+    """Each core in turn, regardless of load."""
 
     def __init__(self) -> None:
         self._last = -1
@@ -71,12 +71,12 @@ class RoundRobin:
 
 
 class PrefixPlacer:
-    """The core that is expected to be done first, given what it has to do and has cached of the prompt.
+    """The core that is expected to finish first, by its load and the prompt tokens in its prefix cache.
 
-    All that it is told goes to the file `recording`, if there is one, for `pyllm replay`.
+    All inputs are written to the file `recording`, if given, for `pyllm replay`.
 
     Raises:
-        ConfigError: the file is there, or cannot be made.
+        ConfigError: the file exists, or cannot be made.
     """
 
     def __init__(self, model: ModelInfo, recording: Path | None = None) -> None:

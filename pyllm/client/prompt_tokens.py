@@ -13,7 +13,7 @@ Prompt = Sequence[int] | bytes | bytearray | memoryview
 
 
 class PromptTokens(Sequence[int]):
-    """Ids that are known to be of the vocabulary; `packed` has them as little-endian int32, as the wire does."""
+    """Ids checked against the vocabulary; `packed` has them as little-endian int32, as on the wire."""
 
     __slots__ = ("packed",)
 
@@ -38,22 +38,22 @@ class PromptTokens(Sequence[int]):
         return f"PromptTokens({self.tolist()})"
 
     def tolist(self) -> list[int]:
-        """The ids as a list of one's own."""
+        """A new list of the ids."""
         return memoryview(self.packed).cast("i").tolist()
 
 
 def known_tokens(prompt: Prompt, vocab_size: int, name: str = "prompt") -> PromptTokens:
-    """Check a prompt's ids; `prompt` has them one by one, or packed. 100,000 of them take 3 ms.
+    """Check a prompt's ids, given one by one or packed. 100,000 of them take 3 ms.
 
-    `name` is the field that they came in, for errors.
+    `name` is the field of the ids, for errors.
 
     Raises:
-        RequestError: they are no 32-bit numbers, or one is outside the vocabulary.
+        RequestError: the ids are not 32-bit integers, or one is outside the vocabulary.
     """
     if isinstance(prompt, PromptTokens):
         return prompt
     packed = pack_tokens(prompt, name).tobytes()
-    unsigned = array("I")  # of which what is below zero is the greatest, so that one look finds both
+    unsigned = array("I")  # negative ids become the greatest values, so that one test finds both faults
     unsigned.frombytes(packed)
     if unsigned and max(unsigned) >= vocab_size:
         wrong = next(token for token in array("i", packed) if not 0 <= token < vocab_size)
@@ -62,7 +62,7 @@ def known_tokens(prompt: Prompt, vocab_size: int, name: str = "prompt") -> Promp
 
 
 def pack_tokens(prompt: Prompt, name: str = "prompt") -> "array[int]":
-    """Token ids as int32; raises RequestError for what is none."""
+    """Token ids as int32. Raises RequestError if they are not 32-bit integers."""
     tokens = array("i")
     try:
         if isinstance(prompt, PromptTokens):

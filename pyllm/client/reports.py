@@ -4,11 +4,11 @@ import msgspec
 
 
 class SampleReport(msgspec.Struct, frozen=True):
-    """Where one sample of a request stands.
+    """The state of one sample of a request.
 
-    `state` is waiting, preempted, swapped, held, loading, running or finished. `num_tokens` of it were computed by the
-    last step; if that is 0, `reason` says why, and `hold` what the one who holds it said. It knows `num_known` tokens,
-    and has keys and values of `num_computed`.
+    `state` is waiting, preempted, swapped, held, loading, running or finished. The last step computed `num_tokens` of
+    its tokens; if 0, `reason` says why. `hold` has the names of its holders, separated by commas. `num_known` counts
+    its prompt and output tokens, `num_computed` those with keys and values in the KV cache.
     """
 
     sample: int
@@ -23,12 +23,12 @@ class SampleReport(msgspec.Struct, frozen=True):
 class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     """A request of any client, live or ended.
 
-    `client` and `request` name it in the core of this index, `name` is `SchedulingParams.name`, of a server's request
-    its id. `num_output_tokens` are those of all samples, `num_cached_tokens` those of the prompt that the prefix cache
-    had, `num_blocks` those that it has on the device, shared ones included.
+    `client` and `request` identify it within the core of index `core`; `name` is `SchedulingParams.name`, in a server
+    the request id. `num_output_tokens` counts all samples' tokens, `num_cached_tokens` the prompt tokens found in the
+    prefix cache, `num_blocks` its KV blocks on the device, shared ones included.
 
-    `age` is seconds since it came, `scheduled_age` since a step first computed any of it, `ended_age` since it ended,
-    each None if that has not happened. `finish` is stop, length, abort or deadline; then `samples` is empty.
+    `age` is seconds since arrival, `scheduled_age` since the first step that computed any of it, `ended_age` since it
+    ended, each None if that has not happened. `finish` is stop, length, abort or deadline; then `samples` is empty.
     """
 
     client: int
@@ -51,10 +51,10 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockOwners(msgspec.Struct, frozen=True):
-    """How many blocks of the device belong to whom; the numbers add up to all blocks.
+    """The number of device blocks by owner; the numbers add up to all blocks.
 
-    `tenants`: to requests of a tenant, by its name. `pinned`: to pins, while no request uses them. `in_transit`: to
-    copies of steps in flight and to loads. `free`: to nobody; the prefix cache may still know their contents.
+    `tenants`: blocks of requests, by the name of their tenant. `pinned`: blocks of pins that no request uses.
+    `in_transit`: blocks of loads and of copies in steps in flight. `free`: no owner; the prefix cache may use them.
     """
 
     tenants: dict[str, int]
@@ -64,10 +64,10 @@ class BlockOwners(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What one step decided, `now` by the core's clock, in seconds.
+    """The scheduler's decision for one step, at `now` by the core's clock, in seconds.
 
-    `num_swapped` of those preempted went to the host. `stop` is why the first in the queue was not admitted; None: the
-    queue was empty.
+    `num_swapped` of the preempted sequences were swapped to the host. `stop` is the reason why the first in the queue
+    was not admitted; None: the queue was empty.
     """
 
     step: int
@@ -85,7 +85,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class TenantReport(msgspec.Struct, frozen=True, array_like=True):
-    """What a tenant has had, in tokens by their cost and its weight, and its sequences in the queue."""
+    """A tenant's service, in tokens by their cost and its weight, and its number of waiting sequences."""
 
     tenant: str
     service: int
@@ -93,11 +93,11 @@ class TenantReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KVEvent(msgspec.Struct, frozen=True, array_like=True):
-    """A change of what the prefix cache knows: `kind` is stored, removed or cleared.
+    """A change of the prefix cache: `kind` is stored, removed or cleared.
 
-    A block goes by a hash of its tokens and of `parent`, the block before it (None: it is the first). `tokens` are
-    packed int32, and `tier` is device or host. `group` counts the groups of layers that have blocks of their own
-    (`ModelInfo.kv_windows`): a prefix can be used where each has the last blocks that its window reaches, or all.
+    `hash` is over a block's tokens and `parent`, the block before it (None: it is the first). `tokens` are packed
+    int32, `tier` is device or host. `group` is the index of the group of layers (`ModelInfo.kv_windows`): a prefix can
+    be used once each group has the last blocks that its window reaches, or all blocks if it has no window.
     """
 
     kind: str
@@ -109,10 +109,10 @@ class KVEvent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KVEvents(msgspec.Struct, frozen=True, array_like=True):
-    """Events of one run of the core, which `incarnation` names, and the number of the first of them.
+    """Events of one run of the core, which `incarnation` names; `first` is the number of the first event.
 
-    Of a snapshot `first` is the number of the event that comes next. A number above the one expected means that events
-    were dropped.
+    In a snapshot `first` is the number of the next event. A number above the expected one means that events were
+    dropped.
     """
 
     incarnation: int

@@ -1,4 +1,4 @@
-"""The names of a prompt's blocks outside the engine: what a program needs to look for them in a store, or in events.
+"""The names of a prompt's blocks outside the engine, to find them in a store or in KV events.
 
 Knows no store and no connection.
 """
@@ -10,7 +10,7 @@ from pyllm.wire.messages import ModelInfo
 
 
 class RequestHasher:
-    """Gives the names that an engine with this model gives, whichever process it runs in."""
+    """Names blocks as an engine with this model does, in any process."""
 
     def __init__(self, model: ModelInfo) -> None:
         self._hasher = Hasher(
@@ -24,16 +24,16 @@ class RequestHasher:
         self._num_ranks = model.tensor_parallel_size * model.pipeline_parallel_size
 
     def hashes(self, prompt: Prompt, *, tenant: str = "", cache_salt: str = "", adapter: str = "") -> list[bytes]:
-        """32 bytes for each full block of a prompt, from the first on, by all tokens up to its last one.
+        """The hashes of a prompt's full blocks, in order: 32 bytes each, over all tokens up to the end of the block.
 
         Raises:
-            RequestError: the prompt is no sequence of token ids.
+            RequestError: the prompt is not a sequence of token ids.
         """
         packed = pack_tokens(prompt).tobytes()
         return self._hasher.hashes(packed, tenant=tenant, cache_salt=cache_salt, adapter=adapter)
 
     def keys(self, block_hash: bytes) -> list[bytes]:
-        """The keys of one of these blocks in a `KVStore`: for each group of layers that of each rank."""
+        """The keys of one of these blocks in a `KVStore`: for each group of layers, one for each rank."""
         return [
             block_key(self._namespace, block_hash, group, rank)
             for group in range(self._num_groups)

@@ -1,6 +1,6 @@
 """The running requests of one client: started, aborted, and sent to another core when theirs is lost or leaves.
 
-Keeps no connection and chooses no core: without one, requests wait in their journals. Knows neither calls nor readers.
+Keeps no connection and chooses no core; without a core, requests wait in their journals. Knows no calls and no readers.
 """
 
 import logging
@@ -14,35 +14,35 @@ from pyllm.client.token_reader import TokenDelta
 from pyllm.errors import EngineDeadError, PyllmError, RequestError, RequestTooLargeError, blame
 from pyllm.wire.messages import Abort, Deltas, Isolated, LoadReport, Rejected, Reserve, Submit
 
-# What a refused request fails with, by the code; with any other code the request is at fault.
+# The error of a refused request, by its code; with any other code the request is at fault.
 _REJECTIONS: dict[str, type[PyllmError]] = {
     "draining": EngineDeadError,
     "error": PyllmError,
     "too_large": RequestTooLargeError,
 }
 
-# Cores that are lost while they compute nothing but one request, after which it is failed. A core may be ended from
-# elsewhere, too, and by chance just then.
+# Number of cores lost while one request ran alone, after which the request fails. One loss may be chance, such as a
+# kill from outside.
 _LOSSES_ALONE = 2
 
 logger = logging.getLogger(__name__)
 
 
 class RunningRequests:
-    """By the id that `start` gives. `ids` are used once each, and `clock` gives seconds."""
+    """Requests by the id that `start` returns. `ids` yields unused ids, `clock` gives seconds."""
 
     def __init__(self, cores: Cores, ids: Iterator[int], clock: Callable[[], float]) -> None:
         self._cores = cores
         self._ids = ids
         self._clock = clock
         self._streams = Streams(self._release)
-        self._waiting: dict[int, Stream] = {}  # for a core, in the order in which they came
+        self._waiting: dict[int, Stream] = {}  # for a core, in order of arrival
 
     def __len__(self) -> int:
         return len(self._streams)
 
     def locate(self, request: int) -> tuple[Core | None, int] | None:
-        """The core that has a request, if one has, and the id that it knows; None if it has ended."""
+        """The core of a request, if it has one, and the id of the request there; None if the request has ended."""
         stream = self._streams.get(request)
         return None if stream is None else (self._core_of(stream), stream.wire_id)
 
@@ -54,7 +54,7 @@ class RunningRequests:
         session: str = "",
         wanted_core: int | None = None,
     ) -> int:
-        """Send a request, or keep it for the next core. `wanted_core` gets it if it may have it."""
+        """Send a request, or keep it for the next core. It goes to `wanted_core` if that may take it."""
         now = self._clock()
         request = next(self._ids)
         stream = Stream(request, Journal(first, now), sink, on_embedding, session, wanted_core=wanted_core)
@@ -68,7 +68,7 @@ class RunningRequests:
         return request
 
     def abort(self, request: int, sample: int = -1) -> None:
-        """End a request, or one sample of it; the core gives it a last delta, and without one it has that at once."""
+        """End a request, or one sample of it. The last delta comes from the core, or at once if no core has it."""
         stream = self._streams.get(request)
         if stream is None:
             return
@@ -79,7 +79,7 @@ class RunningRequests:
             self._streams.end_complete_samples(stream)
 
     def abort_all(self) -> None:
-        """Tell the cores that nobody wants any of it."""
+        """Abort every request at its core."""
         for stream in self._streams.all():
             self._abort(stream)
 
@@ -91,12 +91,12 @@ class RunningRequests:
             self._streams.fail(stream, error)
 
     def fail_all(self, error: PyllmError) -> None:
-        """End every request with an error; no core learns of it."""
+        """End every request with an error, without a message to the cores."""
         for stream in self._streams.all():
             self._streams.fail(stream, error)
 
     def beat(self) -> None:
-        """Let go of cores that leave or stall; end what has no time left and no core that could end it."""
+        """Move requests away from cores that drain or stall; end expired requests that wait for a core."""
         for core in self._cores.all():
             if len(self._cores) > 1 and core.connection.is_ready:
                 if core.connection.stage == "draining":
@@ -115,10 +115,10 @@ class RunningRequests:
                 self._move_requests(core)  # Another core may have become ready meanwhile.
 
     def deliver(self, deltas: Deltas) -> None:
-        """Hand out what is new.
+        """Deliver new tokens to their sinks.
 
         Raises:
-            ValueError: the columns do not fit one another; nothing was handed out.
+            ValueError: the columns do not fit one another; nothing was delivered.
         """
         incomplete, failed = self._streams.deliver(decode_columns(deltas))
         for stream in failed:
@@ -131,7 +131,7 @@ class RunningRequests:
             self.place_waiting()
 
     def reject(self, rejected: Rejected) -> None:
-        """End a request that a core refused, or that a worker failed on; one that leaves is not the last word."""
+        """End a request that a core refused or a worker failed; if the core only drains, it goes to another one."""
         stream = None if rejected.request is None else self._streams.get_by_wire_id(rejected.request)
         if stream is None:
             return
@@ -144,10 +144,10 @@ class RunningRequests:
         self._streams.fail(stream, error)
 
     def take_report(self, core: Core, report: LoadReport) -> None:
-        """Heed what a core says of itself: a reserved one is made free, and a free one may get what waits.
+        """Act on a core's report: free a newly reserved core, and send waiting suspects to a free one.
 
         Raises:
-            ValueError: the report does not read; it has changed nothing.
+            ValueError: the report does not decode; it has changed nothing.
         """
         now = self._clock()
         took_suspects = core.takes_suspects(now)
@@ -157,13 +157,13 @@ class RunningRequests:
             self.place_waiting()
 
     def isolate(self, isolated: Isolated) -> None:
-        """Note that a request is computed by itself, or is no longer."""
+        """Note that a request runs alone, or no longer does."""
         stream = self._streams.get_by_wire_id(isolated.request)
         if stream is not None:
             stream.journal.isolate(isolated.stage)
 
     def lose(self, core: Core, epoch: int, error: EngineDeadError) -> None:
-        """Let all that a core of this epoch had wait for one that follows it, or for another."""
+        """Let all requests of a lost core wait for its successor, or for another core."""
         for stream in self._at(core):
             stream.loss = Loss(core.index, epoch, error)
             self._detach(stream)
@@ -175,13 +175,13 @@ class RunningRequests:
             self._detach(stream)
 
     def place_waiting(self) -> None:
-        """Send what waits to the cores that may take it, in the order in which it came."""
+        """Send waiting requests to the cores that may take them, in order of arrival."""
         for stream in list(self._waiting.values()):
             if stream.request not in self._waiting:
-                continue  # It was sent or has ended while one before it was sent.
+                continue  # It was sent or ended while an earlier one was sent.
             try:
                 is_sent = self._send(stream, self._clock())
-            except Exception as error:  # One that came without a core is encoded here for the first time.
+            except Exception as error:  # A request that came without a core is encoded here first.
                 logger.exception("request %d cannot be sent", stream.request)
                 self._streams.fail(stream, PyllmError(f"this request cannot be sent to the engine: {error}"))
                 continue
@@ -190,7 +190,7 @@ class RunningRequests:
                 self._streams.fail(stream, EngineDeadError(text))
 
     def _send(self, stream: Stream, now: float) -> bool:
-        """Send a request that no core has, if there is one that may take it. True, too, if it has ended instead."""
+        """Send a request to a core, if one may take it. Also True if the request has ended instead."""
         candidates = self._cores.candidates(stream)
         if not candidates:
             return False
@@ -207,7 +207,7 @@ class RunningRequests:
             if self._streams.get(stream.request) is None:
                 return True
             self._cores.counts.num_resubmitted_requests += 1
-            stream.journal.isolate("aside")  # until it is told again
+            stream.journal.isolate("aside")  # until the core reports again
         if stream.journal.is_suspect and self._cores.add_suspect(core, stream):
             self._reserve(core)
         if not stream.journal.is_begun:
@@ -218,7 +218,7 @@ class RunningRequests:
         return True
 
     def _is_failed_by(self, stream: Stream, error: EngineDeadError) -> bool:
-        """Note that the core was lost that had it; a request that has ended several is failed."""
+        """Count the loss of a request's core; fail the request, and return True, after several losses while alone."""
         journal = stream.journal
         journal.lose_core()
         if journal.num_losses_alone < _LOSSES_ALONE:
@@ -231,14 +231,14 @@ class RunningRequests:
     def _lose_stalled(self, core: Core) -> None:
         for stream in self._at(core):
             self._abort(stream)
-        # It is there again when it goes on: no successor, but what it had is suspect nevertheless.
+        # The core may continue, so it gets no successor (epoch -1); its requests are suspects nevertheless.
         self.lose(core, -1, EngineDeadError("the engine core has stalled"))
 
     def _reserve(self, core: Core) -> None:
         core.connection.post(Reserve(core.epoch))
 
     def _move_requests(self, core: Core) -> None:
-        """Move what is above suspicion from a core that is reserved to others, if these can take it."""
+        """Move requests that are not suspects from a reserved core to others, if these can take them."""
         moved = [stream for stream in self._at(core) if self._cores.must_move(stream, core)]
         for stream in moved:
             self._abort(stream)
@@ -252,11 +252,11 @@ class RunningRequests:
         self._waiting[stream.request] = stream
 
     def _detach(self, stream: Stream) -> None:
-        """Let a request wait for a core, and its core be rid of it."""
+        """Remove a request from its core, and let it wait for one."""
         core = self._core_of(stream)
         if core is not None and self._streams.get(stream.request) is not None:
             self._cores.release(core, stream)
-            # While it waits, what the core still says of it, such as the end by our abort, is of another id.
+            # The new id makes later messages of the old core, such as the end by our abort, go unnoticed.
             self._streams.rename(stream, next(self._ids))
             stream.core = None
             self._wait(stream)

@@ -25,34 +25,34 @@ DeltaT_contra = TypeVar("DeltaT_contra", contravariant=True)
 class OutputSink(Protocol[DeltaT_contra]):
     """Receives the output of one request, as tokens or as text. The event loop calls it, so it must not block.
 
-    `index` numbers the samples of a prompt; where a request has several prompts, prompt by prompt.
+    `index` numbers the samples of a prompt; with several prompts, prompt by prompt.
     """
 
     def delta(self, index: int, delta: DeltaT_contra) -> None:
-        """New output of one sample; a delta with a finish reason is its last. The sink may keep and change it."""
+        """Take new output of one sample; a delta with a finish reason is its last. The sink may keep and change it."""
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Those of the prompt's next tokens, beginning at its second; they come before any output of sample 0."""
+        """Take those of the prompt's next tokens, from its second on; they precede any output of sample 0."""
 
     def error(self, error: PyllmError) -> None:
         """The request has failed; nothing follows."""
 
 
 class PromptSink:
-    """Passes on what there is of a prompt. Its request computes one token, as every prompt's last step does."""
+    """Passes on a prompt's log-probabilities, and drops the one token that every prompt's last step samples."""
 
     def __init__(self, sink: OutputSink[TokenDelta]) -> None:
         self._sink = sink
 
     def delta(self, index: int, delta: TokenDelta) -> None:
-        """Pass on a sample's end, which is always that of its length unless something went wrong."""
+        """Pass on a sample's end, without tokens; a stop counts as reaching the length."""
         if not delta.finish:
             return
         finish = FinishCode.LENGTH if delta.finish == FinishCode.STOP else delta.finish
         self._sink.delta(index, msgspec.structs.replace(delta, tokens=[], finish=finish, logprobs=None))
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Pass on those of the prompt."""
+        """Pass on log-probabilities of the prompt."""
         self._sink.prompt_logprobs(index, logprobs)
 
     def error(self, error: PyllmError) -> None:
@@ -68,18 +68,18 @@ class Loss(NamedTuple):
     error: EngineDeadError
 
     def is_of(self, core: int, epoch: int) -> bool:
-        """Whether this is the same core: it was out of reach, and has ended nothing."""
+        """Whether this is the same core in the same epoch: it was only out of reach, and has not crashed."""
         return (self.core, self.epoch) == (core, epoch)
 
 
 class Stream:
     """One request: its journal, its sink, and the samples that have not had their last delta.
 
-    `cached_tokens` came with the first tokens, None before; those that another core has cached are no news of this
-    request. Where it asks for an embedding, `on_embedding` is given it, float32, before the last delta.
+    `cached_tokens` is set with the first tokens, and not changed when another core continues the request. An embedding
+    is passed to `on_embedding`, float32, before the last delta.
 
-    `wanted_core` is to have it, if it can. `core` has it, or it waits since then for one that follows the `loss`. What
-    has begun goes on only on a core of the `fingerprint`.
+    `wanted_core` gets the request if it can take it. The request is on `core`, or waits for one since `waits_since`,
+    after `loss` if its core was lost. Once it has output, it continues only on a core with the same `fingerprint`.
     """
 
     __slots__ = (
@@ -110,7 +110,7 @@ class Stream:
         wanted_core: int | None = None,
     ) -> None:
         self.request = request
-        self.wire_id = request  # Another one after a resubmission: ids are never used twice.
+        self.wire_id = request  # another one after a resubmission: ids are never used twice
         self.journal = journal
         self.sink = sink
         self.on_embedding = on_embedding
@@ -122,16 +122,16 @@ class Stream:
         self.fingerprint = ""
         self.loss: Loss | None = None
         self.waits_since: float | None = None
-        self.is_to_run_alone = False  # from the start: it shares a core with others
+        self.is_to_run_alone = False  # sent to a busy core, which must run it by itself from the start
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it was lost with a core that it may have ended, and has shown nothing else since."""
+        """Whether it was lost with a core that it may have crashed, and has had hardly any tokens since."""
         return self.loss is not None or self.journal.is_suspect
 
 
 class Streams:
-    """Streams by the caller's id, and by the id that the core knows. `on_end` is called as one of them ends."""
+    """Streams by the caller's id, and by the id that the core knows. `on_end` is called when one ends."""
 
     def __init__(self, on_end: Callable[[Stream], None] = lambda stream: None) -> None:
         self._on_end = on_end
@@ -154,20 +154,20 @@ class Streams:
         return self._by_request.get(request)
 
     def get_by_wire_id(self, wire_id: int) -> Stream | None:
-        """The stream of the core's id, unless it has ended or goes by another id now."""
+        """The stream of the core's id, unless it has ended or has another id now."""
         return self._by_wire_id.get(wire_id)
 
     def rename(self, stream: Stream, wire_id: int) -> None:
-        """Let the stream go on under a fresh id; what still comes for the old one is dropped."""
+        """Give the stream a fresh id; messages for the old one are dropped."""
         del self._by_wire_id[stream.wire_id]
         stream.wire_id = wire_id
         self._by_wire_id[wire_id] = stream
 
     def deliver(self, columns: Columns) -> tuple[list[Stream], list[Stream]]:
-        """Hand every row to its sink.
+        """Deliver every row to its sink.
 
-        Gives the streams that miss tokens and must be sent again, and those whose sink failed, which have ended; each
-        stream once.
+        Returns the streams that miss tokens and must be sent again, and those that ended because their sink failed;
+        each stream once.
         """
         requests, samples, offsets, starts, tokens, finishes, cached_counts, logprobs, embeddings, start_times = columns
         streams = self._by_wire_id
@@ -211,13 +211,13 @@ class Streams:
         return [stream for request, stream in incomplete.items() if request in self._by_request], failed
 
     def end_complete_samples(self, stream: Stream) -> None:
-        """Give a last delta to the samples that have all that is wanted of them, because no core will."""
+        """Give a last delta to samples that are closed or have all their tokens, because no core will."""
         for sample in list(stream.open_samples):
             if finish := stream.journal.ending(sample):
                 self._end_sample(stream, sample, finish)
 
     def expire(self, stream: Stream) -> None:
-        """Give a last delta to every sample, because time is over."""
+        """Give a last delta to every sample, because the timeout has passed."""
         for sample in list(stream.open_samples):
             self._end_sample(stream, sample, FinishCode.DEADLINE)
 
@@ -237,7 +237,7 @@ class Streams:
 
     def _end_sample(self, stream: Stream, sample: int, finish: FinishCode) -> None:
         if sample not in stream.open_samples or self.get(stream.request) is None:
-            return  # The sink has ended it on hearing of one before it.
+            return  # The sink has ended it while taking an earlier delta.
         self._close(stream, sample)
         try:
             stream.sink.delta(sample, TokenDelta(sample, [], finish, stream.cached_tokens or 0))
@@ -253,7 +253,7 @@ class Streams:
 
 
 def _deliver_prompt(stream: Stream, offset: int, start: int, end: int, logprobs: LogprobColumns | None) -> int | None:
-    """Hand over what a row tells of the prompt; gives where its output starts, or None where some is missing before."""
+    """Deliver a row's prompt log-probabilities; returns the start of its output, or None if some before are missing."""
     output = min(start - offset, end)
     num_fresh = stream.journal.accept_prompt(-offset, output - start)
     if num_fresh is None:

@@ -1,4 +1,4 @@
-"""From parameters to a `Submit`: checks limits, and fills in defaults. Knows no tokenizer."""
+"""Makes a `Submit` from parameters: checks limits, and fills in defaults. Knows no tokenizer."""
 
 import secrets
 from array import array
@@ -20,7 +20,7 @@ from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.structured_outputs_params import ResolvedConstraint, StructuredOutputsParams
 from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
 
-# Parameters that are about text, or about outputs put together: neutral values, and what to do instead.
+# Parameters about text, or about outputs put together: their neutral values, and advice for errors.
 _OF_TEXT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("stop", ((), [], "", None), "give stop_token_ids, or end the request where you see the text"),
     ("include_stop_str_in_output", (False,), "it is about stop strings, so leave it out"),
@@ -34,7 +34,7 @@ _OF_TEXT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 
 
 def random_seed() -> int:
-    """A seed that nobody can guess."""
+    """An unpredictable seed."""
     return secrets.randbits(63)
 
 
@@ -47,14 +47,14 @@ def prepare(
 ) -> Submit:
     """The `Submit` of a fresh request, still without epoch and id.
 
-    `prompt` is token ids, or packed little-endian int32. The seed is drawn here, by `draw_seed`, where the caller
-    gave none, and the model's end-of-sequence ids join the stop tokens unless they are to be ignored.
+    `prompt` is token ids, or packed little-endian int32. Without a seed, `draw_seed` draws one. The model's
+    end-of-sequence ids join the stop tokens unless `ignore_eos` is set.
 
     Bad words must be token ids here, and a constraint must be a `ResolvedConstraint`: nothing here knows text.
 
     Raises:
-        RequestError: the prompt is empty, an id is outside the vocabulary, or the samples or log-probabilities are too
-            many.
+        RequestError: the prompt is empty, an id is outside the vocabulary, or there are too many samples or
+            log-probabilities.
         RequestTooLargeError: the request can never fit the context or the KV cache; the text has the numbers.
     """
     if not model.can_generate:
@@ -65,7 +65,7 @@ def prepare(
             f"n must be at most {model.max_num_seqs}, the sequences that run at once (--max-num-seqs), got {params.n}"
         )
         raise RequestError(text, "n")
-    # Before the ids are looked at: millions of them would hold up the event loop.
+    # The length is checked before the ids: millions of them would block the event loop.
     num_tokens = _num_tokens(prompt)
     if not num_tokens:
         raise RequestError("the prompt is empty; give at least one token", "prompt")
@@ -74,7 +74,7 @@ def prepare(
     stop = set(params.stop_token_ids or ())
     if not params.ignore_eos:
         stop.update(model.eos_token_ids)
-    # What is outside the vocabulary never comes: the same list serves models of several sizes.
+    # Ids outside the vocabulary are never sampled: one list may serve models of several sizes.
     stop_token_ids = array("i", sorted(token for token in stop if token < model.vocab_size)).tobytes()
     min_tokens = min(params.min_tokens, max_tokens)
     submit = Submit(
@@ -94,10 +94,10 @@ def prepare(
 
 
 def num_logprobs(name: str, count: int | None, model: ModelInfo) -> int | None:
-    """How many likely tokens are asked for, by a parameter of this name; -1 is the whole vocabulary.
+    """The number of likely tokens that the parameter `name` asks for; -1 is the whole vocabulary.
 
     Raises:
-        RequestError: they are more than the model's engine gives.
+        RequestError: it is above the engine's limit.
     """
     if count is None:
         return None
@@ -109,7 +109,7 @@ def num_logprobs(name: str, count: int | None, model: ModelInfo) -> int | None:
 
 
 def refuse_text_parameters(params: SamplingParams) -> None:
-    """Refuse what only a caller with a tokenizer can honour, or one that puts deltas together.
+    """Refuse parameters that need a tokenizer, or a caller that puts deltas together.
 
     Raises:
         RequestError: names the first such parameter.
@@ -128,9 +128,9 @@ def prepare_embedding(
     """The `Submit` that asks for a prompt's embedding, still without epoch and id; `prompt` as for `prepare`.
 
     Raises:
-        RequestError: the prompt is empty, an id is outside the vocabulary, or the model was not trained for so many
-            `dimensions`.
-        RequestTooLargeError: it can never fit the context or the KV cache.
+        RequestError: the prompt is empty, an id is outside the vocabulary, or the model was not trained for this number
+            of `dimensions`.
+        RequestTooLargeError: the prompt can never fit the context or the KV cache.
     """
     check_dimensions(dimensions, model)
     num_tokens = _num_tokens(prompt)
@@ -153,7 +153,7 @@ def check_dimensions(dimensions: int | None, model: ModelInfo) -> None:
     """Refuse a number of dimensions that embeddings of the model cannot be cut to; None: all.
 
     Raises:
-        RequestError: with those that it has.
+        RequestError: the text has the possible numbers.
     """
     if dimensions is None or dimensions == model.hidden_size:
         return
@@ -168,23 +168,23 @@ def check_dimensions(dimensions: int | None, model: ModelInfo) -> None:
 
 
 def room_for_output(num_prompt_tokens: int, model: ModelInfo) -> int:
-    """How many tokens the context leaves for the output; none or fewer where the prompt does not fit."""
+    """The number of tokens that the context leaves for the output; 0 or negative if the prompt does not fit."""
     return model.max_model_len - num_prompt_tokens
 
 
 def most_tokens(first: Submit) -> int:
-    """How many tokens each sequence of a request has at most, those of its prompt included."""
+    """The maximum number of tokens in each sequence of a request, prompt included."""
     return len(first.prompt) // 4 + first.max_tokens
 
 
 def has_room(model: ModelInfo, first: Submit) -> bool:
-    """Whether a core of this model has room for a request that another core's model has: its limits may be lower."""
-    # The last token that is sampled is never written to the cache.
+    """Whether a core with this model has room for a request of another core, whose limits may be higher."""
+    # The last sampled token is never written to the cache.
     return most_tokens(first) <= min(model.max_model_len, model.kv_cache_tokens + 1) and first.n <= model.max_num_seqs
 
 
 def refuse_input(num_tokens: int, model: ModelInfo, is_exact: bool = True) -> RequestTooLargeError:
-    """The error for what is too long to be embedded; unless it `is_exact`, the number is a lower bound."""
+    """The error for an input too long to embed; unless `is_exact`, the number is a lower bound."""
     length = num_tokens if is_exact else f"at least {num_tokens}"
     return RequestTooLargeError(
         f"This model's maximum context length is {model.max_model_len} tokens. However, your input has {length} "
@@ -196,7 +196,7 @@ def refuse_input(num_tokens: int, model: ModelInfo, is_exact: bool = True) -> Re
 
 
 def refuse_prompt(num_tokens: int, model: ModelInfo, is_exact: bool = True) -> RequestTooLargeError:
-    """The error for a prompt that leaves no room for output; unless it `is_exact`, the number is a lower bound."""
+    """The error for a prompt that leaves no room for output; unless `is_exact`, the number is a lower bound."""
     length = num_tokens if is_exact else f"at least {num_tokens}"
     return RequestTooLargeError(
         f"This model's maximum context length is {model.max_model_len} tokens. However, your prompt has {length} "
@@ -208,7 +208,7 @@ def refuse_prompt(num_tokens: int, model: ModelInfo, is_exact: bool = True) -> R
 
 
 def _scheduled(submit: Submit, scheduling: SchedulingParams) -> Submit:
-    """The same with its scheduling parameters, which every kind of request has."""
+    """The request with its scheduling parameters, which every kind of request has."""
     return msgspec.structs.replace(
         submit,
         tenant=scheduling.tenant,
@@ -224,7 +224,7 @@ def _scheduled(submit: Submit, scheduling: SchedulingParams) -> Submit:
 
 def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, model: ModelInfo) -> Sampling:
     if params.beam_width:
-        # Each beam's candidates are this many; what is sampled beside them has no effect.
+        # Each beam has this many candidates; the token sampled beside them has no effect.
         _check_logprobs("n", 2 * params.n, "the candidates of each beam, twice n,", model)
         return Sampling(temperature=0.0, logprobs=2 * params.beam_width)
     named = _pack(params.logprob_token_ids or (), "logprob_token_ids", model)
@@ -283,7 +283,7 @@ def _logit_bias(bias: dict[int, float], model: ModelInfo) -> dict[int, float]:
 
 
 def _extra_args(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments as the other side decodes them, so that one process and several are the same."""
+    """The arguments after a round trip through msgpack, so that an engine in one process or several gets the same."""
     if not arguments:
         return {}
     try:
@@ -299,7 +299,7 @@ def _extra_args(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pack(tokens: Iterable[int], name: str, model: ModelInfo) -> bytes:
-    """Token ids as int32; refuses one outside the vocabulary by the name of its field."""
+    """Token ids as int32. Raises RequestError, with the field's name, for one outside the vocabulary."""
     packed = array("i", tokens)
     for token in packed:
         if not 0 <= token < model.vocab_size:
@@ -321,7 +321,7 @@ def _max_tokens(num_prompt_tokens: int, wanted: int | None, model: ModelInfo) ->
     room = room_for_output(num_prompt_tokens, model)
     if room < 1:
         raise refuse_prompt(num_prompt_tokens, model)
-    # The last token that is sampled is never written to the cache.
+    # The last sampled token is never written to the cache.
     cache_room = model.kv_cache_tokens - num_prompt_tokens + 1
     max_tokens = min(room, max(cache_room - 1, 1)) if wanted is None else min(room, wanted)
     if max_tokens > cache_room:

@@ -13,9 +13,9 @@ from pyllm.wire.messages import FinishCode
 class TokenDelta(msgspec.Struct, gc=False):
     """New tokens of one sample. `cached_tokens` counts the prompt's tokens that the prefix cache had.
 
-    `logprobs` has those of each token, `prompt_logprobs` those of the prompt's next tokens, beginning at its second,
-    which may come without any output. `start_times` come with the first output, and again if another core starts the
-    request anew. All three are None where there are none.
+    `logprobs` has log-probabilities of each token, `prompt_logprobs` those of the prompt's next tokens, from its second
+    on, which may come without any output. `start_times` comes with the first output, and again if another core starts
+    the request anew. All three are None if absent.
     """
 
     sample: int
@@ -28,7 +28,7 @@ class TokenDelta(msgspec.Struct, gc=False):
 
 
 class TokenReader:
-    """A sink with one reader. What is not read yet merges per sample, so it holds at most the request's output."""
+    """A sink with one reader. Unread deltas merge per sample, so it holds at most the request's output."""
 
     def __init__(self, num_samples: int) -> None:
         self._unfinished = num_samples
@@ -56,18 +56,18 @@ class TokenReader:
         self._wake()
 
     def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
-        """Take those of the prompt in."""
+        """Take in log-probabilities of the prompt."""
         pending = self._pending.setdefault(index, TokenDelta(index, [], FinishCode.NONE, 0))
         pending.prompt_logprobs = extended(pending.prompt_logprobs, logprobs)
         self._wake()
 
     def error(self, error: PyllmError) -> None:
-        """End the stream; the reader gets what is pending, then the error."""
+        """End the stream; the reader gets the pending deltas, then the error."""
         self._error = error
         self._wake()
 
     async def read(self) -> TokenDelta | None:
-        """The next delta, in the order in which the samples' first unread tokens came; None after the last.
+        """The next delta, in the order of the samples' first unread tokens; None after the last.
 
         Raises:
             PyllmError: the request failed.
@@ -83,7 +83,7 @@ class TokenReader:
         return self._pending.pop(next(iter(self._pending)))
 
     def tick(self) -> int:
-        """Called at a fixed rate; gives how many ticks ago the reader last took something that was there to take."""
+        """Count a tick, and return the number of ticks for which output has waited for the reader."""
         self._idle_ticks = self._idle_ticks + 1 if self._pending else 0
         return self._idle_ticks
 

@@ -1,6 +1,6 @@
-"""What clients may ask of a core outside the stream of tokens: the methods of `Call`, by name.
+"""The methods of a core that clients may call by name, outside the stream of tokens; see `Call`.
 
-Checks arguments, which came over the wire; the scheduler does the rest. Knows no messages.
+Checks arguments, which come over the wire; the scheduler does the rest. Knows no messages.
 """
 
 import inspect
@@ -26,11 +26,11 @@ from pyllm.wire.messages import MAX_REQUEST_REPORTS
 from pyllm.wire.profiles import MAX_PROFILE_SECONDS, MAX_PROFILE_STEPS, ProfileOutcome
 
 FIXED = ("max_num_seqs", "scheduler_recording", "async_scheduling", "num_speculative_tokens")
-LIVE = tuple(name for name in SchedulerConfig.__struct_fields__ if name not in FIXED)  # what `reconfigure` changes
-LOG_LEVEL = "log_level"  # changed with them, where the core is a process of its own
-LEAST_BUDGET = 16  # tokens of a step, below which it is not lowered for want of memory
+LIVE = tuple(name for name in SchedulerConfig.__struct_fields__ if name not in FIXED)  # set by `reconfigure`
+LOG_LEVEL = "log_level"  # also changed by `reconfigure` if the core is a process of its own
+LEAST_BUDGET = 16  # tokens of a step; a lack of memory does not lower the budget further
 MAX_EVENTS = 10_000  # in one reply
-EVENT_BYTES = 128  # more than an event takes besides its tokens
+EVENT_BYTES = 128  # an upper bound of an event's size without its tokens
 
 Event = tuple[str, bytes, bytes | None, bytes, str, int]
 
@@ -38,18 +38,17 @@ logger = logging.getLogger(__name__)
 
 
 def live_settings(settings: SchedulerConfig) -> dict[str, Any]:
-    """The live settings as the scheduler names them; it knows a policy from elsewhere as "custom"."""
+    """The live settings under the scheduler's names; a policy of another package is "custom" there."""
     values = {name: getattr(settings, name) for name in LIVE}
     policy = values.pop("scheduling_policy")
     return values | {"policy": policy if policy in BUILT_IN else "custom"}
 
 
 class Calls:
-    """Answers calls; `policy` is the one of another package that `reconfigure` may exchange.
+    """Answers calls; `policy` is the scheduling policy of another package, if any, which `reconfigure` may replace.
 
-    `kept` has what cores before have left: its settings are in effect from the start. `inventory` is told when the
-    prefix cache is reset. Without `set_log_level` the
-    level is that of the application which the core runs in, and no setting.
+    `kept` has the state of earlier cores: its settings apply from the start. `inventory` is told when the prefix cache
+    is reset. Without `set_log_level`, the log level belongs to the application around the core, and is not a setting.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Calls:
         self._restore()
 
     def halve_budget(self) -> bool:
-        """Plan steps of half as many tokens from now on. False: they are as small already as they may be."""
+        """Plan steps of half as many tokens from now on. False: they are already at the minimum."""
         before = self._settings.max_num_batched_tokens
         after = max(before // 2, LEAST_BUDGET, self._config.cache.block_size)
         if after >= before:
@@ -119,17 +118,17 @@ class Calls:
             raise RequestError(f"{method}: {error}") from error
 
     def _get_stats(self, client: int) -> dict[str, int]:
-        """The scheduler's gauges and counters, how its blocks lie, and the core's."""
+        """Gauges and counters of the scheduler and the core, with the fragmentation of blocks."""
         del client
         uncomputed = {"num_uncomputed_tokens": self._scheduler.num_uncomputed_tokens()}
         return self._stats() | uncomputed | self._scheduler.fragmentation()
 
     def _explain(self, client: int, request: int) -> list[dict[str, Any]]:
-        """Where each sample of a request of this client's stands, and why; see `Scheduler.explain`."""
+        """The state of each sample of a request of this client, and its reason; see `Scheduler.explain`."""
         return self._scheduler.explain(client, request)
 
     def _requests(self, client: int, limit: int = MAX_REQUEST_REPORTS, name: str | None = None) -> list[dict[str, Any]]:
-        """All clients' requests, see `Scheduler.requests`; times are seconds before now. At most `limit`, and 2,000."""
+        """All clients' requests, see `Scheduler.requests`; times become ages in seconds. At most `limit`, and 2,000."""
         del client
         now, most = self._clock(), min(limit, MAX_REQUEST_REPORTS)
         reports = self._scheduler.requests(most, name)
@@ -138,24 +137,24 @@ class Calls:
         return [_with_ages(report, now) for report in reports]
 
     def _block_owners(self, client: int) -> dict[str, Any]:
-        """The blocks of the device by owner; see `Scheduler.block_owners`."""
+        """The number of blocks on the device by owner; see `Scheduler.block_owners`."""
         del client
         return self._scheduler.block_owners()
 
     def _decisions(self, client: int, limit: int = 100) -> list[dict[str, Any]]:
-        """What the last steps decided, those with nothing to do included, oldest first: at most `limit`, and 1,024."""
+        """The decisions of the last steps, empty ones included, oldest first: at most `limit`, and 1,024."""
         del client
         return self._scheduler.decisions(limit)
 
     def _tenants(self, client: int) -> list[tuple[str, int, int]]:
-        """Tenant, service in tokens by cost and weight, waiting sequences; by tenant under "fair" only."""
+        """Tenant, service in tokens by cost and weight, waiting sequences; one nameless tenant unless under "fair"."""
         del client
         return self._scheduler.tenants()
 
     def _reconfigure(self, client: int, changes: dict[str, Any]) -> dict[str, Any]:
-        """Change live settings from the next step on, by the names of their flags; gives all of them as they are then.
+        """Change live settings by the names of their flags, from the next step on; returns all of them, changed.
 
-        Requests keep the key that a policy of another package gave them when they came, 0 where none was asked.
+        Requests keep the key that a policy of another package gave them on arrival, 0 if there was no such policy.
         """
         for name in changes:
             if name not in self._live:
@@ -168,7 +167,7 @@ class Calls:
         return values if self._set_log_level is None else values | {LOG_LEVEL: current_log_level()}
 
     def _restore(self) -> None:
-        """Take over the settings that clients of an earlier core have changed."""
+        """Apply the settings that clients of an earlier core have changed."""
         changes = {name: value for name, value in self._kept.settings.items() if name in self._live}
         try:
             if changes:
@@ -190,7 +189,7 @@ class Calls:
             policy = load_policy(settings.scheduling_policy)
         self._scheduler.reconfigure(**live_settings(settings))
         self._settings, self.policy = settings, policy
-        # The record of a change is a warning. One that changes the level is logged while either level shows warnings.
+        # A change is logged as a warning. A change of the level is logged under whichever level shows warnings.
         is_logged = logger.isEnabledFor(logging.WARNING)
         if changes and is_logged:
             logger.warning("%s: %s", cause, changes)
@@ -200,7 +199,7 @@ class Calls:
             logger.warning("%s: %s", cause, changes)
 
     def _reset_prefix_cache(self, client: int) -> Awaitable[None] | None:
-        """Forget all that the prefix cache knows, for good; what runs keeps its blocks."""
+        """Forget all cached prefixes for good; running requests keep their blocks."""
         del client
         self._scheduler.reset_prefix_cache()
         return self._inventory.reset()
@@ -208,30 +207,30 @@ class Calls:
     def _pin(  # noqa: PLR0917 - the wire gives a call's arguments by position
         self, client: int, name: int, prompt: bytes, tenant: str = "", cache_salt: str = "", adapter: str = ""
     ) -> int:
-        """Keep the full blocks of a prefix (packed int32) from eviction until `unpin`; gives their number.
+        """Protect the full blocks of a prefix (packed int32) from eviction until `unpin`; returns their number.
 
-        The name is the core's, not the client's, and the pin stays when the client goes.
+        All clients share the names of pins, and a pin stays when its client disconnects.
         """
         del client
         check_adapter(adapter)
         return self._scheduler.pin(name, prompt, tenant=tenant, cache_salt=cache_salt)
 
     def _unpin(self, client: int, name: int) -> bool:
-        """Let a pinned prefix be evicted. False: there is no such pin."""
+        """Allow a pinned prefix to be evicted. False: there is no such pin."""
         del client
         return self._scheduler.unpin(name)
 
     def _kv_events(self, client: int, first: int, tokens: bool = True) -> tuple[int, int, list[Event]]:
         """Incarnation, number of the first event, and at most 10,000 of the prefix cache's events from `first` on.
 
-        That number is above `first` where older events were dropped. Without `tokens` blocks have their hashes alone.
+        The number is above `first` if older events were dropped. Without `tokens`, events name blocks only by hashes.
         """
         del client
         self._check_events()
         return self._scheduler.events(first, MAX_EVENTS, tokens)
 
     def _kv_snapshot(self, client: int, tokens: bool = True) -> tuple[int, int, list[Event]]:
-        """Incarnation, number of the next event, and all that the prefix cache knows now, as "stored" events."""
+        """Incarnation, number of the next event, and all blocks in the prefix cache now, as "stored" events."""
         del client
         self._check_events()
         incarnation, following, events = self._scheduler.snapshot(tokens)
@@ -244,7 +243,7 @@ class Calls:
     async def _profile(
         self, client: int, num_steps: int, seconds: float, with_trace: bool = False, ranks: list[int] | None = None
     ) -> ProfileOutcome:
-        """Record the next steps, up to 100, on `ranks`; it ends after some seconds, up to 60, with what has come.
+        """Record the next steps, up to 100, on `ranks`; it ends after `seconds`, up to 60, with the steps so far.
 
         Without `ranks`, on every rank.
         """
@@ -273,7 +272,7 @@ def _checked_log_level(level: object) -> str:
 
 
 def _with_ages(report: dict[str, Any], now: float) -> dict[str, Any]:
-    """A report whose times are how long ago they were: clocks differ between processes."""
+    """A report with ages in place of times, as clocks differ between processes."""
     scheduled_at, ended_at = report.pop("scheduled_at"), report.pop("ended_at")
     report["age"] = now - report.pop("arrival")
     report["scheduled_age"] = None if scheduled_at is None else now - scheduled_at
@@ -282,16 +281,16 @@ def _with_ages(report: dict[str, Any], now: float) -> dict[str, Any]:
 
 
 def _checked(call: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
-    """The arguments as the method's signature wants them.
+    """The arguments, converted to the types in the method's signature.
 
     Raises:
-        TypeError: they are too few or too many, or one is of another type.
+        TypeError: there are too few or too many, or one has another type.
     """
     bound = inspect.signature(call).bind(*args)
     kinds = get_type_hints(call)
     for name, value in bound.arguments.items():
         try:
-            # Bytes are bytes on this wire: no text is taken for them in base64.
+            # The wire has bytes as such, so text is not accepted as base64 for bytes.
             bound.arguments[name] = msgspec.convert(value, kinds[name], builtin_types=(bytes,))
         except msgspec.ValidationError as error:
             raise TypeError(f"{name}: {error}") from None

@@ -1,7 +1,7 @@
-"""The clients of one core: their identities, their signs of life, and the messages that they have not taken yet.
+"""The clients of one core: their identities, their heartbeats, and the messages that they have not taken yet.
 
-Sends never block. A slow client's messages wait here in order, while its deltas merge in the scheduler. Does not know
-what a request is.
+Sends never block. A slow client's messages wait here in order, while its deltas merge in the scheduler. Knows no
+requests.
 """
 
 import logging
@@ -14,7 +14,7 @@ from pyllm.wire.messages import CoreMessage, Deltas
 
 # A client that leaves this many answers unread, besides its deltas, does not read at all.
 MAX_HELD_MESSAGES = 1024
-# Seconds without a sign of life before a client loses its requests. Counted in our own heartbeats and not by the clock:
+# Seconds without a message before a client loses its requests. Counted in our own heartbeats and not by the clock:
 # a core that was stopped for a minute must first read the messages that arrived meanwhile.
 CLIENT_SILENCE = 10.0
 
@@ -61,7 +61,7 @@ class Clients:
         return client.index
 
     def seen(self, identity: bytes) -> int | None:
-        """Note a sign of life; returns the client's index, or None for a stranger."""
+        """Note a message of a client; returns its index, or None if it is unknown."""
         client = self._by_identity.get(identity)
         if client is None:
             return None
@@ -69,12 +69,12 @@ class Clients:
         return client.index
 
     def takes_more(self, index: int) -> bool:
-        """Whether a client has taken all that it was sent."""
+        """Whether a client has taken all messages so far."""
         client = self._by_index.get(index)
         return client is not None and not client.held
 
     def gone_of(self, indices: Iterable[int]) -> list[int]:
-        """Those of these clients that were dropped."""
+        """The given clients that were dropped."""
         return [index for index in indices if index not in self._by_index]
 
     def post(self, index: int, message: CoreMessage) -> None:

@@ -32,7 +32,7 @@ from pyllm.wire.ipc import Sender
 from pyllm.wire.messages import PROTOCOL_VERSION, CoreMessage, ModelInfo, Ready
 from pyllm.wire.supervision_messages import Kept
 
-# One of so many KV blocks may wait to be copied for the KV connector.
+# At most one of this many KV blocks may wait to be copied for the KV connector.
 _SAVING_SHARE = 16
 
 logger = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 class CoreParts(NamedTuple):
     """The result of `start`, for `make_core`; `policy` is None if the scheduler has it built in.
 
-    `token_seconds` is the measured upper bound per token in a step, 0 if none was measured. `host_blocks` are those of
-    host memory that has outlived a core before this one.
+    `token_seconds` is the measured upper bound per token in a step, 0 if none was measured. `host_blocks` are the KV
+    blocks in host memory that have outlived an earlier core.
     """
 
     scheduler: Scheduler
@@ -136,7 +136,7 @@ def make_core(
     keep: Callable[[Kept], object] = lambda kept: None,
     set_log_level: Callable[[str], None] | None = None,
 ) -> EngineCore:
-    """The core from the parts of `start`, with the recording that the configuration names; else as `EngineCore` says.
+    """The core from the parts of `start`, with the recording set in the configuration; else see `EngineCore`.
 
     Raises:
         ConfigError: the recording's file cannot be made.
@@ -168,13 +168,13 @@ def make_core(
         sampling_plugins=offered_names(LOGITS_PROCESSORS) | offered_names(SAMPLERS),
         token_seconds=parts.token_seconds,
     )
-    if parts.host_blocks:  # After the settings that clients of a core before have changed.
+    if parts.host_blocks:  # after the settings that clients of an earlier core have changed
         scheduler.restore_host_blocks(parts.host_blocks)
     return core
 
 
 async def _allocate(config: CoreConfig, executor: Executor) -> tuple[int, int]:
-    """Have every rank make its KV cache and host pool; gives the blocks of both. Raises ConfigError."""
+    """Make the KV cache and host pool on every rank; returns the number of blocks of each. Raises ConfigError."""
     cache = config.engine.cache
     num_blocks = cache.num_gpu_blocks_override or min(await executor.collective("num_blocks"))
     if num_blocks < 1:
@@ -190,7 +190,7 @@ async def _allocate(config: CoreConfig, executor: Executor) -> tuple[int, int]:
 
 
 def _make_scheduler(config: CoreConfig, groups: Sequence[KVGroup], **measured: Any) -> Scheduler:
-    """From the settings and what is `measured` or derived. Raises SchedulerError."""
+    """The scheduler, from the settings and `measured` or derived values. Raises SchedulerError."""
     engine = config.engine
     return Scheduler(
         block_size=engine.cache.block_size,
@@ -257,7 +257,7 @@ def _model_info(
 
 
 def _weights_digest(files: Sequence[str]) -> str:
-    """The digest of all weights. Raises ConfigError where they cannot be read."""
+    """The digest of all weights. Raises ConfigError if they cannot be read."""
     from pyllm.checkpoint.cache import weights_digest
 
     began = time.monotonic()
@@ -270,17 +270,17 @@ def _weights_digest(files: Sequence[str]) -> str:
 
 
 def _max_saving_blocks(connector: SchedulerConnector | None, num_blocks: int) -> int:
-    """The most blocks that wait to be copied for the KV connector. No request can use them meanwhile."""
+    """The maximum number of blocks that wait to be copied for the KV connector. No request can use them meanwhile."""
     return max(1, num_blocks // _SAVING_SHARE) if connector is not None and connector.config.saves else 0
 
 
 async def _connect(config: CoreConfig, executor: Executor, context: ConnectorContext) -> SchedulerConnector | None:
-    """Make both halves of the KV connector, if there is to be one.
+    """Make both halves of the KV connector, if one is configured.
 
-    A successor goes on without: a store that is gone by now must not end the streams that wait for this core.
+    If that fails in a restarted core, it goes on without: a lost store must not end the streams that wait for the core.
 
     Raises:
-        ConfigError: the first core's could not be made.
+        ConfigError: the connector could not be made for the first core.
     """
     transfer = config.engine.kv_transfer.kv_transfer_config
     if transfer is None:
@@ -303,7 +303,7 @@ async def _connect(config: CoreConfig, executor: Executor, context: ConnectorCon
 
 
 def _depth(engine: EngineConfig) -> int:
-    """Steps in flight: one for each stage of a pipeline; with overlap two, so that no worker waits for this process."""
+    """Steps in flight: one per pipeline stage; two with overlap, so that no worker waits for this process."""
     num_stages = engine.parallel.pipeline_parallel_size
     if num_stages > 1:
         return num_stages
@@ -311,6 +311,6 @@ def _depth(engine: EngineConfig) -> int:
 
 
 def _through_all_stages(seconds: list[float], parallel: ParallelConfig) -> float:
-    """What a token takes that each rank holds up for so long: stages come one after another, their ranks together."""
+    """Seconds per token through all stages, given each rank's: the sum over stages of the slowest rank's time."""
     stages = [ranks_of_stage(stage, parallel) for stage in range(parallel.pipeline_parallel_size)]
     return sum(max(seconds[rank] for rank in ranks) for ranks in stages)

@@ -29,7 +29,7 @@ from pyllm.wire import curve, ipc
 from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.messages import ClientMessage, CoreMessage
 
-# Seconds that clients have to read the last messages of a core.
+# Seconds for clients to read the last messages of a core.
 CLOSE_LINGER = 2.0
 
 logger = logging.getLogger(__name__)
@@ -65,12 +65,12 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     keys = curve.server_keys(Path(config.curve_keys)) if config.curve_keys else None
     authenticator = curve.authenticate(context, Path(config.curve_keys)) if config.curve_keys else None
-    # Bound before the model is loaded: whoever connects early waits in the socket's queue, not in a retry loop.
+    # Bound before the model is loaded: early clients wait in the socket's queue, not in a retry loop.
     os.umask(0o077)  # An ipc:// socket is a file; only its owner may connect.
     try:
         socket = ipc.bind(context, zmq.ROUTER, config.bind, keys)
     except zmq.ZMQError as error:
-        # Where a core before this one has not quite gone, the next one may listen again.
+        # An earlier core may still hold the address, so another start may succeed.
         kind = StartError if error.errno == zmq.EADDRINUSE else ConfigError
         raise kind(f"cannot listen on {config.bind}: {error.strerror}; choose another address") from None
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
@@ -122,7 +122,7 @@ async def _serve(
 
 
 def _publish_nothing() -> None:
-    """What a core without a publisher calls before each step."""
+    """Do nothing, in a core without a publisher."""
 
 
 async def _run(core: EngineCore, stop: asyncio.Event, parent: ParentLink, shutdown_timeout: float) -> None:

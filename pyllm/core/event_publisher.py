@@ -18,9 +18,9 @@ from pyllm._rust import Scheduler
 from pyllm.config.engine_settings import KVEventsConfig
 from pyllm.errors import ConfigError
 
-MAX_KEPT_BYTES = 256 << 20  # of the batches that are kept for replay
-MAX_REPLAY_REQUESTS = 1000  # that wait
-BATCHES_PER_TURN = 64  # of the event loop, replayed: more would hold up the next step
+MAX_KEPT_BYTES = 256 << 20  # of batches kept for replay
+MAX_REPLAY_REQUESTS = 1000  # in the queue
+BATCHES_PER_TURN = 64  # replayed per turn of the event loop: more would delay the next step
 END_SEQUENCE = -1
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -29,9 +29,9 @@ Context = zmq.Context[zmq.Socket[bytes]]
 class EventPublisher:
     """The publisher of one core; must be made inside a running event loop.
 
-    Its first batch, of sequence 0, says that nothing is cached. A subscriber that asks for batches from a sequence on
-    gets those, or, where the oldest of them is gone or has never been, the whole cache as the latest batch: it begins
-    with `AllBlocksCleared`.
+    Its first batch, with sequence 0, says that nothing is cached. A subscriber that asks for batches from a sequence on
+    gets them. If the first of them is not kept any more or never existed, it gets the whole cache as the latest batch,
+    which begins with `AllBlocksCleared`.
 
     Raises:
         ConfigError: an address cannot be bound or connected to.
@@ -61,11 +61,11 @@ class EventPublisher:
         self._max_kept = config.kv_events_buffer_steps
         self._kept_bytes = 0
         self._replays: deque[tuple[bytes, int]] = deque()  # subscribers, and the sequence that each gets next
-        self._latest_whole = (-1, b"")  # the number of the event after it, and the whole cache
+        self._latest_whole = (-1, b"")  # the number of the next event, and the whole cache
         self._publisher = _socket(context, zmq.PUB, config.kv_events_hwm, config.kv_events_endpoint)
         self._replay: zmq.Socket[bytes] | None = None
         if config.kv_events_replay_endpoint:
-            # A whole replay waits for a subscriber that reads it slowly.
+            # The queue has room for a whole replay to a slow subscriber.
             room = config.kv_events_buffer_steps + 1
             try:
                 self._replay = _socket(context, zmq.ROUTER, room, config.kv_events_replay_endpoint)
@@ -78,13 +78,13 @@ class EventPublisher:
         self._send(*self._whole())
 
     def publish(self) -> None:
-        """Publish what has happened since the last call, if anything has; never waits."""
+        """Publish the events since the last call, if any; never waits."""
         batch = self._scheduler.event_batch(self._clock(), self._next_event, **self._format)
         if batch is not None:
             self._send(*batch)
 
     def close(self) -> None:
-        """Close the sockets; what was published leaves in the background."""
+        """Close the sockets; published batches leave in the background."""
         if self._replay is not None and not self._replay.closed:
             self._loop.remove_reader(self._replay.fileno())
             self._replay.close(0)
@@ -108,7 +108,7 @@ class EventPublisher:
         self._publisher.send_multipart([self._topic, sequence, payload], zmq.NOBLOCK)
 
     def _answer(self) -> None:
-        """Take requests, and go on with replays; the descriptor tells only once of what waits, so it looks again."""
+        """Take requests and continue replays. It runs again while replays are left, as the descriptor signals once."""
         assert self._replay is not None
         if self._replay.closed:
             return
@@ -118,16 +118,16 @@ class EventPublisher:
                     case [subscriber, b"", first] if len(first) == 8:
                         self._replays.append((subscriber, int.from_bytes(first, "big")))
                     case _:
-                        pass  # Not a request for a replay, which has no answer for what is wrong.
+                        pass  # The protocol has no answer to a malformed request.
         if self._replays:
-            # A subscriber that is gone or does not read asks again if it comes back.
+            # A subscriber that is gone or does not read must ask again.
             with contextlib.suppress(zmq.ZMQError):
                 self._go_on(*self._replays.popleft())
             self._loop.call_soon(self._answer)
 
     def _go_on(self, subscriber: bytes, sequence: int) -> None:
         """Send some batches to a subscriber from a sequence on, and queue it again unless these were the last."""
-        self.publish()  # The whole cache has nothing that is still to be published.
+        self.publish()  # The whole cache must not contain unpublished events.
         oldest = self._next_sequence - len(self._kept)
         if not oldest <= sequence <= self._next_sequence:
             self._reply(subscriber, self._topic, self._next_sequence - 1, self._whole()[1])
@@ -165,7 +165,7 @@ def _socket(context: Context, kind: int, high_water_mark: int, address: str) -> 
 
 
 def is_bound_address(address: str) -> bool:
-    """Whether a publisher binds this address: as vLLM does, and on the loopback. It connects to any other."""
+    """Whether a publisher binds this address: in the cases of vLLM, and on loopback. It connects to any other."""
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     with contextlib.suppress(ValueError):
         return ip_address(host).is_loopback or ip_address(host).is_unspecified

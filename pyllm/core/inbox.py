@@ -69,7 +69,7 @@ class Inbox:
         self._clock = clock
         self._sampling_plugins = sampling_plugins
         self._encoder = msgspec.msgpack.Encoder()
-        self._unanswered: set[asyncio.Task[None]] = set()  # calls; asyncio itself keeps no task alive
+        self._unanswered: set[asyncio.Task[None]] = set()  # calls; asyncio keeps only weak references to tasks
 
     def receive(self, identity: bytes, message: ClientMessage) -> bool:
         """Handle one message; False if it gives the core nothing to do."""
@@ -94,7 +94,7 @@ class Inbox:
                     self._load_reporter.send(at_once=True)
                 return False
             case _:
-                return False  # A heartbeat, which `seen` noted, or a message of an earlier epoch.
+                return False  # It is a heartbeat, which `seen` noted, or a message of an earlier epoch.
         return True
 
     def malformed(self, identity: bytes, text: str) -> None:
@@ -157,7 +157,7 @@ class Inbox:
             )
             key = RequestKey(client, submit.request)
             self._quarantine.admit(key, submit.num_losses)
-            # Only load reports count them, and forget those that have ended.
+            # Only load reports count them, and drop those that have ended.
             if submit.num_losses and self._load_reporter.has_listeners:
                 self._lost_requests.admit(key, submit)
             self._transfers.add(client, submit.request)

@@ -1,6 +1,6 @@
-"""What outlives a core: the settings that clients have changed, and reports of the requests that ended last.
+"""The state that outlives a core: settings changed by clients, and reports of the requests that ended last.
 
-Each change is passed on at once, to be given to the next core. Knows neither who keeps it nor what a request is.
+Each change is passed on at once, for the next core. Knows neither the keeper nor requests.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from pyllm.wire.supervision_messages import MAX_ENDED, Kept
 
 
 class KeptState:
-    """`earlier` is what the core before has left; `keep` is called with what is new."""
+    """`earlier` is the state of the cores before; `keep` is called with each change."""
 
     def __init__(self, scheduler: Scheduler, earlier: Kept, keep: Callable[[Kept], object]) -> None:
         self._scheduler = scheduler
@@ -23,7 +23,7 @@ class KeptState:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that was changed, by this core's clients and those of the cores before."""
+        """All settings changed by clients of this core and of those before."""
         return self._settings
 
     def change(self, changes: dict[str, Any]) -> None:
@@ -32,7 +32,7 @@ class KeptState:
         self._keep(Kept(settings=self._settings))
 
     def gather(self) -> list[dict[str, Any]]:
-        """Keep reports of the requests that have ended since the last call, and give them."""
+        """Keep and return reports of the requests that have ended since the last call."""
         if ended := self._scheduler.take_ended():
             self._num_ended += len(ended)
             while self._ended_before and len(self._ended_before) + self._num_ended > MAX_ENDED:
@@ -41,8 +41,8 @@ class KeptState:
         return ended
 
     def ended_before(self, name: str | None) -> list[dict[str, Any]]:
-        """Reports of requests that ended in the cores before, latest first; with a `name` of those that have it.
+        """Reports of requests that ended in earlier cores, latest first; with a `name` only of requests with this name.
 
-        With those of this core they are at most 1,000.
+        Together with those of this core they are at most 1,000.
         """
         return [dict(report) for report in reversed(self._ended_before) if name is None or report["name"] == name]

@@ -27,7 +27,7 @@ class _Held(NamedTuple):
 
 
 class KVLookups:
-    """With several ranks every request waits for its load."""
+    """Looks up requests. With several ranks every request waits for its load."""
 
     def __init__(self, scheduler: Scheduler, connector: SchedulerConnector, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
@@ -35,7 +35,7 @@ class KVLookups:
         self._clock = clock
         self._held: dict[Key, _Held] = {}
         self._offered: dict[Key, TransferRequest] = {}
-        # Of short loads and of long ones: most of a short load's time does not depend on its length.
+        # For short and for long loads: most of a short load's time does not depend on its length.
         self._load_speeds = (LoadSpeed(), LoadSpeed())
         self._num_lookups = self._num_matched_tokens = self._num_skipped_hits = 0
 
@@ -63,7 +63,7 @@ class KVLookups:
                 self.add(key)
 
     def advance(self) -> None:
-        """Look at the requests that are held; before each plan."""
+        """Check the held requests; call it before each plan."""
         for key, held in list(self._held.items()):
             if self._look_up(key, held.request, held.num_computed):
                 self._release(key)
@@ -81,7 +81,7 @@ class KVLookups:
         return self._offered[key]
 
     def end(self, key: Key) -> None:
-        """A request has ended."""
+        """Forget a request that has ended."""
         held, offered = self._held.pop(key, None), self._offered.pop(key, None)
         request = held.request if held else offered or TransferRequest(f"{key[0]}/{key[1]}", ())
         self._connector.request_finished(request, ())
@@ -95,8 +95,8 @@ class KVLookups:
                 self.end(key)
 
     def measure(self, num_tokens: int, num_missing: int, seconds: float) -> None:
-        """A load of `num_tokens` tokens has ended after so many seconds, without `num_missing` of them."""
-        if num_missing:  # They are computed after that.
+        """Note that a load of `num_tokens` tokens took `seconds`, and missed `num_missing` of them."""
+        if num_missing:  # Their computation counts, too.
             seconds += self._scheduler.prefill_seconds(num_missing) or 0.0
         self._load_speed(num_tokens).measure(num_tokens, seconds)
 
@@ -128,7 +128,7 @@ class KVLookups:
         try:
             _, hashes = self._scheduler.known_prefix(*key)
             if tuple(hashes[:1]) != request.block_hashes[:1]:
-                return True  # Its blocks have other hashes since the weights have changed.
+                return True  # Its blocks have other hashes since the weights changed.
             # Only one rank reports with a step, so with several the core learns too late that a load in it has failed.
             is_asynchronous = is_asynchronous or self._connector.context.num_ranks > 1
             self._scheduler.offer_load(*key, num_computed + num_tokens, asynchronous=is_asynchronous)

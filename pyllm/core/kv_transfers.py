@@ -32,7 +32,7 @@ from pyllm.wire.supervision_messages import MAX_ENDED
 
 # Seconds between two looks at transfers while no step is in flight, and how they grow while nothing ends.
 _FIRST_PAUSE, _LAST_PAUSE, _PAUSE_GROWTH = 0.001, 0.02, 1.25
-# Seconds that ranks have at an orderly end to copy blocks that are to be saved, and as many to write them.
+# Seconds that ranks have at an orderly end to copy blocks for saving, and as many to write them.
 _FINISH_SECONDS = 2.0
 
 _RESULTS = msgspec.msgpack.Decoder(TransferResults | None)
@@ -57,7 +57,7 @@ class _Load(NamedTuple):
 
 
 class KVTransfers:
-    """Without a connector (None) every method returns at once.
+    """KV transfers. Without a connector (None) every method returns at once.
 
     `fail` ends a request whose load has failed, if `kv_load_failure_policy` is `fail`.
     """
@@ -120,7 +120,7 @@ class KVTransfers:
             self._state = _State.READY
 
     def add(self, client: int, request: int) -> None:
-        """A request has come."""
+        """Look a new request up."""
         if self._lookups is not None and self._may_load():
             with self._guarded():
                 self._lookups.add((client, request))
@@ -135,7 +135,7 @@ class KVTransfers:
                 self._lookups.add_all(but=self._lost)
 
     def advance(self) -> None:
-        """Look at the requests that are held; before each plan."""
+        """Check the held requests; call it before each plan."""
         if self._lookups is not None and self._lookups.num_held:
             with self._guarded():
                 self._lookups.advance()
@@ -212,17 +212,17 @@ class KVTransfers:
         return True
 
     def ended(self, reports: list[dict[str, Any]]) -> None:
-        """Requests have ended. `reports` are those of `Scheduler.take_ended`."""
+        """Forget requests that have ended. `reports` are those of `Scheduler.take_ended`."""
         if self._lookups is None or self._state is _State.GIVEN_UP:
             return
         with self._guarded():
             for report in reports:
                 self._lookups.end((report["client"], report["request"]))
-            if len(reports) >= MAX_ENDED:  # `take_ended` gives the last ones only.
+            if len(reports) >= MAX_ENDED:  # `take_ended` returns only the last ones.
                 self._lookups.end_missing()
 
     def lose(self) -> None:
-        """The ranks are gone, and with them all loads and saves under way."""
+        """End all loads and saves under way, as the ranks are gone."""
         if self._state in {_State.READY, _State.FAILED}:
             self._state = _State.STARTING
         for call in self._calls:
@@ -232,7 +232,7 @@ class KVTransfers:
             pending.clear()
 
     async def finish(self) -> None:
-        """Let the ranks copy and write blocks that are to be saved, for a short while. No step may follow."""
+        """Let the ranks copy and write the blocks to save, for a short while. No step may follow."""
         if self._state is not _State.READY or self._executor.death is not None:
             return
         with suppress(TimeoutError, EngineDeadError):
@@ -282,7 +282,7 @@ class KVTransfers:
     def _guarded(self) -> Iterator[None]:
         """Go on without the connector if its half in the core raises anything.
 
-        The ranks restart, because nobody knows then which blocks they still move.
+        The ranks restart, because it is unknown which blocks they still move.
         """
         try:
             yield
@@ -353,7 +353,7 @@ class KVTransfers:
         self._lookups.measure(load.num_tokens, missing, self._clock() - begun.submitted)
         self._num_loaded_tokens += num_right * size
         if load.step is not None and not missing:
-            return  # The step's commit says so, and counts what came as found.
+            return  # The commit of the step reports it, and counts the loaded tokens as found.
         try:
             self._scheduler.finish_load(load.id, num_right * size)
         except SchedulerError:

@@ -1,6 +1,6 @@
-"""Tells clients of several cores what this one has to do and has cached, so that they can choose among them.
+"""Reports this core's load and prefix cache to clients of several cores, which choose among them.
 
-Packs nothing itself and chooses nothing. Costs nothing while no client wants it.
+Packs nothing itself and chooses nothing. Costs nothing while no client wants reports.
 """
 
 from collections.abc import Callable
@@ -12,21 +12,21 @@ from pyllm.core.lost_requests import LostRequests
 from pyllm.core.reservation import Reservation
 from pyllm.wire.messages import LoadReport
 
-INTERVAL = 0.02  # seconds between load reports, at least: what a client knows is older by this and one step at most
+INTERVAL = 0.02  # least seconds between load reports: a client's data is at most this and one step old
 PARTS_AT_ONCE = 8  # of a snapshot of a large cache; each has at most 150 kB
-PART_BYTES = 100_000  # of changes, from which on there may be another part at once
-FROM_THE_START = -1  # what `load_report` is asked by who knows nothing yet
+PART_BYTES = 100_000  # of changes; a part of at least this size may be followed by another at once
+FROM_THE_START = -1  # the number for `load_report` of a client without data
 
 
 class RequestCounts(NamedTuple):
-    """The live requests of all clients, and those of them that `LostRequests` counts."""
+    """The number of live requests of all clients, and of those that `LostRequests` counts."""
 
     num_requests: int
     num_lost_before: int
 
 
 class LoadReporter:
-    """Each client that wants load reports gets what is new, at most every `INTERVAL`; a slow one, less often."""
+    """Sends changes to each client that wants load reports, at most every `INTERVAL`; less often to slow ones."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class LoadReporter:
         self._epoch = epoch
         self._clock = clock
         self._sent_at = 0.0
-        self._told: dict[int, bytes] = {}  # to each client, of the load
-        self._numbers: dict[int, int] = {}  # of the next change, by client
+        self._told: dict[int, bytes] = {}  # the load last sent, by client
+        self._numbers: dict[int, int] = {}  # the number of the next change, by client
         self._last_requests: dict[int, int] = {}
 
     def add(self, client: int) -> None:
-        """A client wants load reports from now on."""
+        """Send load reports to a client from now on."""
         self._numbers[client] = FROM_THE_START
         self._told.pop(client, None)
 
@@ -60,12 +60,12 @@ class LoadReporter:
         return bool(self._numbers)
 
     def note(self, client: int, request: int) -> None:
-        """A client has sent a request; ids rise."""
+        """Note a client's latest request; ids rise."""
         if client in self._numbers:
             self._last_requests[client] = request
 
     def send(self, *, at_once: bool = False) -> None:
-        """Send what is new, unless that was done just now; call it after each step, `at_once` when there is none."""
+        """Send changes if `INTERVAL` has passed; call it after each step, and `at_once` when there is no step."""
         if not self._numbers:
             return
         now = self._clock()
@@ -84,7 +84,7 @@ class LoadReporter:
                     break
 
     def _send_part(self, client: int, packed: dict[int, tuple[int, bytes, bytes]], counts: RequestCounts) -> bool:
-        """Tell a client what comes next; False unless more may follow at once."""
+        """Send a client the next report, if it has news; True if another may follow at once."""
         number = self._numbers[client]
         if number not in packed:
             packed[number] = self._scheduler.load_report(number)

@@ -44,15 +44,15 @@ class EngineCore:
     """One inbox, one scheduler, one executor.
 
     `depth` is the number of steps in flight: with 2, step k+1 is planned before step k's tokens are known; a pipeline
-    of stages has one for each, of other sequences. `config` has the settings of the scheduler, `policy` is a scheduling
+    has one per stage, with different sequences. `config` has the settings of the scheduler, `policy` is a scheduling
     policy of another package, `recording` keeps the scheduler's calls, `connector` moves KV blocks to and from outside,
     and `sampling_plugins` names the logits processors and samplers that workers can load. `token_seconds` is the
     measured upper bound per token in a step, 0 if none was measured. `on_crash` is called when workers die, with a name
-    and a report: contents by file name. `on_alone(True)` is called when a step runs one suspect alone, so that a crash
-    of this process is its doing, and `on_alone(False)` when that ends. `memory`, `step_trace.size` zero bytes, keeps a
-    trace of the last steps after this process ends. `publish` is called before each step. `earlier` is what the core
-    before has left, and `keep` is called with what the next one is to have. `set_log_level` is None in a process that
-    is not the core's own.
+    and a report: contents by file name. `on_alone(True)` is called when a step runs one suspect alone, so that it is to
+    blame for a crash of this process, and `on_alone(False)` when that ends. `memory`, `step_trace.size` zero bytes,
+    keeps a trace of the last steps after this process ends. `publish` is called before each step. `earlier` is the
+    state of the core before, and `keep` is called with state for the next one. `set_log_level` is None in a process
+    that is not the core's own.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class EngineCore:
     async def run(self) -> None:
         """Step, and sleep while idle, until `drain` was called and nothing is left to compute or send.
 
-        An exception ends the core without a word to clients: they resubmit to the core that replaces it.
+        An exception ends the core without a message to clients: they resubmit to the core that replaces it.
 
         Raises:
             GivenUpError: the workers died too often.
@@ -186,7 +186,7 @@ class EngineCore:
         except WorkerDeadError as death:
             await self._recover(death)
         else:
-            # First: a load that the step has read may have failed.
+            # Transfers come first: a load that the step has read may have failed.
             if self._transfers.receive(sampled.transfers):
                 self._commit(step, sampled, seconds)
             else:
@@ -229,7 +229,7 @@ class EngineCore:
         if self._transfers.is_busy:
             await self._transfers.wait()
             return True
-        return self._quarantine.is_next_due  # When a suspect has just ended, the next one can run.
+        return self._quarantine.is_next_due  # After the end of a suspect the next one can run.
 
     async def _recover(self, death: WorkerDeadError) -> None:
         """Report the crash, start new workers, and go on with the same requests."""
@@ -289,7 +289,7 @@ class EngineCore:
         }
 
     def _stats_for_client(self) -> dict[str, int]:
-        """Give `stats`, and have idle ranks report, which a later call will show."""
+        """Return `stats`, and make idle ranks report figures, for a later call."""
         if not self._in_flight:
             self._transfers.request_figures()
         return self.stats()
@@ -306,15 +306,15 @@ class EngineCore:
         self._wake.set()
 
     def abandon(self, reason: str) -> None:
-        """Tell every client that its requests end here."""
+        """Tell every client that its requests at this core end."""
         self._clients.post_all(Rejected(None, "engine_dead", reason))
 
     async def finish_transfers(self) -> None:
-        """Have KV blocks written that are on their way out of the ranks; no step may follow."""
+        """Let the ranks write KV blocks that are being saved; no step may follow."""
         await self._transfers.finish()
 
     def close(self) -> None:
-        """Finish the recording, and give up what the connector holds; may be called twice."""
+        """Finish the recording, and shut the connector down; may be called twice."""
         self._transfers.close()
         if self._recording is not None:
             self._recording.close()

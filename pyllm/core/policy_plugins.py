@@ -1,6 +1,6 @@
 """Scheduling policies from other packages: entry points of the group `pyllm.policies`, called once for each request.
 
-Knows neither queues nor blocks: a policy gives a number, and the scheduler serves the lowest first.
+Knows neither queues nor blocks: a policy returns a number, and the scheduler serves the lowest first.
 """
 
 import math
@@ -24,7 +24,7 @@ class PolicyRequest:
     arrival: float
     age: float  # seconds since its client got it; more than 0 when the client sends it again
     num_prompt_tokens: int
-    num_output_tokens: int  # that its samples have already; more than 0 when it is resumed
+    num_output_tokens: int  # of all samples so far; more than 0 when it is resumed
     max_tokens: int
     min_tokens: int
     n: int
@@ -44,7 +44,7 @@ def find_policy(name: str, offered: Iterable[EntryPoint] | None = None) -> Entry
     """The entry point of a policy, or None if the scheduler has it built in. Imports nothing from it.
 
     Raises:
-        ConfigError: there is none, or several that differ.
+        ConfigError: there is no such policy, or several that differ.
     """
     return find_entry_point("policy", name, GROUP, BUILT_IN, offered)
 
@@ -53,7 +53,7 @@ def load_policy(name: str, offered: Iterable[EntryPoint] | None = None) -> Polic
     """The callable of a policy, or None if the scheduler has it built in.
 
     Raises:
-        ConfigError: as `find_policy`, or it cannot be imported, or called.
+        ConfigError: as `find_policy`, or it cannot be imported, or is not callable.
     """
     entry = find_policy(name, offered)
     if entry is None:
@@ -72,7 +72,7 @@ def policy_key(policy: Policy, request: PolicyRequest) -> float:
     """A request's key.
 
     Raises:
-        RequestError: the policy failed on this request, or gave no finite number.
+        RequestError: the policy failed on this request, or returned no finite number.
     """
     try:
         key = policy(request)
@@ -82,7 +82,7 @@ def policy_key(policy: Policy, request: PolicyRequest) -> float:
         if isinstance(key, Real) and math.isfinite(key):
             return float(key)
     except OverflowError:
-        pass  # An integer beyond all floats.
+        pass  # The integer is too large for a float.
     raise RequestError(f"the scheduling policy gave {key!r:.80}; its keys must be finite numbers")
 
 

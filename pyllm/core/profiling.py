@@ -1,6 +1,6 @@
-"""One profile of ranks at a time: begun on all that are chosen before the same step, ended after some steps or seconds.
+"""One profile of ranks at a time: begins on all chosen ranks at the same step, ends after some steps or seconds.
 
-Knows no op: what the ranks recorded is passed on.
+Knows no ops: passes on the recordings of the ranks.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 class Profiling:
     """Makes the profiles of one core. While `is_running`, call `committed` after each step.
 
-    `num_in_flight` gives the number of steps that the ranks have been sent and not answered, `clock` seconds, and
-    `unix_time` nanoseconds.
+    `num_in_flight` returns the number of steps that the ranks have not answered, `clock` seconds, and `unix_time`
+    nanoseconds.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Profiling:
         self._sleep = sleep
         self._unix_time = unix_time
         self._began = 0.0
-        self._num_left = 0  # steps until the ranks have recorded all
+        self._num_left = 0  # steps until the recording is complete
         self._is_complete = asyncio.Event()
         self._interruption: asyncio.Future[str] | None = None
 
     async def record(self, num_steps: int, seconds: float, ranks: Sequence[int], *, with_trace: bool) -> ProfileOutcome:
-        """Record the next steps on some ranks; after `seconds` give those that have come.
+        """Record the next steps on some ranks; after `seconds` return those so far.
 
-        A rank that dies ends the profile: what the others recorded is lost.
+        The death of a rank ends the profile, and the recordings of the others are lost.
         """
         if self.is_running:
             text = f"a profile has been running for {self._clock() - self._began:.1f} s: wait for its end"
@@ -76,23 +76,23 @@ class Profiling:
         return ProfileOutcome("steps" if by_steps else "seconds", self._clock() - self._began, ranks=fitting)
 
     def committed(self) -> None:
-        """A step has been committed."""
+        """Count a committed step."""
         self._num_left -= 1
         if self._num_left == 0:
             self._is_complete.set()
 
     def interrupt(self, reason: str) -> None:
-        """The ranks are lost, and others take their places."""
+        """Interrupt the profile, as the ranks were lost."""
         if self._interruption is not None and not self._interruption.done():
             self._interruption.set_result(reason)
 
     async def _start(self, num_steps: int, ranks: Sequence[int]) -> None:
-        """Begin behind the steps in flight, which the ranks compute before they read this."""
+        """Begin after the steps in flight, which the ranks compute before they read this call."""
         self._num_left = self._num_in_flight() + num_steps
         try:
             await self._executor.collective("start_profile", num_steps, self._unix_time(), list(ranks))
         except EngineDeadError:
-            if self._executor.death is None:  # One of them refused: the others have begun.
+            if self._executor.death is None:  # A rank refused, but others have begun.
                 await self._executor.collective("stop_profile", False)
             raise
 
@@ -107,7 +107,7 @@ class Profiling:
             return task.result()
         finally:
             if task.done() and not task.cancelled():
-                task.exception()  # asyncio logs what nobody has read.
+                task.exception()  # Otherwise asyncio logs the exception as unread.
             task.cancel()
 
     async def _first_of(self, *works: Awaitable[Any]) -> None:
@@ -120,7 +120,7 @@ class Profiling:
 
 
 def _fitting(num_bytes: int, ranks: list[RankProfile]) -> list[RankProfile]:
-    """The profiles with as many traces as fit, of the first ranks."""
+    """The profiles; traces that do not fit are dropped."""
     kept = []
     for rank in ranks:
         num_bytes -= len(rank.events)

@@ -6,19 +6,19 @@ from typing import Any
 from pyllm._rust import Placement, replay
 from pyllm.errors import ConfigError, PyllmError
 
-# What replays a recording, by what those of every version begin with; `recorder.rs` writes it.
+# The replay function of each kind of recording, by its first bytes in all versions; `recorder.rs` writes them.
 READERS = {b"pyllm scheduler recording ": replay, b"pyllm placement recording ": Placement.replay}
 
 
 def replay_file(path: Path) -> dict[str, Any]:
-    """Replay what `--scheduler-recording` or `EngineClient`'s `placement_recording` wrote.
+    """Replay a file of `--scheduler-recording` or of `EngineClient`'s `placement_recording`.
 
-    Gives of a scheduler num_entries, num_steps, hash, is_truncated and stats; of a placement num_entries, num_choices,
-    hash and is_truncated.
+    Returns num_entries, num_steps, hash, is_truncated and stats for a scheduler, and num_entries, num_choices, hash and
+    is_truncated for a placement.
 
     Raises:
-        ConfigError: the file cannot be read, or is no recording.
-        PyllmError: an entry of it does not decode, is refused or decides something else.
+        ConfigError: the file cannot be read, or is not a recording.
+        PyllmError: an entry does not decode, is refused, or leads to another decision.
     """
     try:
         recording = path.read_bytes()

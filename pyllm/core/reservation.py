@@ -1,7 +1,7 @@
 """The reservation of this core for requests that were lost with another one.
 
-Clients ask for it, and hear of it in load reports. It refuses no request: that is the clients' part, since only they
-know whether another core can take it.
+Clients ask for it, and see it in load reports. It refuses no request: clients send requests elsewhere, since only they
+know whether another core can take them.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from pyllm.wire.messages import MAX_RESERVATION, RESERVATION
 class Reservation:
     """Starts with a client's `Reserve` and lasts `RESERVATION` seconds after the latest one.
 
-    It lasts at most `MAX_RESERVATION` in all. After that the core cannot be reserved for as long as it was.
+    It lasts at most `MAX_RESERVATION` in total. Then the core cannot be reserved for as long as it was.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -21,7 +21,7 @@ class Reservation:
         self._rests_until = float("-inf")
 
     def begin_or_extend(self) -> bool:
-        """A client wants it to begin, or to last longer. True if it begins."""
+        """Begin or extend the reservation for a client. True if it begins."""
         now = self._clock()
         begins = now >= self._rests_until
         if begins:
@@ -34,10 +34,10 @@ class Reservation:
 
     @property
     def end(self) -> float:
-        """When it ends, by this core's clock; 0 if there is none."""
+        """The time of its end by this core's clock; 0 if there is no reservation."""
         return self._end if self.seconds_left else 0.0
 
     @property
     def seconds_left(self) -> float:
-        """How long it lasts, unless a client asks again."""
+        """Seconds until its end, unless a client extends it."""
         return max(0.0, self._end - self._clock())

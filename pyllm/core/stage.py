@@ -1,6 +1,6 @@
-"""The stage of a core: ready, recovering, stalled or draining, with the reason. Clients hear of every change.
+"""The stage of a core: ready, recovering, stalled or draining, with the reason. Clients get every change.
 
-Knows no request.
+Knows no requests.
 """
 
 from pyllm.core.clients import Clients

@@ -1,6 +1,6 @@
 """The steps that are submitted and not yet committed: keeps their order, times and traces them, detects stalls.
 
-Does not know what a step computes, nor how the core recovers when one is lost.
+Knows neither the computation of a step nor the recovery after a loss.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from pyllm.wire.messages import Sampled
 
 
 class StepsInFlight:
-    """`memory` outlives this process and holds a trace of the last steps; see `StepTrace`.
+    """The steps in flight. `memory` outlives this process and holds a trace of the last steps; see `StepTrace`.
 
     `token_seconds` is the measured upper bound per token, 0 if none was measured.
     """
@@ -32,7 +32,7 @@ class StepsInFlight:
         epoch: int,
         token_seconds: float,
     ) -> None:
-        self.last_step = -1  # that was committed
+        self.last_step = -1  # the last committed step
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
@@ -40,13 +40,13 @@ class StepsInFlight:
         self._stalls = StallWatch()
         self._token_seconds = token_seconds
         self._steps: deque[_Step] = deque()
-        self._last_answer = 0.0  # when, by the clock
+        self._last_answer = 0.0  # time by the clock
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def submit(self, plan: Plan, transfers: bytes = b"") -> None:
-        """Give a plan to the executor, with what the KV connector tells the ranks, without waiting for it."""
+        """Submit a plan to the executor, with the KV connector's metadata for the ranks, without waiting for it."""
         self._scheduler.note_step(plan, self._trace.note(plan.step))
         self._steps.append(_Step(plan.step, plan.num_tokens, self._clock(), self._executor.submit(plan, transfers)))
 
@@ -98,19 +98,19 @@ class StepsInFlight:
 
     @property
     def stall(self) -> str:
-        """Why the oldest step counts as stalled, or an empty string."""
+        """The reason why the oldest step counts as stalled, or an empty string."""
         return self._stalls.reason if self._stalls.is_stalled else ""
 
 
 class _Step(NamedTuple):
     number: int
     num_tokens: int
-    submitted: float  # when
+    submitted: float  # time by the clock
     answer: Awaitable[Sampled]
 
 
 def _forget(answer: Awaitable[Sampled]) -> None:
-    """Drop an answer that nobody awaits, so that asyncio does not log its exception."""
+    """Drop an answer that is not awaited, so that asyncio does not log its exception."""
     future = asyncio.ensure_future(answer)
     if not future.cancel() and not future.cancelled():
         future.exception()

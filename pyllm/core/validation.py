@@ -71,7 +71,7 @@ def check_submit(submit: Submit, model: ModelInfo, sampling_plugins: Collection[
 
 
 def check_adapter(adapter: str) -> None:
-    """Refuse the name of an adapter: no request can have one, so nothing would find what is kept for it."""
+    """Refuse an adapter: no request can have one, so no request could use blocks kept for it."""
     if adapter:
         raise RequestError(f"adapter {adapter!r}: adapters are not supported", "adapter")
 
@@ -99,7 +99,7 @@ def _check_numbers(sampling: Sampling, max_tokens: int, model: ModelInfo) -> Non
 
 
 def _check_ids(name: str, packed: bytes, model: ModelInfo) -> None:
-    """Check packed token ids: all of the vocabulary, at most as many as it has; none is fine."""
+    """Check packed token ids: all in the vocabulary, and at most as many as it has. May be empty."""
     size = len(packed)
     check(name, size, size % 4 == 0 and size <= 4 * model.vocab_size, f"at most {model.vocab_size} int32, in bytes")
     tokens = array("i", packed)

@@ -1,6 +1,6 @@
-"""KV blocks that leave the device: the connectors between core, workers and outside, and the stores below them.
+"""KV blocks outside the device: the connectors of core and workers, and the stores below them.
 
-Knows bytes and hashes; no tensors, no scheduler, no worker.
+Knows bytes and hashes; no tensors, no scheduler, no workers.
 """
 
 import lazy_loader

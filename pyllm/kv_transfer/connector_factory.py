@@ -1,4 +1,4 @@
-"""Finds a KV connector by the setting, and makes its halves. Knows no connector but our own, by name."""
+"""Finds the KV connector of a setting, and makes its halves. Knows only our own connector by name."""
 
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint
@@ -28,7 +28,7 @@ def find_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | Non
     """The classes that the setting names.
 
     Raises:
-        ConfigError: there is no such connector, it cannot be imported, or it is no `KVConnector`.
+        ConfigError: there is no such connector, it cannot be imported, or it is not a `KVConnector`.
     """
     name, entry = config.kv_connector, _entry_point(config, offered)
     value = entry.value
@@ -48,7 +48,7 @@ def check_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | No
     """Check the setting as far as possible without importing another package.
 
     Raises:
-        ConfigError: there is no connector of this name, or the settings of our own are wrong.
+        ConfigError: there is no connector with this name, or the settings of our own connector are wrong.
     """
     _entry_point(config, offered)
     if config.kv_connector in BUILT_IN and config.kv_connector_module_path is None:
@@ -56,7 +56,7 @@ def check_connector(config: KVTransferConfig, offered: Iterable[EntryPoint] | No
 
 
 def make_scheduler_connector(config: KVTransferConfig, context: ConnectorContext) -> SchedulerConnector:
-    """The half of the core.
+    """Make the core's half of the connector.
 
     Raises:
         ConfigError: there is no such connector, or it refuses its settings.
@@ -65,7 +65,7 @@ def make_scheduler_connector(config: KVTransferConfig, context: ConnectorContext
 
 
 def make_worker_connector(config: KVTransferConfig, context: ConnectorContext) -> WorkerConnector:
-    """The half of a rank.
+    """Make a rank's half of the connector.
 
     Raises:
         ConfigError: there is no such connector, or it refuses its settings.

@@ -15,9 +15,9 @@ from pyllm.kv_transfer.stores import Retention
 from pyllm.kv_transfer.tier_figures import TierReport
 from pyllm.wire.messages import TransferResults
 
-# Seconds that the core holds a request at most until the connector says what can be loaded.
+# Seconds for which the core holds a request at most, until the connector reports the tokens it can load.
 HOLD_SECONDS = 30.0
-# Seconds that a load or save may take. Then the core restarts all ranks, as nobody else may have its blocks before.
+# Seconds that a load or save may take. Then the core restarts all ranks, as otherwise its blocks can never be reused.
 TRANSFER_SECONDS = 120.0
 
 
@@ -25,10 +25,10 @@ class ConnectorContext(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's properties that both halves of a connector need.
 
     - `namespace`: 32 bytes, a digest of all that keys and values depend on besides the tokens: the model's weights,
-      number formats, arithmetic and layout. Blocks of other namespaces are useless here.
+      number formats, arithmetic and layout. Blocks of other namespaces cannot be used.
     - `weights`: a digest of all bytes of the model's files. The namespace contains it.
     - `windows`: for each group of layers, the number of tokens that a token reads, itself included; None: all.
-    - `rank`: the worker's; -1 in the scheduler's half.
+    - `rank`: the worker's rank; -1 in the scheduler's half.
     - `cache`: the engine's settings of its KV cache and of the stores on disk and in Redis.
     """
 
@@ -68,8 +68,8 @@ class BlockSave(msgspec.Struct, frozen=True, array_like=True):
 
     `index` is its position among its request's blocks, `block` its number in the cache until the save ends.
 
-    `retention` is the request's; `default`: that of the connector's settings. A block that is to be kept longer than
-    before is listed again. A request with the retention `none` has no saves.
+    `retention` is the request's; `default`: that of the connector's settings. A block is listed again if it should be
+    kept longer than before. A request with the retention `none` has no saves.
     """
 
     id: int
@@ -99,7 +99,7 @@ class SchedulerConnector:
         self.context = context
 
     def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens after the first `num_computed_tokens` can be loaded, and whether the request waits for them.
+        """The number of tokens to load after the first `num_computed_tokens`, and whether the request waits for them.
 
         None: not known yet. The request is held, and this is called again.
         """
@@ -108,7 +108,7 @@ class SchedulerConnector:
     def update_state_after_alloc(
         self, request: TransferRequest, blocks: Sequence[Sequence[int]], num_external_tokens: int
     ) -> None:
-        """`num_external_tokens` tokens of a request will be loaded into these blocks, listed by group."""
+        """Note that `num_external_tokens` tokens of a request will be loaded into these blocks, listed by group."""
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> bytes:
         """The metadata that every worker's half gets in `bind_connector_metadata`; empty: nothing is sent.
@@ -119,14 +119,14 @@ class SchedulerConnector:
         raise NotImplementedError
 
     def update_connector_output(self, connector_output: TransferResults) -> None:
-        """One rank has finished loads or saves."""
+        """Note the loads and saves that one rank has finished."""
 
     def request_finished(
         self, request: TransferRequest, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """A request has ended. Its blocks are free, so `block_ids` is empty: saves hold blocks of their own.
+        """Note that a request has ended. Its blocks are free, so `block_ids` is empty: saves hold their own blocks.
 
-        The first result is vLLM's, whether the blocks are freed later, and must be False.
+        The first result means in vLLM that the blocks are freed later, and must be False.
         """
         return False, None
 

@@ -24,7 +24,7 @@ from pyllm.kv_transfer.store_settings import block_key, open_store, read_store_s
 from pyllm.kv_transfer.stores import KVStore
 from pyllm.kv_transfer.tier_figures import TierReport, TierReporter
 
-# Calls of the store that have not returned, also those that were given up. Above that, requests are computed.
+# Limit of calls of the store that have not returned, including abandoned ones. Further requests are computed.
 MAX_LOOKUPS = 1024
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class StoreLoad(msgspec.Struct, frozen=True, array_like=True):
     hashes: tuple[bytes, ...]
     groups: tuple[int, ...]
     blocks: tuple[int, ...]
-    is_awaited: bool  # whether the step that it comes with reads it
+    is_awaited: bool  # whether the step of the same message reads its blocks
 
 
 class StoreMetadata(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -108,7 +108,7 @@ class StoreLookup(SchedulerConnector):
     def _load(self, load: BlockLoad) -> StoreLoad:
         size = self.context.block_size
         end = (load.first_token + load.num_tokens) // size
-        # By index: if a load ends early, the blocks before its end are still of use.
+        # In order of index: if a load ends early, the blocks before its end can be used.
         places = sorted(
             (index, group, block)
             for group, blocks in enumerate(load.blocks)
@@ -123,7 +123,7 @@ class StoreLookup(SchedulerConnector):
         )
 
     def _answer(self, lookup: Future[int], hashes: Sequence[bytes], num_computed: int) -> None:
-        """Look a request up, unless the look-up was given up.
+        """Look a request up, unless the look-up was cancelled.
 
         `lookup` is not the pool's own future. A cancelled one stays in the pool's queue, and `_free_calls` must count
         it until it leaves.
@@ -131,13 +131,13 @@ class StoreLookup(SchedulerConnector):
         try:
             if lookup.set_running_or_notify_cancel():
                 lookup.set_result(self._look_up(hashes, num_computed))
-        except Exception as error:  # noqa: BLE001 - a store of another package may raise what it likes
+        except Exception as error:  # noqa: BLE001 - a store of another package may raise any error
             lookup.set_exception(error)
         finally:
             self._free_calls.release()
 
     def _look_up(self, hashes: Sequence[bytes], num_computed: int) -> int:
-        """The length in blocks of the longest start that a sequence can go on from: all that it reads is known."""
+        """The length in blocks of the longest prefix for which all blocks that the next token reads are known."""
         windows, ranks = self.context.windows, range(self.context.num_ranks)
         places = [(index, group) for index in range(num_computed, len(hashes)) for group in range(len(windows))]
         namespace = self.context.namespace
@@ -168,7 +168,7 @@ class StoreLookup(SchedulerConnector):
 
 
 def _found(lookup: Future[int]) -> int:
-    """The number of blocks that a look-up has found; 0 if it failed, or is not done by now."""
+    """The number of blocks that a look-up has found; 0 if it failed, or is not done yet."""
     if not lookup.done():
         lookup.cancel()
         return 0

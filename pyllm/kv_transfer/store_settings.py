@@ -1,4 +1,4 @@
-"""The settings of the store connector and the store that they name; the keys of its blocks. Knows no step."""
+"""The settings of the store connector, the store that they name, and the keys of its blocks. Knows no steps."""
 
 import importlib
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
       saved.
     - `load_timeout`: seconds after which the rest of a load is computed.
     - `lookup_timeout`: seconds after which a request runs without an answer of the store.
-    - `retention`: of blocks whose request does not say.
+    - `retention`: the retention of blocks whose request has none.
     """
 
     store: str = ""
@@ -66,7 +66,7 @@ def open_store(settings: StoreSettings, cache: CacheConfig, *, promotes: bool = 
     """Open the store; the caller closes it. `promotes`: see `TieredStore`.
 
     Raises:
-        ConfigError: there is none, or it cannot be opened.
+        ConfigError: there is no such store, or it cannot be opened.
     """
     if not settings.store:
         tiers: list[KVStore] = []

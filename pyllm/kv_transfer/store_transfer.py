@@ -1,7 +1,7 @@
 """The store connector's half in a rank: copies blocks to and from the store, on threads of its own.
 
-Only whole blocks that come in time reach the cache. All others are reported as errors, and computed. Knows neither
-requests nor steps.
+Only whole blocks that arrive in time are written to the cache. All others are reported as errors, and computed. Knows
+neither requests nor steps.
 """
 
 import logging
@@ -21,13 +21,13 @@ from pyllm.kv_transfer.tier_figures import TierReporter
 from pyllm.kv_transfer.worker_connector import KVBlocks, WorkerConnector
 from pyllm.wire.messages import TransferStats
 
-# Bytes of a load that are read at once: one thread copies a chunk into the cache while others read theirs.
+# Bytes of a load per read: one thread copies a chunk into the cache while others read theirs.
 CHUNK_BYTES = 8 << 20
-# Loads of a rank that have not returned, also those that were given up. Above that, loads are computed.
+# Limit of a rank's loads that have not returned, including abandoned ones. The tokens of further loads are computed.
 MAX_LOADS = 256
-# At least so long between two warnings about loads that took too long.
+# Least seconds between two warnings about loads that took too long.
 WARNING_SECONDS = 60.0
-# Most blocks of a rank that wait to be written.
+# Limit of a rank's blocks that wait to be written.
 MAX_STAGED = 4096
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class StoreTransfer(WorkerConnector):
         self._metadata = StoreMetadata()
         self._next_warning = float("-inf")
         self._loads: list[_Load] = []
-        self._lock = threading.Lock()  # of all that follows
+        self._lock = threading.Lock()  # guards the fields below
         self._staging: list[memoryview] = []
         self._saved: set[int] = set()
         self._loaded_bytes = self._saved_bytes = self._num_unsaved_blocks = 0
@@ -141,14 +141,14 @@ class StoreTransfer(WorkerConnector):
     def shutdown(self) -> None:
         for load in self._loads:
             load.end()
-        self._readers.shutdown(wait=False, cancel_futures=True)  # All loads are given up: none writes to the cache.
+        self._readers.shutdown(wait=False, cancel_futures=True)  # All loads have ended: none writes to the cache.
         self._copier.shutdown(wait=True, cancel_futures=True)
         self._writer.shutdown(wait=True)  # Blocks that were copied are still written.
         self._tiers.close()
         self._store.close()
 
     def _read(self, begun: "_Load") -> None:
-        """Read a load chunk by chunk, until something is missing or it is given up."""
+        """Read a load chunk by chunk, until a block is missing or the load has ended."""
         load, size = begun.load, self._blocks.block_bytes
         num_chunk = max(1, CHUNK_BYTES // size)
         try:
@@ -173,15 +173,15 @@ class StoreTransfer(WorkerConnector):
                     self._loaded_bytes += len(there) * size
                     self._load_seconds += seconds
                 if len(there) < len(blocks):
-                    return  # Without this block, those after it are of no use.
-        except Exception as error:  # noqa: BLE001 - a store of another package may raise what it likes
+                    return  # Blocks after a missing one are useless.
+        except Exception as error:  # noqa: BLE001 - a store of another package may raise any error
             logger.error("a load of KV blocks failed, they are computed: %s: %s", type(error).__name__, error)
         finally:
             begun.end()
             self._free_reads.release()
 
     def _copy_out(self, saves: Sequence[BlockSave]) -> None:
-        """Copy as many blocks to the host as there is room for. Then all saves have ended, also the failed ones."""
+        """Copy as many blocks to the host as there is room for. Then all saves count as ended, also failed ones."""
         wanted = [save for save in saves if self._retention(save) != "none"]
         with self._lock:
             num_staged = min(len(wanted), len(self._staging))
@@ -242,7 +242,7 @@ class _Load:
         return self._missing
 
     def put(self, cache: KVBlocks, blocks: Sequence[int], buffers: Sequence[memoryview]) -> bool:
-        """Copy blocks into the cache; False if it is too late for that."""
+        """Copy blocks into the cache; False if the load has ended."""
         with self._lock:
             if self._is_over.is_set():
                 return False
@@ -257,6 +257,6 @@ class _Load:
             self._is_over.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait for the end; after so many seconds, end it."""
+        """Wait for the end; after `seconds`, end the load."""
         if not self._is_over.wait(seconds):
             self.end()

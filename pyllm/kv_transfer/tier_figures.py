@@ -1,6 +1,6 @@
 """The figures of a store by tier: each half of the connector reports differences, and the core adds them up.
 
-So counters outlive the process that counted. Knows no step and no metric.
+Counters thus outlive the process that counted. Knows no steps and no metrics.
 """
 
 import logging
@@ -13,8 +13,8 @@ import msgspec
 
 from pyllm.kv_transfer.stores import KVStore, StoreStats
 
-REPORT_SECONDS = 2.0  # at least, between two looks at the store
-# Figures of `StoreStats` that are no counters: they cover all processes that have the store open.
+REPORT_SECONDS = 2.0  # least time between two reads of the store's figures
+# Figures of `StoreStats` that are not counters: they cover all processes that have the store open.
 SIZES = frozenset(
     {"capacity_bytes", "used_bytes", "live_bytes", "num_blocks", "num_free_runs", "longest_free_run_bytes"}
 )
@@ -24,7 +24,7 @@ TierReport = dict[str, dict[str, float]]
 
 _PREFIX = "kv_store_"
 _SIZE_ENDS = tuple(f"_{name}" for name in sorted(SIZES))
-# For each figure the end of its key among a core's figures, and the factor of its value there.
+# For each figure the suffix of its key in a core's figures, and the factor of its value there.
 _KEYS = {
     name: (name.replace("seconds", "milliseconds"), 1000 if name.endswith("seconds") else 1)
     for name in StoreStats.__struct_fields__
@@ -35,20 +35,20 @@ logger = logging.getLogger(__name__)
 
 
 class TierReporter:
-    """Asks the store for its figures on `threads`, by default one of its own: nothing else waits if the store hangs."""
+    """Reads the store's figures on `threads`, by default one of its own: nothing else waits if the store hangs."""
 
     def __init__(self, store: KVStore, clock: Callable[[], float], threads: Executor | None = None) -> None:
         self._store = store
         self._threads = threads or ThreadPoolExecutor(1, thread_name_prefix="kv-figures")
         self._clock = clock
         self._next_look = float("-inf")
-        self._known: dict[str, dict[str, float]] = {}  # Only a look reads and changes it.
-        self._lock = threading.Lock()  # of all that follows
+        self._known: dict[str, dict[str, float]] = {}  # used only by `_look`
+        self._lock = threading.Lock()  # guards the fields below
         self._is_looking = False
         self._report: TierReport = {}
 
     def take(self) -> TierReport:
-        """Return the last report, once, and start the next look if it is due. Never waits."""
+        """Return the last report, once, and start the next read if it is due. Never waits."""
         with self._lock:
             report, self._report = self._report, {}
             is_due = not self._is_looking and self._clock() >= self._next_look
@@ -59,7 +59,7 @@ class TierReporter:
         return report
 
     def close(self) -> None:
-        """Look no more. It does not wait for a look that is under way."""
+        """Stop reading. It does not wait for a read under way."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _look(self) -> None:
@@ -77,14 +77,14 @@ class TierReporter:
                         name: value if name in SIZES else value - before.get(name, 0) for name, value in changed.items()
                     }
                 self._known[tier] = figures
-        except Exception as error:  # noqa: BLE001 - a store of another package may raise what it likes
+        except Exception as error:  # noqa: BLE001 - a store of another package may raise any error
             logger.error("the figures of the store of KV blocks are not known: %s: %s", type(error).__name__, error)
         with self._lock:
             self._report, self._is_looking = report, False
 
 
 class TierTotals:
-    """The figures of all reports: sums of what was counted, and the sizes that were reported last."""
+    """The figures of all reports: sums of counters, and the last reported sizes."""
 
     def __init__(self) -> None:
         self._tiers: dict[str, dict[str, float]] = {}
@@ -117,7 +117,7 @@ def summed(cores: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def tiers_of(stats: Mapping[str, int]) -> dict[str, dict[str, float]]:
-    """`TierTotals.figures` of a core's figures, by tier; seconds again."""
+    """The inverse of `TierTotals.figures`: the figures by tier, in seconds again."""
     mark = "_num_queries"  # Each tier has this figure.
     names = [key[len(_PREFIX) : -len(mark)] for key in stats if key.startswith(_PREFIX) and key.endswith(mark)]
     return {

@@ -9,14 +9,14 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from pyllm.kv_transfer.stores import KVStore, Retention, StoreStats
 
-# Most bytes of blocks from a slower tier that wait to be saved in faster ones. Further blocks are not promoted.
+# Limit in bytes of blocks from a slower tier that wait to be saved in faster ones. Further blocks are not promoted.
 MAX_PROMOTED_BYTES = 64 << 20
 
 
 class TieredStore:
-    """`tiers` are closed with it. If one fails, the others still serve.
+    """Closes its `tiers` with itself. If one fails, the others still serve.
 
-    `promotes`: `saver` saves blocks that a slower tier gave in the faster ones. No load waits for it.
+    `promotes`: `saver` saves blocks from a slower tier in the faster ones. No load waits for it.
     """
 
     def __init__(self, tiers: Sequence[KVStore], *, promotes: bool = True, saver: Executor | None = None) -> None:

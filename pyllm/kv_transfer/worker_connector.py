@@ -1,4 +1,4 @@
-"""The worker's half of a KV connector: it copies blocks between the KV cache of one rank and the outside.
+"""The worker's half of a KV connector: it copies blocks between the KV cache of one rank and external storage.
 
 Runs on the thread that runs the steps. Only `start_load_kv`, `wait_for_layer_load` and `wait_for_save` may wait, which
 delays the step. Knows no tensor: a rank's cache is its `KVBlocks`. Names are vLLM's `KVConnectorBase_V1`.
@@ -40,11 +40,11 @@ class WorkerConnector:
         self.context = context
 
     def register_kv_caches(self, kv_caches: KVBlocks) -> None:
-        """The rank's cache, before the first step."""
+        """Take the rank's cache, before the first step."""
         raise NotImplementedError
 
     def bind_connector_metadata(self, connector_metadata: bytes) -> None:
-        """The metadata that the scheduler's half made for the next step."""
+        """Take the metadata that the scheduler's half made for the next step."""
         raise NotImplementedError
 
     def start_load_kv(self) -> None:
@@ -56,37 +56,37 @@ class WorkerConnector:
         raise NotImplementedError
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """The layer is about to read the cache.
+        """Wait for the layer's loads, before it reads the cache.
 
         If a connector overrides this method or `save_kv_layer`, steps run without graphs.
         """
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any) -> None:
-        """The layer has written its keys and values.
+        """Save the layer's keys and values, which it has written.
 
         `layer_name`: the layer's number in decimal. `kv_layer`: the keys and the values of the layer's whole cache,
         [num_blocks, block_size, kv_heads, head_dim] each. `attn_metadata`: `pyllm_kernels.AttentionMetadata`.
         """
 
     def wait_for_save(self) -> None:
-        """The step is computed."""
+        """Wait for saves, after the step."""
 
     def clear_connector_metadata(self) -> None:
-        """The step is over."""
+        """Drop the metadata of the step."""
 
     def get_finished(self) -> tuple[set[int], set[int]]:
-        """The ids of the saves and of the loads that have ended since the last call. Each is named once.
+        """The ids of the saves and of the loads that have ended since the last call. Each is reported once.
 
         From then on this rank must neither read nor write their blocks.
         """
         raise NotImplementedError
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """The blocks that loads have failed to fill since the last call. They are computed."""
+        """The blocks that loads have failed to fill since the last call. Their tokens are computed."""
         raise NotImplementedError
 
     def get_kv_connector_stats(self) -> TransferStats | None:
-        """The figures of loads and saves since the last call; None: nothing was moved."""
+        """The figures of loads and saves since the last call; None: there were none."""
         return None
 
     def shutdown(self) -> None:

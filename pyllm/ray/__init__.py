@@ -1,7 +1,7 @@
-"""A Ray Serve application with the routes of `pyllm serve`: replicas of the API, and of the cores that they follow.
+"""A Ray Serve application with the routes of `pyllm serve`: replicas of the API, and of the cores that they use.
 
-Knows no token and no request: it composes the frontend and the cores' processes. Not the executor that runs ranks on
-Ray's nodes, which is `core/executors`'.
+Knows no tokens and no requests: it composes the frontend and the cores' processes. The executor that runs ranks on
+Ray's nodes is in `core/executors`.
 """
 
 import lazy_loader

@@ -1,6 +1,6 @@
-"""A replica of the API's deployment: the routes of `pyllm serve`, for the cores that the application has just now.
+"""A replica of the API's deployment: the routes of `pyllm serve`, for the current cores of the application.
 
-Follows the registry; knows neither how cores are started nor how Ray Serve places them.
+Follows the registry; knows neither the start of cores nor their placement by Ray Serve.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from pyllm.wire import curve
 from pyllm.wire.sockets import SocketFolder
 
 POLL_INTERVAL = 0.5  # seconds between two looks at the registry
-REMOVE_TIMEOUT = 1.0  # seconds in which what runs on a core that leaves may end there, before it goes on elsewhere
+REMOVE_TIMEOUT = 1.0  # seconds for running requests to end on a core that leaves, before they move to others
 
 logger = logging.getLogger(__name__)
 
 
 class ApiReplica:
-    """Starts with the replica, and ends with it; Ray Serve calls its methods."""
+    """The API of one replica. Ray Serve calls its methods."""
 
     def __init__(self, engine: EngineConfig, server: ServerConfig) -> None:
         self._engine = engine
@@ -52,7 +52,7 @@ class ApiReplica:
         self._registry = CoreRegistry(serve.get_replica_context().app_name)
         server, credentials = resolve_server(self._server)
         parallel = msgspec.structs.replace(self._engine.parallel, distributed_executor_backend="ray")
-        # Here are neither the model's ranks nor their devices.
+        # This process has neither the model's ranks nor their devices.
         engine = msgspec.structs.replace(self._engine, parallel=parallel)
         engine, checkpoint = await asyncio.to_thread(resolve_settings, engine)
         self._folder = SocketFolder()
@@ -77,7 +77,7 @@ class ApiReplica:
         return self._embedded.app
 
     def check(self) -> None:
-        """Raises why this replica cannot serve any more, if it cannot."""
+        """Raise an error if this replica can no longer serve."""
         if not self._embedded.alive:
             raise StartError("the client of the cores has ended; another replica takes this one's place")
         for task in self._tasks:
@@ -85,7 +85,7 @@ class ApiReplica:
                 task.result()
 
     async def stop(self) -> None:
-        """End what follows the cores, if it was started; Ray Serve has waited for the requests."""
+        """End the tasks and the client, if started; Ray Serve has waited for the requests."""
         for task in (*self._tasks, *self._changing.values()):
             task.cancel()
         if self._started is not None:
@@ -99,7 +99,7 @@ class ApiReplica:
         return self._started
 
     async def _first(self) -> list[str]:
-        """The addresses of the cores with this replica's settings, as soon as there is one."""
+        """Wait for a core with this replica's settings; returns the addresses of all such cores."""
         settings = settings_hash(self._engine)
         try:
             async with asyncio.timeout(self._server.ready_timeout):
@@ -114,14 +114,14 @@ class ApiReplica:
             raise StartError(f"{text}; see the log of the deployment Cores") from None
 
     async def _follow(self) -> None:
-        """Take in cores that come, and leave those that go, of the same model."""
+        """Add new cores of the same model, and remove those that leave or fall silent."""
         while True:
             await asyncio.sleep(POLL_INTERVAL)
             try:
                 self._live.look(await self._registry.entries(), time.monotonic())
                 for name in self._live.silent(time.monotonic()):
-                    await self._registry.remove(name)  # One that lives after all puts itself there again.
-            except Exception as error:  # noqa: BLE001 - Ray's, of whatever kind, while its head is away
+                    await self._registry.remove(name)  # A core that still lives registers again.
+            except Exception as error:  # noqa: BLE001 - Ray raises many kinds while its head is away
                 logger.warning("the registry of cores does not answer: %s", error)
                 continue
             self._change(self._live.live(time.monotonic()))
@@ -131,7 +131,7 @@ class ApiReplica:
         listed = {core.address: core.index for core in self._embedded.cores.status() if not core.is_leaving}
         for address in wanted - listed.keys() - self._changing.keys():
             self._begin(address, self._add(address))
-        # The last one stays until another one comes: its streams wait for that.
+        # The last core stays until another one is there, for which its streams wait.
         for address in [*listed.keys() - wanted - self._changing.keys()][: len(listed) - 1]:
             self._begin(address, self._remove(address, listed[address]))
 
@@ -155,12 +155,12 @@ class ApiReplica:
 
 
 def deployment_class() -> Any:
-    """The class that Ray Serve makes replicas of, behind its HTTP proxies."""
+    """The class of the replicas behind Ray Serve's HTTP proxies."""
     from ray import serve
 
     @serve.ingress()
     class Api:
-        """The API of pyllm. `cores` is the handle of the deployment that it needs; requests do not go there."""
+        """The API of pyllm. `cores` is the handle of the deployment of cores; no requests go through it."""
 
         async def __init__(  # type: ignore[misc]  # Ray Serve awaits it.
             self, engine: EngineConfig, server: ServerConfig, cores: Any

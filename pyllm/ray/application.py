@@ -1,6 +1,6 @@
 """The application for `serve run pyllm.ray:app` and for config files.
 
-Decides how the deployments are kept unless a config file says otherwise. Starts nothing itself.
+Sets the default options of the deployments, which a config file can override. Starts nothing itself.
 """
 
 from collections.abc import Mapping
@@ -15,23 +15,23 @@ from pyllm.errors import ConfigError
 from pyllm.flags.keyword_settings import server_settings
 from pyllm.ray import api_replica, core_replica
 
-# Seconds that a replica has to end once Ray Serve has asked it to: of the API, for its streams to finish; of a core,
-# for its streams to go elsewhere.
+# Seconds that a replica has to end once Ray Serve has asked it to: for the API, until its streams finish; for a core,
+# until its streams move to others.
 API_GRACE, CORE_GRACE = 600.0, 60.0
 CORE_LEAVE_TIMEOUT = 20.0  # seconds that clients have to move their streams
-MAX_ONGOING_REQUESTS = 10_000  # of each replica of the API, which bounds its queue itself
-# What Ray Serve's proxies decide, in `http_options` of its config file.
+MAX_ONGOING_REQUESTS = 10_000  # per replica of the API, which bounds its queue itself
+# Settings of Ray Serve's proxies, given in `http_options` of its config file.
 PROXY_SETTINGS = ("host", "port", "uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "root_path", "api_server_count")
 
 
 def app(args: Mapping[str, Any]) -> Any:
     """The application with the settings of `pyllm serve`, by the names of its flags: `{"model": ...}`.
 
-    Ray Serve calls it with the arguments of its command line, of which there may be none.
-    `cores` and `api` among them are options of these deployments, by Ray Serve's names, as its config file has them.
+    Ray Serve calls it with the arguments of its command line, if any. The arguments `cores` and `api` are options of
+    these deployments, by the names in Ray Serve's config files.
 
     Raises:
-        ConfigError: Ray is not installed, or a setting is unknown, wrong, or Ray Serve's.
+        ConfigError: Ray is not installed, or a setting is unknown, wrong, or belongs to Ray Serve.
     """
     try:
         from ray import serve
@@ -42,7 +42,7 @@ def app(args: Mapping[str, Any]) -> Any:
     defaults = ServerConfig()
     if given := [name for name in PROXY_SETTINGS if getattr(server, name) != getattr(defaults, name)]:
         raise ConfigError(f"{given[0]} is of Ray Serve's proxies here: set it in http_options of its config file")
-    # Its proxies listen on addresses of their own, and take requests from other machines.
+    # Ray Serve's proxies listen on their own addresses, and take requests from other machines.
     server = msgspec.structs.replace(server, host="0.0.0.0")  # noqa: S104
     cores = serve.deployment(
         core_replica.deployment_class(),
@@ -74,7 +74,7 @@ def app(args: Mapping[str, Any]) -> Any:
 
 
 def _needs(engine: EngineConfig) -> dict[str, float]:
-    """What a core's replica takes of its node: its ranks are beside it, or have places of their own."""
+    """The resources of a core's replica, with those of its ranks unless Ray places them apart."""
     parallel = engine.parallel
     if parallel.distributed_executor_backend == "ray":
         return {"num_cpus": 0}

@@ -1,6 +1,6 @@
-"""Which cores an application has, and the keys of their sockets: in Ray's own key-value store, which all nodes reach.
+"""The registry of an application's cores and of the keys of their sockets, in Ray's key-value store for all nodes.
 
-A core registers its address and beats once a second; API replicas poll the entries. Opens no socket.
+A core registers its address and renews it once a second; API replicas poll the entries. Opens no sockets.
 """
 
 import asyncio
@@ -11,13 +11,13 @@ import msgspec
 
 from pyllm.wire.curve import KeyPairs, key_pairs
 
-BEAT_TIMEOUT = 10.0  # seconds without a sign of life after which a core is taken to be gone
+BEAT_TIMEOUT = 10.0  # seconds without a heartbeat after which a core counts as gone
 BEAT_INTERVAL = 1.0
 _NAMESPACE = b"pyllm"
 
 
 class CoreRegistration(msgspec.Struct, frozen=True):
-    """A core of an application: its address, the settings it was started with, and how often it has said so."""
+    """A core of an application: its address, the settings it was started with, and its number of heartbeats."""
 
     address: str
     settings: str  # their hash
@@ -26,27 +26,27 @@ class CoreRegistration(msgspec.Struct, frozen=True):
 
 
 class CoreRegistry:
-    """Of one application. Its methods ask the cluster, on a thread."""
+    """The registry of one application. Its methods call the cluster on a thread."""
 
     def __init__(self, application: str) -> None:
         self._prefix = f"{application}/"
 
     async def keys(self) -> KeyPairs:
-        """The keys of the application's cores and of their clients, made by whoever asks first."""
+        """The keys of the application's cores and of their clients; the first caller makes them."""
         made = msgspec.msgpack.encode(key_pairs())
         return await asyncio.to_thread(self._keys, made)
 
     async def put(self, name: str, entry: CoreRegistration) -> None:
-        """Say where a core is; to be repeated."""
+        """Register a core; to be repeated as its heartbeat."""
         value = msgspec.msgpack.encode(entry)
         await asyncio.to_thread(_store()._internal_kv_put, self._key(name), value, True, namespace=_NAMESPACE)
 
     async def remove(self, name: str) -> None:
-        """Say that a core leaves."""
+        """Remove the entry of a core."""
         await asyncio.to_thread(_store()._internal_kv_del, self._key(name), namespace=_NAMESPACE)
 
     async def entries(self) -> dict[str, CoreRegistration]:
-        """The cores, by their names, those that are gone without a word included."""
+        """The cores by name, including those that ended without removing their entry."""
         return await asyncio.to_thread(self._entries)
 
     def _key(self, name: str) -> bytes:
@@ -54,7 +54,7 @@ class CoreRegistry:
 
     def _keys(self, made: bytes) -> KeyPairs:
         key, store = f"{self._prefix}keys".encode(), _store()
-        store._internal_kv_put(key, made, False, namespace=_NAMESPACE)  # unless another was faster
+        store._internal_kv_put(key, made, False, namespace=_NAMESPACE)  # no effect if there are keys already
         return msgspec.msgpack.decode(store._internal_kv_get(key, namespace=_NAMESPACE), type=KeyPairs)
 
     def _entries(self) -> dict[str, CoreRegistration]:
@@ -68,13 +68,13 @@ class CoreRegistry:
 
 
 class LiveCores:
-    """The entries whose beats go on: by this side's clock, as those of other machines may differ."""
+    """The cores with recent heartbeats, by this process's clock, as those of other machines may differ."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
 
     def look(self, entries: Mapping[str, CoreRegistration], now: float) -> None:
-        """Take note of the entries as they are `now`."""
+        """Note the entries read at time `now`."""
         seen = {}
         for name, entry in entries.items():
             before = self._seen.get(name)
@@ -87,20 +87,20 @@ class LiveCores:
         self._seen = seen
 
     def beating(self) -> list[CoreRegistration]:
-        """Those that have said something new since they were first seen: they live, or did a moment ago."""
+        """The cores with a heartbeat since they were first seen: they live, or did a moment ago."""
         return [each.entry for each in self._seen.values() if each.has_moved]
 
     def live(self, now: float) -> dict[str, CoreRegistration]:
-        """Those that have said something new within `BEAT_TIMEOUT` seconds, or were first seen then."""
+        """The cores by name that had a heartbeat, or were first seen, within `BEAT_TIMEOUT` seconds."""
         return {name: each.entry for name, each in self._seen.items() if now - each.since < BEAT_TIMEOUT}
 
     def silent(self, now: float) -> list[str]:
-        """The names of the others."""
+        """The names of all other cores."""
         return [name for name, each in self._seen.items() if now - each.since >= BEAT_TIMEOUT]
 
 
 class _Seen(NamedTuple):
-    """An entry, when it was new, and whether there was one before it."""
+    """A core's latest entry, the time it was first seen, and whether it has followed another."""
 
     entry: CoreRegistration
     since: float

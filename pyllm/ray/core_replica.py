@@ -1,6 +1,6 @@
-"""A replica of the deployment of cores: a headless core in processes of its own, on this node, for the API's replicas.
+"""A replica of the deployment of cores: a headless core in its own processes, on this node, for the API's replicas.
 
-Takes no request of Ray Serve's; clients come over encrypted TCP. Knows no HTTP.
+Takes no requests from Ray Serve; clients connect over encrypted TCP. Knows no HTTP.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class CoreReplica:
-    """Starts with the replica, and ends with it; Ray Serve calls its methods."""
+    """The core of one replica. Ray Serve calls its methods."""
 
     def __init__(self, engine: EngineConfig, ready_timeout: float, leave_timeout: float) -> None:
         self._engine = engine
@@ -45,10 +45,10 @@ class CoreReplica:
         self._loss: PyllmError | None = None
 
     async def start(self) -> None:
-        """Start the core, and say where it is once it is ready.
+        """Start the core, and register it once it is ready.
 
         Raises:
-            PyllmError: it cannot start; the text has the stage it was in.
+            PyllmError: the core cannot start; the text has the stage it was in.
         """
         import ray
         from ray import serve
@@ -72,7 +72,7 @@ class CoreReplica:
             socket_folder=self._folder.path,
             curve_keys=f"{self._folder.path}/keys",
             ready_timeout=self._ready_timeout,
-            shutdown_timeout=2 * self._leave_timeout,  # It never ends what still runs: the clients take it elsewhere.
+            shutdown_timeout=2 * self._leave_timeout,  # long enough for clients to move running requests to other cores
             fork_server=topology.fork_server_address(engine, self._folder.path),
         )
         self._processes = [process for group in topology.supervised_engine([config]) for process in group]
@@ -90,7 +90,7 @@ class CoreReplica:
         self._beating = asyncio.ensure_future(self._beat())
 
     async def statistics(self) -> dict[str, float]:
-        """What the autoscaler decides by: tokens that are known and not computed, and the share of blocks in use."""
+        """The metrics for the autoscaler: known tokens not computed yet, and the share of KV blocks in use."""
         if self._client is None:
             return {}
         stats = await self._client.stats()
@@ -98,12 +98,12 @@ class CoreReplica:
         return {QUEUED_TOKENS: float(stats["num_uncomputed_tokens"]), KV_USE: kv_use}
 
     def check(self) -> None:
-        """Raises why the core will not come back, if it will not."""
+        """Raise an error if the core will not come back."""
         if self._loss is not None:
             raise EngineDeadError(str(self._loss))
 
     async def stop(self) -> None:
-        """Say that the core leaves, let its clients take their streams elsewhere, and end it."""
+        """Unregister the core, let its clients move their streams to others, and end it."""
         has_left = True
         if self._beating is not None:
             self._beating.cancel()
@@ -115,14 +115,14 @@ class CoreReplica:
         processes, self._processes = self._processes, []
         for process in processes:
             if not has_left:
-                process.kill()  # One that shuts down would end what it still has, and the next one is to go on with.
+                process.kill()  # An orderly end would end its requests, which the next core is to continue.
         for process in processes:
             await process.stop(STOP_GRACE)
         if self._folder is not None:
             self._folder.close()
 
     async def _wait_until_left(self) -> bool:
-        """Whether the core has nothing to do any more: no client's requests, and no client but this replica's own."""
+        """Wait until the core has no requests, and no clients but this replica's own; False on a timeout or error."""
         assert self._client is not None
         with contextlib.suppress(TimeoutError, PyllmError):
             async with asyncio.timeout(self._leave_timeout):
@@ -146,7 +146,7 @@ class CoreReplica:
 
 
 def _with_threads(engine: EngineConfig, cpus: float) -> EngineConfig:
-    """Ranks in the replica share the CPUs that Ray gave it, where no number of threads is set."""
+    """The settings with Ray's CPUs shared among the ranks in the replica, unless a number of threads is set."""
     if engine.device.num_threads or not cpus or engine.parallel.distributed_executor_backend == "ray":
         return engine
     device = msgspec.structs.replace(engine.device, num_threads=max(1, int(cpus) // num_ranks(engine.parallel)))
@@ -154,12 +154,12 @@ def _with_threads(engine: EngineConfig, cpus: float) -> EngineConfig:
 
 
 def settings_hash(engine: EngineConfig) -> str:
-    """Equal for two replicas that were started with the same settings."""
+    """A hash that is equal for two replicas with the same settings."""
     return hashlib.blake2b(msgspec.json.encode(engine), digest_size=16).hexdigest()
 
 
 def deployment_class() -> Any:
-    """The class that Ray Serve makes replicas of."""
+    """The class of Ray Serve's replicas."""
 
     class Cores:
         """Cores of pyllm."""

@@ -1,6 +1,6 @@
-"""How many cores there are to be: by the tokens that wait for them, and by the share of their KV caches that is in use.
+"""The wanted number of cores, by the waiting tokens and by the share of KV blocks in use.
 
-A policy for Ray Serve's autoscaler, which adds the bounds and the delays. Knows no request.
+A policy for Ray Serve's autoscaler, which adds the bounds and the delays. Knows no requests.
 """
 
 import math
@@ -12,14 +12,14 @@ KV_USE = "kv_use"
 
 
 class CoreScaling:
-    """So many cores that each has at most `queued_tokens` that wait, and a share `kv_use` of its KV blocks in use."""
+    """Enough cores for at most `queued_tokens` waiting tokens and a share `kv_use` of KV blocks in use at each."""
 
     def __init__(self, queued_tokens: float = 4096.0, kv_use: float = 0.8) -> None:
         self._queued_tokens = queued_tokens
         self._kv_use = kv_use
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """The number that Ray's `AutoscalingContext` asks for; while no core has reported, nothing changes."""
+        """The number of replicas for Ray's `AutoscalingContext`; unchanged while no core has reported."""
         metrics = context.aggregated_metrics or {}
         queued, used = _values(metrics, QUEUED_TOKENS), _values(metrics, KV_USE)
         if not queued or not used:

@@ -1,6 +1,6 @@
-"""Child processes: started, watched, replaced when they die, and ended in order; what is known of each crash.
+"""Child processes: started, watched, replaced when they die, and ended in order; records of each crash.
 
-Knows no role of a process but that workers are forked, no request but its id, and no model.
+Knows no roles of processes except that workers are forked, only ids of requests, and no model.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Logs bursts of an event in two lines: when a burst begins, and when it is over. The caller counts."""
+"""Logs a burst of an event in two lines, at its begin and at its end. The caller counts events."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ class BurstLogger:
         self._what = what
         self._clock = clock
         self._count = 0
-        self._count_before: int | None = None  # the burst; None: there is none
+        self._count_before: int | None = None  # at the begin of the burst; None: no burst
         self._last = 0.0
 
     def look(self, count: int) -> None:

@@ -1,18 +1,18 @@
-"""A child's stderr: passes every line on, and keeps the end. Does not know where the lines go."""
+"""A child's stderr: passes every line on, and keeps the end. Does not know the target of the lines."""
 
 import os
 from collections.abc import Callable
 
-# Bytes that are kept, and of a line that is passed on in one piece.
+# Bytes to keep, and the greatest length of a line that is passed on in one piece.
 LOG_BYTES = 64 << 10
-# Bytes that are read at once, so that no child keeps the event loop from the others.
+# Bytes per read, so that no child blocks the event loop for the others.
 READ_BYTES = 64 << 10
-# Times that so much is read at the end: what a descendant that lives on writes does not prolong it.
+# Reads at the end of a child, so that output of a surviving descendant does not prolong the end.
 MAX_LAST_READS = 16
 
 
 class ChildLog:
-    """The parent's end of a pipe that is a child's stderr. `forward` is handed whole lines."""
+    """The parent's end of a pipe from a child's stderr. `forward` gets whole lines."""
 
     def __init__(self, descriptor: int, forward: Callable[[bytes], None]) -> None:
         os.set_blocking(descriptor, False)
@@ -23,11 +23,11 @@ class ChildLog:
 
     @property
     def tail(self) -> bytes:
-        """The last 64 KiB that were written."""
+        """The last 64 KiB of output."""
         return bytes(self._kept)
 
     def read(self) -> bool:
-        """Take what is there. False: nobody is left who writes."""
+        """Read available output. False: the pipe has no writer any more."""
         try:
             data = os.read(self.descriptor, READ_BYTES)
         except BlockingIOError:
@@ -42,7 +42,7 @@ class ChildLog:
         return bool(data)
 
     def close(self) -> None:
-        """Take the rest, and close the pipe."""
+        """Read the rest, and close the pipe."""
         for _ in range(MAX_LAST_READS):
             if not self.read():
                 break

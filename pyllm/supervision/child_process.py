@@ -1,7 +1,7 @@
 """The parent's side of supervision: one child process, watched on the event loop.
 
-Knows when a child is ready, its stage, when it ended or fell silent, and how to end it with its process group. Does not
-know a child's role, nor its successor. `supervision/parent_link.py` is the other side.
+Knows a child's stage, whether it is ready, silent or ended, and how to end it with its process group. Does not know a
+child's role, nor its successor. `supervision/parent_link.py` is the other side.
 """
 
 import asyncio
@@ -32,22 +32,22 @@ from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL, SILENCE
 from pyllm.wire.messages import Heartbeat, Restarts
 from pyllm.wire.supervision_messages import ChildMessage, Failed, Kept, ReloadAsked, Started
 
-# Between SIGTERM's deadline and a SIGKILL nothing more is waited for; this is how long a killed child may take to go.
+# Seconds to wait for the end of a child after SIGKILL, which is sent as soon as the deadline of SIGTERM has passed.
 KILL_TIMEOUT = 10.0
-ENDING_SILENCE = 10.0  # seconds, of a child that has said that it fails: its last work may be long
-# Seconds after the end of a child that another process has to reap, until its exit code is taken to be unknown.
+ENDING_SILENCE = 10.0  # seconds without a message from a child that has reported its failure: its end may be slow
+# Seconds after the end of a child that another process reaps, until its exit code counts as unknown.
 CODE_TIMEOUT = 1.0
-TICK = HEARTBEAT_INTERVAL / 2  # seconds between two looks at a child
-STACKS_TIMEOUT = 0.2  # seconds that a silent child gets to write its stacks
+TICK = HEARTBEAT_INTERVAL / 2  # seconds between two checks of a child
+STACKS_TIMEOUT = 0.2  # seconds for a silent child to write its stacks
 
 
 class ChildProcess:
-    """One child: its process id, the connection it reports on, and what it reported last.
+    """One child: its process id, its connection, and its last reports.
 
-    `reap()` gives the exit code once the process has ended (negative: the signal), or None where that is still to be
-    told by `tell_code`: another process has started it, and gives its `handle`. `stderr` is our end of a pipe that the
-    child writes its stderr to, `memory` a descriptor of memory that is its and ours. Between construction and `watch`
-    the child runs unwatched, so that it can be started by a thread that has no event loop yet.
+    `reap()` returns the exit code once the process has ended (negative: the signal), or None if `tell_code` will give
+    it: then another process has started the child, and `handle` is required. `stderr` is our end of a pipe from the
+    child's stderr, `memory` a descriptor of memory shared with the child. Between construction and `watch` the child
+    runs unwatched, so that a thread without an event loop can start it.
     """
 
     def __init__(
@@ -69,24 +69,24 @@ class ChildProcess:
         self.on_progress: Callable[[float], None] = lambda progress: None
         self.on_kept: Callable[[Kept], None] = lambda kept: None
         self.restarts: tuple[Restarts, ...] = ()  # of its own children
-        self.list_restarts: Callable[[], Sequence[Restarts]] = tuple  # that it is told of
-        self.news: Callable[[], bytes] = bytes  # likewise, of what only its role understands
+        self.list_restarts: Callable[[], Sequence[Restarts]] = tuple  # the restarts to send to the child
+        self.news: Callable[[], bytes] = bytes  # news to send to the child, which only its role understands
         self._told = b""
         self.on_reload_asked: Callable[[], None] = lambda: None
-        self.step = -1  # the last one that it has reported, twice a second, where it does steps
+        self.step = -1  # the last step that it has reported, twice a second, if it runs steps
         self.failure: str | None = None
-        self.failed_by_setting = False  # whether it has said that a setting is at fault
-        self.silent = False  # whether it was ended because it gave no sign of life
-        self.memory = b""  # what was in the memory that it shared when it ended
-        self.blamed_on_request = False  # whether it has said that its end is the doing of one request
+        self.failed_by_setting = False  # whether it has reported that a setting is at fault
+        self.silent = False  # whether it was killed because it sent no messages
+        self.memory = b""  # the contents of the shared memory at its end
+        self.blamed_on_request = False  # whether it has reported that its end is the fault of one request
         self._connection = connection
-        # The same socket, for what must not wait: a child that is stopped reads nothing.
+        # The same socket for sends that must not block: a stopped child reads nothing.
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._unsent = bytearray()
         self._log = None if stderr is None else ChildLog(stderr, partial(json_log.forward, name))
         self._memory = memory
         self._reap = reap
-        # Who was started by another process may have been reaped by now; it was given a group of its own.
+        # A child of another process may have been reaped by now; it always has its own process group.
         self._leads_group = handle is not None or os.getpgid(pid) == pid
         self._process = child_handle(pid) if handle is None else handle
         self._awaiting_code: asyncio.TimerHandle | None = None
@@ -98,24 +98,24 @@ class ChildProcess:
         self._count_oom_kills = count_oom_kills
         self._was_heard = True  # since the last tick
         self._is_killed = False  # by us
-        # As many as there were while it lived for sure: what the kernel has chosen to end may take its time to go, but
-        # says no more.
+        # The count at the last sign of life: a process that the kernel's OOM killer has chosen may end late, but sends
+        # no more messages.
         self._num_oom_kills = self._next_num_oom_kills = count_oom_kills()
         self._given_up = ""
 
     @property
     def log(self) -> bytes:
-        """The last 64 KiB that the child wrote to stderr; empty where that is no pipe of ours."""
+        """The last 64 KiB that the child wrote to stderr; empty without a pipe."""
         return b"" if self._log is None else self._log.tail
 
     def configure(self, config: msgspec.Struct) -> None:
-        """Send a child that `spawn` started its configuration; before that it is a spare. Does not wait."""
+        """Send its configuration to a child of `spawn`, which is a spare before that. Does not wait."""
         frame = msgspec.msgpack.encode(config)
-        self._unsent += struct.pack("!i", len(frame)) + frame  # as `Connection.recv_bytes` has it
+        self._unsent += struct.pack("!i", len(frame)) + frame  # the format of `Connection.recv_bytes`
         self._send_unsent()
 
     def watch(self) -> None:
-        """Follow the child on the running event loop from now on."""
+        """Watch the child on the running event loop from now on."""
         self._loop = loop = asyncio.get_running_loop()
         self.started: asyncio.Future[str] = loop.create_future()
         self.exited: asyncio.Future[int] = loop.create_future()
@@ -127,11 +127,11 @@ class ChildProcess:
         self._send_unsent()
 
     async def ready(self, deadline: float) -> str:
-        """Wait at most `deadline` seconds until the child reports that it is ready; gives the address it serves.
+        """Wait at most `deadline` seconds until the child reports that it is ready; returns the address it serves.
 
         Raises:
-            StartError: it ended or is late; the text has the stage it was in.
-            WrongSettingError: it ended as a setting is wrong; the text says which.
+            StartError: the child ended or is late; the text has its stage.
+            WrongSettingError: the child ended because of a wrong setting; the text names it.
         """
         either: set[asyncio.Future[Any]] = {self.started, self.exited}
         await asyncio.wait(either, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
@@ -144,7 +144,7 @@ class ChildProcess:
         raise StartError(f"{self.name} was not ready after {deadline:g} s: it was still {self.stage}")
 
     async def stop(self, grace: float) -> int | None:
-        """SIGTERM, then SIGKILL after `grace` seconds; gives the exit code, or None where it does not even end then."""
+        """Send SIGTERM, then SIGKILL after `grace` seconds; returns the exit code, or None if the child lives on."""
         self.signal(signal.SIGTERM)
         await asyncio.wait({self.exited}, timeout=grace)
         if not self.exited.done():
@@ -161,25 +161,25 @@ class ChildProcess:
                 self._process.signal(number)
 
     def kill(self) -> None:
-        """SIGKILL to the child, and to all of its process group where it has one of its own."""
+        """Send SIGKILL to the child, and to all of its process group if it has its own."""
         self._is_killed = True
         self.signal(signal.SIGKILL)
         if not self.exited.done():
             self._kill_group()
 
     def tell_code(self, code: int) -> None:
-        """The exit code of a child that another process has reaped, or is to reap."""
+        """Set the exit code of a child that another process reaps."""
         self._reap = lambda: code
         if self._awaiting_code is not None:
             self._exit()
 
     def give_up(self, reason: str) -> None:
-        """Tell the child that what it needs will not come back; it finds this in `Child.given_up`."""
+        """Tell the child that a process it needs will not come back; see `ParentLink.given_up`."""
         self._given_up = reason
         self._send_heartbeat()
 
     def exit_summary(self) -> str:
-        """One sentence on how the child ended, for the log and the streams that it took along."""
+        """One sentence on the child's end, for the log and for the streams that end with it."""
         code = self.exited.result()
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
         when = f", at step {self.step} or later" if self.step >= 0 else ""
@@ -230,7 +230,7 @@ class ChildProcess:
             self._was_heard = False
             self._num_oom_kills = max(self._num_oom_kills, self._next_num_oom_kills)
             self._next_num_oom_kills = self._count_oom_kills()
-        # While it loads, a child may hold the interpreter for long; that it was stopped can be seen all the same.
+        # A loading child may hold the interpreter for long, so its silence counts only if a signal has stopped it.
         counts = self.started.done() or self._stands_still()
         # Counted in our own ticks, not by the clock: a parent that was stopped must not blame its child.
         self._silent_ticks = self._silent_ticks + 1 if counts else 0
@@ -249,15 +249,15 @@ class ChildProcess:
         if not self.silent:
             self.silent = True
             self.failure = self.failure or f"it gave no sign of life for {SILENCE:g} s"
-            if self._stands_still():  # It cannot tell its stacks either.
+            if self._stands_still():  # It cannot write its stacks either.
                 self.kill()
                 return
-            if self.started.done():  # Before that it may not have said what the signal is for.
+            if self.started.done():  # Earlier it may not handle the signal yet.
                 self.signal(signal.SIGUSR1)
             self._watching.call_later(STACKS_TIMEOUT, self.kill)
 
     def _send_heartbeat(self) -> None:
-        # A child that has not spoken yet waits for its configuration, and for nothing else.
+        # A child without a message so far may be a spare, which reads only its configuration.
         if self._has_spoken and not self._unsent:
             news = self.news()
             heartbeat = Heartbeat(
@@ -273,13 +273,13 @@ class ChildProcess:
             self._send_unsent()
 
     def _send_unsent(self) -> None:
-        """What the child can take now; the rest as soon as it takes more."""
+        """Send unsent bytes, as many as the child takes now; the rest as soon as it takes more."""
         if self._loop is not None and self.exited.done():
             return
         with contextlib.suppress(BlockingIOError):
             try:
                 del self._unsent[: self._socket.send(self._unsent, socket.MSG_DONTWAIT)]
-            except (BrokenPipeError, ConnectionResetError):  # It has ended; its exit tells.
+            except (BrokenPipeError, ConnectionResetError):  # It has ended; `_exit` reports it.
                 self._unsent.clear()
         if self._loop is not None:
             if self._unsent:
@@ -288,7 +288,7 @@ class ChildProcess:
                 self._loop.remove_writer(self._socket.fileno())
 
     def _exit(self) -> None:
-        # Before its id may be another's: what it has left behind in its process group goes with it.
+        # Kill the rest of its process group before its id can be reused.
         self._kill_group()
         loop = self._watching
         loop.remove_reader(self._process.fileno())
@@ -328,10 +328,10 @@ class ChildProcess:
 
 
 def spawn(name: str, role: str, *files: int, memory_size: int = 0) -> ChildProcess:
-    """Start a child as `start_child` does; it waits for `configure`, and is a spare until then.
+    """Start a child by `start_child`; it waits for `configure`, and is a spare until then.
 
     Raises:
-        OSError: as `start_child`.
+        OSError: see `start_child`.
     """
     started = start_child(name, role, *files, memory_size=memory_size)
     process = started.process
@@ -341,7 +341,7 @@ def spawn(name: str, role: str, *files: int, memory_size: int = 0) -> ChildProce
 
 
 class StartedChild(NamedTuple):
-    """A child that nobody follows yet: our ends of its connection and of its stderr, and its memory if it has some."""
+    """A child that is not watched yet: our ends of its connection and of its stderr, and its shared memory, if any."""
 
     process: "subprocess.Popen[bytes]"
     connection: Connection
@@ -353,12 +353,12 @@ def start_child(name: str, role: str, *files: int, memory_size: int = 0) -> Star
     """Start `python -m pyllm` in a child role; it waits for its configuration.
 
     The user's script is not imported again. `files` are descriptors that the child inherits; it gets their numbers.
-    With `memory_size` the last is one of so many bytes of memory, zeros at first, that is `ChildProcess.memory` in the
-    end. Call it from the main thread or from the event loop's: the kernel's parent-death signal fires when the starting
-    thread ends.
+    With `memory_size` the last one is for shared memory of this many bytes, zeros at first; its contents are in
+    `ChildProcess.memory` at the end. Call it from the main thread or from the event loop's: the kernel's parent-death
+    signal fires when the starting thread ends.
 
     Raises:
-        OSError: the kernel has no process, memory or descriptor for it just now; nothing is left open.
+        OSError: the kernel has no process, memory or descriptor left; nothing stays open.
     """
     ours, theirs = Pipe()
     log, stderr = os.pipe()
@@ -377,16 +377,16 @@ def start_child(name: str, role: str, *files: int, memory_size: int = 0) -> Star
             pass_fds=(theirs.fileno(), *files),
             stdin=subprocess.DEVNULL,
             stderr=stderr,
-            process_group=0,  # Ctrl-C in a terminal is for the parent, which then drains its children.
+            process_group=0,  # Ctrl-C in a terminal goes only to the parent, which then drains its children.
         )
         unless_started.pop_all()
     return StartedChild(process, ours, log, memory)
 
 
 def reap(process: "subprocess.Popen[bytes]") -> int | None:
-    """The exit code of a child that has ended; that of SIGKILL where the application let the kernel forget it.
+    """The exit code of a child, or None while it runs; that of SIGKILL if the kernel does not know it.
 
-    Which it does by ignoring SIGCHLD. `Popen` says 0 there, as if the child had ended in order.
+    The kernel forgets it if the application ignores SIGCHLD. `Popen` returns 0 then, as for an orderly end.
     """
     if process.returncode is not None:
         return process.returncode
@@ -402,12 +402,12 @@ def reap(process: "subprocess.Popen[bytes]") -> int | None:
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # Those of real time have no name each.
+    except ValueError:  # Not all real-time signals have a name.
         return f"signal {number}"
 
 
 async def end(processes: list[ChildProcess]) -> list[ChildProcess]:
-    """SIGKILL: they hold nothing that would have to be finished. Gives those that do not even end then."""
+    """Kill processes that have no work to finish. Returns those that have not ended within `KILL_TIMEOUT`."""
     for process in processes:
         process.kill()
     if processes:
@@ -416,7 +416,7 @@ async def end(processes: list[ChildProcess]) -> list[ChildProcess]:
 
 
 def _thread_stays() -> bool:
-    """Whether this thread lives as long as its children are to: an event loop's, too, since it is what watches them."""
+    """Whether this thread lives as long as its children: the main thread, or an event loop's, which watches them."""
     if threading.current_thread() is threading.main_thread():
         return True
     try:

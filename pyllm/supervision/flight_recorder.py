@@ -1,7 +1,7 @@
 """The flight recorder: one folder of plain files for each crash, bounded in number and size, readable by its owner
 only.
 
-Does not know what a crash is: its callers make the parts, and leave prompts and secrets out.
+Knows no crashes: its callers make the parts, and leave prompts and secrets out.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ import msgspec
 from pyllm.config.option_reading import SECRETS
 from pyllm.errors import ConfigError
 
-# Records that are kept, and bytes that the files of one may have together.
+# Records to keep, and the greatest size of one in bytes.
 KEEP = 16
 MAX_BYTES = 4 << 20
 MAX_NAME = 80  # characters of a file's name
 
-# How a record's folder is named, with a dot before it while it is being written. Nothing else is ever removed.
+# The name of a record's folder, with a dot before it while it is being written. Nothing else is ever removed.
 _STAMP = "%Y%m%dT%H%M%S.%fZ"
 _RECORD = re.compile(r"\.?\d{8}T\d{6}\.\d{6}Z-")
-# Fields of the configuration that are secret, of a KV connector its own settings alone; and those that are only long.
+# Secret fields of the configuration (of a KV connector only its own settings), and fields that are only long.
 SECRET_FIELDS = frozenset({"sha256", "secret", "private_key", "kv_connector_extra_config"}) | (
     SECRETS - {"kv_transfer_config"}
 )
@@ -42,7 +42,7 @@ def _utc_now() -> datetime:
 
 
 class CrashRecord(msgspec.Struct, frozen=True):
-    """A record that was kept: its folder's name, when it was made (ISO 8601, UTC), of what, and bytes by file."""
+    """A record: the name of its folder, its time (ISO 8601, UTC), its subject, and the size in bytes of each file."""
 
     folder: str
     time: str
@@ -51,7 +51,7 @@ class CrashRecord(msgspec.Struct, frozen=True):
 
 
 def list_records(folder: Path) -> list[CrashRecord]:
-    """The records that are in a folder, latest first; none where it cannot be read."""
+    """The records in a folder, latest first; none if there is no such folder."""
     records = []
     for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []:
         if _RECORD.match(path.name) and not path.name.startswith("."):
@@ -66,7 +66,7 @@ def list_records(folder: Path) -> list[CrashRecord]:
 class FlightRecorder:
     """Writes records into `folder`; several processes may use the same one. The newest `keep` records stay.
 
-    `folder` is made at the first record. `max_bytes` bounds the files of one record together. `clock` gives UTC.
+    `folder` is made at the first record. `max_bytes` bounds the total size of a record's files. `clock` returns UTC.
     """
 
     def __init__(
@@ -78,21 +78,21 @@ class FlightRecorder:
         self._clock = clock
 
     def record(self, name: str, parts: Mapping[str, bytes]) -> Path | None:
-        """Write the parts as files, all or none of them; gives their folder, `<UTC time>-<name>-<random letters>`.
+        """Write the parts as files, all or none; returns their folder, `<UTC time>-<name>-<random letters>`.
 
-        Parts that are too large keep their end, after a line that says so; small ones are whole. Never raises: what
-        cannot be written is a warning in the log, and gives None.
+        Parts that are too large keep their end, after a line that says so; small ones are whole. Never raises: a
+        failure to write is logged as a warning, and None is returned.
         """
         try:
             return self._write(name, parts)
-        except Exception as error:  # noqa: BLE001 - it is called in the midst of a recovery, which must go on
+        except Exception as error:  # noqa: BLE001 - it is called during a recovery, which must go on
             logger.warning("nothing was recorded of %s in %s: %s", name, self._folder, error)
             return None
 
     def _write(self, name: str, parts: Mapping[str, bytes]) -> Path:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         stamp = self._clock().strftime(_STAMP)
-        # Private, and nobody else's, as its last letters are random: so is then its name without the dot.
+        # The folder is private. Its last letters are random, so its name without the dot is free, too.
         hidden = Path(tempfile.mkdtemp(prefix=f".{stamp}-{_file_name(name)}-", dir=self._folder))
         try:
             for file_name, content in zip(_file_names(parts), self._cut(parts.values()), strict=True):
@@ -106,7 +106,7 @@ class FlightRecorder:
         return path
 
     def _cut(self, contents: Iterable[bytes]) -> list[bytes]:
-        """What is written of each: from the smallest on, each has its share of what is left."""
+        """The contents, cut to `max_bytes` in total: from the smallest on, each gets an equal share of the rest."""
         cut = list(contents)
         room = self._max_bytes
         smallest_first = sorted(range(len(cut)), key=lambda index: len(cut[index]))
@@ -116,7 +116,7 @@ class FlightRecorder:
         return cut
 
     def _remove_oldest(self, kept: str) -> None:
-        """Others may be removing the same. What a killed process left half written goes with records of its age."""
+        """Remove the oldest records, and older half-written ones of killed processes. Others may do so concurrently."""
         with os.scandir(self._folder) as entries:
             folders = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
             names = sorted(name for name in folders if _RECORD.match(name) and name != kept)
@@ -130,24 +130,24 @@ class FlightRecorder:
 
 
 def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """`$XDG_STATE_HOME/pyllm/crashes`, or that in `~/.local/state`. It is not made."""
+    """`$XDG_STATE_HOME/pyllm/crashes`; without that variable in `~/.local/state`. The folder is not made."""
     base = environment.get("XDG_STATE_HOME")
     if not base:
         try:
             base = str(Path.home() / ".local" / "state")
-        except RuntimeError:  # A user without a home, as containers have them: the root stands in, as for a login.
+        except RuntimeError:  # A user in a container may have no home: use the root folder, as a login does.
             base = "/.local/state"
     return Path(base).absolute() / "pyllm" / "crashes"
 
 
 def resolve_folder(given: str) -> str:
-    """The absolute path of the folder for records. One that was given is made, and tried.
+    """The absolute path of the folder for records. A `given` folder is made, and tested by a write.
 
     Raises:
-        ConfigError: it cannot be made or written to.
+        ConfigError: the folder cannot be made or written to.
     """
     if not given:
-        return str(default_folder())  # Who did not ask for records gets a warning at most, once there is one.
+        return str(default_folder())  # Without the setting, a failure is only a warning at the first record.
     folder = Path(given).absolute()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ def resolve_folder(given: str) -> str:
 
 
 def config_json(config: msgspec.Struct) -> bytes:
-    """A configuration as a part of a record: without hashes of keys and without credentials in URLs; paths stay."""
+    """A configuration as a part of a record: without hashes of keys and credentials in URLs, with paths."""
     return msgspec.json.format(msgspec.json.encode(_public(msgspec.to_builtins(config))), indent=2)
 
 
@@ -181,7 +181,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _file_names(names: Iterable[str]) -> list[str]:
-    """Harmless names for files, no two of them the same."""
+    """Safe and distinct names for files."""
     taken: list[str] = []
     for name in names:
         file_name = _file_name(name)
@@ -196,7 +196,7 @@ def _file_name(name: str) -> str:
 
 
 def _tail(content: bytes, limit: int) -> bytes:
-    """The end of what is longer than `limit` bytes, after a line that says how much it was."""
+    """The content; if longer than `limit` bytes, its end, after a line with its length."""
     if len(content) <= limit:
         return content
     note = f"[the end of {len(content)} bytes]\n".encode()[:limit]

@@ -1,7 +1,7 @@
 """The fork server: one process imports everything that workers need, once; each worker is its fork.
 
-A fork takes some milliseconds, and shares the imported pages. Knows which core wanted which worker, and ends the
-workers of a core that has ended; does not know what workers do. It has one thread, as a fork keeps none of the others.
+A fork takes some milliseconds, and shares the imported pages. Knows the core of each worker, and ends the workers of a
+core that has ended; does not know the work of workers. It has one thread, as a fork keeps none of the others.
 """
 
 import contextlib
@@ -43,22 +43,22 @@ from pyllm.wire.messages import (
 )
 
 TITLE = "pyllm::forks"
-MAX_PATIENCE = 10.0  # seconds that a fork waits for the workers of a core that has ended: the kernel may not get to it
+MAX_PATIENCE = 10.0  # seconds that a fork waits for the ended core's workers, which the kernel may fail to end
 _HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
-# What a worker runs: it is given its connection to its core, over which its configuration comes. Its stderr is the
-# core's pipe by then. Where the core has memory that outlives the worker, it gets a descriptor of that, too.
+# The main function of a worker. It gets the connection to its core, over which its configuration comes, and, if the
+# core has memory that outlives the worker, a descriptor of it. Its stderr is already the core's pipe.
 WorkerMain = Callable[[Connection, int | None], None]
 
 
 def main(config: ForkServerConfig, connection: Connection) -> int:
-    """Import, and fork workers until the parent ends; gives an exit code where it cannot."""
+    """Import, and fork workers until the parent ends; returns an exit code on failure."""
     parent = attach(connection, TITLE, in_a_thread=False)
     return parent.run(lambda: _work(config, parent))
 
 
 class ForkServer:
-    """Serves cores, each over a connection of its own: `ForkServerRequest`s come, `ForkServerMessage`s go."""
+    """Serves cores, each over its own connection: receives `ForkServerRequest`s and sends `ForkServerMessage`s."""
 
     def __init__(self, parent: ParentLink, listener: socket.socket, worker_main: WorkerMain, max_workers: int) -> None:
         self._parent = parent
@@ -67,7 +67,7 @@ class ForkServer:
         self._num_cores = 0
         self._workers: dict[int, _Worker] = {}
         self._wanted: deque[_Wanted] = deque()
-        # Standard streams, and what libraries hold: workers have these, too.
+        # Standard streams and descriptors of libraries, which workers share.
         self._shared = _open_descriptors() - {parent.fileno(), listener.fileno()}
         self._selector = selectors.PollSelector()
         self._selector.register(parent, selectors.EVENT_READ, parent.listen)
@@ -109,20 +109,20 @@ class ForkServer:
                     self._signal(core, pid, number, to_group)
         except BlockingIOError:
             return
-        except (OSError, ValueError, msgspec.DecodeError):  # Its end, or no message of ours.
+        except (OSError, ValueError, msgspec.DecodeError):  # The core has ended, or this is no message of ours.
             self._lose(core)
             _close(files)
         else:
             self._fork_wanted()
 
     def _signal(self, core: socket.socket, pid: int, number: int, to_group: bool) -> None:
-        """For a core that has no pidfd. A worker is in the table until it is reaped, so its id is no other's."""
+        """Send a signal for a core without pidfds. Workers stay in the table until reaped, so ids are not reused."""
         if (worker := self._workers.get(pid)) is not None and worker.core is core:
             with contextlib.suppress(ProcessLookupError):
                 (os.killpg if to_group else os.kill)(pid, number)
 
     def _fork_wanted(self) -> None:
-        """Fork what cores want, each once its predecessor's workers are gone: they may hold a device's memory."""
+        """Fork the wanted workers once those of each core's predecessor, which may hold device memory, are gone."""
         early: deque[_Wanted] = deque()
         while self._wanted:
             wanted = self._wanted.popleft()
@@ -154,7 +154,7 @@ class ForkServer:
             return
         if pid == 0:
             self._live(fork_server, wanted)
-        os.setpgid(pid, pid)  # Here as well as there, whoever is first.
+        os.setpgid(pid, pid)  # The worker does the same; either may be first.
         end = None
         if (watched := open_pidfd(pid)) is None:
             watched, end = os.pipe()
@@ -170,18 +170,18 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setpgid(0, 0)
             die_with_parent()
-            if os.getppid() != fork_server:  # It has ended before it could be asked for.
+            if os.getppid() != fork_server:  # The fork server ended before that call.
                 os._exit(ORPHANED_EXIT_CODE)
             os.dup2(wanted.stderr, 2)
-            # Of other workers above all: who is connected to one is to see its end.
+            # Above all those of other workers: their peers must notice when these end.
             for descriptor in _open_descriptors() - self._shared - {wanted.connection, wanted.memory}:
                 os.close(descriptor)
-            setproctitle("pyllm::worker")  # Its configuration names the core and the rank later.
+            setproctitle("pyllm::worker")  # The worker adds core and rank when it has its configuration.
             self._worker_main(Connection(wanted.connection), wanted.memory)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:  # noqa: BLE001 - whatever it is, this process must not go on as its parent does
+        except BaseException:  # noqa: BLE001 - this process must never return into the fork server's code
             traceback.print_exc()
         finally:
             with contextlib.suppress(Exception):
@@ -194,7 +194,7 @@ class ForkServer:
         ended = [pid for pid in self._workers if os.waitid(os.P_PID, pid, _HAS_ENDED) is not None]
         for pid in ended:
             core, _, end = self._workers.pop(pid)
-            # Before its id may be another's: what it has left behind in its process group goes with it.
+            # Kill the rest of its process group before its id can be reused.
             _kill_group(pid)
             _, status = os.waitpid(pid, 0)
             if end is not None:
@@ -203,7 +203,7 @@ class ForkServer:
         self._fork_wanted()
 
     def _send(self, core: socket.socket, message: ForkServerMessage, files: Sequence[int] = ()) -> None:
-        """Send it; a core that has ended, or reads nothing, has no workers any more."""
+        """Send a message to a core; if it has ended or reads nothing, end its workers."""
         if core.fileno() < 0:
             return
         try:
@@ -212,7 +212,7 @@ class ForkServer:
             self._lose(core)
 
     def _lose(self, core: socket.socket) -> None:
-        """End a core's workers, those that stand still, too; they are reaped as all others."""
+        """Disconnect a core and kill its workers, including stopped ones; they are reaped like all others."""
         if core.fileno() < 0:
             return
         self._num_cores -= 1
@@ -224,7 +224,7 @@ class ForkServer:
 
 
 class _Worker(NamedTuple):
-    """Whose it is; without a pidfd also the end of a pipe that is open until the worker has been reaped."""
+    """A worker's core; without a pidfd, also the end of a pipe that stays open until the worker is reaped."""
 
     core: socket.socket
     core_index: int
@@ -232,30 +232,30 @@ class _Worker(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """A worker that a core has asked for, and when."""
+    """A core's request for a worker, and its time."""
 
     core: socket.socket
     core_index: int
     since: float
     connection: int
     stderr: int
-    memory: int | None = None  # that outlives it
+    memory: int | None = None  # outlives the worker
 
     def files(self) -> tuple[int, ...]:
-        """The descriptors that came with it."""
+        """The descriptors that came with the request."""
         files = self.connection, self.stderr
         return files if self.memory is None else (*files, self.memory)
 
 
 def _work(config: ForkServerConfig, parent: ParentLink) -> NoReturn:
-    # Before what takes its time: a core that wants a worker by then has only to wait for the answer.
+    # Listen before the slow imports: a core that needs a worker meanwhile only waits for the answer.
     listener = _listen(config.bind)
     parent.enter("importing")
     # OpenBLAS starts its threads when it is loaded.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     worker_main: WorkerMain = pkgutil.resolve_name(config.entry)()
     _check_threads()
-    # A collection would write to pages, which are shared as long as nobody does.
+    # A garbage collection would write to shared pages, which copies them.
     gc.freeze()
     return_freed_memory()
     forget_files()
@@ -264,7 +264,7 @@ def _work(config: ForkServerConfig, parent: ParentLink) -> NoReturn:
 
 
 def _listen(path: str) -> socket.socket:
-    Path(path).unlink(missing_ok=True)  # of a fork server that was killed
+    Path(path).unlink(missing_ok=True)  # left by a fork server that was killed
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(path)
@@ -278,7 +278,7 @@ def _listen(path: str) -> socket.socket:
 
 
 def _check_threads() -> None:
-    """Refuse to fork beside other threads: what they hold locked would stay so in each worker."""
+    """Refuse to fork beside other threads: their locks would stay locked in each worker."""
     num_threads = len(os.listdir("/proc/self/task"))
     if num_threads > 1:
         raise ConfigError(
@@ -288,7 +288,7 @@ def _check_threads() -> None:
 
 
 def _ended_descriptor() -> int:
-    """What can be read when a child has ended: pidfds would tell, but not every sandbox has them."""
+    """A descriptor that is readable when a child has ended, also in sandboxes without pidfds."""
     ended, wakeup = os.pipe()
     for descriptor in (ended, wakeup):
         os.set_blocking(descriptor, False)
@@ -309,5 +309,5 @@ def _close(descriptors: Sequence[int]) -> None:
 
 def _open_descriptors() -> set[int]:
     folder = "/proc/self/fd"
-    # Looked up twice, for the one that was open for looking.
+    # The second look-up excludes the descriptor that was open for the listing.
     return {int(number) for number in os.listdir(folder) if os.path.lexists(f"{folder}/{number}")}

@@ -1,4 +1,4 @@
-"""A log of JSON: its records, and what else comes to stderr as such. `pyllm/log.py` sets it up."""
+"""A JSON log: its records, with other output to stderr turned into records. `pyllm/log.py` sets it up."""
 
 import datetime
 import itertools
@@ -10,12 +10,12 @@ from pyllm.supervision import line_writer
 
 
 def is_json() -> bool:
-    """Whether this process logs JSON, so that nothing else may be written."""
+    """Whether this process logs JSON, so that it must write nothing else."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 
 def forward(child: str, lines: bytes) -> None:
-    """Write lines of a child's stderr. In a JSON log what is no JSON, as the stacks of a crash, becomes a record."""
+    """Write lines of a child's stderr. In a JSON log other lines, such as stacks of a crash, become a record."""
     if not is_json():
         line_writer.stderr().forward(lines)
         return
@@ -23,12 +23,12 @@ def forward(child: str, lines: bytes) -> None:
         if is_record:
             line_writer.stderr().forward(b"".join(group))
         elif text := b"".join(group).decode(errors="backslashreplace").strip("\n"):
-            # An error, so that no log level hides it.
+            # It is an error, so that no log level hides it.
             logging.getLogger(__name__).error("%s", text, extra={"fields": {"process": child}})
 
 
 class JsonFormatter(logging.Formatter):
-    """A line of JSON for each record: time, level, process, logger, message, its request's id and its `fields`."""
+    """A line of JSON for each record: time, level, process, logger, message, request id and `fields`."""
 
     def __init__(self, process: str) -> None:
         super().__init__()

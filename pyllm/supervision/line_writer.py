@@ -13,16 +13,16 @@ import threading
 from collections import deque
 from typing import NoReturn
 
-# Bytes that wait for who reads too slowly; what comes then is dropped and counted.
+# Bytes in the queue for a slow reader; further lines are dropped and counted.
 MAX_WAITING = 1 << 20
-# Seconds that the last lines get to leave when the process ends.
+# Seconds to write the last lines when the process ends.
 LAST_LINES_PATIENCE = 2.0
 
 
 class LineWriter:
-    """Writes lines to a descriptor: at once where that does not block, else by a thread. A stream for `logging`, too.
+    """Writes lines to a descriptor: at once if that does not block, else by a thread. Also a stream for `logging`.
 
-    A reader that has stopped reading must not stop the event loops that log.
+    A reader that has stopped reading must not block the event loops that log.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -30,15 +30,15 @@ class LineWriter:
         self._writable = select.poll()
         self._writable.register(descriptor, select.POLLOUT)
         self._waiting: deque[bytes] = deque()
-        self._num_bytes = 0  # that wait, or are being written by the thread
+        self._num_bytes = 0  # queued, or being written by the thread
         self._num_dropped = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def forward(self, lines: bytes) -> None:
-        """Write whole lines, or have them written; they are dropped if 1 MiB waits already."""
+        """Write or queue whole lines; they are dropped if 1 MiB is queued already."""
         with self._changed:
-            # So many bytes a pipe takes as one, or says that it cannot take them.
+            # A pipe takes up to PIPE_BUF bytes atomically, or polls as not writable.
             if not self._num_bytes and len(lines) <= select.PIPE_BUF and self._writable.poll(0):
                 _write(self._descriptor, lines)
             else:
@@ -53,14 +53,14 @@ class LineWriter:
                     self._thread.start()
 
     def write(self, text: str) -> None:
-        """As a text stream has it."""
+        """Write text, for use as a text stream."""
         self.forward(text.encode(errors="backslashreplace"))
 
     def flush(self) -> None:
-        """As a text stream has it, without waiting."""
+        """Do nothing: text streams have this method."""
 
     def finish(self, seconds: float = LAST_LINES_PATIENCE) -> None:
-        """Wait at most so long until everything is written."""
+        """Wait until everything is written, at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._num_bytes or self._num_dropped), seconds)
 
@@ -84,30 +84,30 @@ class LineWriter:
 
 @functools.cache
 def stderr() -> LineWriter:
-    """The one writer of this process's stderr; what waits is written when the process ends."""
+    """The only writer of this process's stderr; queued lines are written when the process ends."""
     writer = LineWriter(2)
     atexit.register(writer.finish)
     return writer
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process at once, when all is written: to finalize Python while threads of libraries run is a crash.
+    """End this process once all output is written, without Python's finalization, which crashes beside library threads.
 
-    What is registered to be called at the end is not called.
+    `atexit` functions are not called.
     """
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # Nobody reads, or it is closed.
+        with contextlib.suppress(OSError, ValueError):  # It has no reader, or is closed.
             stream.flush()
     stderr().finish()
     os._exit(code)
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    with contextlib.suppress(OSError):  # Nobody reads: there is nobody to tell.
+    with contextlib.suppress(OSError):  # Without a reader the error cannot be reported.
         while data:
             try:
                 data = data[os.write(descriptor, data) :]
-            except BlockingIOError:  # Whoever started us shares a descriptor that does not block.
+            except BlockingIOError:  # The process that started us shares a non-blocking descriptor.
                 poll = select.poll()
                 poll.register(descriptor, select.POLLOUT)
                 poll.poll()

@@ -11,15 +11,15 @@ _changed = ""
 
 
 def set_log_level(level: str) -> None:
-    """Log at this level from now on, one of `LOG_LEVELS`, and have the children of this process do so, too."""
-    global _changed  # noqa: PLW0603 - what it stands for is one for each process, too
+    """Log at this level from now on, one of `LOG_LEVELS`, in this process and its children."""
+    global _changed  # noqa: PLW0603 - a process has one log level
     _changed = level
-    if logging.getLogger().level != logging.getLevelNamesMapping()[level]:  # Setting it forgets a cache.
+    if logging.getLogger().level != logging.getLevelNamesMapping()[level]:  # Setting it clears a cache.
         logging.getLogger().setLevel(level)
 
 
 def current_log_level() -> str:
-    """The level that this process logs at."""
+    """The log level of this process."""
     return logging.getLevelName(logging.getLogger().level)
 
 

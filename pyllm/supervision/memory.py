@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-# Memory is short below so much of it, whichever is less, and there is enough again from twice as much on.
+# Memory is short below the lesser of these, and there is enough again from twice as much on.
 LOW_SHARE = 0.05
 LOW_BYTES = 1 << 30
 
@@ -21,7 +21,7 @@ _OOM_KILLS = "oom_kill"
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Bytes that can still be had without swapping, of those that `owner` may have in all."""
+    """Bytes that are available without swapping, of the total of `owner`."""
 
     available: int
     total: int
@@ -29,12 +29,12 @@ class Memory(msgspec.Struct, frozen=True):
 
     @property
     def is_short(self) -> bool:
-        """Whether something should be given back."""
+        """Whether memory should be freed."""
         return self.available < self._low
 
     @property
     def is_enough(self) -> bool:
-        """Whether nothing need be given back any more."""
+        """Whether there is enough memory again."""
         return self.available >= 2 * self._low
 
     @property
@@ -43,7 +43,7 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class _Version(NamedTuple):
-    """Of control groups: what stands before a group's name in `/proc/self/cgroup`, where groups lie, their files."""
+    """A version of control groups: the prefix of a group's name in `/proc/self/cgroup`, the mount point, the files."""
 
     prefix: str
     mount: str
@@ -63,7 +63,7 @@ _VERSIONS = (
 def host_memory(root: Path = _ROOT) -> list[Memory]:
     """The machine's memory, and that of each control group around this process that has a limit.
 
-    What cannot be read is left out, all of it where there is no Linux.
+    Unreadable figures are left out; without Linux all are.
     """
     memories = []
     figures = _figures(root / "proc/meminfo")
@@ -73,7 +73,7 @@ def host_memory(root: Path = _ROOT) -> list[Memory]:
     for version in _VERSIONS:
         for group in _groups(root, version):
             limit, used = _text(group / version.limit), _text(group / version.used)
-            # No limit is a large number in version 1.
+            # In version 1 a large number means no limit.
             if limit.isdecimal() and used.isdecimal() and not 0 < total <= int(limit):
                 memories.append(
                     Memory(max(0, int(limit) - int(used) + _file_bytes(group)), int(limit), "the container")
@@ -82,27 +82,27 @@ def host_memory(root: Path = _ROOT) -> list[Memory]:
 
 
 def num_oom_kills(root: Path = _ROOT) -> int:
-    """Processes that the kernel has ended for want of memory: of this control group, else of the machine."""
+    """The number of processes killed by the kernel for lack of memory: in this control group, else on the machine."""
     return _figures(_counter_of_oom_kills(root)).get(_OOM_KILLS, 0)
 
 
 @cache
 def _counter_of_oom_kills(root: Path) -> Path:
-    """The file that has their number."""
+    """The file with the number of OOM kills."""
     counters = (group / version.events for version in _VERSIONS for group in _groups(root, version))
     return next((path for path in counters if _OOM_KILLS in _figures(path)), root / "proc/vmstat")
 
 
 def _file_bytes(group: Path) -> int:
-    """Pages of files are let go of for whoever needs room, as in MemAvailable: a model's file fills any limit."""
+    """Bytes of file pages, which the kernel frees on demand, as in MemAvailable: a model's file fills any limit."""
     statistics = _figures(group / "memory.stat")
     names = ("active_file", "inactive_file")
-    # In version 1 those of the groups within are in the total only.
+    # In version 1 only the total includes child groups.
     return sum(statistics.get(f"total_{name}", statistics.get(name, 0)) for name in names)
 
 
 def _groups(root: Path, version: _Version) -> Iterator[Path]:
-    """The folders of this process's control group and of all around it."""
+    """The folders of this process's control group and of all its parents."""
     mount = root / version.mount
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, found, own = line.partition(version.prefix)
@@ -112,7 +112,7 @@ def _groups(root: Path, version: _Version) -> Iterator[Path]:
 
 
 def _figures(path: Path) -> dict[str, int]:
-    """The first number of each line, by the word before it."""
+    """The number in each line, by the word before it."""
     lines = (line.split() for line in _text(path).splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdecimal()}
 
@@ -129,14 +129,14 @@ _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ \d+ *(/?)")
 
 
 def return_freed_memory() -> None:
-    """What was freed, and lies ready to be taken again: without it all of 55 MB of dropped entries stayed (4 ms)."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
+    """Return freed memory to the system (4 ms); otherwise glibc kept all 55 MB of dropped cache entries."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if malloc_trim is not None:
         malloc_trim(0)
 
 
 def forget_files() -> None:
-    """What was read of libraries and other mapped files, and can be read again: importing reads more than is used."""
+    """Drop clean pages of mapped files, such as libraries, which can be read again: imports read more than is used."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for begin, end in clean_mappings(Path("/proc/self/smaps").read_text()):
@@ -144,8 +144,8 @@ def forget_files() -> None:
 
 
 def clean_mappings(smaps: str) -> list[tuple[int, int]]:
-    """Where private mappings of files begin and end of which nothing was changed: of changed pages, such as relocated
-    ones, there is no other copy than the one that is in memory or, where that is short, was swapped out.
+    """The begin and end addresses of private file mappings without changed pages. Changed pages, such as relocated
+    ones, exist only in memory or swap, so their mappings are left out.
     """
     mappings: list[tuple[int, int]] = []
     candidate, changed = None, 0
@@ -160,12 +160,12 @@ def clean_mappings(smaps: str) -> list[tuple[int, int]]:
     return mappings
 
 
-# What torch's allocators of the CPU say in a plain RuntimeError; that of CUDA has a class of its own.
+# Texts of torch's CPU allocators in a plain RuntimeError; CUDA's error has its own class.
 _TEXTS = ("DefaultCPUAllocator", "can't allocate memory", "CUDA out of memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, of Python's, the system's or torch's, is about memory that was not there."""
+    """Whether an error of Python, the system or torch means that memory ran out."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     if not isinstance(error, RuntimeError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pyllm.supervision.memory import Memory, host_memory, return_freed_memory
 
 INTERVAL = 10.0  # seconds between two halvings of the caches
-LEAST_SHARE = 1 / 64  # of its size that a cache is left with
+LEAST_SHARE = 1 / 64  # of its configured size that a cache keeps at least
 
 logger = logging.getLogger(__name__)
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 class MemoryPressure:
     """Halves caches while memory is short, every 10 s, and lets them grow again once there is enough.
 
-    Each of `resize` takes the share of its configured size that a cache may have. `read` gives all limits that hold.
+    Each of `resize` takes the share of its configured size that a cache may have. `read` returns all memory limits.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class MemoryPressure:
         self._next_halving = 0.0
 
     def look(self) -> bool:
-        """Whether the caches were halved just now. To be called once or twice a second."""
+        """Check the memory; returns whether the caches were halved now. Call it once or twice a second."""
         memories = self._read()
         short = next((memory for memory in memories if memory.is_short), None)
         if short is not None:

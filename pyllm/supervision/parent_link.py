@@ -1,4 +1,4 @@
-"""The child's side of supervision: title, heartbeats to the parent and from it, and an end when the parent ends.
+"""The child's side of supervision: its title, heartbeats to and from the parent, and its end with the parent.
 
 The connection is a socket pair. The parent sends the configuration, as one frame, and heartbeats; the child sends
 `ChildMessage`s. End of file is the parent's death. Knows no role; `supervision/child_process.py` is the parent's side.
@@ -24,13 +24,13 @@ from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 from pyllm.wire.messages import Heartbeat, Restarts
 from pyllm.wire.supervision_messages import MAX_ENDED, ChildMessage, Failed, Kept, ReloadAsked, Started
 
-# Seconds without a pulse after which an event loop is taken to hang.
+# Seconds without a pulse after which an event loop counts as hanging.
 PULSE_PATIENCE = 10.0
-# Characters of a reason, and requests in a message: what fits into the socket at once never blocks the sender.
+# Characters of a reason, and requests in a message: a message that fits into the socket never blocks the sender.
 MAX_REASON = 4000
 MAX_ENDED_AT_ONCE = 64
 SPARE_TITLE = "pyllm::spare"
-# It failed for a reason that another process in its place would meet, too.
+# The process failed for a reason that a successor would meet, too.
 FINAL_EXIT_CODE = 3
 ORPHANED_EXIT_CODE = 70
 OUT_OF_MEMORY_EXIT_CODE = 4  # a worker's device, or the host, had no memory left
@@ -40,12 +40,11 @@ logger = logging.getLogger(__name__)
 
 
 class ParentLink:
-    """What a process tells its parent. `stage` and `step` are set by the process and sent at 2 Hz.
+    """The link to the parent. `stage` and `step` are set by the process and sent at 2 Hz.
 
-    A thread does that (`beat_in_a_thread`), or the process itself (`beat`, `listen`). `given_up` is empty until the
-    parent says why what this process needs will not come back, and `restarts` are those that it tells of, `news`
-    what else it has told last: another object each time.
-    `blamed_on_request` is set by `set_blamed_on_request`.
+    A thread sends them (`beat_in_a_thread`), or the process itself (`beat`, `listen`). `given_up` is empty until the
+    parent reports why a process that this one needs will not come back. `restarts` are those in the last heartbeat,
+    `news` the last ones sent, a new object each time. `blamed_on_request` is set by `set_blamed_on_request`.
     """
 
     def __init__(self, connection: Connection, stage: str, pulse_patience: float) -> None:
@@ -61,13 +60,13 @@ class ParentLink:
         self._lock = threading.Lock()
         self._writable = select.poll()
         self._writable.register(connection.fileno(), select.POLLOUT)
-        # Counted in our own ticks, not by the clock: a process that was stopped for a minute has nobody to blame.
+        # Counted in our own ticks, not by the clock: a process that was stopped must not blame its parent.
         self._ticks_unheard = 0
         self._ticks_unpulsed: int | None = None
         self._pulse_patience = pulse_patience
 
     def fileno(self) -> int:
-        """The descriptor that can be read when there is something to `listen` to."""
+        """A descriptor that is readable when there is a heartbeat for `listen`."""
         return self._connection.fileno()
 
     @property
@@ -76,11 +75,11 @@ class ParentLink:
         return self._ticks_unheard * HEARTBEAT_INTERVAL
 
     def pulse(self) -> None:
-        """Say that the event loop runs. Who has said so once, and then not for 10 s, is ended by the parent."""
+        """Report that the event loop runs. After the first pulse, the parent ends a process without one for 10 s."""
         self._ticks_unpulsed = 0
 
     def enter(self, stage: str) -> None:
-        """Name what the process does from now on, and tell the parent at once."""
+        """Enter a stage, and tell the parent at once."""
         self.stage = stage
         self._send_state()
 
@@ -89,12 +88,12 @@ class ParentLink:
         self.progress = progress
 
     def set_blamed_on_request(self, blamed_on_request: bool) -> None:
-        """Tell the parent, at once, whether an end of this process is the doing of one request from now on."""
+        """Tell the parent, at once, whether an end of this process from now on is the fault of one request."""
         self.blamed_on_request = blamed_on_request
         self._send_state()
 
     def started(self, address: str = "") -> None:
-        """Report that the process does its work from now on."""
+        """Report that the process is ready, and the address it serves."""
         self.stage = "ready"
         self._send(Started(address), patience=1.0)
 
@@ -103,23 +102,23 @@ class ParentLink:
         self._send(Failed(self.stage, message[:MAX_REASON], is_setting), patience=1.0)
 
     def keep(self, kept: Kept) -> None:
-        """Have the parent keep something for the process that takes this one's place: now, or once it reads again."""
+        """Give the parent state for the successor of this process: now, or once the parent reads again."""
         with self._lock:
             self._unsent = _merged(self._unsent, kept)
             self._send_unsent()
 
     def ask_reload(self) -> None:
-        """Have the parent read keys and certificates again, and tell them to all of its API processes."""
+        """Ask the parent to read keys and certificates again, and to send them to all of its API processes."""
         self._send(ReloadAsked(), patience=1.0)
 
     def beat(self) -> None:
-        """Tell the parent that this process lives: to be called every `HEARTBEAT_INTERVAL`."""
+        """Send a heartbeat to the parent; call it every `HEARTBEAT_INTERVAL`."""
         self._ticks_unheard += 1
         if self._has_pulse():
             self._send_state()
 
     def listen(self) -> None:
-        """Take the parent's next heartbeat, and log as it does; this process ends where the parent has."""
+        """Read the parent's next heartbeat, and take over its log level; ends this process if the parent has ended."""
         try:
             heartbeat = msgspec.msgpack.decode(self._connection.recv_bytes(), type=Heartbeat)
         except (EOFError, OSError):
@@ -132,11 +131,11 @@ class ParentLink:
             set_log_level(heartbeat.log_level)
 
     def beat_in_a_thread(self) -> None:
-        """Do both from now on, whatever the other threads do."""
+        """Call `beat` and `listen` in a thread from now on."""
         threading.Thread(target=self._beat_forever, name="heartbeat", daemon=True).start()
 
     def run(self, work: Callable[[], int]) -> int:
-        """Do the process's work and give its exit code: 1 or 3 for an error, which goes to the parent and the log."""
+        """Do the process's work and return its exit code: 1 or 3 for an error, which goes to the parent and the log."""
         try:
             return work()
         except PyllmError as error:
@@ -149,7 +148,7 @@ class ParentLink:
             return 1
 
     def _send_state(self) -> None:
-        with self._lock:  # Looked at in there: of two threads, the one that is last must not tell what was before.
+        with self._lock:  # The state is read under the lock, so that a thread never sends an older state last.
             self._send_locked(self._state())
             self._send_unsent()
 
@@ -168,7 +167,7 @@ class ParentLink:
             self._send_locked(message, patience)
 
     def _send_locked(self, message: ChildMessage, patience: float = 0.0) -> bool:
-        """Send it, or drop it where the parent reads nothing: one that is stopped must not stop this process."""
+        """Send a message, or drop it if the parent does not read: a stopped parent must not block this process."""
         if not self._writable.poll(patience * 1000):
             return False
         try:
@@ -195,7 +194,7 @@ class ParentLink:
 
 
 def _merged(earlier: Kept, later: Kept) -> Kept:
-    """Two messages as one: of ended requests all that are kept, of all else the later."""
+    """Two messages as one: ended requests of both, as many as are kept, and the later of all other fields."""
     return Kept(
         earlier.settings if later.settings is None else later.settings,
         (earlier.ended + later.ended)[-MAX_ENDED:],
@@ -209,11 +208,11 @@ def attach(
 ) -> ParentLink:
     """Make this process a supervised child that has its configuration; call it in the main thread.
 
-    When the connection ends, so does the process; `die_with_parent` may make that sooner. Unless it is to be
-    `in_a_thread`, the process sees to its heartbeats itself.
+    The process ends with the connection, or earlier by `die_with_parent`. Unless `in_a_thread`, the process must call
+    `beat` and `listen` itself.
     """
     setproctitle(title)
-    # What the stacks were when it crashed, or when its parent asks because it hangs.
+    # Write the stacks in a crash, or when the parent asks because this process hangs.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     parent = ParentLink(connection, "starting", pulse_patience)
@@ -223,19 +222,19 @@ def attach(
 
 
 def die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the *thread* that started this process ends, which must be one that stays."""
+    """Ask the kernel for SIGKILL when the *thread* that started this process ends; that thread must live on."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def keep_exit_codes() -> None:
-    """Have the kernel keep how this process's children ended, also where whoever started it ignores its own children:
-    that is inherited, and every child would seem to have ended with code 0.
+    """Make the kernel keep exit codes of this process's children. A parent that ignores SIGCHLD passes this on, and
+    then every child would seem to have ended with code 0.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def await_configuration(connection: Connection) -> bytes:
-    """Wait for what the parent sends first; this process is a spare meanwhile, and ends with its parent."""
+    """Wait for the parent's first message; this process is a spare meanwhile, and ends with its parent."""
     try:
         return connection.recv_bytes()
     except (EOFError, OSError):

@@ -1,7 +1,7 @@
-"""A process that is never mistaken for another that got its id: noticed when it ends, and signalled until then.
+"""Handles of processes, safe against reuse of ids: they notice the end of a process, and signal it until then.
 
-By a pidfd. Where a sandbox refuses those, as gVisor does, by who reaps the process: until then its id is its own. Knows
-no role of a process, and no exit code.
+A handle uses a pidfd. In sandboxes without pidfds, such as gVisor, it relies on the process that reaps: before that an
+id is not reused. Knows no roles of processes, and no exit codes.
 """
 
 import contextlib
@@ -17,24 +17,24 @@ class ProcessHandle(Protocol):
     """One process, from its start until `close`."""
 
     def fileno(self) -> int:
-        """A descriptor that can be read once the process has ended."""
+        """A descriptor that is readable once the process has ended."""
 
     def signal(self, number: int) -> None:
         """Send a signal.
 
         Raises:
-            ProcessLookupError: it has been reaped.
+            ProcessLookupError: the process has been reaped.
         """
 
     def kill_group(self) -> None:
-        """SIGKILL to all of the process group that it leads; to none where it has been reaped."""
+        """Send SIGKILL to the process group that it leads, unless it has been reaped."""
 
     def close(self) -> None:
-        """Return the descriptor; to be called when the process has been reaped, or is left alone."""
+        """Close the descriptor; call it when the process has been reaped, or is not watched any more."""
 
 
 class PidfdHandle:
-    """By a pidfd, which this owns from now on; the process may be anybody's child."""
+    """A handle by a pidfd, which it owns; the process may be the child of any process."""
 
     def __init__(self, pid: int, pidfd: int) -> None:
         self._pid = pid
@@ -54,17 +54,17 @@ class PidfdHandle:
 
 
 class WaitedHandle:
-    """By a thread that waits for a child of this process. It reaps nothing, so the id stays the child's.
+    """A handle by a thread that waits for a child of this process. It does not reap, so the id is not reused.
 
-    Nobody else may reap the child before this is closed.
+    The child must not be reaped before this is closed.
 
     Raises:
-        OSError: there may be no more threads or descriptors.
+        OSError: no thread or descriptor is left.
     """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._is_forgotten = False  # by a kernel that was told to ignore SIGCHLD
+        self._is_forgotten = False  # reaped by the kernel, as SIGCHLD is ignored
         self._descriptor, end = os.pipe()
         thread = threading.Thread(target=self._wait, args=(end,), name=f"wait for {pid}", daemon=True)
         try:
@@ -98,8 +98,8 @@ class WaitedHandle:
 
 
 class RemoteHandle:
-    """By the process whose child it is. That holds the other end of a pipe until it has reaped the child, and does
-    `send(number, to_group)` for this process, unless it has reaped the child.
+    """A handle by the process's parent. The parent holds the other end of a pipe until it has reaped its child;
+    `send(number, to_group)` makes it send a signal, unless it has reaped the child.
     """
 
     def __init__(self, descriptor: int, send: Callable[[int, bool], None]) -> None:
@@ -121,17 +121,17 @@ class RemoteHandle:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """The pidfd of a process, or None where there are none.
+    """The pidfd of a process, or None if pidfds are not supported.
 
     Raises:
-        OSError: there may be no more descriptors, or there is no such process.
+        OSError: no descriptor is left, or there is no such process.
     """
     try:
         return os.pidfd_open(pid)
-    except AttributeError:  # Python was built for a kernel that had none.
+    except AttributeError:  # Python was built for a kernel without pidfds.
         return None
     except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.EPERM):  # Docker's older filters say the latter of any newer call.
+        if error.errno in (errno.ENOSYS, errno.EPERM):  # Docker's older filters give EPERM for newer calls.
             return None
         raise
 
@@ -140,7 +140,7 @@ def child_handle(pid: int) -> ProcessHandle:
     """The handle of a child of this process that has not been reaped.
 
     Raises:
-        OSError: as for `open_pidfd` and `WaitedHandle`.
+        OSError: see `open_pidfd` and `WaitedHandle`.
     """
     pidfd = open_pidfd(pid)
     return WaitedHandle(pid) if pidfd is None else PidfdHandle(pid, pidfd)
@@ -148,5 +148,5 @@ def child_handle(pid: int) -> ProcessHandle:
 
 def _kill_group(handle: ProcessHandle, pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        handle.signal(0)  # Where it was reaped, its id may be another's.
+        handle.signal(0)  # It fails if the process was reaped: its id may be reused.
         os.killpg(pid, signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""What each process of a server takes: memory, CPU time, and memory of NVIDIA cards. Read from /proc and, where
-nvidia-ml-py is installed, from the driver. Knows no roles: a process goes by its title.
+"""Samples of each process of a server: memory, CPU time, and memory of NVIDIA cards. Read from /proc and, if
+nvidia-ml-py is installed, from the driver. Knows no roles: a process is named by its title.
 """
 
 import os
@@ -14,20 +14,20 @@ import msgspec
 from pyllm.wire.messages import Restarts
 
 MAX_NAME = 80
-FRESH = 1.0  # seconds in which samples are not taken again
+FRESH = 1.0  # seconds for which samples are reused
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 
 
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One process. `memory_bytes` is its PSS: what it shares with others is divided among them.
+    """One process. `memory_bytes` is its PSS: memory shared with other processes is divided among them.
 
-    `cpu_seconds` are those of all its threads since it was started, `age` seconds ago. `device_bytes` are those on all
-    cards together, None where the driver does not say.
+    `cpu_seconds` covers all its threads since its start, `age` seconds ago. `device_bytes` covers all cards, None if
+    the driver does not report it.
 
-    `num_restarts` processes had its place before and have ended, the last one `restart_age` seconds ago for
-    `restart_reason`, such as "core 0 was killed by SIGKILL while ready".
+    It is the successor of `num_restarts` processes; the last one ended `restart_age` seconds ago for `restart_reason`,
+    such as "core 0 was killed by SIGKILL while ready".
     """
 
     name: str
@@ -43,7 +43,7 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One card: bytes in use by anybody, and the share of the last second, 0 to 1, in which it computed."""
+    """One card: bytes in use by all processes, and the share of the last second, 0 to 1, in which it computed."""
 
     name: str
     index: int
@@ -53,16 +53,16 @@ class DeviceSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Samples(msgspec.Struct, frozen=True):
-    """All processes of a server, in the order in which they were started, and all cards of the machine."""
+    """All processes of a server, in the order of their start, and all cards of the machine."""
 
     processes: list[ProcessSample]
     devices: list[DeviceSample]
 
 
 class ProcessSampler:
-    """Samples the processes that `roots` names and their descendants; takes milliseconds: call it from a thread.
+    """Samples the processes of `roots` and their descendants; takes milliseconds: call it from a thread.
 
-    `restarts` gives those that are known, by the clock of `Restarts`.
+    `restarts` returns the known restarts, by the clock of `Restarts`.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class ProcessSampler:
         self._taken_at = -FRESH
 
     def sample(self) -> Samples:
-        """What is so now, or was so less than a second ago. A process that ends meanwhile is left out."""
+        """The current samples, at most one second old. A process that ends meanwhile is left out."""
         now = self._clock()
         if now - self._taken_at >= FRESH:
             devices, bytes_of = _devices(self._nvml) if self._nvml is not None else ([], None)
             pids = list(self._descendants())
             if bytes_of is not None and bytes_of.keys().isdisjoint(pids):
-                bytes_of = None  # In a container the driver may have other ids for them.
+                bytes_of = None  # In a container the driver may use other ids.
             restarts = {restarts.pid: restarts for restarts in self._restarts()}
             found = [
                 _with_restarts(sample, restarts.get(pid), now)
@@ -116,7 +116,7 @@ class ProcessSampler:
         try:
             stat = _stat(folder)
             uptime = float((self._proc / "uptime").read_text().split()[0])
-            # Titled ones are one word; of one that starts the program alone, as its arguments differ each time.
+            # A title is one word. Of other processes only the program counts, as arguments differ each time.
             title = (folder / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace").strip()
             return ProcessSample(
                 name=title.rpartition("/")[2][:MAX_NAME],
@@ -132,7 +132,7 @@ class ProcessSampler:
 
 
 def load_nvml() -> Any | None:
-    """nvidia-ml-py, initialised; None where it is not installed, or there is no driver."""
+    """nvidia-ml-py, initialised; None if it is not installed, or there is no driver."""
     try:
         import pynvml
     except ImportError:
@@ -156,7 +156,7 @@ def _with_restarts(sample: ProcessSample, restarts: Restarts | None, now: float)
 
 
 def _stat(folder: Path) -> list[str]:
-    """The fields of `/proc/PID/stat` from the state on, which is the third: a name may have spaces and brackets."""
+    """The fields of `/proc/PID/stat` from the third one, the state, on: the name may have spaces and brackets."""
     return (folder / "stat").read_text().rpartition(") ")[2].split()
 
 
@@ -168,7 +168,7 @@ def _pss(folder: Path) -> int:
 
 
 def _devices(nvml: Any) -> tuple[list[DeviceSample], dict[int, int]]:
-    """The cards, and the bytes of each process by its id; what a card does not tell is left out."""
+    """The cards, and the bytes of each process by its id; data that a card does not report is left out."""
     devices, bytes_of = [], dict[int, int]()
     for index in range(nvml.nvmlDeviceGetCount()):
         with suppress(nvml.NVMLError):

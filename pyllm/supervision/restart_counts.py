@@ -1,4 +1,4 @@
-"""Counts restarts: of one process, by its id, or of several that are restarted together.
+"""Counts of restarts: of one process, by its id, or of several that are restarted together.
 
 Starts no process.
 """
@@ -9,17 +9,17 @@ from pyllm.wire.messages import Restarts
 
 
 def restarted(before: Restarts | None, pid: int, at: float, reason: str) -> Restarts:
-    """One more restart: the process of this id takes the place of one that has ended."""
+    """The count after one more restart; `pid` is the new process."""
     return Restarts(pid, 1 if before is None else before.num_restarts + 1, at, reason)
 
 
 def all_restarted(before: Sequence[Restarts], size: int, at: float, reason: str) -> tuple[Restarts, ...]:
-    """One more restart of each of `size` processes, of which none has an id yet; `before` is empty or has them all."""
+    """The counts after one more restart of each of `size` processes, without ids yet; `before` is empty or has all."""
     known: Sequence[Restarts | None] = before or [None] * size
     return tuple(restarted(each, 0, at, reason) for each in known)
 
 
 def with_pids(restarts: Sequence[Restarts], pids: Sequence[int]) -> tuple[Restarts, ...]:
-    """The same restarts, of processes that have ids by now."""
+    """The same counts with the ids of the processes."""
     pairs = zip(restarts, pids, strict=True)
     return tuple(Restarts(pid, each.num_restarts, each.at, each.reason) for each, pid in pairs)

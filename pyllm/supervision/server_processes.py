@@ -1,6 +1,6 @@
 """The processes of one server: started together, kept until a signal, ended in order.
 
-Knows the order; not what the processes do, nor how each is kept (`supervision/supervised_process.py`).
+Knows the order, but neither the work of the processes nor their supervision (`supervision/supervised_process.py`).
 """
 
 import asyncio
@@ -13,16 +13,16 @@ from collections.abc import Awaitable, Callable, Collection
 from pyllm.supervision.start_progress import show_progress
 from pyllm.supervision.supervised_process import SupervisedProcess, start_state
 
-# What a core may take to end after its clients have gone, and an API process beyond its own drain.
+# Seconds for a core to end after its clients have gone, and for an API process beyond its own drain.
 STOP_GRACE = 10.0
-# What all get together when one is lost for good: streams that cannot go on end with an error, and not more.
+# Seconds for all processes to end when one is lost for good, enough to end streams with an error.
 LOST_GRACE = 3.0
 
 logger = logging.getLogger(__name__)
 
 OnLost = Callable[[BaseException], None]
 
-# What ends a server: a signal, or the reason why it cannot go on. None: it has done its work; later, it has ended.
+# The cause of a server's end: a signal, or an error. None: its work is done, or later, all processes have ended.
 Event = signal.Signals | BaseException | None
 
 
@@ -37,21 +37,21 @@ async def supervise(
 ) -> None:
     """Start all and keep them until a signal, then end them group by group; after a second signal, at once.
 
-    The signals are SIGTERM, SIGINT, and SIGHUP of a closed terminal, which counts once.
+    The signals are SIGTERM, SIGINT, and SIGHUP from a closed terminal, which counts once.
 
-    Of `replicas`, which do the same, one is enough: all end when the last of them is lost.
+    One of `replicas`, which do the same work, is enough: all processes end when the last replica is lost.
 
-    `announcement` makes the line to print once all are ready, of the addresses that they serve, in their order; none
-    where it is empty. With `work` they end when that is done, too; it is cancelled if they end before.
-    `on_ending` is called as the first group is asked to end: once none of it is replaced any more.
+    `announcement` makes the line to print once all are ready, from the addresses that they serve, in order; an empty
+    line is not printed. With `work` they also end when it is done; it is cancelled if they end before.
+    `on_ending` is called while the first group ends, once none of it is replaced any more.
 
     Raises:
-        PyllmError: one did not start, or was lost for good; all have ended.
+        PyllmError: a process did not start, or was lost for good; all have ended.
     """
     processes = [process for group in groups for process in group]
     events: asyncio.Queue[Event] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
     lose_replica = last_of(len(replicas), events.put_nowait)
     on_lost = [lose_replica if process in replicas else events.put_nowait for process in processes]
@@ -67,11 +67,11 @@ async def supervise(
     ending.add_done_callback(lambda _: events.put_nowait(None))
     while (event := await events.get()) is not None:
         if isinstance(event, BaseException):
-            # What is still to end cannot do so in order: who needs the lost one would wait for it.
+            # The others cannot end in order: a process that needs the lost one would wait for it.
             failure = failure or event
             _give_up(processes, event)
             asyncio.get_running_loop().call_later(LOST_GRACE, _kill, processes)
-        elif event != signal.SIGHUP:  # A terminal that is closed sends it, and the shell in it again.
+        elif event != signal.SIGHUP:  # A closed terminal and its shell each send SIGHUP.
             logger.warning("second signal to stop: ending at once")
             _kill(processes)
     ending.result()
@@ -80,7 +80,7 @@ async def supervise(
 
 
 def last_of(count: int, on_lost: OnLost) -> OnLost:
-    """What each of so many processes calls that do the same, so that `on_lost` hears of the last loss alone."""
+    """A callback for each of `count` replicas; calls `on_lost` only for the last loss."""
     left = count
 
     def lose(reason: BaseException) -> None:
@@ -118,16 +118,16 @@ async def _start(
         if work is not None:
             await work()
             events.put_nowait(None)
-    except Exception as error:  # noqa: BLE001 - whatever it is, all that has been started has to end
+    except Exception as error:  # noqa: BLE001 - after any error all started processes must end
         events.put_nowait(error)
 
 
 def _announce(line: str) -> None:
     try:
         print(line, flush=True)
-    except OSError as error:  # Nobody reads what we say: that is no reason not to do it.
+    except OSError as error:  # A server without a reader of stdout still serves.
         logger.warning("stdout cannot be written to: %s", error.strerror)
-        with open(os.devnull, "wb") as nothing:  # What is left in its buffer would fail again when this process ends.
+        with open(os.devnull, "wb") as nothing:  # The rest of the buffer would fail again when this process ends.
             os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
@@ -146,6 +146,6 @@ async def _end(groups: list[list[SupervisedProcess]], grace: float, on_ending: C
     for number, group in enumerate(groups):
         stopping = asyncio.gather(*(process.stop(grace) for process in group))
         if number == 0:
-            await asyncio.sleep(0)  # None of them is replaced after that.
+            await asyncio.sleep(0)  # No process of the group is replaced after that.
             on_ending()
         await stopping

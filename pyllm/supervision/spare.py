@@ -1,6 +1,6 @@
 """A spare: a process that has imported everything and waits for its configuration.
 
-Knows how to start and replace one; not the child's role, nor who takes it.
+Knows how to start and replace one; neither the child's role nor its taker.
 """
 
 import asyncio
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pyllm.supervision.child_process import ChildProcess, end
 from pyllm.supervision.restart_budget import RestartBudget
 
-# A spare that dies by itself is replaced so many times a minute; then there is none before the next `fill`.
+# Replacements per minute of a spare that dies by itself; after that there is no spare before the next `fill`.
 MAX_REPLACEMENTS = 3
-# Seconds after `fill` until a spare is started: imports take a processor, which those want now who have waited for what
-# has just become ready.
+# Seconds after `fill` until a spare is started: its imports would take a processor from requests that have waited for
+# the process that has just become ready.
 SPARE_DELAY = 1.0
 
 logger = logging.getLogger(__name__)
@@ -30,20 +30,20 @@ class Spare:
         self._timer: asyncio.TimerHandle | None = None
 
     def fill(self) -> None:
-        """Start one, a little later, if there is none by then."""
+        """Start a spare after the delay, unless there is one by then."""
         self._fill_after(self._delay)
 
     def take(self) -> ChildProcess:
-        """A process that is not configured yet: the one that stands by, or a new one.
+        """Take a process that is not configured yet: the spare, or a new one.
 
-        None stands by before the next `fill`.
+        There is no other spare before the next `fill`.
         """
         self._cancel()
         process, self._waiting = self._waiting, None
         return self._spawn() if process is None or process.exited.done() else process
 
     def kill(self) -> list[ChildProcess]:
-        """SIGKILL to the one that stands by, if any; gives what is yet to end."""
+        """Send SIGKILL to the spare, if any; returns the processes that are still to end."""
         self._cancel()
         killed = [] if self._waiting is None else [self._waiting]
         self._waiting = None
@@ -52,7 +52,7 @@ class Spare:
         return killed
 
     async def close(self) -> None:
-        """As `kill`, and wait for the end."""
+        """Kill the spare and wait for its end."""
         await end(self.kill())
 
     def _fill_after(self, delay: float) -> None:

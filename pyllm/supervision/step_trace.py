@@ -1,6 +1,6 @@
 """A trace of a core's last steps, in memory that outlives it.
 
-The core writes, and its parent reads after the core's death, at whichever word that was. Knows neither of the two.
+The core writes, and its parent reads after the core's death, even in the middle of a write. Knows neither of the two.
 """
 
 import struct
@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from mmap import mmap
 from typing import Any, NamedTuple
 
-NUM_STEPS = 64  # that are kept
-# Of a step, that are kept: the first ones.
+NUM_STEPS = 64  # steps to keep
+# Rows to keep of a step: the first ones.
 MAX_ROWS = 1024
 _HEAD = struct.Struct("=QQ")  # the epoch, and the number of steps that are over
 _HEAD_SIZE = 64
-# As `rust/pyllm-python/src/step_trace.rs` writes them, in words of 32 bits: checksum, step, tokens, rows; each row.
+# The format of `rust/pyllm-python/src/step_trace.rs`, in words of 32 bits: checksum, step, tokens, rows; each row.
 _NOTE = struct.Struct("=QQII")
 _ROW = struct.Struct("=IQ")
 
 
 class StepTrace:
-    """The core's side, over `size(...)` bytes that are zeros at first."""
+    """The core's side, over `size(...)` zero bytes."""
 
     def __init__(self, memory: mmap | bytearray, epoch: int) -> None:
         view = memoryview(memory)
@@ -30,11 +30,11 @@ class StepTrace:
         self._notes = [words[index * length : (index + 1) * length] for index in range(NUM_STEPS)]
 
     def note(self, step: int) -> memoryview:
-        """Where a step is to be noted, by `Scheduler.note_step`, before it is submitted."""
+        """The buffer for the note of a step, which `Scheduler.note_step` writes before the step is submitted."""
         return self._notes[step % NUM_STEPS]
 
     def end(self, step: int) -> None:
-        """Note that a step is over, and all before it: committed, or lost with the workers."""
+        """Note that a step and all before it are over: committed, or lost with the workers."""
         self._head[1] = step + 1
 
 
@@ -42,17 +42,17 @@ class _Note(NamedTuple):
     step: int
     num_tokens: int
     num_rows: int
-    requests: list[dict[str, int]]  # each once
+    requests: list[dict[str, int]]  # without duplicates
 
 
 def size(max_num_seqs: int) -> int:
-    """Bytes for a core with so many rows in a step."""
+    """The number of bytes for a core with at most `max_num_seqs` rows in a step."""
     note = _NOTE.size + min(max_num_seqs, MAX_ROWS) * _ROW.size
     return _HEAD_SIZE + NUM_STEPS * note
 
 
 def last_steps(memory: bytes) -> dict[str, Any]:
-    """What a core that has ended had noted, in the words of a worker's record; nothing of one that had not begun."""
+    """The notes of a core that has ended, under the names of a worker's record; empty if it had not begun."""
     if not any(memory[:_HEAD_SIZE]):
         return {}
     epoch, num_over = _HEAD.unpack_from(memory)
@@ -70,7 +70,7 @@ def last_steps(memory: bytes) -> dict[str, Any]:
 
 
 def _read(memory: bytes) -> Iterator[_Note]:
-    """The note that is there, unless it was never written, or not to its end."""
+    """The note in the buffer, if it was completely written."""
     checksum, step, num_tokens, num_rows = _NOTE.unpack_from(memory)
     num_kept = min(num_rows, (len(memory) - _NOTE.size) // _ROW.size)
     rows = memory[_NOTE.size : _NOTE.size + num_kept * _ROW.size]
@@ -80,7 +80,7 @@ def _read(memory: bytes) -> Iterator[_Note]:
 
 
 def _checksum(content: bytes) -> int:
-    """FNV-1a, by words in place of bytes."""
+    """FNV-1a over 32-bit words in place of bytes."""
     total = 0xCBF29CE484222325
     for word in memoryview(content).cast("I"):
         total = (total ^ word) * 0x100000001B3 % (1 << 64)

@@ -1,6 +1,6 @@
 """A supervised process: a child that is started, configured, watched, and replaced when it dies.
 
-Knows when a successor helps and when too many have died; not the child's role.
+Knows whether a successor helps and whether too many have died; not the child's role.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from pyllm.supervision.restart_counts import restarted
 from pyllm.supervision.spare import SPARE_DELAY, Spare
 from pyllm.wire.messages import Restarts
 
-# Deaths by one request alone that cost nothing, for each restart that is allowed. Two of them fail the request, so that
-# they end when requests that kill do; those of a child that blames a request whenever it dies would not, nor those of
-# a client that never fails one. Beyond this bound they cost what others do.
+# Deaths blamed on one request that cost no restart, for each allowed restart. Two of them fail the request, so they end
+# with the harmful requests, except for a child that always blames a request, or a client that never fails one. Beyond
+# this bound they cost a restart.
 FREE_DEATHS = 10
 
-# Gets the address that the child before served; empty for the first.
+# Gets the address that the previous child served; empty for the first.
 Configure = Callable[[str], msgspec.Struct]
 
 logger = logging.getLogger(__name__)
 
 
 class ProcessLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How a child is kept; times are in seconds. With `warm_spare` a successor stands by."""
+    """The limits of a supervised child; times are in seconds. With `warm_spare` there is a spare process."""
 
     ready_timeout: float
     max_restarts: int
@@ -40,13 +40,12 @@ class ProcessLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisedProcess:
-    """`spawn` starts a child and `configure` makes its configuration; `on_death` is called with each one that has died.
+    """`spawn` starts a child and `configure` makes its configuration; `on_death` is called with each dead child.
 
-    `release` is called when there is no child any more and no successor, maybe twice.
+    `release` is called, maybe twice, when there will be no other child.
 
-    A child that ended for a reason that another would meet has no successor, nor has one that ended in order when that
-    was expected. What it has said to be one request's doing costs no restart: however many such there are, each fails
-    by itself.
+    A child has no successor if it ended for a reason that the successor would meet, too, or in order when that was
+    expected. A death blamed on one request costs no restart, see `FREE_DEATHS`: such a request fails by itself.
     """
 
     def __init__(
@@ -78,22 +77,22 @@ class SupervisedProcess:
 
     @property
     def restarts(self) -> tuple[Restarts, ...]:
-        """Those of the child, if it is not the first, and of its own children."""
+        """The restarts of the child, if it is not the first, and of its own children."""
         own = () if self._restarts is None else (self._restarts,)
         return own + (() if self.process is None else self.process.restarts)
 
     def spawn(self) -> None:
-        """Start the first child without waiting for it; no event loop need be running."""
+        """Start the first child without waiting for it; works without a running event loop."""
         self.process = self._spawn()
         self.process.configure(self._configure(""))
 
     async def start(self, on_lost: Callable[[BaseException], None]) -> str:
-        """Wait until the first child is ready, and keep it from then on; gives the address that it serves.
+        """Wait until the first child is ready, and supervise it from then on; returns the address that it serves.
 
-        `on_lost` is called once, with the reason, if there is no child any more and no successor.
+        `on_lost` is called once, with the reason, if a child is lost without a successor.
 
         Raises:
-            StartError: it did not become ready; nothing is kept.
+            StartError: the child did not become ready; it is not supervised.
         """
         if self.process is None:
             self.spawn()
@@ -107,22 +106,22 @@ class SupervisedProcess:
         return self._address
 
     def stand_by(self) -> None:
-        """Have a spare from now on, if that is wanted: once all is ready, so that starting is not slowed."""
+        """Keep a spare from now on, if configured. Call it once all is ready, so that it does not slow the start."""
         self._stands_by = self._limits.warm_spare
         if self._stands_by:
             self._spare.fill()
 
     def expect_end(self) -> None:
-        """From now on a child that ends with code 0 is not lost, whoever asked it to end."""
+        """Accept from now on that a child ends with code 0."""
         self._may_end = True
 
     def give_up(self, reason: str) -> None:
-        """Tell the child that what it needs will not come back."""
+        """Tell the child that a process it needs will not come back."""
         if self.process is not None:
             self.process.give_up(reason)
 
     def kill(self) -> None:
-        """SIGKILL to the child, the spare, and all that they have started; there is no successor."""
+        """Send SIGKILL to the child, the spare, and all that they have started; there is no successor."""
         self._end_keeping()
         self._spare.kill()
         if self.process is not None:
@@ -130,7 +129,7 @@ class SupervisedProcess:
         self._release()
 
     async def stop(self, grace: float) -> None:
-        """SIGTERM, then SIGKILL after `grace` seconds; there is no successor."""
+        """Send SIGTERM, then SIGKILL after `grace` seconds; there is no successor."""
         self._end_keeping()
         await asyncio.gather(self._spare.close(), self._stop_child(grace))
         self._release()
@@ -146,7 +145,7 @@ class SupervisedProcess:
             logger.warning("%s: it did not shut down cleanly", process.exit_summary())
 
     async def _keep(self, process: ChildProcess) -> EngineDeadError | None:
-        """Until a child has ended for good; gives the reason, if that is one."""
+        """Replace children until one has ended for good; returns the reason, or None for an expected end."""
         while True:
             await asyncio.wait({process.exited})
             if process.exited.result() == 0 and self._may_end:
@@ -161,7 +160,7 @@ class SupervisedProcess:
             await self._see_ready(process)
 
     async def _successor(self, dead: ChildProcess) -> ChildProcess:
-        """Another child, as often as the budget allows; one that cannot be started costs a restart, too.
+        """Start another child, as often as the budget allows; a failed start costs a restart, too.
 
         Raises:
             GivenUpError: the budget is used up; the text has the last reason.
@@ -178,7 +177,7 @@ class SupervisedProcess:
         raise GivenUpError(f"{reason}; it is not started anew, max_restarts allows {most} times within {WINDOW:g} s")
 
     def _delay(self, dead: ChildProcess) -> float | None:
-        """Seconds to wait before its successor, or None where there is to be none."""
+        """Seconds to wait before the successor, or None if there may be none."""
         now = self._clock()
         if dead.blamed_on_request and self._free_deaths.take(now) is not None:
             return 0.0
@@ -209,9 +208,9 @@ class SupervisedProcess:
 
 
 def start_state(processes: Sequence[SupervisedProcess]) -> tuple[float, str]:
-    """The share of the model that is loaded, and a text for people: what the children do that are not ready."""
+    """The share of the model that is loaded, and a text with the stages of children that are not ready."""
     children = [process.process for process in processes if process.process is not None]
-    # A child that waits for another one is not what holds up the start.
+    # A child that waits for another one does not delay the start.
     busy = [child for child in children if child.stage != "ready" and not child.stage.startswith("waiting")]
     loaded = max((child.progress for child in children), default=0.0)
     return loaded, ", ".join(f"{child.name} is {child.stage}" for child in busy)

@@ -1,6 +1,6 @@
 """The messages between processes, and the ZeroMQ sockets that carry them.
 
-Knows who may say what, not why: no scheduler, no text, no HTTP.
+Knows which process may send which message, not why: no scheduler, no text, no HTTP.
 """
 
 import lazy_loader

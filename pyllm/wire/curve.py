@@ -27,7 +27,7 @@ class CurveKeys(msgspec.Struct, frozen=True):
     server: bytes = b""
 
     def __repr__(self) -> str:
-        return f"CurveKeys(public={self.public!r})"  # Logs and reports must not have the other one.
+        return f"CurveKeys(public={self.public!r})"  # Logs and reports must not have the secret key.
 
 
 class KeyPairs(NamedTuple):
@@ -48,7 +48,7 @@ def generate(folder: Path) -> None:
     """Write a fresh server and client key pair (files mode 0600) into a new folder.
 
     Raises:
-        ConfigError: the folder has keys already.
+        ConfigError: the folder already has keys.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (folder / "server.key_secret").exists():
@@ -61,7 +61,7 @@ def generate(folder: Path) -> None:
 
 
 def write_server_keys(folder: Path, pairs: KeyPairs) -> None:
-    """Write what the server needs of these into a new folder for its user alone, as `generate` would have it."""
+    """Write the server's part of the pairs into a new folder that only its user can read, as `generate` does."""
     folder.mkdir(mode=0o700)
     (folder / "clients").mkdir(mode=0o700)
     _write_secret(folder / "server.key_secret", pairs.server)
@@ -69,7 +69,7 @@ def write_server_keys(folder: Path, pairs: KeyPairs) -> None:
 
 
 def write_client_keys(folder: Path, keys: CurveKeys) -> None:
-    """Write those of a client into a new folder for its user alone, as `client_keys` reads it."""
+    """Write a client's keys into a new folder that only its user can read, for `client_keys`."""
     folder.mkdir(mode=0o700)
     _write_secret(folder / "client.key_secret", keys)
     (folder / "server.key").write_text(_certificate(keys.server))
@@ -85,7 +85,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _certificate(public: bytes, secret: bytes | None = None) -> str:
-    """A key as ZeroMQ's own files have it."""
+    """A key in the format of ZeroMQ's certificate files."""
     lines = ["metadata", "curve", f'    public-key = "{public.decode()}"']
     if secret is not None:
         lines.append(f'    secret-key = "{secret.decode()}"')
@@ -124,7 +124,7 @@ class _OnlyClient:
         self._key = key
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Called by the authenticator with the key of who wants to connect."""
+        """Whether a client with this public key may connect; the authenticator calls it."""
         del domain
         return hmac.compare_digest(key, self._key)
 

@@ -1,5 +1,5 @@
-"""How often processes say that they live, and how long silence may last. Knows no transport."""
+"""The interval of heartbeats between processes, and the longest silence. Knows no transport."""
 
 HEARTBEAT_INTERVAL = 0.5  # seconds
-# Seconds without a sign of life after which a process is taken to be gone, by its parent, its children and its clients.
+# Seconds without a heartbeat after which its parent, its children and its clients consider a process gone.
 SILENCE = 2.5

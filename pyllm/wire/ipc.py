@@ -1,6 +1,6 @@
 """One typed endpoint over one ZeroMQ socket, driven by the event loop, and its in-memory twin.
 
-Encodes, decodes and never blocks. Does not know what any message means, nor who supervises whom.
+Encodes, decodes and never blocks. Knows neither the meaning of messages nor the roles of processes.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from zmq.utils.monitor import recv_monitor_message
 
 from pyllm.wire.curve import CurveKeys
 
-# A prompt of a million tokens is 4 MB; nothing honest is larger than this.
+# A prompt of a million tokens is 4 MB; no legitimate message is larger than this.
 MAX_MESSAGE_BYTES = 64 << 20
 # Messages queued for one peer before `send` reports that it is slow.
 HIGH_WATER_MARK = 1000
-# Messages handled in one turn of the event loop, and bytes after which no other is, so that a flood does not starve
-# what else runs there. Log-probabilities of a whole vocabulary come in large messages, slow to take in.
+# Limits of messages and bytes handled in one turn of the event loop, so that a flood does not starve other tasks.
+# Log-probabilities of a whole vocabulary come in large messages, which are slow to handle.
 MESSAGES_PER_TURN = 64
 BYTES_PER_TURN = 1 << 20
 
@@ -31,7 +31,7 @@ class PeerGoneError(Exception):
     """The addressed client is not connected any more."""
 
 
-# Called with the sender's identity (empty but on a ROUTER), and the message or what is wrong with it.
+# Called with the sender's identity (empty except on a ROUTER), and the message or the decoding error.
 MessageHandler = Callable[[bytes, Received], None]
 MalformedHandler = Callable[[bytes, str], None]
 
@@ -48,7 +48,7 @@ class Endpoint(Generic[Received, Sent]):
     """A socket that calls `on_message` for each decoded message; must be made inside a running event loop.
 
     The socket's file descriptor is edge-triggered and a send may consume the edge, so every send looks for input again.
-    `receives` is the message type or union. A frame that does not decode goes to `on_malformed`; nothing else happens.
+    `receives` is the message type or union. A frame that does not decode only results in a call of `on_malformed`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Endpoint(Generic[Received, Sent]):
         self._on_disconnect = on_disconnect
         self._has_identity = socket.type == zmq.ROUTER
         self._drain_scheduled = False
-        # First, as it may fail: what the event loop reads stays open.
+        # This comes first, as it may fail: a descriptor added to the event loop must stay open.
         self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if on_disconnect else None
         self._loop.add_reader(socket.fileno(), self._drain)
         if self._monitor is not None:
@@ -129,7 +129,7 @@ class Endpoint(Generic[Received, Sent]):
             try:
                 self._handle(parts)
             except Exception:
-                self._schedule_drain()  # The descriptor tells of what is queued behind this message only once.
+                self._schedule_drain()  # The descriptor signals the messages behind this one only once.
                 raise
         self._schedule_drain()
 
@@ -152,14 +152,14 @@ class Endpoint(Generic[Received, Sent]):
 class MemoryEndpoint(Generic[Received, Sent]):
     """The in-process twin of `Endpoint`: a sent message is handled by the peer before `send` returns.
 
-    Frames are for workers, which are never at the other end of this one.
+    It takes no frames: these are for workers, which never use it.
     """
 
     def __init__(self) -> None:
         self._peer: MessageHandler[Sent] | None = None
 
     def connect(self, peer: MessageHandler[Sent]) -> None:
-        """Deliver from now on to `peer`."""
+        """Deliver to `peer` from now on."""
         self._peer = peer
 
     def send(self, message: Sent, *frames: Any, identity: bytes = b"") -> bool:
@@ -171,7 +171,7 @@ class MemoryEndpoint(Generic[Received, Sent]):
         return True
 
     def close(self, linger: float = 0.0) -> None:
-        """Deliver nothing any more."""
+        """Stop delivering messages."""
         del linger
         self._peer = None
 

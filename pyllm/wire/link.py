@@ -1,6 +1,6 @@
-"""A socket to a process that may die and be followed by another: opened anew, with a fresh identity, for each of them.
+"""A link to a process that may be restarted: each connection has a new socket with a fresh identity.
 
-Keeps the order of what a slow peer has not taken yet. Knows no message, and not when to try again.
+Queues messages for a slow peer in order. Knows neither the messages nor when to try again.
 """
 
 import logging
@@ -16,16 +16,16 @@ from pyllm.wire.ipc import MalformedHandler, MessageHandler, PeerGoneError, Send
 Received = TypeVar("Received")
 Sent = TypeVar("Sent")
 
-# Makes the sending half, of the handlers for messages, for frames that are none, and for the end of the connection.
+# Makes the sending half, given handlers for messages, for malformed frames and for the end of the connection.
 Connect = Callable[[MessageHandler[Received], MalformedHandler, Callable[[], None]], Sender[Sent]]
 
 logger = logging.getLogger(__name__)
 
 
 class Link(Generic[Received, Sent]):
-    """`open` makes a socket, and closes the one before it: what that one still held or brings is dropped.
+    """A link with at most one socket. `open` makes one and closes the one before, dropping its messages of both ways.
 
-    `on_lost` is called once for each socket whose connection ends; it is closed by then.
+    `on_lost` is called once for each socket whose connection ends, after it is closed.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Link(Generic[Received, Sent]):
         self._on_malformed = on_malformed
         self._on_lost = on_lost
         self._endpoint: Sender[Sent] | None = None
-        self._number = 0  # of the socket: what an older one still says is not heard
+        self._number = 0  # of the socket: messages of an older one are ignored
         self._unsent: deque[Sent] = deque()
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a socket; its peer may be gone nevertheless."""
+        """Whether there is a socket; its peer may already be gone."""
         return self._endpoint is not None
 
     @property
@@ -52,23 +52,23 @@ class Link(Generic[Received, Sent]):
         return len(self._unsent)
 
     def open(self, connect: Connect[Received, Sent]) -> None:
-        """Take a fresh socket. One that cannot be made is as one that is lost, but for the call of `on_lost`."""
+        """Make a new socket. If that fails, the link is closed, as after a loss, but `on_lost` is not called."""
         self.close()
         number = self._number
         try:
             self._endpoint = connect(
                 partial(self._receive, number), partial(self._malformed, number), partial(self._lose, number)
             )
-        except zmq.ZMQError as error:  # As where the process has no file descriptor left.
+        except zmq.ZMQError as error:  # such as no file descriptor left
             logger.warning("no socket could be made: %s", error)
 
     def post(self, message: Sent) -> None:
-        """Send a message behind those that are not sent yet; without a socket it is dropped."""
+        """Send a message after those not sent yet; without a socket it is dropped."""
         if self._endpoint is not None and (self._unsent or not self._send(message)):
             self._unsent.append(message)
 
     def flush(self) -> None:
-        """Send what the peer takes now of what it did not take before."""
+        """Send unsent messages, as many as the peer takes now."""
         while self._unsent:
             message = self._unsent.popleft()
             if not self._send(message):
@@ -76,7 +76,7 @@ class Link(Generic[Received, Sent]):
                 return
 
     def close(self, linger: float = 0.0) -> None:
-        """Close the socket, giving what is queued at most `linger` seconds to leave in the background."""
+        """Close the socket; messages queued in it get at most `linger` seconds to leave in the background."""
         self._number += 1
         endpoint, self._endpoint = self._endpoint, None
         self._unsent.clear()
@@ -84,7 +84,7 @@ class Link(Generic[Received, Sent]):
             endpoint.close(linger)
 
     def _send(self, message: Sent) -> bool:
-        """Whether the message needs no more care: it was sent, or there is nobody to send it to."""
+        """Whether the message is done with: it was sent, or there is no peer."""
         if self._endpoint is None:
             return True
         number = self._number

@@ -13,10 +13,10 @@ from pyllm.wire.sockets import lock_file
 
 
 def claim_address(address: str) -> socket.socket:
-    """Keeps others of ours from HOST:PORT until it is closed: from before it listens, while its model loads.
+    """Claim HOST:PORT against other pyllm processes until the claim is closed, also before a socket listens there.
 
-    Linux lets two sockets bind to one port until one of them listens. The claim is a name that, as a port, belongs to
-    the network namespace, and goes with the process.
+    Linux lets two sockets bind to one port until one of them listens. The claim is an abstract socket name: like a
+    port, it belongs to the network namespace, and it ends with the process.
 
     Raises:
         ConfigError: another process has claimed it.
@@ -34,10 +34,10 @@ def claim_address(address: str) -> socket.socket:
 
 @contextlib.contextmanager
 def claim_path(path: str) -> Generator[None, None, None]:
-    """The same for the path of a socket, which looks stale while its server loads: a locked file beside it.
+    """Claim a socket's path, which looks stale while its server loads, by a locked file beside it.
 
     Raises:
-        ConfigError: another process has claimed it, or its folder takes no file.
+        ConfigError: another process has claimed it, or no file can be made in its folder.
     """
     file = f"{os.path.realpath(path)}.lock"
     while True:
@@ -51,7 +51,7 @@ def claim_path(path: str) -> Generator[None, None, None]:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(file), os.fstat(descriptor)):
                 break
-        os.close(descriptor)  # of a file that its owner has removed meanwhile
+        os.close(descriptor)  # Its owner has removed the file meanwhile.
     try:
         yield
     finally:
@@ -68,7 +68,7 @@ def _claimed(address: str) -> ConfigError:
 
 
 def listen(listener: socket.socket, backlog: int) -> None:
-    """Listen on a socket that `bind_listener` or `bind_unix_listener` made; nothing changes where it does already.
+    """Listen on a socket of `bind_listener` or `bind_unix_listener`; no effect if it listens already.
 
     Raises:
         ConfigError: another process has begun to listen there since it was bound.
@@ -85,7 +85,7 @@ def listen(listener: socket.socket, backlog: int) -> None:
 
 
 def bind_listener(host: str, port: int) -> socket.socket:
-    """A listening socket's address, bound here and inherited by the API processes, which listen.
+    """A socket bound to an address. The API processes inherit it, and listen on it.
 
     Raises:
         ConfigError: the address cannot be bound.
@@ -105,9 +105,9 @@ def bind_listener(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def bind_unix_listener(path: str) -> Generator[socket.socket, None, None]:
-    """The same with a path, for the user and the group (mode 0660); its end removes the path.
+    """A socket bound to a path, for the user and the group (mode 0660); the path is removed at the end.
 
-    A socket that is there and that nobody listens on is replaced.
+    A stale socket at the path, which no process listens on, is replaced.
 
     Raises:
         ConfigError: the path cannot be bound, or is in use.
@@ -116,7 +116,7 @@ def bind_unix_listener(path: str) -> Generator[socket.socket, None, None]:
     try:
         _remove_stale(path)
         listener.bind(path)
-        os.chmod(path, 0o660)  # Nobody can connect before a process listens.
+        os.chmod(path, 0o660)  # No client can connect before a process listens.
         made = os.stat(path)
     except OSError as error:
         listener.close()
@@ -125,7 +125,7 @@ def bind_unix_listener(path: str) -> Generator[socket.socket, None, None]:
         yield listener
     finally:
         listener.close()
-        # Unless another server has taken the path meanwhile.
+        # The path stays if another server has taken it meanwhile.
         with contextlib.suppress(OSError):
             if os.path.samestat(os.stat(path), made):
                 os.unlink(path)

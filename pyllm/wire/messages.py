@@ -10,10 +10,10 @@ from typing import Any, Literal
 import msgspec
 
 PROTOCOL_VERSION = 2
-CLEARING_TOKENS = 8  # of each sample: with so many from a core, a request is not suspected of having ended it
+CLEARING_TOKENS = 8  # of each sample: after this many from a core, a request is not suspected of having crashed it
 LOSSES_TO_RUN_ALONE = 2  # cores in a row that were lost with a request, after which the next one runs it by itself
-# Seconds that one `Reserve` lasts, and that a core stays reserved at most if clients ask again. It then rests for as
-# long as it was reserved, so it takes all requests at least half of the time.
+# Seconds that one `Reserve` lasts, and the longest reservation if clients ask again. The core then cannot be reserved
+# for as long as it was, so it takes all requests at least half of the time.
 RESERVATION = 5.0
 MAX_RESERVATION = 30.0
 MAX_REQUEST_REPORTS = 2000  # in one reply to the call `requests`
@@ -24,7 +24,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, 
 
 
 class FinishCode(IntEnum):
-    """How a sample ended, as `Deltas.finishes` carries it; 0 while it goes on."""
+    """The finish reason of a sample in `Deltas.finishes`; 0 while it is running."""
 
     NONE = 0
     STOP = 1
@@ -35,15 +35,15 @@ class FinishCode(IntEnum):
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What a worker needs to choose a token. The core and the scheduler pass it on as opaque bytes.
+    """The sampling parameters for workers. The core and the scheduler pass it on as opaque bytes.
 
-    `bad_words` are token ids each, of which the last may not follow the others; `stop_token_ids` may not come before
-    `min_tokens` of output. `logprobs` and `prompt_logprobs` count the likeliest tokens that come beside the token
-    itself; None: none. `logprob_token_ids` come in place of the likeliest. `grammar` is llguidance's text; "": none.
-    `extra_args` are those of logits processors, by their names. `pooling` "last" or "mean" asks for the prompt's
-    embedding in place of tokens, see `POOLING`. After `thinking_budget` tokens of reasoning the first of
-    `thinking_ends` is forced; without ends there is no bound. The model reasons if one of `thinking_starts` ends its
-    prompt or begins its output, or if there is none.
+    Each of `bad_words` is a sequence of token ids; its last one may not follow the others. `stop_token_ids` may not be
+    sampled before `min_tokens` of output. `logprobs` and `prompt_logprobs` are the number of likeliest tokens to report
+    beside the token itself; None: no log-probabilities. `logprob_token_ids` are reported in place of the likeliest.
+    `grammar` is llguidance's text; "": none. `extra_args` are arguments of logits processors, by their names. `pooling`
+    "last" or "mean" requests the prompt's embedding in place of tokens, see `POOLING`. After `thinking_budget` tokens
+    of reasoning the first of `thinking_ends` is forced; without ends there is no bound. The model reasons if one of
+    `thinking_starts` ends its prompt or begins its output, or if there are no starts.
     """
 
     temperature: float = 1.0
@@ -70,18 +70,18 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
 
     @property
     def is_stateful(self) -> bool:
-        """Whether a worker must know the request's tokens: what changes logits may look at them."""
+        """Whether a worker must know the request's tokens: changes of logits may depend on them."""
         return self.changes_logits or self.prompt_logprobs is not None
 
     @property
     def num_logprobs(self) -> int:
-        """Log-probabilities that come with a token at most, its own included; 0: none."""
+        """The maximum number of log-probabilities per token, its own included; 0: none."""
         counts = [count for count in (self.logprobs, self.prompt_logprobs) if count is not None]
         return 1 + max(*counts, len(self.logprob_token_ids) // 4) if counts else 0
 
     @property
     def changes_logits(self) -> bool:
-        """Whether a token is drawn from other logits than the model's."""
+        """Whether tokens are sampled from other logits than the model's."""
         return bool(
             self.presence_penalty
             or self.frequency_penalty
@@ -96,16 +96,16 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
         )
 
 
-# All that a request for an embedding asks of sampling, by its kind: of the hidden states after the final norm the last
-# token's, or the mean; scaled to length 1.
+# The sampling parameters of embedding requests by pooling: the last token's hidden state after the final norm, or the
+# mean of all; scaled to length 1.
 POOLING = {kind: Sampling(temperature=0.0, pooling=kind) for kind in ("last", "mean")}
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Log-probabilities of a step's tokens, row by row: first those of its prompt that it tells of, then the sampled.
+    """Log-probabilities of a step's tokens, row by row: first of its prompt tokens, then of its sampled tokens.
 
-    Token i has the entries `starts[i]` to `starts[i + 1]`, none where they are not wanted: first the token itself,
-    whose rank counts the tokens at least as likely, then the likeliest ones, best first, with the ranks 1, 2...
+    Token i has the entries `starts[i]` to `starts[i + 1]`, none if not requested: first the token itself, whose rank
+    counts the tokens at least as likely, then the likeliest ones, best first, with the ranks 1, 2...
     """
 
     prompt_starts: bytes  # rows + 1
@@ -117,7 +117,7 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Embeddings(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A step's embeddings: row i has `values[starts[i]:starts[i + 1]]`, nothing where it asked for none."""
+    """A step's embeddings: row i has `values[starts[i]:starts[i + 1]]`, empty if it requested none."""
 
     starts: bytes  # rows + 1
     values: bytes  # float32
@@ -131,10 +131,10 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a client may rely on.
+    """The properties and limits of a core's model.
 
-    - `kv_cache_tokens`: of the longest sequence that fits into the KV cache.
-    - `kv_windows`: of each group of layers with KV blocks of its own, how far back it reads; None: to the first token.
+    - `kv_cache_tokens`: the length of the longest sequence that fits into the KV cache.
+    - `kv_windows`: for each group of layers with its own KV blocks, how far back it reads; None: to the first token.
     """
 
     name: str
@@ -164,16 +164,16 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pipeline_parallel_size: int = 1
     cache_namespace: str = ""  # with blake3, a part of the name of every KV block
     saves_kv_blocks: bool = False  # a KV store or connector gets the blocks that are computed
-    can_generate: bool = True  # False: the model has no head, and gives embeddings only
+    can_generate: bool = True  # False: the model has no head, and makes only embeddings
 
 
 # Client to core.
 
 
 class Hello(Message, frozen=True):
-    """The first message on a socket; answered by `Ready`, or by `Rejected` where the version differs.
+    """The first message on a socket; answered by `Ready`, or by `Rejected` if the version differs.
 
-    Who `wants_load_reports` is sent `LoadReport` from then on.
+    With `wants_load_reports` the core sends `LoadReport` from then on.
     """
 
     version: int
@@ -181,10 +181,10 @@ class Hello(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """Start or resume a request. `max_tokens` and `min_tokens` count the tokens in `outputs`; one that pools has 0.
+    """Start or resume a request. `max_tokens` and `min_tokens` include the tokens in `outputs`; 0 for embeddings.
 
-    Seconds: `age` since it came, `timeout` from now until it ends unfinished, `ttft_target` from its coming to its
-    first token and `tpot_target` from token to token, which a policy may look at.
+    In seconds: `age` since arrival, `timeout` from now until it ends unfinished; `ttft_target` from arrival to the
+    first token and `tpot_target` from token to token, which a policy may use.
     """
 
     epoch: int
@@ -208,7 +208,7 @@ class Submit(Message, frozen=True):
     beam_width: int = 0  # 0: no beam search; else n is the same number
     length_penalty: float = 1.0
     num_losses: int = 0  # cores in a row that were lost with this request, each after fewer than `CLEARING_TOKENS`
-    name: str = ""  # as logs and reports have it; need not be unique
+    name: str = ""  # for logs and reports; need not be unique
     kv_cache_retention: str = "default"  # how long a KV store keeps its blocks: none, default or long
 
 
@@ -221,7 +221,7 @@ class Abort(Message, frozen=True):
 
 
 class Call(Message, frozen=True):
-    """Ask the core for something outside the stream; answered by `Reply` with the same id."""
+    """Call a method of the core, outside the streams; answered by `Reply` with the same id."""
 
     epoch: int
     id: int
@@ -230,7 +230,7 @@ class Call(Message, frozen=True):
 
 
 class Reserve(Message, frozen=True):
-    """Reserve the core for requests that were lost with another one: `LoadReport.reserved_for` tells all clients so.
+    """Reserve the core for requests that were lost with another one. `LoadReport.reserved_for` tells all clients.
 
     Lasts `RESERVATION` seconds; ask again to extend it. A refused `Reserve` has no answer.
     """
@@ -255,14 +255,14 @@ class Ready(Message, frozen=True):
 
 
 class Deltas(Message, frozen=True):
-    """What is new for one client, as columns: row i is one sample of one request.
+    """New output for one client, as columns: row i is one sample of one request.
 
     `token_starts` has one entry more than there are rows; `offsets` is the position of a row's first new token in its
-    sample's output, and negative where the row begins with tokens of the prompt, for their log-probabilities;
-    `cached_tokens` counts the prompt tokens found in the prefix cache at first admission. The next four columns are
-    those of `Logprobs`, over `tokens`, and empty where no token has any; then those of `Embeddings`, over the rows, and
-    empty where no row has one. The last three are of the rows with which the output of a request begins, on whatever
-    core: their indices, rising, and the seconds from arrival to the first step and from there to this output.
+    sample's output, and negative if the row begins with prompt tokens, for their log-probabilities; `cached_tokens`
+    counts the prompt tokens found in the prefix cache at first admission. The next four columns are those of
+    `Logprobs`, over `tokens`, and empty if no token has any; then those of `Embeddings`, over the rows, and empty if no
+    row has one. The last three are for the rows that begin a request's output on this or another core: their indices,
+    rising, and the seconds from arrival to the first step and from there to this output.
     """
 
     epoch: int
@@ -285,14 +285,14 @@ class Deltas(Message, frozen=True):
 
 
 class LoadReport(Message, frozen=True):
-    """What clients of several cores choose by: what a core has to do, and what has changed in its prefix cache.
+    """A core's load and the changes of its prefix cache, for placement by clients of several cores.
 
-    `changes` and `load` are packed by `Scheduler.load_report`, and read by `Placement.update_core`. Of this client's
-    requests those up to the id `last_request` are in the load; `num_requests` counts those of all clients.
+    `changes` and `load` are packed by `Scheduler.load_report`, and read by `Placement.update_core`. The load includes
+    this client's requests up to the id `last_request`; `num_requests` counts the requests of all clients.
 
-    Of these `num_lost_before` were lost with a core before, and have had fewer than `CLEARING_TOKENS` since.
-    `reserved_for`: for so many seconds clients send it only requests that were lost with a core, and move the others if
-    another core can take them; 0: not reserved.
+    Of these, `num_lost_before` were lost with a core before, and have had fewer than `CLEARING_TOKENS` since. For
+    `reserved_for` seconds clients send it only requests that were lost with a core, and move the others if another core
+    can take them; 0: not reserved.
     """
 
     epoch: int
@@ -313,9 +313,9 @@ class Reply(Message, frozen=True):
 
 
 class Rejected(Message, frozen=True):
-    """A request that was not accepted, or (request None) a frame or connection that was not.
+    """The refusal of a request, or (request None) of a frame or connection.
 
-    `parameter` is the field at fault, where there is one.
+    `parameter` is the field at fault, if there is one.
     """
 
     request: int | None
@@ -324,12 +324,12 @@ class Rejected(Message, frozen=True):
     parameter: str | None = None
 
 
-# Whether nothing but the request is computed now, or, as it is others' turn, none of it; and when that has ended.
+# "alone": steps compute only this request; "aside": others have their turn; "over": it is no longer isolated.
 IsolationStage = Literal["alone", "aside", "over"]
 
 
 class Isolated(Message, frozen=True):
-    """This request shares no step with others: it may be what ended workers or cores."""
+    """Report that a request shares no step with others, as it may have crashed workers or cores."""
 
     epoch: int
     request: int
@@ -342,7 +342,7 @@ class Isolated(Message, frozen=True):
 class Step(Message, frozen=True):
     """One scheduler step. The second frame holds the plan: section i has `counts[i]` elements, see `PLAN_SECTIONS`.
 
-    `transfers` is what the scheduler's half of the KV connector tells the workers' halves; empty: nothing.
+    `transfers` is the metadata from the scheduler's half of the KV connector to the workers' halves; empty: none.
     """
 
     step: int
@@ -391,11 +391,11 @@ class TransferResults(msgspec.Struct, frozen=True, array_like=True, omit_default
 class Sampled(Message, frozen=True):
     """The tokens of one step, ragged: row i of the plan sampled `tokens[starts[i]:starts[i + 1]]`.
 
-    A row of a stateful request may have none, where it is not ready to sample and its last token is to be planned
-    again, or more than it was planned for, where its grammar forces what follows. `failures` has rows whose request
-    cannot go on, and why; their tokens mean nothing. `faults` are those of them where the request is not to blame,
-    `parameters` the fields at fault where it is. What a row that pools has sampled means nothing either; `embeddings`
-    is None where there is none in the step. `transfers` are those of this rank's KV connector, None if nothing ended.
+    A row of a stateful request may have no token if it is not ready to sample: its last token must be planned again. It
+    may have more than planned if its grammar forces the next ones. `failures` maps rows whose request cannot continue
+    to the reason; their tokens are meaningless. `faults` lists the failed rows whose request is not to blame,
+    `parameters` the fields at fault of the others. Tokens of embedding rows are meaningless, too; `embeddings` is None
+    if the step has none. `transfers` are results of this rank's KV connector, None if nothing ended.
     """
 
     step: int
@@ -413,7 +413,7 @@ class Sampled(Message, frozen=True):
 
 
 class Restarts(Message, frozen=True):
-    """How often a process was restarted. The one of this id took the place of one that had ended for this reason.
+    """The number of restarts of a process, whose id is now `pid`. `reason` says why its predecessor ended.
 
     `at` is the time of the last restart, in seconds of the machine's monotonic clock.
     """
@@ -425,14 +425,14 @@ class Restarts(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent at 2 Hz, by a parent at 4 Hz. `stage` is what the sender is doing, `step` the last step that it completed.
+    """A sign of life, at 2 Hz, from a parent at 4 Hz. `stage` is the sender's work, `step` its last completed step.
 
-    A core's stage to its clients is a `CoreStage`, and `reason` says why it is not "ready". A parent's `reason`
-    says why what its child needs will not come back, and is empty until then. What ends a child that
-    `blamed_on_request` is the doing of one request. `progress` is the share of the model that is loaded.
+    A core's stage to its clients is a `CoreStage`, and `reason` says why it is not "ready". A parent's `reason` says
+    why a process that its child needs will not come back, and is empty until then. With `blamed_on_request`, an end of
+    the child is the fault of one request. `progress` is the share of the model that is loaded.
 
-    A parent's `log_level` is the one that was set while it ran, empty if none was. `restarts` are those of all
-    processes, which API processes are told, and `news` are keys and a certificate that were read again, sent once.
+    A parent's `log_level` is the one that was set while it ran, empty if none was. `restarts` lists those of all
+    processes, for API processes, and `news` has keys and a certificate that were read again, sent once.
     """
 
     stage: str = ""
@@ -445,7 +445,7 @@ class Heartbeat(Message, frozen=True):
     news: bytes = b""
 
 
-# "recovering": it has lost its workers and starts others; "stalled": work waits, and no step has been completed for
+# "recovering": the core has lost its workers and starts others; "stalled": requests wait, and no step has completed for
 # longer than any should take.
 CoreStage = Literal["ready", "recovering", "stalled", "draining"]
 
@@ -454,16 +454,16 @@ MAX_FORK_SERVER_MESSAGE = 4096  # bytes
 
 
 class Fork(Message, frozen=True):
-    """A core wants a worker. With it come two descriptors: the worker's end of its connection, and its stderr.
+    """Request a worker. Comes with two descriptors: the worker's end of its connection, and its stderr.
 
-    A third one may come, of memory that outlives the worker. `core_index` is the same for a core and its successors.
+    A third one may come, for memory that outlives the worker. `core_index` is the same for a core and its successors.
     """
 
     core_index: int = 0
 
 
 class Signal(Message, frozen=True):
-    """A core wants a worker of its own, or all of the worker's process group, to get a signal."""
+    """Send a signal to a worker of the requesting core, or to all of the worker's process group."""
 
     pid: int
     number: int
@@ -471,9 +471,9 @@ class Signal(Message, frozen=True):
 
 
 class Forked(Message, frozen=True):
-    """The worker that was asked for, the leader of a process group of its own.
+    """The requested worker, the leader of its own process group.
 
-    With it comes its pidfd; where a sandbox refuses those, the end of a pipe that ends when the worker has been reaped.
+    Comes with its pidfd; in a sandbox without pidfds, with the end of a pipe that closes once the worker is reaped.
     """
 
     pid: int
@@ -481,13 +481,13 @@ class Forked(Message, frozen=True):
 
 
 class NotForked(Message, frozen=True):
-    """There is none, and why."""
+    """The reason why there is no worker."""
 
     reason: str
 
 
 class Ended(Message, frozen=True):
-    """A worker has ended; the code is negative for a signal."""
+    """The end of a worker, with its exit code, negative for a signal."""
 
     pid: int
     code: int

@@ -1,4 +1,4 @@
-"""The layout of a plan: its sections, and where each begins in the buffer. Knows no values of a plan."""
+"""The layout of a plan: its sections and their offsets in the buffer. Knows no values of a plan."""
 
 # Name and element format of each section of a plan, in order. Every section starts at a multiple of 64 bytes.
 PLAN_SECTIONS: tuple[tuple[str, str], ...] = (
@@ -8,10 +8,10 @@ PLAN_SECTIONS: tuple[tuple[str, str], ...] = (
     ("query_starts", "i"),  # rows + 1
     ("sequence_lengths", "i"),  # context, this step's tokens included
     ("slots", "i"),
-    ("logits_rows", "i"),  # index into tokens; a forking row names one several times, one with drafts several
+    ("logits_rows", "i"),  # indices into tokens: a row that forks repeats one, a row with drafts has several
     ("sampled_starts", "i"),  # rows + 1
     ("uniforms", "f"),
-    ("table_slots", "i"),  # group * max_num_seqs + slot: block_tables[that][index] = block
+    ("table_slots", "i"),  # group * max_num_seqs + slot; block_tables[table_slot][table_index] = table_block
     ("table_indices", "i"),
     ("table_blocks", "i"),
     ("block_copies", "i"),  # (source, destination) pairs
@@ -19,17 +19,17 @@ PLAN_SECTIONS: tuple[tuple[str, str], ...] = (
     ("slot_copies", "i"),  # (source, destination) pairs
     ("slot_inits", "i"),
     ("sampling_starts", "i"),  # slot initialisations + 1
-    ("sampling", "B"),  # one encoded `Sampling` a slot initialisation
+    ("sampling", "B"),  # one encoded `Sampling` per slot initialisation
     ("history_starts", "i"),  # slot initialisations + 1
-    ("histories", "i"),  # of a stateful one all known tokens, prompt and output
-    ("prompt_lengths", "i"),  # a slot initialisation each
-    ("swap_names", "B"),  # of each swap to the host: hash, group and index in the chain (uint32), or zeros and NO_GROUP
+    ("histories", "i"),  # all known tokens, prompt and output, of a stateful request
+    ("prompt_lengths", "i"),  # one per slot initialisation
+    ("swap_names", "B"),  # per swap to the host: hash, group and index in the chain (uint32), or zeros and NO_GROUP
 )
 
 PLAN_ALIGNMENT = 64
 
 SWAP_NAME_SIZE = 40  # bytes
-NO_GROUP = 2**32 - 1  # of a block that nobody can find again
+NO_GROUP = 2**32 - 1  # for a block that cannot be found by its name
 
 
 def plan_offsets(counts: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What a profile of a core's ranks says, and its bounds. Knows neither how steps are recorded nor who asks."""
+"""The contents of a profile of a core's ranks, and its limits. Knows neither the recording nor its clients."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import msgspec
 
 MAX_PROFILE_STEPS = 100
 MAX_PROFILE_SECONDS = 60.0
-MAX_TRACE_EVENTS = 100_000  # of a rank's trace, for each kind of op: about 3 MB compressed
+MAX_TRACE_EVENTS = 100_000  # in a rank's trace, for each kind of op: about 3 MB compressed
 
 OpKind = Literal["rust", "torch", "gpu"]
 
@@ -14,9 +14,9 @@ OpKind = Literal["rust", "torch", "gpu"]
 class OpTime(msgspec.Struct, frozen=True):
     """One op in all steps of a rank.
 
-    `kind` is where it comes from: "rust" for our kernels on a CPU; "torch" for what torch's profiler saw on the host,
-    without the time of ops inside of it; "gpu" for a kernel or copy on a GPU, beside which the host goes on. `share` is
-    `total_us` by the time of the steps, `RankTimes.wall_us`.
+    `kind` is its source: "rust" for our kernels on a CPU; "torch" for an op on the host in torch's profiler, without
+    the time of ops inside it; "gpu" for a kernel or copy on a GPU, which runs beside the host. `share` is `total_us`
+    divided by the time of the steps, `RankTimes.wall_us`.
     """
 
     op: str
@@ -27,11 +27,11 @@ class OpTime(msgspec.Struct, frozen=True):
 
 
 class RankTimes(msgspec.Struct, frozen=True):
-    """What one rank did in the steps of a profile, in microseconds.
+    """The times of one rank in the steps of a profile, in microseconds.
 
-    `wall_us` is the time from when each step began, or the one before it had ended, to its tokens. `other_us` is the
-    host's part of it in no op: Python, and waiting for a GPU or another rank. `untraced` counts what the trace leaves
-    out, as it is full; the table has it. `ops` are in falling order of their time.
+    `wall_us` sums the time from the start of each step, or the end of the one before, to its tokens. `other_us` is the
+    host's part of it outside ops: Python, and waiting for a GPU or another rank. `untraced` counts the events that are
+    only in `ops`, as the trace is full. `ops` are in falling order of their time.
     """
 
     rank: int
@@ -44,7 +44,7 @@ class RankTimes(msgspec.Struct, frozen=True):
 
 
 class RankProfile(msgspec.Struct, frozen=True):
-    """The times of a rank, and the events of its Chrome trace: a JSON array in gzip, empty unless asked for."""
+    """The times of a rank, and the events of its Chrome trace: a JSON array in gzip, empty unless requested."""
 
     times: RankTimes
     events: bytes = b""
@@ -53,8 +53,8 @@ class RankProfile(msgspec.Struct, frozen=True):
 class ProfileOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to the call `profile`.
 
-    `ended_by`: all steps have come, or the seconds passed before; or there is none, as one runs already ("running"), or
-    as workers died or refused ("interrupted"). The `reason` says more. It took `seconds`.
+    `ended_by`: all steps were recorded ("steps"), or the time passed before ("seconds"). There is no profile if another
+    one is running ("running"), or workers died or refused ("interrupted"); see `reason`. It took `seconds`.
     """
 
     ended_by: Literal["steps", "seconds", "running", "interrupted"]

@@ -1,4 +1,4 @@
-"""Addresses of cores: the private folder of `ipc://` sockets, and the network interface that has an address."""
+"""Addresses of cores: the private folder of `ipc://` sockets, and the network interface of an address."""
 
 import contextlib
 import fcntl
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pyllm.errors import ConfigError
 
-_MAX_PATH_BYTES = 107  # of a Unix socket, beside the zero at its end
-# Of those bytes, what the folder's own name and the longest name in it may take: `/pyllm-12345678/worker-63-1023-999`.
+_MAX_PATH_BYTES = 107  # of a Unix socket's path, without the zero at its end
+# Bytes for the folder's own name and the longest name in it: `/pyllm-12345678/worker-63-1023-999`.
 _ROOM_FOR_NAMES = 38
 _SHORT_FOLDER = Path("/tmp")  # noqa: S108  a folder with a random name is made in it
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR in Linux's sockios.h
@@ -22,9 +22,9 @@ _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR in Linux's sockios.h
 class SocketFolder:
     """A private folder (mode 0700) for `ipc://` sockets, held by a lock as long as this object lives.
 
-    It is below XDG_RUNTIME_DIR, or TMPDIR where that cannot be written to (`sudo` keeps another user's), or below /tmp
-    where the path would be too long for sockets.
-    Folders whose lock nobody holds were left by processes that were killed; making a new one sweeps them.
+    It is in XDG_RUNTIME_DIR, or in TMPDIR if that is not writable (`sudo` keeps another user's), or in /tmp if the path
+    would be too long for sockets. Folders with a free lock were left by killed processes; making a new one removes
+    them.
 
     Raises:
         ConfigError: no folder can be made.
@@ -54,17 +54,17 @@ class SocketFolder:
 
 
 def is_core_address(text: str) -> bool:
-    """Whether a core can be at this ZeroMQ address; libzmq takes a port above 65535 for another one."""
+    """Whether this ZeroMQ address is valid for a core; libzmq would map a port above 65535 to another one."""
     if (match := re.fullmatch(r"tcp://\S+:(\d{1,5}|\*)", text)) is not None:
         return match[1] == "*" or int(match[1]) <= 0xFFFF
     return text.startswith("ipc://") and text != "ipc://"
 
 
 def check_core_address(address: str) -> None:
-    """Refuse what no core can be reached at.
+    """Refuse an address at which no core can be reached.
 
     Raises:
-        ConfigError: it is neither ipc:// nor tcp:// with a port, or a path that is too long.
+        ConfigError: it is neither ipc:// nor tcp:// with a port, or its path is too long.
     """
     if not is_core_address(address) or address.endswith(("*", ":0")):
         if address.startswith(("http://", "https://")):
@@ -81,7 +81,7 @@ def interface_of(host: str) -> str:
     """The network interface with this IPv4 address.
 
     Raises:
-        ConfigError: none has it, or this is no IPv4 address.
+        ConfigError: no interface has it, or it is not an IPv4 address.
     """
     try:
         wanted = socket.inet_pton(socket.AF_INET, host)
@@ -94,7 +94,7 @@ def interface_of(host: str) -> str:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(asking, _ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()))
-            except OSError:  # It has no such address.
+            except OSError:  # The interface has no IPv4 address.
                 continue
             if answer[20:24] == wanted:
                 return name
@@ -105,7 +105,7 @@ def interface_of(host: str) -> str:
 
 
 def _short(parent: Path) -> Path:
-    """This folder, or /tmp where the paths of sockets in it would be longer than the kernel takes."""
+    """This folder, or /tmp if the paths of sockets in it would be too long for the kernel."""
     fits = len(os.fsencode(parent)) + _ROOM_FOR_NAMES <= _MAX_PATH_BYTES
     if fits or not parent.is_dir() or not os.access(_SHORT_FOLDER, os.W_OK | os.X_OK):
         return parent
@@ -113,10 +113,10 @@ def _short(parent: Path) -> Path:
 
 
 def _make(parent: Path) -> tuple[str, int]:
-    """A new folder, and a descriptor that locks it; the kernel releases it when the process ends, however it ends."""
+    """A new folder, and a descriptor that holds its lock, which the kernel releases at any end of the process."""
     while True:
         folder = tempfile.mkdtemp(prefix="pyllm-", dir=parent)
-        # Until it is locked, another process may sweep it.
+        # Until it is locked, another process may remove it.
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
             lock = lock_file(os.path.join(folder, "lock"), os.O_CREAT)
             if os.path.exists(folder):
@@ -125,7 +125,7 @@ def _make(parent: Path) -> tuple[str, int]:
 
 
 def lock_file(file: str, flags: int = 0) -> int:
-    """Raises BlockingIOError where another process has locked the file."""
+    """Open and lock a file. Raises BlockingIOError if another process has locked it."""
     descriptor = os.open(file, os.O_RDWR | flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,7 +137,7 @@ def lock_file(file: str, flags: int = 0) -> int:
 
 def _sweep(parent: Path) -> None:
     for folder in parent.glob("pyllm-*"):
-        # Whoever has just made it has no lock in it yet; whoever else sweeps is faster; another user's is not ours.
+        # Errors: a new folder has no lock yet, another process removes the same folder, or it is another user's.
         with contextlib.suppress(OSError):
             if folder.stat().st_uid == os.getuid():
                 lock = lock_file(f"{folder}/lock")

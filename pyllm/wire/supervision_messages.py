@@ -1,6 +1,6 @@
-"""What a child process tells its parent, and what of that outlives the child. Knows no sockets and no behaviour.
+"""Messages from a child process to its parent, and the state that outlives the child. Knows no sockets, no behaviour.
 
-Structs are as those of `wire/messages.py`; heartbeats are there, since cores and clients send them, too.
+Structs are like those of `wire/messages.py`, which has heartbeats, as cores and clients send them, too.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ MAX_ENDED = 1000  # ended requests whose reports are kept
 
 
 class Failed(Message, frozen=True):
-    """The last words of a process: the stage it was in, what went wrong, and whether a setting is at fault."""
+    """The last message of a process that fails: its stage, the error, and whether a setting is at fault."""
 
     stage: str
     message: str
@@ -19,17 +19,17 @@ class Failed(Message, frozen=True):
 
 
 class Started(Message, frozen=True):
-    """A child process tells its parent that it is ready, and the address it serves."""
+    """Report that a child process is ready, and the address it serves."""
 
     address: str = ""
 
 
 class ReloadAsked(Message, frozen=True):
-    """An API process was asked to read keys and certificates again: its parent is to do so, and to tell all of them."""
+    """Ask the parent to read keys and certificates again, and to send them to all API processes."""
 
 
 class CoreEntry(Message, frozen=True):
-    """A core that a server uses. One that is leaving has `leave_timeout` seconds to finish what it runs."""
+    """A core that a server uses. If it `is_leaving`, its requests have `leave_timeout` seconds to finish."""
 
     index: int
     address: str
@@ -41,7 +41,7 @@ class CoreEntry(Message, frozen=True):
 class CoreList(Message, frozen=True):
     """The cores of a server. `version` rises with each change; no index is used twice.
 
-    `fingerprint` is the one that each of several cores must have; empty until one has answered, and while one is all.
+    `fingerprint` is required of each of several cores; empty until one has answered, and for a single core.
     """
 
     version: int = 0
@@ -51,16 +51,16 @@ class CoreList(Message, frozen=True):
 
     @property
     def staying(self) -> list[CoreEntry]:
-        """Those that do not leave."""
+        """The cores that are not leaving."""
         return [core for core in self.cores if not core.is_leaving]
 
 
 class Kept(Message, frozen=True):
-    """What outlives a process: it tells its parent, which tells the next one at its start. None: no change.
+    """State that outlives a process: its parent keeps it for the next one. None: no change.
 
-    Of a core: `settings` are all that clients have changed so far, by name. `ended` are requests that have ended since
-    the last such message, oldest first, as `Scheduler.requests` has them: the clock of their times is that of the
-    machine. `workers` are the ranks that were restarted. Of the shared state: `cores`.
+    From a core: `settings` are all settings that clients have changed so far, by name. `ended` are reports of requests
+    that have ended since the last such message, oldest first, as in `Scheduler.requests`, with times by the machine's
+    clock. `workers` are the ranks that were restarted. From the shared state: `cores`.
     """
 
     settings: dict[str, Any] | None = None

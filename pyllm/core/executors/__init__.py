@@ -1,4 +1,4 @@
-"""Who runs a plan: worker processes here or on a Ray cluster, or the core's own process.
+"""Executors of plans: worker processes on this machine or on a Ray cluster, or the core's own process.
 
 Knows no client, no request and no scheduling.
 """

@@ -13,13 +13,13 @@ class Executor(Protocol):
 
     @property
     def death(self) -> WorkerDeadError | None:
-        """How a rank died, until `restart`; None while all ranks live. Steps in flight fail with the same error."""
+        """The death of a rank, until `restart`; None while all ranks live. Steps in flight fail with the same error."""
 
     async def start(self) -> None:
         """Start the ranks and load the model. Raises StartError with the stage that failed."""
 
     def submit(self, plan: Plan, transfers: bytes = b"") -> Awaitable[Sampled]:
-        """Begin a step without waiting for it, with what the KV connector tells the ranks.
+        """Begin a step without waiting for it; `transfers` is the KV connector's metadata for the ranks.
 
         The result raises WorkerDeadError when a rank is gone.
         """

@@ -1,6 +1,6 @@
-"""A core's connection to the fork server: asks for workers and hears of their ends.
+"""A core's connection to the fork server: requests workers and receives their ends.
 
-When this connection ends, the fork server ends all workers of the core. Knows no rank, nor who supervises the server.
+When this connection ends, the fork server ends all workers of the core. Knows no ranks, and no supervisor.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 class ForkServerClient:
-    """`address` is the path of the fork server's socket. Connects when a worker is wanted, anew if the server died.
+    """`address` is the path of the fork server's socket. Connects at the first request, and again if the server died.
 
-    `core_index` is that of the core, which its predecessor had, too.
+    `core_index` is the index of the core, the same as its predecessor's.
     """
 
     def __init__(self, address: str, core_index: int = 0) -> None:
@@ -44,10 +44,10 @@ class ForkServerClient:
     async def fork(self, name: str, patience: float, memory: int | None = None) -> ChildProcess:
         """Fork a worker that is watched and not configured yet. Waits up to `patience` seconds for a fork server.
 
-        `memory` is a descriptor of memory that outlives the worker, and is to be the worker's, too.
+        `memory` is a descriptor of memory that outlives the worker, for the worker to share.
 
         Raises:
-            StartError: there was none, or it could not fork.
+            StartError: there was no fork server, or it could not fork.
         """
         reason: OSError | None = None
         try:

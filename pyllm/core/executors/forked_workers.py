@@ -12,9 +12,9 @@ from pyllm.supervision.child_process import ChildProcess
 
 
 class ForkedWorkers:
-    """A `WorkerSource` of forks. Each start has files of its own.
+    """A `WorkerSource` of forks. Each start has its own files.
 
-    `host_memories` are descriptors of memory that outlives workers and core, one a rank; none without a host pool.
+    `host_memories` are descriptors of memory that outlives workers and core, one per rank; none without a host pool.
     """
 
     def __init__(self, config: CoreConfig, host_memories: Sequence[int] = ()) -> None:
@@ -24,7 +24,7 @@ class ForkedWorkers:
         self._starts = itertools.count()
 
     async def prepare(self) -> list[PreparedRank]:
-        self._remove_files()  # of a core that was killed
+        self._remove_files()  # left by a core that was killed
         config, number = self._config, next(self._starts)
         folder = Path(config.socket_folder)
         return [

@@ -1,6 +1,6 @@
 """The KV blocks in host memory that have outlived their workers: new ranks list them for the scheduler.
 
-A block counts if every rank has it. Knows neither a block's contents nor why the workers are new.
+A block counts if every rank has it. Knows neither the contents of blocks nor the cause of the restart.
 """
 
 import logging
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class HostInventory:
-    """For one scheduler that knows no host block yet, or none since `lose_device`."""
+    """The inventory for a scheduler that knows no host blocks yet, or none since `lose_device`."""
 
     def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
         self._scheduler = scheduler
@@ -26,7 +26,7 @@ class HostInventory:
         self._num_told = 0  # resets that the ranks know of
 
     async def restore(self) -> None:
-        """Tell the scheduler which blocks the ranks have from before. They have allocated, and have run no step.
+        """Tell the scheduler which old blocks the ranks have. They must have allocated, and not run a step yet.
 
         Raises:
             EngineDeadError: a rank is gone.
@@ -38,15 +38,15 @@ class HostInventory:
                 await self._tell_reset()
             num_resets = self._num_resets
             blocks = await whole_blocks(self._executor)
-            if num_resets == self._num_resets:  # Else a reset has made them void meanwhile.
+            if num_resets == self._num_resets:  # otherwise a reset has made the blocks void
                 self._scheduler.restore_host_blocks(blocks)
                 return
 
     def reset(self) -> Awaitable[None] | None:
-        """The prefix cache was reset: after a restart the blocks in host memory must not be found, either.
+        """Void the blocks in host memory after a reset of the prefix cache, so that no restart finds them.
 
-        The reset holds from this call on; the result is done once the ranks know of it. If a rank is gone, the ranks of
-        the next start learn of it before they list their blocks. None: there is no host pool.
+        The reset holds from this call on; await the result until the ranks know of it. If a rank is gone, the ranks of
+        the next start are told before they list their blocks. None: there is no host pool.
         """
         if not self._scheduler.stats()["num_host_blocks"]:
             return None
@@ -66,7 +66,7 @@ class HostInventory:
 
 
 async def whole_blocks(executor: Executor) -> bytes:
-    """The blocks that all ranks have from before, for `Scheduler.restore_host_blocks`.
+    """The old blocks that all ranks have, for `Scheduler.restore_host_blocks`.
 
     Raises:
         EngineDeadError: a rank is gone.

@@ -100,14 +100,14 @@ class InlineExecutor:
 
     def _end_thread(self) -> None:
         rank, self._rank = self._rank, None
-        # A process's files are closed as it ends; these are not.
+        # A process closes its files as it ends; a thread does not.
         self._thread.end(None if rank is None else partial(rank.call, "finish_transfers", ()))
 
     def _end(self, number: int, step: "asyncio.Future[Sampled]", answer: asyncio.Future[Sampled]) -> None:
         """Pass a step's answer on, unless the rank was given up meanwhile."""
         if step.cancelled():
             return
-        error = step.exception()  # Always read: asyncio logs exceptions that nobody has read.
+        error = step.exception()  # Always read: asyncio logs unread exceptions.
         if answer.done():
             return
         if error is None:

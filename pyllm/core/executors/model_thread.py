@@ -1,6 +1,6 @@
-"""The thread of a model in the core's own process: calls in order, and steps of which a GPU gets the next in time.
+"""The thread of a model in the core's own process. Runs calls in order; a GPU gets a step before the last is done.
 
-Knows neither plans nor what a step computes.
+Knows neither plans nor the computation of a step.
 """
 
 import threading
@@ -31,7 +31,7 @@ class _Task(NamedTuple):
 
 
 class ModelThread:
-    """One thread, which ends with `end`. An exception of a call or step is that of its future."""
+    """One thread, which runs until `end`. An exception of a call or step is set on its future."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
@@ -39,15 +39,15 @@ class ModelThread:
         self._thread.start()
 
     def call(self, run: Callable[[], Any]) -> "Future[Any]":
-        """Run this when all that came before has ended."""
+        """Run this after all earlier calls and steps."""
         return self._add(run, is_step=False)
 
     def step(self, begin: Callable[[], Pending]) -> "Future[Sampled]":
-        """Begin a step; the one before may still be on a GPU. Its answer comes when it is done."""
+        """Begin a step; the one before may still run on a GPU. The future has its answer."""
         return self._add(begin, is_step=True)
 
     def end(self, last: Callable[[], Any] | None = None) -> None:
-        """Cancel what has not begun, and end after what has, and after `last`, whatever comes of it."""
+        """Cancel calls and steps that have not begun; end after the others and `last`, even if that fails."""
         while True:
             try:
                 task = self._tasks.get_nowait()
@@ -60,7 +60,7 @@ class ModelThread:
         self._tasks.put(None)
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the end, for so many seconds at most."""
+        """Wait for the end, at most `timeout` seconds."""
         self._thread.join(timeout)
 
     def _add(self, run: Callable[[], Any], *, is_step: bool) -> "Future[Any]":
@@ -95,7 +95,7 @@ class ModelThread:
                 continue
             try:
                 begun = task.run()
-            except BaseException as error:  # noqa: BLE001 - whoever waits for the step gets it
+            except BaseException as error:  # noqa: BLE001 - set on the step's future
                 answer()
                 task.result.set_exception(error)
             else:
@@ -106,7 +106,7 @@ class ModelThread:
 def _settle(result: "Future[Any]", run: Callable[[], Any]) -> None:
     try:
         value = run()
-    except BaseException as error:  # noqa: BLE001 - whoever waits for the result gets it
+    except BaseException as error:  # noqa: BLE001 - set on the future
         result.set_exception(error)
     else:
         result.set_result(value)

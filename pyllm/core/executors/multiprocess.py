@@ -1,7 +1,7 @@
 """The executor with one process for each rank, each on a ZeroMQ DEALER pair of its own.
 
-Forwards plans and answers; looks at no token. Knows a worker's messages, but neither its code nor where it runs: that
-is a `WorkerSource`'s.
+Forwards plans and answers; looks at no tokens. Knows a worker's messages, but neither its code nor its machine, which
+a `WorkerSource` knows.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ from pyllm.wire.messages import Control, Reply, Restarts, Sampled, Step, WorkerI
 
 
 class ProcessExecutor:
-    """The rank that samples answers each step with the tokens; every rank answers each `Control`.
+    """Runs ranks in processes. The rank that samples answers each step with the tokens; every rank answers `Control`s.
 
-    When one rank ends, all others are killed, so that none waits for its data. Each start has sockets and a rendezvous
-    of its own, so that no message of an earlier start can reach it. `on_progress` gets the share of its weights that
-    the slowest rank has loaded, `on_restarts` the ranks that have taken the place of others, those of `CoreConfig.kept`
-    included. `source` starts the processes, by default forks of this machine's fork server.
+    When one rank ends, all others are killed, so that none waits for its data. Each start has its own sockets and
+    rendezvous, so that no message of an earlier start can reach it. `on_progress` gets the share of weights that the
+    slowest rank has loaded, `on_restarts` the ranks that were restarted, including those in `CoreConfig.kept`. `source`
+    starts the processes, by default as forks of this machine's fork server.
     """
 
     def __init__(
@@ -131,12 +131,12 @@ class ProcessExecutor:
         process.configure(prepared.worker)
 
     def _advance(self, rank: int, share: float) -> None:
-        """A rank has loaded this share of its weights: the slowest one says how far the start is."""
+        """Note the share of weights that a rank has loaded; the slowest rank's is the progress of the start."""
         self._progress[rank] = share
         self._on_progress(min(self._progress))
 
     async def _end_ranks(self) -> None:
-        """End the ranks of a start, and release what it took. Raises StartError if a rank cannot be killed."""
+        """End the ranks of a start, and release its resources. Raises StartError if a rank cannot be killed."""
         self._die(WorkerDeadError("the workers were ended", "killed"))
         for endpoint in self._endpoints:
             endpoint.close()

@@ -1,6 +1,6 @@
-"""The Ray actor of one rank: it runs the worker process on its node, for a core elsewhere that supervises it.
+"""The Ray actor of one rank: it runs the worker process on its node, for a core on another node that supervises it.
 
-Passes on what the worker reports, its log and its exit code as they are. Knows no message, and no other rank.
+Passes on the worker's reports, log and exit code unchanged. Knows no messages, and no other rank.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from pyllm.supervision.child_process import StartedChild, reap, start_child
 from pyllm.supervision.process_handle import ProcessHandle, child_handle
 
 CHUNK = 1 << 16  # bytes
-DRAIN_TIMEOUT = 1.0  # seconds after a worker's end in which its last reports and its log are read
+DRAIN_TIMEOUT = 1.0  # seconds after a worker's end to read its last reports and log
 
 
 class ActorLocation(NamedTuple):
-    """Where an actor is: its node and that one's address, a port that was free there, and the number of its GPU."""
+    """The location of an actor: its node, the node's address, a free port there, and the number of its GPU."""
 
     node_id: str
     host: str
@@ -26,7 +26,7 @@ class ActorLocation(NamedTuple):
 
 
 class RankOutput(NamedTuple):
-    """What a worker has reported and logged since it was last asked; `code` is its exit code, as `Popen` has it."""
+    """A worker's reports and log since the last call; `code` is its exit code, as in `Popen`."""
 
     reports: bytes
     log: bytes
@@ -46,7 +46,7 @@ class RankActor:
         self._changed = asyncio.Event()
 
     async def locate(self) -> ActorLocation:
-        """Where this actor is."""
+        """The location of this actor."""
         import ray
 
         host = ray.util.get_node_ip_address()
@@ -61,7 +61,7 @@ class RankActor:
         return ActorLocation(ray.get_runtime_context().get_node_id(), host, port, gpu)
 
     async def start(self, name: str) -> int:
-        """Start the worker, which waits for its configuration; gives its process id."""
+        """Start the worker, which waits for its configuration; returns its process id."""
         self._child = child = start_child(name, "worker")
         self._handle = handle = child_handle(child.process.pid)
         connection = socket.socket(fileno=os.dup(child.connection.fileno()))
@@ -76,7 +76,7 @@ class RankActor:
         return child.process.pid
 
     async def next_output(self) -> RankOutput:
-        """Wait until there is something new, and give it. After the exit code there is nothing."""
+        """Wait for new output and return it. The exit code comes last."""
         await self._changed.wait()
         self._changed.clear()
         output = RankOutput(bytes(self._reports), bytes(self._log), self._code)
@@ -85,7 +85,7 @@ class RankActor:
         return output
 
     async def write(self, data: bytes) -> None:
-        """Pass on what the parent says."""
+        """Pass on data from the parent."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(data)
 
@@ -121,7 +121,7 @@ class RankActor:
         self._changed.set()
 
     def _exited(self, handle: ProcessHandle, child: StartedChild, ends: "list[asyncio.Future[None]]") -> None:
-        handle.kill_group()  # Before its id may be another's: what it has left behind goes with it.
+        handle.kill_group()  # Kill its remaining children before its id can be reused.
         asyncio.get_running_loop().remove_reader(handle.fileno())
         code = reap(child.process)
         assert code is not None, "its handle says that it has ended"

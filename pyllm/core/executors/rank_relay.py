@@ -18,7 +18,7 @@ from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.parent_link import ORPHANED_EXIT_CODE
 from pyllm.supervision.process_handle import RemoteHandle
 
-NODE_TIMEOUT = 3.0  # seconds until a killed rank, whose node says nothing, is taken to be gone
+NODE_TIMEOUT = 3.0  # seconds until a killed rank counts as gone if its node does not answer
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 class RankRelay:
     """`actor` is the handle of a `RankActor`. `destroy` ends the actor itself, without waiting.
 
-    `wait_for_root_cause` is awaited before the end of a rank that failed by itself is told: ranks that exchange data
-    with one that is gone fail, too, and may be heard of first.
+    `wait_for_root_cause` is awaited before a rank that failed by itself is reported: ranks that exchange data with a
+    dead one fail, too, and may be reported first.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class RankRelay:
         log, self._log_socket = socket.socketpair()
         ended, self._end = os.pipe()
         self._connection = theirs
-        # It has no process id here: one of another node would be that of some other process.
+        # Process id 0: its id on the other node may be that of another process here.
         self.child = ChildProcess(
             name,
             0,
@@ -63,7 +63,7 @@ class RankRelay:
         )
 
     async def start(self) -> None:
-        """Start the worker, and follow it."""
+        """Start the worker, and relay its output."""
         self.child.watch()
         reader, reports = await asyncio.open_unix_connection(sock=self._connection)
         _, log = await asyncio.open_unix_connection(sock=self._log_socket)
@@ -71,7 +71,7 @@ class RankRelay:
         self._run(self._follow(reader))
 
     def lose(self, reason: str) -> None:
-        """Count the worker as gone with its node: no request is to blame. The actor is ended if it lives."""
+        """Count the worker as lost with its node, so that no request is to blame. Ends the actor if it lives."""
         if self._is_over:
             return
         self._destroy()
@@ -80,7 +80,7 @@ class RankRelay:
         self._over(ORPHANED_EXIT_CODE)
 
     def close(self) -> None:
-        """Follow it no longer."""
+        """Stop relaying, and end the worker."""
         self.lose("it was ended with the others")
         for task in self._tasks:
             task.cancel()
@@ -95,7 +95,7 @@ class RankRelay:
                     writer.write(data)
                 if code is not None:
                     break
-        except Exception as error:  # noqa: BLE001 - whatever Ray has to say of an actor that does not answer
+        except Exception as error:  # noqa: BLE001 - Ray raises many kinds for an actor that does not answer
             text = (str(error).strip().splitlines() or [""])[0]
             self.lose(f"its node or its actor is gone: {type(error).__name__}: {text}")
             return

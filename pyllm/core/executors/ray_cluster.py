@@ -1,6 +1,6 @@
-"""The Ray cluster that ranks run on: the connection to it, and room for ranks on its nodes.
+"""The Ray cluster of the ranks: the connection to it, and reservations on its nodes.
 
-In core/executors only this module and the actor import Ray, and only when it is used. Knows no worker.
+In core/executors only this module and the actor import Ray, and only when it is used. Knows no workers.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from pyllm.errors import ConfigError, StartError
 
-POLL_INTERVAL = 1.0  # seconds between two looks whether there is room
-STRATEGY_TIMEOUT = 10.0  # seconds that one way of placing the ranks is tried before another
+POLL_INTERVAL = 1.0  # seconds between two checks for room
+STRATEGY_TIMEOUT = 10.0  # seconds to try one placement of the ranks before another
 WARN_INTERVAL = 30.0
-CONNECT_TIMEOUT = 5.0  # seconds until the head's address is taken to be wrong
+CONNECT_TIMEOUT = 5.0  # seconds until the head's address counts as wrong
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class ReservedGroup(NamedTuple):
 
 
 class RankResources(NamedTuple):
-    """What each rank takes of its node, and how many ranks a stage has, which belong on one node."""
+    """The resources of each rank, and the number of ranks in a stage, which should share a node."""
 
     num_ranks: int
     ranks_per_stage: int
@@ -35,13 +35,13 @@ class RankResources(NamedTuple):
     gpus: int
 
     def of(self, num_ranks: int) -> dict[str, float]:
-        """The resources of so many ranks on one node."""
+        """The resources of `num_ranks` ranks on one node."""
         needs = {"CPU": float(self.cpus * num_ranks), "GPU": float(self.gpus * num_ranks)}
         return {name: amount for name, amount in needs.items() if amount}
 
 
 def connect(address: str) -> Any:
-    """Join the cluster, if this process has not; gives the module `ray`.
+    """Join the cluster, unless this process has; returns the module `ray`.
 
     It is slow: call it on a thread, where Ray also leaves this process's signal handlers alone.
 
@@ -58,11 +58,11 @@ def connect(address: str) -> Any:
             f"ray_address {address} is not the address of a cluster: give HOST:PORT, and start on one of its nodes"
         )
     if not ray.is_initialized():
-        logging.getLogger("ray").setLevel(logging.ERROR)  # It warns of signal handlers that it leaves alone.
+        logging.getLogger("ray").setLevel(logging.ERROR)  # It warns about signal handlers that it does not install.
         try:
             _reach(address)
             ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="pyllm")
-        except Exception as error:  # Ray raises what its layers do: ConnectionError, ValueError, RuntimeError.
+        except Exception as error:  # Ray's layers raise ConnectionError, ValueError, RuntimeError.
             raise StartError(
                 f"no Ray cluster answers at {address}: {error}; start one with `ray start --head`, join it on every "
                 "node, and give its address as --ray-address"
@@ -71,19 +71,19 @@ def connect(address: str) -> Any:
 
 
 def _reach(address: str) -> None:
-    """Raises OSError where nobody listens: Ray would try for minutes."""
+    """Check the address: raises OSError if no server listens there. Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
 
 
 async def reserve(ray: Any, resources: RankResources, patience: float) -> ReservedGroup:
-    """Room for all ranks: each stage on a node of its own where that is possible, else ranks wherever there is room.
+    """Reserve room for all ranks: each stage on a node of its own if possible, otherwise ranks on any nodes.
 
-    Waits until nodes have it or come, at most `patience` seconds.
+    Waits until nodes have room or join, at most `patience` seconds.
 
     Raises:
-        StartError: there was none; with what is needed, and what the cluster has.
+        StartError: there was no room; the text has the need, and the cluster's resources.
     """
     loop = asyncio.get_running_loop()
     began = warned = loop.time()
@@ -115,7 +115,7 @@ async def reserve(ray: Any, resources: RankResources, patience: float) -> Reserv
 
 
 async def _choose(ray: Any, resources: RankResources, attempt: int) -> tuple[list[dict[str, float]], str]:
-    """The bundles and the strategy: by stages at first and every other time, if a node could hold a stage."""
+    """The bundles and the strategy: by stages at every other attempt from the first, if a stage fits a node."""
     stage = resources.of(resources.ranks_per_stage)
     nodes = await asyncio.to_thread(ray.nodes)
     fits = any(

@@ -1,6 +1,6 @@
 """Workers on the nodes of a Ray cluster: each an actor's child, reached over encrypted TCP.
 
-Chooses addresses and keys. Knows neither what workers do nor how their processes are watched.
+Chooses addresses and keys. Knows neither the work of workers nor the supervision of their processes.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from pyllm.errors import StartError
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.wire import curve
 
-ROOT_CAUSE_TIMEOUT = 1.0  # seconds in which a rank that failed may turn out to have lost another
+ROOT_CAUSE_TIMEOUT = 1.0  # seconds to find out whether a rank failed because another one was lost
 
 logger = logging.getLogger(__name__)
 
 
 class RayWorkers:
-    """A `WorkerSource` of Ray actors. Each start has actors, keys, ports and a rendezvous of its own.
+    """A `WorkerSource` of Ray actors. Each start has its own actors, keys, ports and rendezvous.
 
-    Rank r is on the node of stage r // tensor_parallel_size. The keys are made for the start and are arguments of the
-    actors; they are written nowhere.
+    Rank r is on the node of stage r // tensor_parallel_size. The keys are made for the start and passed to the actors
+    as arguments; they are not written to files.
     """
 
     def __init__(self, config: CoreConfig) -> None:
@@ -62,7 +62,7 @@ class RayWorkers:
         ]
         locations = await self._locations()
         checkpoint = _with_absolute_files(config.checkpoint)
-        # Ranks have memory in common on one node at most, and only if they see one another's GPUs.
+        # Ranks share memory only on one node, and only if they see one another's GPUs.
         engine = msgspec.structs.replace(
             config.engine, parallel=msgspec.structs.replace(parallel, disable_custom_all_reduce=True)
         )
@@ -107,7 +107,7 @@ class RayWorkers:
             await asyncio.to_thread(self._ray.util.remove_placement_group, reserved.group)
 
     def close(self) -> None:
-        """Ray ends the actors of a job that has ended, those that are not released yet, too."""
+        """Do nothing: Ray ends all actors of a job that has ended."""
 
     async def _locations(self) -> list[ActorLocation]:
         patience = self._config.ready_timeout
@@ -134,9 +134,9 @@ def _with_absolute_files(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _keep_signal_handlers() -> None:
-    """Undo what Ray's native part does to the signals that end this process: it would write a stack for each."""
+    """Restore this process's handlers of ending signals: Ray's native handlers would write a stack for each."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
-            if (handler := signal.getsignal(number)) is not None:  # None: it is no handler of Python's.
+            if (handler := signal.getsignal(number)) is not None:  # None: not set by Python
                 signal.signal(number, handler)
                 signal.siginterrupt(number, False)

@@ -6,7 +6,7 @@ from pyllm.errors import Cause, WorkerDeadError
 from pyllm.supervision.child_process import ChildProcess
 from pyllm.supervision.parent_link import ORPHANED_EXIT_CODE, OUT_OF_MEMORY_EXIT_CODE
 
-# Ordered: the later a cause, the less likely it is that another worker's end led to it.
+# In order: the later a cause, the less likely it results from another worker's end.
 _TELLING: tuple[Cause, ...] = ("crashed", "killed", "out_of_memory", "silent", "orphaned")
 
 
@@ -24,7 +24,7 @@ def first_to_blame(ended: list[ChildProcess]) -> ChildProcess:
 
 
 def _cause(process: ChildProcess) -> Cause:
-    """Why a worker ended."""
+    """The cause of a worker's end."""
     if process.silent:
         return "silent"
     code = process.exited.result()

@@ -1,6 +1,6 @@
-"""What a core does when workers die, hang or fail: recovery, quarantine, crash reports.
+"""A core's handling of workers that die, hang or fail: recovery, quarantine, crash reports.
 
-Knows no socket and no text.
+Knows no sockets and no text.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""The state of a core when its workers died, and its crash report. Does not judge who is to blame."""
+"""The state of a core when its workers died, and its crash report. Does not judge which request is to blame."""
 
 from array import array
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """Reports which request runs alone: to its client, and to the parent process.
 
 If the workers or this core end in such a step, that request is to blame. The report comes before the step, as a crash
-leaves no time for it. The quarantine decides who runs alone, and for how long.
+leaves no time for it. The quarantine decides which request runs alone, and for how long.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class IsolationReporter:
         self._is_alone = False  # in the last call of `on_alone`
 
     def advance(self) -> None:
-        """Advance the quarantine to the next suspect if it is due; tell the client of the last one that it is over."""
+        """Advance the quarantine to the next suspect if it is due; report to the last one's client that it is over."""
         if not self._quarantine:
             return
         before = self._quarantine.alone
@@ -44,7 +44,7 @@ class IsolationReporter:
             self._set_alone(False)
 
     def announce(self) -> None:
-        """Report who runs alone in the planned step; call it before the step is submitted."""
+        """Report which request runs alone in the planned step; call it before the step is submitted."""
         alone = self._quarantine.alone
         if alone is None:
             return

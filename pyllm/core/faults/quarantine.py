@@ -14,8 +14,8 @@ from pyllm.errors import Cause, WorkerDeadError, blame
 from pyllm.wire.messages import CLEARING_TOKENS, LOSSES_TO_RUN_ALONE
 
 HOLD = "quarantine"
-# A request fails after so many deaths of workers that computed nothing else. Signals and silence may be the fault of
-# the machine, so they need two.
+# Deaths of workers that computed only one request, after which it fails. Signals and silence may be the fault of the
+# machine, so they need two.
 _DEATHS_ALONE: dict[Cause, int] = {"killed": 2, "silent": 2, "crashed": 1, "stalled": 1, "out_of_memory": 1}
 
 logger = logging.getLogger(__name__)

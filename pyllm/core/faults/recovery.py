@@ -1,6 +1,6 @@
 """Recovers a core whose workers died: new workers recompute all requests from their tokens.
 
-Knows the executor and the scheduler; `core/faults/quarantine.py` decides who is to blame. Knows no clients.
+Knows the executor and the scheduler; `core/faults/quarantine.py` decides which request is to blame. Knows no clients.
 """
 
 import logging
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Recovery:
-    """`reason` says why there are no workers, and is empty while there are.
+    """Recovery of one core. `reason` says why there are no workers, and is empty while there are.
 
     `shrink` makes later steps take less memory, and returns whether that was possible. `connect` is called when new
     ranks have their KV caches. `inventory` tells the scheduler what host memory that outlives the workers still holds.

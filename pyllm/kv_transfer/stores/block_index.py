@@ -1,6 +1,6 @@
 """The index of one process: the live blocks of each open segment, and the number of its readers.
 
-Thread-safe; each call is short. Reads no file. Closes a segment's file once the segment is gone and nobody reads it.
+Thread-safe; each call is short. Reads no files. Closes a segment's file once the segment is gone and has no readers.
 """
 
 import threading
@@ -19,7 +19,7 @@ class IndexedSegment:
         self.live_bytes = 0
         self.num_readers = 0
         self.is_gone = False
-        self.free_runs: list[int] | None = None  # bytes of each gap; None: the blocks have changed since
+        self.free_runs: list[int] | None = None  # bytes of each gap; None: not computed since the blocks changed
 
     @property
     def live_share(self) -> float:
@@ -27,7 +27,7 @@ class IndexedSegment:
         return self.live_bytes / self.segment.end if self.segment.end else 0.0
 
     def in_order(self) -> list[Place]:
-        """Its blocks by offset."""
+        """Its blocks in order of offset."""
         return sorted(self.places.values(), key=lambda place: place.offset)
 
 
@@ -67,7 +67,7 @@ class BlockIndex:
             self._close_if_unread(entry)
 
     def enter(self, entry: IndexedSegment, places: Iterable[Place], *, replaces: bool = False) -> None:
-        """Add blocks of a segment; `replaces`: instead of all that it had."""
+        """Add blocks of a segment; `replaces`: in place of all earlier ones."""
         with self._lock:
             if replaces:
                 self._drop_all(entry)
@@ -102,7 +102,7 @@ class BlockIndex:
             self.remove(segment)
 
     def figures(self) -> dict[str, int]:
-        """The fields of `StoreStats` that are sizes, but for the capacity."""
+        """The fields of `StoreStats` that are sizes, except the capacity."""
         with self._lock:
             runs: list[int] = []
             for entry in self._segments.values():

@@ -1,8 +1,8 @@
 """The record of a block in a segment: a header, the key, the value. Packs and checks bytes; does no I/O.
 
-The checksum of the value is XXH3 of 128 bits. It protects from accidents, not from somebody who can write to the
-folder. It costs a tenth of BLAKE3 and of zlib's CRC. It misses a torn block with a probability of 2^-128, CRC-32 with
-one of 2^-32.
+The checksum of the value is XXH3 of 128 bits. It protects from accidents, not from an attacker who can write to the
+folder. It costs a tenth of BLAKE3 and of zlib's CRC. It misses a torn block with probability 2^-128, CRC-32 with
+2^-32.
 """
 
 import struct
@@ -18,20 +18,20 @@ MAX_KEY_BYTES = 255
 USED = 1  # The block was loaded since it was written.
 DEAD = 2  # Its value has a wrong checksum.
 LONG = 4  # It was saved again, with the retention `long`.
-STATE_OFFSET = 4  # of the state in a record: the one byte that changes later, so no checksum covers it
+STATE_OFFSET = 4  # of the state in a record: the only byte that changes later, so no checksum covers it
 
 _MAGIC = b"KVB1"
 _BODY = struct.Struct("<BBBQ16s")  # retention, passes, bytes of the key, bytes of the value, its checksum
 _CHECK = struct.Struct("<I")
 HEADER_BYTES = len(_MAGIC) + 1 + _BODY.size + _CHECK.size
 _STORED_RETENTIONS: tuple[Retention, ...] = ("default", "long")
-# Evictions that a block survives although nobody loads it, for `long` and for each retention.
+# Evictions that a block survives without being loaded, for `long` and for each retention.
 LONG_PASSES = 3
 _PASSES: dict[Retention, int] = {"default": 0, "long": LONG_PASSES}
 
 
 class RecordHeader(NamedTuple):
-    """The header of a record. `passes`: the evictions that the block survives even if nobody loads it."""
+    """The header of a record. `passes`: the evictions that the block survives even if it is not loaded."""
 
     key: bytes
     value_bytes: int
@@ -42,11 +42,11 @@ class RecordHeader(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole record."""
+        """The size of the whole record."""
         return record_bytes(len(self.key), self.value_bytes)
 
     def pack(self) -> bytes:
-        """Header and key, which the value follows."""
+        """The packed header and key; the value comes after them."""
         body = _BODY.pack(
             _STORED_RETENTIONS.index(self.retention), self.passes, len(self.key), self.value_bytes, self.checksum
         )
@@ -66,17 +66,17 @@ def record_bytes(key_bytes: int, value_bytes: int) -> int:
 
 
 def checksum(value: memoryview) -> bytes:
-    """16 bytes."""
+    """The checksum of a value, 16 bytes."""
     return xxhash.xxh3_128_digest(value)
 
 
 def new_header(key: bytes, value_bytes: int, value_checksum: bytes, retention: Retention) -> RecordHeader:
-    """The header of a block that is saved now."""
+    """The header of a newly saved block."""
     return RecordHeader(key, value_bytes, value_checksum, retention, _PASSES[retention])
 
 
 def read_header(data: memoryview) -> RecordHeader | None:
-    """The header at the start of `data`, which also holds the key; None where these bytes are none."""
+    """The header at the start of `data`, which also holds the key; None if the bytes are no valid header."""
     if len(data) < HEADER_BYTES or data[: len(_MAGIC)] != _MAGIC:
         return None
     body = data[len(_MAGIC) + 1 :][: _BODY.size]

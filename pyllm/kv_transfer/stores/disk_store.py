@@ -1,7 +1,7 @@
 """The store on disk: segments in one folder that several processes read and write, within a size limit.
 
-Blocks are appended. When room is needed, the oldest segment is removed, and those of its blocks that were loaded are
-copied into a newer one. Knows no layout of bytes, and no requests.
+Blocks are appended. When room is needed, the oldest segment is removed, and its blocks that were loaded are copied into
+a newer one. Knows no layout of bytes, and no requests.
 """
 
 import logging
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class DiskStore:
-    """Blocks in `folder`: at most `capacity` bytes, of all processes that open it together.
+    """Blocks in `folder`: at most `capacity` bytes for all processes together that open it.
 
     Also after a crash or a power loss, a block is loaded as it was saved or not at all, and the limit holds.
 
@@ -50,7 +50,7 @@ class DiskStore:
         files = SystemFiles() if files is None else files
         self._capacity = capacity
         self._segment_bytes = max(min(MAX_SEGMENT_BYTES, capacity // MIN_SEGMENTS), capacity // MAX_SEGMENTS)
-        self._writing = threading.Lock()  # of the folder and the writer; loads do not need it
+        self._writing = threading.Lock()  # guards the folder and the writer; loads do not need it
         self._is_closed = self._is_released = self._is_busy = self._has_warned = self._has_failed = False
         self._index = BlockIndex(files)
         self._writer: IndexedSegment | None = None
@@ -70,7 +70,7 @@ class DiskStore:
         self._keep_bound()
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
-        """See `KVStore.lookup`. It finds the blocks of other processes unless another thread has the folder now."""
+        """See `KVStore.lookup`. It finds the blocks of other processes unless another thread uses the folder now."""
         self._refresh_if_free()
         found = [not self._is_closed and key in self._index for key in keys]
         self._count("num_queries", len(keys))
@@ -128,7 +128,7 @@ class DiskStore:
             ]
 
     def close(self) -> None:
-        """See `KVStore.close`. The next process that saves goes on with this one's segment.
+        """See `KVStore.close`. The next process that saves continues this one's segment.
 
         It does not wait for calls that are under way: the last of them closes the files.
         """
@@ -136,7 +136,7 @@ class DiskStore:
         self._release_if_closed()
 
     def _release_if_closed(self) -> None:
-        """Close the files of a closed store, unless a thread works in the folder: that one does it afterwards."""
+        """Close the files of a closed store, unless a thread works in the folder, which then closes them afterwards."""
         if self._is_closed and self._writing.acquire(blocking=False):
             try:
                 if not self._is_released:
@@ -157,7 +157,7 @@ class DiskStore:
         return bool(is_loaded)
 
     def _try_to_load(self, key: bytes, into: memoryview) -> bool | None:
-        """None: the block has no place, or is not there."""
+        """Load a block; None: it is not in the index, or not at its place."""
         acquired = None if self._is_closed else self._index.acquire(key)
         if acquired is None:
             return None
@@ -193,7 +193,7 @@ class DiskStore:
         return is_whole
 
     def _keep_longer(self, key: bytes) -> None:
-        """Mark a block that is there with the retention `long`."""
+        """Mark a stored block with the retention `long`."""
         acquired = self._index.acquire(key)
         if acquired is None:
             return
@@ -223,11 +223,11 @@ class DiskStore:
                 if self._writer is None or not self._writer.segment.has_room(header):
                     self._next_writer(header)
                 is_saved = self._writer is not None and self._append(self._writer, header, block)
-            except FolderBusyError as error:  # The other blocks of the batch do not wait for as long again.
+            except FolderBusyError as error:  # Other blocks of the batch do not wait again.
                 self._is_busy = True
                 logger.debug("KV blocks were not saved: %s", error)
             except OSError as error:
-                level = logging.DEBUG if self._has_failed else logging.WARNING  # A full disk fails each of them.
+                level = logging.DEBUG if self._has_failed else logging.WARNING  # With a full disk every save fails.
                 self._has_failed = True
                 logger.log(
                     level, "a KV block was not saved in %s: %s; num_failed_saves counts them", self._folder.path, error
@@ -255,7 +255,7 @@ class DiskStore:
         return True
 
     def _next_writer(self, header: RecordHeader) -> None:
-        """Find a segment with room for the record: one whose writer is gone, else a new one, else none."""
+        """Find a segment with room for the record: one without a writer, else a new one, else none."""
         full, self._writer = self._writer, None
         if full is not None:
             try:
@@ -272,11 +272,11 @@ class DiskStore:
             if self._folder.taken_bytes() + self._segment_bytes > self._capacity:
                 return  # Other processes write all segments.
             self._writer = self._index.entry_of(self._folder.create(self._segment_bytes))
-            # Keep room for one more segment, so that the next one is there before an old one must be removed.
+            # Keep room for one more segment, so that the next one can be made before an old one must be removed.
             self._make_room(self._capacity - self._segment_bytes, copy_into=self._writer)
 
     def _take_over(self, header: RecordHeader) -> IndexedSegment | None:
-        """A segment whose writer is gone and that has room for the record. Those without room are sealed."""
+        """A segment without a writer, and with room for the record. Those without room are sealed."""
         for segment in list(self._folder.segments.values()):
             if segment.is_sealed or not self._folder.take_over(segment):
                 continue
@@ -288,7 +288,7 @@ class DiskStore:
                     if segment.has_room(header):
                         return entry
                     segment.seal(entry.in_order())
-            except OSError as error:  # It is evicted when it is the oldest one.
+            except OSError as error:  # It stays until it is evicted as the oldest one.
                 logger.debug("a segment of the KV store could not be taken over: %s", error)
             self._folder.release(segment)
         return None
@@ -345,7 +345,7 @@ class DiskStore:
             )
 
     def _refresh_if_free(self) -> None:
-        """Find the blocks of other processes, unless another thread has the folder."""
+        """Find the blocks of other processes, unless another thread uses the folder."""
         if self._writing.acquire(blocking=False):
             try:
                 if not self._is_closed:
@@ -364,7 +364,7 @@ class DiskStore:
         """Find the blocks that other processes have saved and removed. Raises OSError if the folder is unreadable."""
         for segment in self._folder.refresh(force=force):
             if self._writer is not None and segment is self._writer.segment:
-                self._writer = None  # Somebody has deleted the file by hand.
+                self._writer = None  # The file was deleted by hand.
             self._index.remove(segment)
         for segment in self._folder.segments.values():
             entry = self._index.entry_of(segment)

@@ -1,7 +1,7 @@
 """The store in Redis, which engines on several machines share. The Redis server limits its size and evicts blocks.
 
-Each batch has a deadline, and the caller never waits longer: threads of the store talk to the server, with buffers of
-their own. A server that is unreachable or too slow is not asked for a while. Knows no disk.
+Each batch has a deadline, and the caller never waits longer: threads of the store talk to the server, with their own
+buffers. A server that is unreachable or too slow is not called for a while. Knows no disk.
 """
 
 import logging
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 KEY_PREFIX = b"pyllm:kv:"
 MAX_MESSAGE_BYTES = 8 << 20  # of blocks in the answer to one command, or in one pipeline
-NUM_THREADS = 8  # that talk to the server at once
+NUM_THREADS = 8  # for concurrent calls of the server
 DEADLINE = 1.0  # seconds for a batch
-PAUSE = 5.0  # seconds for which a server that failed is not asked
+PAUSE = 5.0  # seconds for which a failed server is not called
 # Seconds after which Redis deletes a block, by its retention, even if it was loaded.
 EXPIRY: dict[Retention, int] = {"default": 24 * 3600, "long": 7 * 24 * 3600}
 
@@ -37,9 +37,9 @@ class RedisStore:
 
     Args:
         url: Messages leave out its user, password and options.
-        deadline: Seconds after which a batch is given up.
-        pause: Seconds for which a server that failed is not asked, and for which nothing is saved in one that refuses
-            blocks, as a full one does.
+        deadline: Seconds after which a batch is abandoned.
+        pause: Seconds for which a failed server is not called, and for which nothing is saved in one that refuses
+            blocks, such as a full one.
         clock: Seconds, from any start.
 
     Raises:
@@ -87,7 +87,7 @@ class RedisStore:
         return loaded
 
     def save(self, keys: Sequence[bytes], blocks: Sequence[memoryview], retention: Retention = "default") -> list[bool]:
-        """See `KVStore.save`. The blocks are copied before they go."""
+        """See `KVStore.save`. The blocks are copied before they are sent."""
         if retention == "none":
             return [False] * len(keys)
         start = time.perf_counter()
@@ -120,7 +120,7 @@ class RedisStore:
             ]
 
     def close(self) -> None:
-        """See `KVStore.close`. It does not wait for a server that is slow."""
+        """See `KVStore.close`. It does not wait for a slow server."""
         with self._lock:
             self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -134,12 +134,12 @@ class RedisStore:
             future = self._threads.submit(self._answer, question)
         try:
             return future.result(max(0.0, until - self._clock()))
-        except CancelledError:  # It was closed meanwhile.
+        except CancelledError:  # The store was closed meanwhile.
             return None
         except TimeoutError:
             future.cancel()
             self._pause_for(f"did not answer within {self._deadline:g} s")
-        except Exception as error:  # noqa: BLE001 - redis-py raises what its connections do, too
+        except Exception as error:  # noqa: BLE001 - redis-py also raises any error of its connections
             self._pause_for(f"cannot be used ({type(error).__name__}: {error})")
         return None
 
@@ -151,7 +151,7 @@ class RedisStore:
                 self._disconnect()
 
     def _disconnect(self) -> None:
-        """Close idle connections only: a thread whose connection is closed under it may fail in any way."""
+        """Close only idle connections: a thread whose connection is closed may fail in any way."""
         self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _pause_for(self, reason: str) -> None:
@@ -193,7 +193,7 @@ class RedisStore:
         return set_all
 
     def _is_taken(self, answer: Any) -> bool:
-        """Whether the server has done what it was to write. One that refuses still gives what it has."""
+        """Whether the server has done a write. A server that refuses writes still answers reads."""
         from redis.exceptions import ResponseError
 
         if isinstance(answer, ResponseError):
@@ -210,7 +210,7 @@ class RedisStore:
         return answer is True
 
     def _take(self, key: bytes, value: bytes | None, into: memoryview) -> bool:
-        """Copy a block from its record into the buffer if the block is whole. Else delete it from Redis."""
+        """Copy a block from its record into the buffer; if the block is damaged, delete it from Redis."""
         header = None if value is None else read_header(memoryview(value))
         if value is None or (header is not None and header.value_bytes != len(into)):
             self._count("num_absent")
@@ -246,8 +246,8 @@ def _connect(url: str, deadline: float) -> "Redis":
         client.connection_pool.make_connection()  # Reads the URL's options; connects to nothing.
         parts = urlsplit(url)
         if parts.scheme != "unix" and parts.path.strip("/"):
-            int(parts.path.strip("/"))  # Else a / in the password has ended the host, and redis-py takes localhost.
-    except Exception:  # noqa: BLE001 - of whatever kind; its text may hold parts of the URL
+            int(parts.path.strip("/"))  # A / in the password ends the host early, and redis-py would take localhost.
+    except Exception:  # noqa: BLE001 - the text of any error may hold parts of the URL
         raise ConfigError(
             "the URL of the KV store in Redis cannot be read: write redis://[user:password@]host[:port][/db], or "
             "rediss:// for TLS; write a / in the password as %2F"
@@ -258,7 +258,7 @@ def _connect(url: str, deadline: float) -> "Redis":
 
 
 def _without_secrets(url: str) -> str:
-    """Scheme, host, port and path."""
+    """The scheme, host, port and path of a URL."""
     parts = urlsplit(url)
     host = parts.hostname or ("" if parts.scheme == "unix" else "localhost")
     return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}{parts.path}"

@@ -1,6 +1,6 @@
 """One segment: a file of records, which is sealed by a list of its blocks when it is full.
 
-A reader trusts nothing in it: each record has checksums, and if the list is damaged the headers are read instead. Knows
+Readers check everything: each record has checksums, and if the list is damaged the headers are read instead. Knows
 neither other segments nor which of two equal blocks is the newer one.
 """
 
@@ -58,10 +58,10 @@ class Segment:
         self.end = 0
         self.is_sealed = False
         self._files = files
-        self._list_bytes = _SEAL.size  # of the list that seals it, with all records so far
+        self._list_bytes = _SEAL.size  # size of the list that seals it, for all records so far
 
     def scan(self) -> list[Place]:
-        """The blocks that any process has appended since the last scan; all blocks if the segment is sealed by now.
+        """The blocks that any process has appended since the last scan; all blocks once the segment is sealed.
 
         Raises OSError; then the next scan finds the same blocks.
         """

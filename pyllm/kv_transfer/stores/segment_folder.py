@@ -14,7 +14,7 @@ from pathlib import Path
 from pyllm.kv_transfer.stores.file_layer import Files, read_fully, write_fully
 from pyllm.kv_transfer.stores.segment import Segment
 
-LOCK_SECONDS = 2.0  # most that a save waits for another process to make room
+LOCK_SECONDS = 2.0  # the longest wait of a save while another process makes room
 _NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]+)\.segment")  # sequence number, greatest size in bytes
 _GENERATION = struct.Struct("<Q")
 _MAX_SEQUENCE = (1 << 63) - 1
@@ -62,7 +62,7 @@ class SegmentFolder:
             sequence, max_bytes = (int(text, 16) for text in names[name].groups())
             try:
                 fd = self._files.open(self.path / name)
-            except OSError:  # It is gone, or cannot be opened now: the next call tries again.
+            except OSError:  # The file is gone, or cannot be opened now: the next call tries again.
                 is_complete = False
             else:
                 self.segments[name] = Segment(self._files, self.path / name, fd, sequence, max_bytes)
@@ -87,7 +87,7 @@ class SegmentFolder:
 
     def create(self, max_bytes: int) -> Segment:
         """Make an empty segment that this process may write. Call it under the lock."""
-        # After a power loss, a segment that was removed must not be back beside this one.
+        # After a power loss, a removed segment must not reappear beside this one.
         self._files.sync_folder(self.path)
         newest = max((int(name.partition("-")[0], 16) for name in self._max_bytes), default=0)
         sequence = (max(newest, self._read_generation()) + 1) & _MAX_SEQUENCE
@@ -126,7 +126,7 @@ class SegmentFolder:
         return True
 
     def take_over(self, segment: Segment) -> bool:
-        """Lock a segment that nobody writes; returns whether it is locked. Call it under the folder's lock."""
+        """Lock a segment without a writer; returns whether it is locked. Call it under the folder's lock."""
         return self._files.lock(segment.fd)
 
     def release(self, segment: Segment) -> None:

@@ -9,16 +9,15 @@ from typing import Literal, Protocol
 
 import msgspec
 
-# How long a block is kept. `none`: it is not saved. `default`: until it is evicted. `long`: longer than with `default`.
+# The retention of a block. `none`: not saved. `default`: kept until it is evicted. `long`: kept longer than `default`.
 Retention = Literal["none", "default", "long"]
 
 
 class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a tier of a store. Counts and seconds are those of this process since it opened the store.
 
-    Sizes cover all processes that use the store, as this one last saw it; 0 where it cannot tell. Live blocks are those
-    that can be found. Each block of a `load` counts once: as `num_loaded`, `num_absent`, `num_corrupt` or
-    `num_unreadable`.
+    Sizes cover all processes that use the store, as this one last saw it; 0 if unknown. Live blocks are those that can
+    be found. Each block of a `load` counts once: as `num_loaded`, `num_absent`, `num_corrupt` or `num_unreadable`.
     """
 
     tier: str  # its name in metrics: disk, redis
@@ -29,7 +28,7 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
     num_corrupt: int = 0  # blocks with a wrong checksum
     num_unreadable: int = 0  # blocks that could not be read
     num_saved: int = 0  # blocks that were written
-    num_failed_saves: int = 0  # blocks that are not kept; one that was there already counts neither here nor above
+    num_failed_saves: int = 0  # blocks that are not kept; one already stored counts neither here nor above
     num_evicted: int = 0  # blocks that this process evicted
     loaded_bytes: int = 0
     saved_bytes: int = 0
@@ -48,12 +47,12 @@ class StoreStats(msgspec.Struct, frozen=True, kw_only=True):
 class KVStore(Protocol):
     """A store of blocks by key. Blocking, batched and thread-safe; several processes may open the same one.
 
-    No method raises because of the medium: a failure is a miss, or a block that is not kept. Buffers are contiguous
+    No method raises errors of the medium: a failure is a miss, or a block that is not kept. Buffers are contiguous
     views of bytes, and used only during the call.
     """
 
     def lookup(self, keys: Sequence[bytes]) -> list[bool]:
-        """Whether each block is there. It may be evicted before it is loaded."""
+        """Whether each block is stored. It may be evicted before it is loaded."""
 
     def load(self, keys: Sequence[bytes], into: Sequence[memoryview]) -> list[bool]:
         """Read each block into the buffer of its size.
@@ -64,17 +63,17 @@ class KVStore(Protocol):
         """
 
     def save(self, keys: Sequence[bytes], blocks: Sequence[memoryview], retention: Retention = "default") -> list[bool]:
-        """Keep each block; one that is there already is not written again, but kept longer if that is asked for now.
+        """Save each block; one already stored is not written again, but kept longer if `retention` is longer.
 
         Returns:
-            Whether each is kept now: False if the store is full or failed, and for the retention `none`.
+            Whether each is stored now: False if the store is full or failed, and for the retention `none`.
         """
 
     def stats(self) -> list[StoreStats]:
-        """The figures of each tier. It asks no other machine."""
+        """The figures of each tier. It sends no network requests."""
 
     def close(self) -> None:
-        """Close files and connections; blocks stay. It does not wait for calls that are under way.
+        """Close files and connections; blocks stay. It does not wait for calls under way.
 
-        A thread may still call the store: it finds nothing, and its blocks are not kept.
+        Later calls are safe: they find nothing, and save nothing.
         """
