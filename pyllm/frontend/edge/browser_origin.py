@@ -1,4 +1,4 @@
-"""Refuses what a page of another site has a browser send to this server. Knows no keys and no routes.
+"""Refuses requests that a page of another site makes a browser send here. Knows no keys and no routes.
 
 A browser adds nothing secret to such a request, so a server with keys needs none of this. One without is open to every
 page that its user visits: a POST without a content type needs no preflight, and a name that an attacker's DNS turns to
@@ -37,10 +37,10 @@ class BrowserOrigin:
         self._names = ({"localhost", socket.gethostname().lower(), address.lower()} | named) - {""}
 
     def check_host(self, head: RequestHeaders) -> None:
-        """Where `--allowed-hosts` names hosts, the request's is one of them, or one that DNS has no part in.
+        """Refuse a host that `--allowed-hosts`, where given, does not name. A host without DNS always passes.
 
         Raises:
-            ForbiddenError: it is not.
+            ForbiddenError: the host is not allowed.
         """
         if self._hosts and (name := host_name(head.host)) not in self._hosts and not _is_without_dns(name):
             raise ForbiddenError(f"The host {head.host!r:.80} is not one of --allowed-hosts.")
@@ -51,7 +51,7 @@ class BrowserOrigin:
         Raises:
             ForbiddenError: it does.
         """
-        # Where --allowed-hosts is given, `check_host` has checked. An application's page is of no host.
+        # Where --allowed-hosts is given, `check_host` has checked. An application's page has no host.
         if self._any_name or self._hosts or not head.is_from_browser or head.is_from_application:
             return
         if head.origin is not None and head.origin.decode("latin-1").lower() in self._origins:
@@ -69,7 +69,7 @@ class BrowserOrigin:
         Raises:
             ForbiddenError: a browser sends it for a page that is not this server's, and is not named.
         """
-        if head.origin is None:  # No browser: these send it with every request but plain GETs.
+        if head.origin is None:  # Not a browser: browsers send it with every request but plain GETs.
             return
         origin = head.origin.decode("latin-1").lower()
         if ANY in self._origins or origin in self._origins:
