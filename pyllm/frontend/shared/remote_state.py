@@ -53,7 +53,7 @@ class StateLostError(EngineDeadError):
 
 
 class _Question(NamedTuple):
-    """A call without an answer yet. With `is_bound`, no successor of the state can answer it: it names a record."""
+    """A pending call. With `is_bound` it names a record, so that no successor of the state can answer it."""
 
     call: StateCall
     answer: "asyncio.Future[Any]"
@@ -95,7 +95,7 @@ def _remote_notice(method: Callable[Concatenate[LocalState, P], None]) -> Callab
 
 
 class RemoteState:
-    """`LocalState` over a wire.
+    """`LocalState` over the wire.
 
     A call raises EngineDeadError if neither the state nor a successor answers it within `answer_time` seconds. `read`
     and `abandoned` wait for other requests, so they have no deadline: they wait for as long as the state sends beats.
@@ -158,7 +158,7 @@ class RemoteState:
 
     @property
     def trouble(self) -> str:
-        """Why no request can be admitted now; empty if one can."""
+        """The reason why no request can be admitted now; empty if one can."""
         if not self._joined.is_set():
             return _LOST
         seconds = self._num_silent_beats * HEARTBEAT_INTERVAL
