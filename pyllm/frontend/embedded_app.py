@@ -23,7 +23,7 @@ from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
 class EmbeddedApp:
     """The ASGI application `app` with its state, created by `start`. It also answers a server's lifespan events.
 
-    It sends requests to `cores`. Run `tend` beside it. Limits and records are this application's own.
+    Its requests go to `cores`. Run `tend` beside it. Limits and records are this application's own.
     """
 
     def __init__(self, state: ServerState, shared: LocalState) -> None:

@@ -94,7 +94,7 @@ class WholeAnswer:
         """The whole answer is one write; nothing is left to do."""
 
     def end(self) -> None:
-        """Abort what still runs."""
+        """Abort the generation if it still runs."""
         self._generation.abort()
 
     def delta(self, index: int, delta: TextDelta) -> None:

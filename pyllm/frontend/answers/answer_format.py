@@ -1,4 +1,4 @@
-"""The format of an answer: one route's JSON, and how errors and whole objects are sent in it. Knows no route."""
+"""The format of an answer: one route's JSON, and functions that send errors and whole objects. Knows no route."""
 
 from typing import Protocol
 

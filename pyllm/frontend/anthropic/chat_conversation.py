@@ -125,7 +125,7 @@ def _assistant_message(blocks: Iterable[tuple[Block, str]]) -> dict[str, Any]:
             case "thinking":
                 thoughts.append(part_text(block))
             case "redacted_thinking":
-                pass  # Nobody here can read it.
+                pass  # The server cannot read it.
             case "tool_use":
                 if block.name is None:
                     raise RequestError(f"{path}: a block of type tool_use needs name", f"{path}.name")
@@ -180,7 +180,7 @@ def _users_text(block: Block, where: str) -> str:
 def _system(content: str | list[Block], ignore: Ignore) -> str:
     """The system prompt, without the line that Claude Code puts first for Anthropic's accounts.
 
-    It differs between conversations, which would have no cached beginning in common.
+    The line differs between conversations, which would then share no cached prefix.
     """
     if isinstance(content, str):
         return content

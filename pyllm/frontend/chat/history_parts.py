@@ -22,7 +22,7 @@ _NOTES = {
     )
     for kind in kinds
 }
-# The fields that hold text or parts, and those that say where that is from.
+# The fields that hold text or parts, and the fields that name its origin.
 _TEXTS = ("text", "refusal", "transcript", "thinking", "reasoning", "summary", "content", "resource", "audio")
 _ORIGINS = ("title", "source")
 _MARKS = ("type", "cache_control")

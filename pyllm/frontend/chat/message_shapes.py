@@ -1,4 +1,4 @@
-"""Puts a conversation into the nearest form that a chat template renders whole, by what `template_traits.py` found.
+"""Puts a conversation into the nearest form that a chat template renders whole, by the template's traits.
 
 One small function for each trait that a template lacks. A message's form does not depend on later turns, so a continued
 conversation keeps its cached prefix. Renders nothing.

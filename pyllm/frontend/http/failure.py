@@ -53,7 +53,7 @@ class UnsupportedThreadError(RequestError):
 
 
 class UnknownResponseError(RequestError):
-    """A stored response that is not there, or is another tenant's, which looks the same."""
+    """A stored response that does not exist, or belongs to another tenant, which looks the same."""
 
     def __init__(self, response_id: str) -> None:
         super().__init__(f"There is no stored response {response_id!r:.200}; it may have left the store.")
@@ -75,7 +75,7 @@ class MediaTypeError(RequestError):
 
 
 class IdempotencyConflictError(RequestError):
-    """An Idempotency-Key that is another request's."""
+    """An Idempotency-Key that was used for another request."""
 
 
 class ResumeConflictError(RequestError):
@@ -83,7 +83,7 @@ class ResumeConflictError(RequestError):
 
 
 class BodyTooLargeError(RequestError):
-    """A body beyond what this server takes."""
+    """A body that is larger than this server accepts."""
 
 
 class ClientGoneError(RequestError):

@@ -165,7 +165,7 @@ class Answer(Protocol):
         """The reader has caught up."""
 
     def end(self) -> None:
-        """The exchange is over, whoever ended it: stop the work if it still goes on."""
+        """The exchange has ended: stop the work if it still runs."""
 
 
 class PushedResponse(Response[bytes]):

@@ -83,7 +83,7 @@ def output_limit(max_tokens: int | None, *, may_be_none: bool = False) -> int | 
     """The most tokens that an answer may have; None for -1, which is llama.cpp's and LM Studio's word for no limit.
 
     Raises:
-        RequestError: it is negative, or 0 without `may_be_none`.
+        RequestError: it is below -1, or 0 without `may_be_none`.
     """
     if max_tokens in (None, -1):
         return None

@@ -55,10 +55,10 @@ class RawChat(Protocol):
         """A chunk with a choice's role."""
 
     def piece(self, choice: int, delta: TextDelta) -> ChatChunkChoice:
-        """A choice that goes on."""
+        """A choice with new text."""
 
     def last(self, choice: int, delta: TextDelta) -> ChatChunkChoice:
-        """A choice that ends."""
+        """A choice with its finish reason."""
 
     def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], usage: Usage) -> ChatCompletion:
         """The answer."""

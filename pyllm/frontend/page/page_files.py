@@ -77,7 +77,7 @@ def wants_html(accept: str) -> bool:
 
 
 def page_routes(has_docs: bool = True, root_path: str = "") -> list[HTTPRouteHandler]:
-    """The routes. Without `has_docs` nothing leads from `/docs` to the routes, which the server does not describe.
+    """The routes. Without `has_docs`, when the server does not describe its routes, `/docs` does not redirect to them.
 
     `root_path` is the path under which a proxy shows the page, if there is one, such as `/llm`.
     """

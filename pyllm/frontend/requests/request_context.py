@@ -94,7 +94,7 @@ class RequestContext(msgspec.Struct):
             return
         text = str(error)
         for name, theirs in self.field_names.items():
-            # One word may be anything but a field, unless the text begins with it.
+            # A name of one word may be an ordinary word in the text, unless the text begins with it.
             start = "" if "_" in name else "^"
             text = re.sub(rf"{start}(?<!\w){re.escape(name)}(?!\w)", theirs, text)
         error.args = (text,)

@@ -73,7 +73,7 @@ class ToolParam(Struct, kw_only=True):
 
 
 class ListedTool(ToolParam, kw_only=True):
-    """A tool in an item. Those of a `mcp_list_tools` have no type."""
+    """A tool in an item. Tools of an `mcp_list_tools` item have no type."""
 
     type: str | None = None  # type: ignore[assignment]  # The field is never written.
 
@@ -86,7 +86,7 @@ class ToolReference(Struct, kw_only=True):
 
 
 class ChosenTools(Struct, kw_only=True):
-    """The choice of one tool that must be called, or of those that may be, with a `mode`."""
+    """The choice of one tool that must be called, or of several that may be called, with a `mode`."""
 
     type: str
     name: str | None = None

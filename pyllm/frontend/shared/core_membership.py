@@ -37,7 +37,7 @@ class CoreMembership:
 
     @property
     def list(self) -> CoreList:
-        """The cores as they are now."""
+        """The current list of cores."""
         return self._list
 
     def reserve(self, known: CoreList) -> int:

@@ -223,7 +223,7 @@ class OutputFold:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing follows, be it that all samples have ended or that the request has failed."""
+        """Whether nothing follows: all samples have ended, or the request has failed."""
         return self._unfinished == 0 or self.failure is not None
 
     def delta(self, index: int, delta: TextDelta) -> None:

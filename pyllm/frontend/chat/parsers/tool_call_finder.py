@@ -19,10 +19,10 @@ class Body(Protocol):
     A body that is `broken` does not take the character that broke it; one that is `done` may leave it, too.
     """
 
-    done: bool  # all of it has come
+    done: bool  # the whole body has come
     broken: bool  # the text cannot go on like this
     settled: bool  # the text so far need not be kept for the case that the body is broken
-    in_arguments: bool  # the arguments of the last call go on: if the body is broken, the text after it is theirs
+    in_arguments: bool  # the last call's arguments are open: if the body is broken, they take the text after it
 
     def step(self, text: str, position: int) -> int:
         """Read on from a position in the text; gives the position after the text that was read."""
@@ -75,10 +75,10 @@ class MarkedCalls:
         self._arguments_go_on = False  # those of the last call, which broke
         self._ends: list[str] = []  # closing braces and brackets, and space, with which they do
         self._is_bare = False  # the body is
-        self._object: JsonScanner | None = None  # one that is no call, in the content
+        self._object: JsonScanner | None = None  # an object in the content that is no call
 
     def feed(self, text: str) -> list[Piece]:
-        """Content as soon as it is no marker, calls as their body gives them."""
+        """Content as soon as it cannot be a marker, and calls as their body gives them."""
         self._run(text)
         return self._writer.taken()
 
