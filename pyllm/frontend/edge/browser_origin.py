@@ -24,8 +24,8 @@ class BrowserOrigin:
 
     `address` is the server's own; empty where no name can lead a browser to it: at a Unix socket, and under TLS, where
     the certificate has to have the name. Elsewhere browsers may use these names: local ones, this machine's, `address`
-    itself, and those of `--allowed-hosts` and `--allowed-origins`. On an address that is not loopback also names without
-    a dot, which public DNS does not have; an attacker who controls the local names reaches the server anyway.
+    itself, and those of `--allowed-hosts` and `--allowed-origins`. On an address that is not loopback also names
+    without a dot, which public DNS does not have; an attacker who controls local names reaches the server anyway.
     """
 
     def __init__(self, allowed_origins: Sequence[str], allowed_hosts: Sequence[str], address: str) -> None:
