@@ -166,7 +166,7 @@ class ChatPreprocessor:
         return msgspec.structs.replace(params, structured_outputs=ResolvedConstraint(grammar=grammar))
 
     def _in_harmony(self, params: SamplingParams, conversation: Conversation, has_grammar: bool) -> SamplingParams:
-        """Apply a format to the final message only, and also stop at Harmony's markers after calls and messages."""
+        """Apply a format to the final message only, and also stop at the tokens that end a turn in Harmony."""
         token_ids = [token for stop in HARMONY_STOPS if (token := self._tokenizer.added_token_id(stop)) is not None]
         if not params.ignore_eos:
             stops = dict.fromkeys([*(params.stop_token_ids or ()), *token_ids])

@@ -41,7 +41,7 @@ HISTOGRAMS = (
     ("request_num_preemptions", "Preemptions of a request.", "request_preemptions", "num_ended_preemptions"),
 )
 
-# The degradation by which a core avoids to run out of memory: its budget of tokens becomes lower.
+# The degradation by which a core avoids running out of memory: its budget of tokens becomes lower.
 CORE_DEGRADATION = "device_memory"
 DEGRADATIONS_TEXT = "Times that something was given up."
 

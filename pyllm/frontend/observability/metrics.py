@@ -50,7 +50,7 @@ COUNTED = (
     "connection",
 )
 
-# Degradations by which an API process avoids to run out of memory.
+# Degradations by which an API process avoids running out of memory.
 DEGRADATIONS = ("host_memory",)
 
 # The figures of each core, by its index.

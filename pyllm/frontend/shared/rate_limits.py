@@ -16,7 +16,7 @@ CONCURRENT_RETRY = 1.0
 class Bucket:
     """A token bucket of `limit` a minute, which is also the burst: in any `t` seconds at most `limit * (1 + t / 60)`.
 
-    Amounts that are known only afterwards are taken even below 0; the bucket grants nothing until it is refilled.
+    Amounts that are known only afterwards are taken even below 0; that debt refills before anything else is granted.
     """
 
     __slots__ = ("_level", "_limit", "_updated")
